@@ -1,0 +1,126 @@
+//! What was meant: a configuration that has been checked, in types that cannot hold what makes no sense.
+//!
+//! What was *typed* (file, environment, flags) lives in the submodules and becomes this once, at start.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+pub mod name;
+pub mod secret;
+
+pub use name::{SlotName, TableName};
+pub use secret::Secret;
+
+use crate::postgres::conninfo::ConnInfo;
+
+/// Everything `walrelay run` needs to know.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where the outbox is.
+    pub source: SourceConfig,
+    /// Which columns of the outbox mean what.
+    pub outbox: OutboxConfig,
+    /// Where events go.
+    pub route: RouteConfig,
+    /// How they get there.
+    pub kafka: KafkaConfig,
+    /// Where the position is kept.
+    pub state: StateConfig,
+    /// How the process behaves.
+    pub process: ProcessConfig,
+}
+
+/// The server, the slot and the publication.
+#[derive(Debug, Clone)]
+pub struct SourceConfig {
+    /// How to reach the server, for SQL and for replication alike.
+    pub database: ConnInfo,
+    /// The replication slot.
+    pub slot: SlotName,
+    /// The publication the slot streams. Default: `walrelay_<slot>`, the one `walrelay setup` creates.
+    pub publication: String,
+    /// `wal_sender_timeout` for our own session. The relay reports three times as often and declares the server
+    /// dead after this much silence.
+    pub wal_sender_timeout: Duration,
+    /// Upper bound on one message from the server; a larger row stops the relay with its LSN.
+    pub max_message_bytes: usize,
+}
+
+/// The outbox table and its columns, by the names of Debezium's Outbox Event Router unless told otherwise.
+#[derive(Debug, Clone)]
+pub struct OutboxConfig {
+    /// The table.
+    pub table: TableName,
+    /// Column with the event's id.
+    pub id: String,
+    /// Column that selects the topic.
+    pub aggregate_type: String,
+    /// Column with the record's key.
+    pub aggregate_id: String,
+    /// Column with the event's type.
+    pub event_type: String,
+    /// Column with the record's value.
+    pub payload: String,
+}
+
+/// How an event becomes a record.
+#[derive(Debug, Clone)]
+pub struct RouteConfig {
+    /// Text before the aggregate type in the topic: `outbox.event.` by default.
+    pub topic_prefix: String,
+    /// Name of the header that carries the event's id.
+    pub id_header: String,
+}
+
+/// The producer.
+#[derive(Debug, Clone)]
+pub struct KafkaConfig {
+    /// `bootstrap.servers`.
+    pub brokers: String,
+    /// librdkafka properties as given, already checked against those that would break a promise.
+    pub properties: BTreeMap<String, Secret>,
+    /// Bytes of payload and key that may be in flight: the bound on memory (P4).
+    pub max_in_flight_bytes: usize,
+    /// Events that may be in flight.
+    pub max_in_flight_events: usize,
+}
+
+/// Where the position is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreKind {
+    /// In a compacted Kafka topic.
+    Kafka,
+    /// In the table `walrelay.position` of the outbox's database.
+    Postgres,
+    /// Nowhere but in the slot itself: more copies after a crash of the server, and no check of what belongs to what.
+    Slot,
+}
+
+/// Where the position is kept, and how a mismatch is met.
+#[derive(Debug, Clone)]
+pub struct StateConfig {
+    /// Which store.
+    pub store: StoreKind,
+    /// Topic of the Kafka store.
+    pub topic: String,
+    /// Key of this relay's record in the store. Default: the slot's name.
+    pub key: String,
+    /// Take the slot's position and this server as they are, where they do not match what is stored.
+    pub adopt_slot: bool,
+}
+
+/// Logs, HTTP and stopping.
+#[derive(Debug, Clone)]
+pub struct ProcessConfig {
+    /// Where metrics and health are served, if anywhere.
+    pub http: Option<SocketAddr>,
+    /// How long a stop waits for acks.
+    pub shutdown_timeout: Duration,
+    /// Not ready when nothing was acked or confirmed for this long while there was something to do.
+    pub ready_within: Duration,
+    /// Log as JSON instead of text.
+    pub log_json: bool,
+    /// What to log, in `tracing`'s filter syntax.
+    pub log_filter: String,
+}

@@ -1,0 +1,180 @@
+//! Names that reach SQL: checked where they come in, quoted where they go out (P11).
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Postgres cuts identifiers after this many bytes (`NAMEDATALEN` - 1), silently: longer ones are refused here.
+const IDENTIFIER_BYTES_MAX: usize = 63;
+
+/// The name cannot be used as it stands.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a {what}: {why}")]
+pub struct NameError {
+    what: &'static str,
+    text: String,
+    why: &'static str,
+}
+
+/// A replication slot's name: what Postgres itself allows, `[a-z0-9_]`, 1 to 63 of them.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct SlotName(String);
+
+impl SlotName {
+    /// The name; safe to put into a replication command as it is.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for SlotName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = |why| NameError { what: "slot name", text: text.to_owned(), why };
+        if text.is_empty() || text.len() > IDENTIFIER_BYTES_MAX {
+            return Err(error("it must have 1 to 63 characters"));
+        }
+        if !text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')) {
+            return Err(error("only lower-case letters, digits and underscores are allowed"));
+        }
+        Ok(SlotName(text.to_owned()))
+    }
+}
+
+impl fmt::Display for SlotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for SlotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A table with its schema, as SQL would read it: `outbox` is `public.outbox`, `"Sales"."Out box"` keeps its case.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct TableName {
+    schema: String,
+    table: String,
+}
+
+impl TableName {
+    /// The schema, unquoted.
+    pub fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    /// The table, unquoted.
+    pub fn table(&self) -> &str {
+        &self.table
+    }
+}
+
+impl FromStr for TableName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = |why| NameError { what: "table name", text: text.to_owned(), why };
+        let mut parts = Vec::new();
+        let mut rest = text;
+        loop {
+            let (part, after) = identifier(rest).map_err(error)?;
+            parts.push(part);
+            match after.strip_prefix('.') {
+                Some(next) => rest = next,
+                None if after.is_empty() => break,
+                None => return Err(error("there is something behind the name; quote names with \"…\"")),
+            }
+        }
+        let mut parts = parts.into_iter();
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(table), None, _) => Ok(TableName { schema: "public".to_owned(), table }),
+            (Some(schema), Some(table), None) => Ok(TableName { schema, table }),
+            _ => Err(error("it must be TABLE or SCHEMA.TABLE")),
+        }
+    }
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", quote_if_needed(&self.schema), quote_if_needed(&self.table))
+    }
+}
+
+/// One identifier off the front of `text`, read as SQL does: unquoted ones fold to lower case.
+fn identifier(text: &str) -> Result<(String, &str), &'static str> {
+    let (name, rest) = match text.strip_prefix('"') {
+        Some(quoted) => quoted_identifier(quoted)?,
+        None => {
+            let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')).unwrap_or(text.len());
+            let (name, rest) = text.split_at(end);
+            (name.to_lowercase(), rest)
+        }
+    };
+    match name.len() {
+        0 => Err("a part of it is empty"),
+        1..=IDENTIFIER_BYTES_MAX if name.contains('\0') => Err("it holds a NUL character"),
+        1..=IDENTIFIER_BYTES_MAX => Ok((name, rest)),
+        _ => Err("a part of it is longer than 63 bytes"),
+    }
+}
+
+fn quoted_identifier(quoted: &str) -> Result<(String, &str), &'static str> {
+    let mut name = String::new();
+    let mut rest = quoted;
+    loop {
+        let (before, after) = rest.split_once('"').ok_or("a quote is not closed")?;
+        name.push_str(before);
+        match after.strip_prefix('"') {
+            Some(next) => {
+                name.push('"');
+                rest = next;
+            }
+            None => return Ok((name, after)),
+        }
+    }
+}
+
+fn quote_if_needed(name: &str) -> String {
+    let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
+    if plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_name_is_what_postgres_allows() {
+        assert_eq!("orders_1".parse::<SlotName>().unwrap().as_str(), "orders_1");
+        for bad in ["", "Orders", "a-b", "a b", "a'b", "a\"b", "ä", &"x".repeat(64)] {
+            assert!(bad.parse::<SlotName>().is_err(), "{bad:?} was taken for a slot name");
+        }
+    }
+
+    #[test]
+    fn a_table_name_is_read_as_sql_reads_it() {
+        let read = |text: &str| {
+            let name: TableName = text.parse().unwrap();
+            (name.schema().to_owned(), name.table().to_owned())
+        };
+        assert_eq!(read("outbox"), ("public".into(), "outbox".into()));
+        assert_eq!(read("Sales.OutBox"), ("sales".into(), "outbox".into()));
+        assert_eq!(read(r#""Sales"."Out ""box"".x""#), ("Sales".into(), r#"Out "box".x"#.into()));
+        for bad in ["", ".", "a.", ".a", "a.b.c", "a b", "\"a", "a\"b\"", "a;b", "\"\"", "\"a\0\""] {
+            assert!(bad.parse::<TableName>().is_err(), "{bad:?} was taken for a table name");
+        }
+    }
+
+    #[test]
+    fn a_table_name_is_shown_so_that_it_reads_back() {
+        for text in ["public.outbox", r#""Sales"."Out ""box""""#, r#"public."1st""#] {
+            let name: TableName = text.parse().unwrap();
+            assert_eq!(name.to_string(), text);
+            assert_eq!(name.to_string().parse::<TableName>().unwrap(), name);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What went wrong, what becomes of it, and the exit code an operator's script sees.
+//!
+//! A module reports *what happened* in its own small error; this one says *what follows*. [`Kind::disposition`] is
+//! the one table from kind to consequence, exhaustive on purpose: a new kind cannot forget to choose.
+
+use std::fmt;
+
+/// What becomes of the relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disposition {
+    /// It heals by itself, or somebody is already at it: try again with back-off, for as long as it takes.
+    Retry,
+    /// A person has to act: stop with the cause, the remedy and an exit code.
+    Halt,
+}
+
+/// Every way a command can end other than well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A flag, variable or configuration file cannot be meant as written.
+    Config,
+    /// Postgres cannot be reached, went away, is starting or shutting down, or fell silent.
+    PostgresUnreachable,
+    /// Postgres refuses us: password, role, database, TLS.
+    PostgresRefused,
+    /// The server cannot serve a logical slot as it is set up: version, `wal_level`.
+    PostgresUnfit,
+    /// Another session streams from the slot.
+    SlotActive,
+    /// The slot does not exist, is lost, or is not one of ours to read.
+    SlotUnusable,
+    /// Publication or outbox table are not as events need them.
+    Publication,
+    /// Server, timeline, slot and stored position do not belong together.
+    PositionMismatch,
+    /// An event cannot be decoded or routed.
+    Event,
+    /// An event cannot be produced: the broker or librdkafka refused this record for good.
+    Record,
+    /// The broker cannot be reached, or a producer failed in a way a new one may heal.
+    KafkaUnreachable,
+    /// The broker refuses us, or the topic that keeps the position is not fit for it.
+    KafkaRefused,
+    /// The relay was told to stop and the deadline passed with events not acked. They are delivered at next start.
+    ShutdownTimeout,
+    /// `status`: the slot is there, and not well.
+    Unhealthy,
+    /// `demo`: the run did not verify.
+    NotVerified,
+    /// A prerequisite on this machine is missing.
+    Prerequisite,
+    /// An invariant of walrelay itself does not hold.
+    Bug,
+}
+
+impl Kind {
+    /// What becomes of the relay.
+    pub const fn disposition(self) -> Disposition {
+        match self {
+            Kind::PostgresUnreachable | Kind::SlotActive | Kind::KafkaUnreachable => Disposition::Retry,
+            Kind::Config
+            | Kind::PostgresRefused
+            | Kind::PostgresUnfit
+            | Kind::SlotUnusable
+            | Kind::Publication
+            | Kind::PositionMismatch
+            | Kind::Event
+            | Kind::Record
+            | Kind::KafkaRefused
+            | Kind::ShutdownTimeout
+            | Kind::Unhealthy
+            | Kind::NotVerified
+            | Kind::Prerequisite
+            | Kind::Bug => Disposition::Halt,
+        }
+    }
+
+    /// The exit code, part of the command line's contract: never renumbered. `docs/exit-codes.md` lists them.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Kind::Unhealthy | Kind::NotVerified => 1,
+            Kind::Config => 2,
+            Kind::ShutdownTimeout => 3,
+            Kind::Prerequisite => 4,
+            Kind::PostgresUnreachable => 10,
+            Kind::PostgresRefused => 11,
+            Kind::PostgresUnfit => 12,
+            Kind::SlotActive => 13,
+            Kind::SlotUnusable => 14,
+            Kind::Publication => 15,
+            Kind::PositionMismatch => 16,
+            Kind::Event => 20,
+            Kind::Record => 21,
+            Kind::KafkaUnreachable => 30,
+            Kind::KafkaRefused => 31,
+            Kind::Bug => 70,
+        }
+    }
+}
+
+/// What happened, to what, and what to do about it.
+///
+/// `cause` is one line in the operator's words and names the slot, row or topic. It holds no payload, no secret and
+/// no connection string.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    kind: Kind,
+    cause: String,
+    remedy: Option<String>,
+}
+
+/// The result of anything an operator can be told about.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error with its cause; add the remedy with [`Error::remedy`] wherever a person has to act.
+    pub fn new(kind: Kind, cause: impl fmt::Display) -> Self {
+        Error { kind, cause: cause.to_string(), remedy: None }
+    }
+
+    /// What the operator can do.
+    #[must_use]
+    pub fn remedy(mut self, remedy: impl fmt::Display) -> Self {
+        self.remedy = Some(remedy.to_string());
+        self
+    }
+
+    /// What kind it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What happened, in one line.
+    pub fn cause(&self) -> &str {
+        &self.cause
+    }
+
+    /// What to do, where a person can do something.
+    pub fn what_to_do(&self) -> Option<&str> {
+        self.remedy.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.cause)
+    }
+}
+
+impl std::error::Error for Error {}

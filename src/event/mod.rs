@@ -1,0 +1,59 @@
+//! Messages to events: which row, of which transaction, at which place in it.
+
+use crate::position::Lsn;
+
+/// Where an event stands: its transaction and its index in it. With the server's identity it names the event for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// LSN of the transaction's commit record.
+    pub commit_lsn: Lsn,
+    /// Index among the outbox events of the transaction, from 0.
+    pub index: u64,
+    /// Commit time, microseconds since the Unix epoch.
+    pub committed_at_us: i64,
+}
+
+/// One row of the outbox table. Values are the text form Postgres sent, borrowed from the receive buffer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Event<'a> {
+    /// Where it stands.
+    pub place: Place,
+    /// The event's id; never NULL.
+    pub id: &'a [u8],
+    /// What selects the topic; never NULL.
+    pub aggregate_type: &'a [u8],
+    /// The key; NULL means no key and no order.
+    pub aggregate_id: Option<&'a [u8]>,
+    /// The event's type.
+    pub event_type: Option<&'a [u8]>,
+    /// The value; NULL is a tombstone.
+    pub payload: Option<&'a [u8]>,
+}
+
+/// What one message came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step<'a> {
+    /// Nothing to do: not an event, or delivered before.
+    Nothing,
+    /// A transaction begins that is not covered by the position.
+    Begin {
+        /// LSN of its commit record.
+        commit_lsn: Lsn,
+    },
+    /// An event that is not covered by the position.
+    Event(Event<'a>),
+    /// The transaction ends. Comes for every transaction for which `Begin` came, also one without events.
+    Commit {
+        /// LSN of its commit record.
+        commit_lsn: Lsn,
+        /// End of its commit record.
+        end_lsn: Lsn,
+    },
+    /// A table was described; `outbox` says whether it is the configured one. The catalog should be looked at.
+    Relation {
+        /// The table's OID.
+        oid: u32,
+        /// Whether it is the outbox table.
+        outbox: bool,
+    },
+}

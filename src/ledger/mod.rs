@@ -1,0 +1,1 @@
+//! Acks in any order to one delivered position.

@@ -1,0 +1,90 @@
+//! # walrelay: a replication slot on an outbox table, into Kafka
+//!
+//! An application writes an event into an outbox table inside its business transaction. walrelay subscribes to a
+//! Postgres logical replication slot on that table, decodes the inserts, publishes them to Kafka in order per
+//! aggregate, and confirms the slot's LSN only after the broker's ack.
+//!
+//! ## The flow
+//!
+//! ```text
+//!  Postgres                                    walrelay                                        Kafka
+//! ┌──────────┐  received   ┌────────┐ decoded ┌───────┐ assembled ┌───────┐ routed ┌──────┐ enqueued ┌────────┐
+//! │ walsender├────────────►│ source ├────────►│ decode├──────────►│ event ├───────►│ route├─────────►│  sink  │
+//! └────▲─────┘             └───▲────┘         └───────┘           └───────┘        └──────┘          └───┬────┘
+//!      │                       │                                                                         │ acked
+//!      │ confirmed             │ a value: the LSN to confirm     ┌───────┐  a value: the position    ┌───▼────┐
+//!      └───────────────────────┴─────────────────────────────────┤ state │◄──────────────────────────┤ ledger │
+//!                                                        stored  └───────┘                           └────────┘
+//! ```
+//!
+//! One word per step, in code, logs, metrics and SQL: *received* (bytes off the socket), *decoded* (a pgoutput
+//! message), *assembled* (an event of a transaction, with its place in it), *routed* (a record with topic and key),
+//! *enqueued* (librdkafka has it), *acked* (the broker said so), *confirmed* (Postgres was told).
+//!
+//! ## Map of the code
+//!
+//! | module | its room | does I/O |
+//! |---|---|---|
+//! | [`position`] | LSNs, and the place up to which everything was delivered | no |
+//! | [`error`] | what went wrong, what becomes of it (retry or halt), exit codes | no |
+//! | [`config`] | what was typed, then what was meant: validated types | reads files |
+//! | [`postgres`] | connection strings, TLS, SQL sessions, quoting | yes |
+//! | [`source`] | walsender session, framing, status updates, pre-flight, catalog watch | yes |
+//! | [`decode`] | one pgoutput payload to one message | no |
+//! | [`event`] | messages to events of transactions; drops what is at or below the position | no |
+//! | [`route`] | event to record: topic, key, headers, value | no |
+//! | [`sink`] | the Kafka producer, its options and its error table | yes |
+//! | [`ledger`] | acks in any order to one delivered position; what to store, what to confirm | no |
+//! | [`state`] | where the position is kept, and whether it belongs to this server and slot | yes |
+//! | [`relay`] | composition: one task, one loop, sessions, back-off, shutdown | yes |
+//! | [`telemetry`] | logs, metrics, health over HTTP | yes |
+//! | [`cli`] | the commands | yes |
+//! | [`demo`] | the main job on a private Postgres, verified | yes |
+//!
+//! Imports point from the bottom of this table to its top, and `tests/tidy.rs` holds them to it. The way back is a
+//! value: `source` has never heard of Kafka, `sink` has never heard of an LSN.
+//!
+//! ## What is promised
+//!
+//! Code and tests cite these by number.
+//!
+//! - **P1, confirm.** The position is a commit end LSN plus an index in the transaction after it, never a row's
+//!   LSN. The confirmed LSN is the commit end of the longest prefix of transactions whose every event is acked and
+//!   whose position is stored. It never passes that, and never goes back.
+//! - **P2, order.** Per aggregate, Kafka order is commit order, across retries, reconnects and restarts.
+//! - **P3, nothing skipped.** What cannot be decoded, routed or produced stops the relay and names row and LSN.
+//! - **P4, memory.** Bounded by bytes in flight, whatever the size of a transaction; none is buffered whole.
+//! - **P5, back-pressure.** When Kafka is slow, reading stops and status updates go on; a silent peer is dead.
+//! - **P6, idle.** With nothing in flight the keepalive's position is confirmed, so an idle outbox pins no WAL.
+//! - **P7, shutdown of Postgres.** A fast shutdown is never held up by the relay, not even with Kafka down.
+//! - **P8, silence noticed.** Publication or table missing, dropped, recreated, filtered; session settings that
+//!   change the text of a value.
+//! - **P9, connections.** Lost ones are retried with back-off and resumed without loss; permanent faults end with a
+//!   cause, a remedy and an exit code.
+//! - **P10, stopping.** SIGTERM and SIGINT stop intake, wait for acks, confirm, leave; a second leaves at once.
+//! - **P11, hostile input.** No bytes can panic it; no payload or secret reaches a log; no name reaches SQL unquoted.
+//!
+//! ## What is absent
+//!
+//! - No transaction is held in memory, and nothing is streamed before its commit: protocol version 1.
+//! - No record is ever produced a second time by the same producer. A failed delivery ends the producer; a new one
+//!   starts again behind the delivered position.
+//! - No LSN is ever passed to `START_REPLICATION`: the server decides where the slot is, the relay drops what it
+//!   has already delivered.
+//! - No heartbeat table, no `pg_current_wal_lsn()`, no polling for progress.
+
+pub mod cli;
+pub mod config;
+pub mod decode;
+pub mod demo;
+pub mod error;
+pub mod event;
+pub mod ledger;
+pub mod position;
+pub mod postgres;
+pub mod relay;
+pub mod route;
+pub mod sink;
+pub mod source;
+pub mod state;
+pub mod telemetry;

@@ -1,0 +1,194 @@
+//! Where in the write-ahead log something is, and up to where everything was delivered.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A log sequence number: a byte position in the write-ahead log of one server and timeline.
+///
+/// Written and read as Postgres does, `X/Y` in hexadecimal. Zero means "none".
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Lsn(u64);
+
+impl Lsn {
+    /// No position: what Postgres calls an invalid LSN.
+    pub const ZERO: Lsn = Lsn(0);
+
+    /// The LSN at this byte position.
+    pub const fn new(bytes: u64) -> Self {
+        Lsn(bytes)
+    }
+
+    /// The byte position.
+    pub const fn as_u64(self) -> u64 {
+        self.0
+    }
+
+    /// Whether this is "none".
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Bytes from `earlier` to here; zero where `earlier` is ahead.
+    pub const fn bytes_since(self, earlier: Lsn) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl fmt::Display for Lsn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:X}/{:X}", self.0 >> 32, self.0 & 0xffff_ffff)
+    }
+}
+
+impl fmt::Debug for Lsn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text is not an LSN of the form `X/Y`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not an LSN of the form 16/B374D848")]
+pub struct LsnParseError {
+    text: String,
+}
+
+impl FromStr for Lsn {
+    type Err = LsnParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || LsnParseError { text: text.to_owned() };
+        let half = |part: &str| {
+            let digits = (1..=8).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+            digits.then(|| u64::from_str_radix(part, 16).ok()).flatten().ok_or_else(error)
+        };
+        let (high, low) = text.split_once('/').ok_or_else(error)?;
+        Ok(Lsn(half(high)? << 32 | half(low)?))
+    }
+}
+
+impl Serialize for Lsn {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lsn {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// How far into one transaction delivery has come: the transaction is named by the LSN of its commit record.
+///
+/// The commit record's LSN is what a `Begin` message carries, so the transaction is recognised before any of its
+/// events; the end of that record is known only at its `Commit`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Partial {
+    /// LSN of the transaction's commit record: at or above [`Position::end_lsn`].
+    pub commit_lsn: Lsn,
+    /// How many of its events, counted from the first, were delivered. At least 1.
+    pub index: u64,
+}
+
+/// Up to where everything was delivered: a commit end LSN plus the index in the transaction after it (P1).
+///
+/// Everything in transactions that end at or below `end_lsn` was delivered, and of the transaction in `partial` its
+/// first `index` events. It is never a row's LSN: rows of later commits can lie below positions already confirmed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Position {
+    /// End of the last wholly delivered transaction, or a keepalive position behind it.
+    pub end_lsn: Lsn,
+    /// The transaction that is under way, if any of its events was delivered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partial: Option<Partial>,
+}
+
+impl Position {
+    /// Everything up to `end_lsn`, nothing beyond it.
+    pub const fn at(end_lsn: Lsn) -> Self {
+        Position { end_lsn, partial: None }
+    }
+
+    /// Whether the transaction whose commit record starts at `commit_lsn` was wholly delivered.
+    ///
+    /// A position lies on record boundaries, so the record ends at or below it exactly where it starts below it.
+    pub fn covers(&self, commit_lsn: Lsn) -> bool {
+        commit_lsn < self.end_lsn
+    }
+
+    /// How many events of the transaction at `commit_lsn`, which is not covered, were delivered.
+    pub fn delivered_of(&self, commit_lsn: Lsn) -> u64 {
+        match self.partial {
+            Some(partial) if partial.commit_lsn == commit_lsn => partial.index,
+            _ => 0,
+        }
+    }
+
+    /// Whether this position includes all that `earlier` includes.
+    pub fn is_at_or_after(&self, earlier: &Position) -> bool {
+        self.order_key() >= earlier.order_key()
+    }
+
+    fn order_key(&self) -> (Lsn, Lsn, u64) {
+        let partial = self.partial.unwrap_or(Partial { commit_lsn: Lsn::ZERO, index: 0 });
+        (self.end_lsn, partial.commit_lsn, partial.index)
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.partial {
+            None => write!(f, "{}", self.end_lsn),
+            Some(partial) => {
+                write!(f, "{} and {} events of {}", self.end_lsn, partial.index, partial.commit_lsn)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_lsn_is_written_and_read_as_postgres_does() {
+        let lsn: Lsn = "16/B374D848".parse().unwrap();
+        assert_eq!(lsn, Lsn::new(0x16_B374_D848));
+        assert_eq!(lsn.to_string(), "16/B374D848");
+        assert_eq!(Lsn::new(u64::MAX).to_string().parse(), Ok(Lsn::new(u64::MAX)));
+        for bad in ["", "/", "1", "1/", "/1", "g/1", "1/123456789", "+1/1", "1/1/1", " 1/1"] {
+            assert!(bad.parse::<Lsn>().is_err(), "{bad:?} was taken for an LSN");
+        }
+    }
+
+    #[test]
+    fn a_transaction_that_begins_where_the_position_ends_is_not_covered() {
+        let position = Position::at(Lsn::new(100));
+        assert!(position.covers(Lsn::new(99)));
+        assert!(!position.covers(Lsn::new(100)));
+    }
+
+    #[test]
+    fn only_the_named_transaction_is_partly_delivered() {
+        let partial = Partial { commit_lsn: Lsn::new(120), index: 7 };
+        let position = Position { end_lsn: Lsn::new(100), partial: Some(partial) };
+        assert_eq!(position.delivered_of(Lsn::new(120)), 7);
+        assert_eq!(position.delivered_of(Lsn::new(130)), 0);
+        assert!(position.is_at_or_after(&Position::at(Lsn::new(100))));
+        assert!(!Position::at(Lsn::new(100)).is_at_or_after(&position));
+        assert!(Position::at(Lsn::new(130)).is_at_or_after(&position));
+    }
+
+    #[test]
+    fn a_position_survives_json() {
+        let partial = Partial { commit_lsn: Lsn::new(120), index: 7 };
+        for position in [Position::at(Lsn::new(1)), Position { end_lsn: Lsn::new(100), partial: Some(partial) }] {
+            let text = serde_json::to_string(&position).unwrap();
+            assert_eq!(serde_json::from_str::<Position>(&text).unwrap(), position);
+        }
+    }
+}

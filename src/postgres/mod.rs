@@ -1,0 +1,3 @@
+//! How Postgres is reached: connection strings, TLS, SQL sessions, quoting.
+
+pub mod conninfo;

@@ -1,0 +1,45 @@
+//! The Kafka producer.
+
+use std::future::Future;
+
+use crate::error::Error;
+use crate::route::Record;
+
+/// Names one enqueued record to the ledger and back. The sink only carries it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// What became of one record.
+#[derive(Debug)]
+pub enum Delivery {
+    /// The broker has it, as durably as `acks=all` makes it.
+    Acked(Ticket),
+    /// It was not delivered, or nobody can tell. The producer is finished: nothing behind this record may count.
+    Failed(Ticket, Error),
+}
+
+/// A record was not taken.
+#[derive(Debug)]
+pub enum EnqueueError {
+    /// The queue is full. Offer the *same* record again after the next delivery; nothing else before it.
+    Full,
+    /// It can never be taken: too large, invalid topic, a producer in fatal state.
+    Refused(Error),
+}
+
+/// Takes records in order and says later which of them the broker has.
+///
+/// One task enqueues. Records of one key reach the log in the order they were enqueued, gapless: once one fails, none
+/// behind it is delivered. Dropping a sink leaves what was not acked undelivered, or delivered without anybody knowing:
+/// never counted as delivered.
+pub trait Sink: Send {
+    /// Takes one record, copying it. Never blocks.
+    ///
+    /// # Errors
+    /// [`EnqueueError`]; the record was not taken.
+    fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;
+
+    /// Waits until there is something to report and appends it to `into`, in no particular order across partitions.
+    /// Safe to cancel.
+    fn deliveries(&mut self, into: &mut Vec<Delivery>) -> impl Future<Output = ()> + Send;
+}

@@ -1,0 +1,41 @@
+//! Where the position is kept, and whether it belongs to this server and slot.
+
+use std::future::Future;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::position::Position;
+
+/// Which server, by what it says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerIdentity {
+    /// `system_identifier`: given at initdb, kept by every physical copy.
+    pub system_identifier: String,
+    /// The timeline: goes up with each promotion.
+    pub timeline: u32,
+}
+
+/// What is stored: a position, and what it is a position *in*.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    /// The server.
+    #[serde(flatten)]
+    pub server: ServerIdentity,
+    /// The slot.
+    pub slot: String,
+    /// Up to where everything was delivered.
+    pub position: Position,
+    /// OID of the publication, to notice one recreated while the relay was away.
+    pub publication_oid: u32,
+    /// OID of the outbox table, likewise.
+    pub table_oid: u32,
+}
+
+/// Keeps one [`Stored`]. Durable when `store` returns `Ok`; never answers with an older one after that.
+pub trait Store: Send {
+    /// The newest stored value, if there is one.
+    fn load(&mut self) -> impl Future<Output = Result<Option<Stored>>> + Send;
+    /// Replaces it. Not safe to cancel half-way: drive it to its end.
+    fn store(&mut self, stored: &Stored) -> impl Future<Output = Result<()>> + Send;
+}
