@@ -1,1 +1,312 @@
 //! Acks in any order to one delivered position.
+//!
+//! The ledger is told, in order, of every transaction, event and keepalive that comes in, and in any order of the
+//! acks. It answers one question: up to where was everything delivered? It does no I/O and knows no clock, so that
+//! the simulation in `tests/simulation.rs` can drive it through schedules no live test reaches.
+//!
+//! Memory is bounded by its caller through [`Ledger::has_room`]: one [`Entry`] per event in flight, one [`Span`] per
+//! transaction with an event in flight.
+
+use std::collections::VecDeque;
+
+use crate::position::{Lsn, Partial, Position};
+use crate::sink::Ticket;
+
+pub mod confirm;
+
+/// What may be in flight at once (P4).
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Events.
+    pub events: usize,
+    /// Bytes of key, value and headers.
+    pub bytes: usize,
+}
+
+/// What the ledger was told does not fit what it knows. Always a bug or a server that changed under our feet; the
+/// relay stops rather than confirm on a doubt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LedgerError {
+    /// A transaction began while another was open.
+    #[error("transaction {new} began inside transaction {open}")]
+    Nested {
+        /// The open one.
+        open: Lsn,
+        /// The one that began.
+        new: Lsn,
+    },
+    /// A transaction began below what was already taken in.
+    #[error("transaction {commit_lsn} lies below {reached}, which was already received")]
+    Backwards {
+        /// The transaction.
+        commit_lsn: Lsn,
+        /// How far the ledger had come.
+        reached: Lsn,
+    },
+    /// An event or commit came without its transaction.
+    #[error("{what} outside a transaction")]
+    Outside {
+        /// What came.
+        what: &'static str,
+    },
+    /// A commit does not fit the transaction that is open.
+    #[error("commit of {got}, which ends at {end_lsn}, while {open} is open")]
+    WrongCommit {
+        /// The open transaction.
+        open: Lsn,
+        /// The one that was committed.
+        got: Lsn,
+        /// Its end.
+        end_lsn: Lsn,
+    },
+    /// An ack for something not in flight.
+    #[error("ack for event {0:?}, which is not in flight")]
+    UnknownTicket(Ticket),
+}
+
+/// One event in flight.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    bytes: usize,
+    acked: bool,
+}
+
+/// A stretch of the log with one end: a transaction, or what a keepalive says was skipped.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    /// Ticket number of the first event.
+    first: u64,
+    /// One past the last event so far.
+    next: u64,
+    /// Events of the transaction delivered before this ledger began.
+    before: u64,
+    /// The commit record; zero for a keepalive.
+    commit_lsn: Lsn,
+    /// Commit time, microseconds since the Unix epoch; zero until its first event.
+    committed_at_us: i64,
+    /// Known once the commit was seen.
+    end_lsn: Option<Lsn>,
+}
+
+/// Where an event in flight belongs, for the error that names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InFlight {
+    /// LSN of its transaction's commit record.
+    pub commit_lsn: Lsn,
+    /// Its index in the transaction.
+    pub index: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Ledger {
+    limits: Limits,
+    /// Events in flight, oldest first; the front one has ticket number `base`.
+    entries: VecDeque<Entry>,
+    base: u64,
+    in_flight_bytes: usize,
+    spans: VecDeque<Span>,
+    /// Everything at or below it is delivered; `spans` is what lies behind it.
+    delivered: Position,
+    /// Commit times of transactions delivered since they were last asked for.
+    finished: Vec<i64>,
+}
+
+/// Commit times kept between two looks; beyond that latency is sampled, not lost track of.
+const FINISHED_MAX: usize = 1_024;
+
+impl Ledger {
+    /// A ledger that begins where everything up to `delivered` is delivered and nothing is in flight.
+    pub fn new(delivered: Position, limits: Limits) -> Self {
+        Ledger { limits, entries: VecDeque::new(), base: 0, in_flight_bytes: 0, spans: VecDeque::new(), delivered }
+    }
+
+    /// Whether another event may be taken in. One event may overshoot the byte limit, so that a large one passes.
+    pub fn has_room(&self) -> bool {
+        self.entries.len() < self.limits.events && self.in_flight_bytes < self.limits.bytes
+    }
+
+    /// A transaction begins; everything before it was told.
+    ///
+    /// The transaction a lost connection left open is begun again by its new connection, and goes on.
+    pub fn begin(&mut self, commit_lsn: Lsn) -> Result<(), LedgerError> {
+        if let Some(open) = self.open() {
+            if open.commit_lsn == commit_lsn {
+                return Ok(());
+            }
+            return Err(LedgerError::Nested { open: open.commit_lsn, new: commit_lsn });
+        }
+        let reached = self.received().end_lsn;
+        if commit_lsn < reached {
+            return Err(LedgerError::Backwards { commit_lsn, reached });
+        }
+        let before = self.delivered.delivered_of(commit_lsn);
+        let next = self.next_ticket();
+        self.spans.push_back(Span { first: next, next, before, commit_lsn, committed_at_us: 0, end_lsn: None });
+        Ok(())
+    }
+
+    /// The ticket the next event gets.
+    pub fn next(&self) -> Ticket {
+        Ticket(self.next_ticket())
+    }
+
+    /// An event of the open transaction, committed at `committed_at_us`, was enqueued under [`Ledger::next`].
+    pub fn enqueued(&mut self, bytes: usize, committed_at_us: i64) -> Result<(), LedgerError> {
+        let next = self.next_ticket() + 1;
+        let Some(open) = self.spans.back_mut().filter(|span| span.end_lsn.is_none()) else {
+            return Err(LedgerError::Outside { what: "an event" });
+        };
+        open.next = next;
+        open.committed_at_us = committed_at_us;
+        self.entries.push_back(Entry { bytes, acked: false });
+        self.in_flight_bytes += bytes;
+        Ok(())
+    }
+
+    /// The open transaction ends.
+    pub fn commit(&mut self, commit_lsn: Lsn, end_lsn: Lsn) -> Result<(), LedgerError> {
+        let Some(open) = self.spans.back_mut().filter(|span| span.end_lsn.is_none()) else {
+            return Err(LedgerError::Outside { what: "a commit" });
+        };
+        if open.commit_lsn != commit_lsn || end_lsn <= commit_lsn {
+            return Err(LedgerError::WrongCommit { open: open.commit_lsn, got: commit_lsn, end_lsn });
+        }
+        open.end_lsn = Some(end_lsn);
+        self.advance();
+        Ok(())
+    }
+
+    /// The server has sent everything that commits below `wal_end`.
+    ///
+    /// It queues behind what is in flight. Inside a transaction it says nothing that counts, and is dropped.
+    pub fn keepalive(&mut self, wal_end: Lsn) {
+        if self.open().is_some() || wal_end <= self.received().end_lsn {
+            return;
+        }
+        let next = self.next_ticket();
+        match self.spans.back_mut() {
+            // Nothing came since the last keepalive: one span serves both, however many come (A7).
+            Some(last) if last.commit_lsn.is_zero() && last.next == next => last.end_lsn = Some(wal_end),
+            _ => self.spans.push_back(Span {
+                first: next,
+                next,
+                before: 0,
+                commit_lsn: Lsn::ZERO,
+                committed_at_us: 0,
+                end_lsn: Some(wal_end),
+            }),
+        }
+        self.advance();
+    }
+
+    /// The broker has this event.
+    pub fn acked(&mut self, ticket: Ticket) -> Result<(), LedgerError> {
+        let entry = ticket
+            .0
+            .checked_sub(self.base)
+            .and_then(|offset| usize::try_from(offset).ok())
+            .and_then(|offset| self.entries.get_mut(offset))
+            .filter(|entry| !entry.acked)
+            .ok_or(LedgerError::UnknownTicket(ticket))?;
+        entry.acked = true;
+        self.in_flight_bytes -= entry.bytes;
+        entry.bytes = 0;
+        if ticket.0 == self.base {
+            self.advance();
+        }
+        Ok(())
+    }
+
+    /// Up to where everything was delivered.
+    pub fn delivered(&self) -> Position {
+        self.delivered
+    }
+
+    /// Up to where everything was taken in: where a new connection goes on while this ledger lives.
+    pub fn received(&self) -> Position {
+        let Some(last) = self.spans.back() else { return self.delivered };
+        if let Some(end_lsn) = last.end_lsn {
+            return Position::at(end_lsn);
+        }
+        let before_last = self.spans.len().checked_sub(2).and_then(|index| self.spans.get(index));
+        let end_lsn = before_last.and_then(|span| span.end_lsn).unwrap_or(self.delivered.end_lsn);
+        Position { end_lsn, partial: partial(last, last.next) }
+    }
+
+    /// Events in flight that are not acked, or wait behind one that is not.
+    pub fn in_flight_events(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Bytes in flight that are not acked.
+    pub fn in_flight_bytes(&self) -> usize {
+        self.in_flight_bytes
+    }
+
+    /// Commit time of the oldest transaction with an event that is not acked, microseconds since the Unix epoch.
+    pub fn oldest_commit_us(&self) -> Option<i64> {
+        self.spans.iter().find(|span| span.next > self.base && span.next > span.first).map(|span| span.committed_at_us)
+    }
+
+    /// Commit times, microseconds since the Unix epoch, of transactions delivered since the last call.
+    pub fn take_finished(&mut self) -> std::vec::Drain<'_, i64> {
+        self.finished.drain(..)
+    }
+
+    /// Whether nothing is in flight and no transaction is open.
+    pub fn is_idle(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Which event `ticket` is.
+    pub fn whereabouts(&self, ticket: Ticket) -> Option<InFlight> {
+        let span = self.spans.iter().find(|span| (span.first..span.next).contains(&ticket.0))?;
+        Some(InFlight { commit_lsn: span.commit_lsn, index: span.before + (ticket.0 - span.first) })
+    }
+
+    fn next_ticket(&self) -> u64 {
+        self.base + self.entries.len() as u64
+    }
+
+    fn open(&self) -> Option<&Span> {
+        self.spans.back().filter(|span| span.end_lsn.is_none())
+    }
+
+    /// Drops what is acked off the front, then moves the delivered position to the furthest end it has passed.
+    fn advance(&mut self) {
+        while self.entries.front().is_some_and(|entry| entry.acked) {
+            self.entries.pop_front();
+            self.base += 1;
+        }
+        while let Some(span) = self.spans.front() {
+            if span.next > self.base {
+                break;
+            }
+            let Some(end_lsn) = span.end_lsn else { break };
+            debug_assert!(end_lsn > self.delivered.end_lsn, "P1: {end_lsn} is not past {}", self.delivered);
+            // A keepalive may come between a restart and the rest of the transaction that was under way.
+            let partial = self.delivered.partial.filter(|partial| partial.commit_lsn >= end_lsn);
+            self.delivered = Position { end_lsn, partial };
+            if span.next > span.first && self.finished.len() < FINISHED_MAX {
+                self.finished.push(span.committed_at_us);
+            }
+            self.spans.pop_front();
+        }
+        if let Some(front) = self.spans.front() {
+            let reached = partial(front, self.base);
+            if reached.is_some() {
+                self.delivered.partial = reached;
+            }
+        }
+    }
+}
+
+/// How far into `span` delivery has come when every ticket below `base` is acked.
+fn partial(span: &Span, base: u64) -> Option<Partial> {
+    let index = span.before + base.clamp(span.first, span.next) - span.first;
+    (index > 0).then_some(Partial { commit_lsn: span.commit_lsn, index })
+}
+
+#[cfg(test)]
+mod tests;
