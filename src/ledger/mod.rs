@@ -118,7 +118,15 @@ const FINISHED_MAX: usize = 1_024;
 impl Ledger {
     /// A ledger that begins where everything up to `delivered` is delivered and nothing is in flight.
     pub fn new(delivered: Position, limits: Limits) -> Self {
-        Ledger { limits, entries: VecDeque::new(), base: 0, in_flight_bytes: 0, spans: VecDeque::new(), delivered }
+        Ledger {
+            limits,
+            entries: VecDeque::new(),
+            base: 0,
+            in_flight_bytes: 0,
+            spans: VecDeque::new(),
+            delivered,
+            finished: Vec::new(),
+        }
     }
 
     /// Whether another event may be taken in. One event may overshoot the byte limit, so that a large one passes.
