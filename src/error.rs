@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::position::Lsn;
+
 /// What becomes of the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
@@ -122,6 +124,13 @@ impl Error {
     #[must_use]
     pub fn remedy(mut self, remedy: impl fmt::Display) -> Self {
         self.remedy = Some(remedy.to_string());
+        self
+    }
+
+    /// Says which event it happened to, where only its place is known.
+    #[must_use]
+    pub fn of_event(mut self, commit_lsn: Lsn, index: u64) -> Self {
+        self.cause = format!("event {index} of the transaction committed at {commit_lsn}: {}", self.cause);
         self
     }
 

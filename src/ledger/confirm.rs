@@ -87,6 +87,11 @@ impl Confirm {
         }
     }
 
+    /// The store under way will not be heard of: it may have happened or not, and nothing is built on it.
+    pub fn abandoned(&mut self) {
+        self.busy = false;
+    }
+
     /// Whether a store is under way.
     pub fn is_busy(&self) -> bool {
         self.busy

@@ -1,0 +1,299 @@
+//! What the relay decides, without I/O: messages, keepalives, deliveries and stores in; positions out.
+//!
+//! The loop in [`super::pump`] feeds it and carries out what it says. The seeded simulation in `tests/simulation.rs`
+//! feeds it with a model of Postgres and of Kafka instead.
+
+use std::time::Duration;
+
+use crate::error::{Error, Kind, Result};
+use crate::event::assemble::Assembler;
+use crate::event::{Event, Step};
+use crate::ledger::confirm::{Confirm, Due};
+use crate::ledger::{Ledger, LedgerError, Limits};
+use crate::position::{Lsn, Position};
+use crate::route::{Record, Router};
+use crate::sink::{Delivery, EnqueueError, Sink};
+
+/// What became of one message from the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// It was taken in, and there may be room for more.
+    Done,
+    /// It was taken in, and described a table: the catalog should be looked at.
+    Relation,
+}
+
+/// A record the sink had no room for, kept whole because its message is gone from the receive buffer.
+#[derive(Debug)]
+struct Pending {
+    topic: String,
+    key: Option<Vec<u8>>,
+    value: Option<Vec<u8>>,
+    headers: Vec<(String, Option<Vec<u8>>)>,
+    committed_at_us: i64,
+}
+
+/// Counts since the core began, for the metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Messages decoded.
+    pub decoded: u64,
+    /// Events assembled that were not delivered before.
+    pub assembled: u64,
+    /// Records enqueued.
+    pub enqueued: u64,
+    /// Records acked.
+    pub acked: u64,
+    /// Times the sink was full.
+    pub queue_full: u64,
+}
+
+/// One producer's life: from the position it began at to the last ack it got.
+#[derive(Debug)]
+pub struct Core<S> {
+    assembler: Assembler,
+    router: Router,
+    ledger: Ledger,
+    confirm: Confirm,
+    sink: S,
+    pending: Option<Pending>,
+    counts: Counts,
+}
+
+impl<S: Sink> Core<S> {
+    /// Begins behind `start`, of which `stored` is in the store at `now` (time since any fixed instant).
+    pub fn new(
+        start: Position,
+        stored: Position,
+        limits: Limits,
+        assembler: Assembler,
+        router: Router,
+        sink: S,
+        now: Duration,
+    ) -> Self {
+        Core {
+            assembler,
+            router,
+            ledger: Ledger::new(start, limits),
+            confirm: Confirm::new(stored, now),
+            sink,
+            pending: None,
+            counts: Counts::default(),
+        }
+    }
+
+    /// A new connection to the server begins: it sends again what was not confirmed, and what was taken in is dropped.
+    pub fn reconnected(&mut self) {
+        self.assembler.resume_at(self.ledger.received());
+        self.confirm.abandoned();
+    }
+
+    /// Whether another message may be taken in (P4, P5).
+    pub fn has_room(&self) -> bool {
+        self.pending.is_none() && self.ledger.has_room()
+    }
+
+    /// Takes in one pgoutput message. Call only with room.
+    ///
+    /// # Errors
+    /// The event cannot be decoded, routed or produced (P3), or the stream contradicts itself. Nothing of it was
+    /// enqueued, and the core takes no further messages.
+    pub fn data(&mut self, wal_start: Lsn, body: &[u8]) -> Result<Taken> {
+        debug_assert!(self.has_room(), "P4: taken in without room");
+        self.counts.decoded += 1;
+        match self.assembler.feed(body, wal_start)? {
+            Step::Nothing => {}
+            Step::Begin { commit_lsn } => self.ledger.begin(commit_lsn).map_err(contradiction)?,
+            Step::Commit { commit_lsn, end_lsn } => {
+                self.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
+            }
+            Step::Event(event) => {
+                self.counts.assembled += 1;
+                fail::fail_point!("assembled", |_| std::process::abort());
+                let record = self.router.route(&event)?;
+                let offered = offer(&mut self.sink, &mut self.ledger, &record, &event)?;
+                match offered {
+                    true => self.counts.enqueued += 1,
+                    false => {
+                        self.counts.queue_full += 1;
+                        self.pending = Some(Pending::keep(&record, event.place.committed_at_us));
+                    }
+                }
+            }
+            Step::Relation { outbox, .. } => return Ok(if outbox { Taken::Relation } else { Taken::Done }),
+        }
+        Ok(Taken::Done)
+    }
+
+    /// The server has sent everything that commits below `wal_end`.
+    pub fn keepalive(&mut self, wal_end: Lsn) {
+        self.ledger.keepalive(wal_end);
+    }
+
+    /// Offers the record the sink had no room for once more. Nothing else is offered before it (P2).
+    pub fn retry_pending(&mut self) -> Result<()> {
+        let Some(pending) = self.pending.take() else { return Ok(()) };
+        let headers: Vec<_> = pending.headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
+        let record = Record {
+            topic: &pending.topic,
+            key: pending.key.as_deref(),
+            value: pending.value.as_deref(),
+            headers: &headers,
+        };
+        match self.sink.enqueue(&record, self.ledger.next()) {
+            Ok(()) => {
+                self.counts.enqueued += 1;
+                let bytes = bytes_of(&record);
+                self.ledger.enqueued(bytes, pending.committed_at_us).map_err(contradiction)
+            }
+            Err(EnqueueError::Full) => {
+                self.pending = Some(pending);
+                Ok(())
+            }
+            Err(EnqueueError::Refused(error)) => Err(error),
+        }
+    }
+
+    /// Whether a record waits for room in the sink.
+    pub fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Waits for deliveries. Safe to cancel.
+    pub async fn next_deliveries(&mut self, into: &mut Vec<Delivery>) {
+        self.sink.deliveries(into).await;
+    }
+
+    /// Takes in what the broker said.
+    ///
+    /// # Errors
+    /// The first failure, with the event it happened to. Every ack beside it was taken in; the producer is finished.
+    pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
+        let mut failure = None;
+        for delivery in deliveries.drain(..) {
+            match delivery {
+                Delivery::Acked(ticket) => {
+                    fail::fail_point!("acked", |_| std::process::abort());
+                    self.ledger.acked(ticket).map_err(contradiction)?;
+                    self.counts.acked += 1;
+                }
+                Delivery::Failed(ticket, error) => {
+                    let found = self.ledger.whereabouts(ticket);
+                    failure.get_or_insert_with(|| match found {
+                        Some(at) => error.of_event(at.commit_lsn, at.index),
+                        None => error,
+                    });
+                }
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// What should be stored now; see [`Confirm::due`].
+    pub fn due(&self, now: Duration, hurry: bool) -> Due {
+        self.confirm.due(self.ledger.delivered(), self.counts.acked, now, hurry)
+    }
+
+    /// When to ask [`Core::due`] again, if time alone will change its answer.
+    pub fn wake_at(&self) -> Option<Duration> {
+        self.confirm.wake_at(self.ledger.delivered(), self.counts.acked)
+    }
+
+    /// A store of what was due begins.
+    pub fn store_begun(&mut self, now: Duration) {
+        self.confirm.begun(self.counts.acked, now);
+    }
+
+    /// The store has it.
+    pub fn stored(&mut self, position: Position) {
+        self.confirm.stored(position);
+    }
+
+    /// What may be confirmed to Postgres.
+    pub fn confirmable(&self) -> Lsn {
+        self.confirm.confirmable()
+    }
+
+    /// What the store is known to hold.
+    pub fn stored_position(&self) -> Position {
+        self.confirm.stored_position()
+    }
+
+    /// Whether everything taken in is acked, stored, and so confirmable.
+    pub fn is_settled(&self) -> bool {
+        self.is_drained() && !self.confirm.is_busy() && self.ledger.delivered() == self.confirm.stored_position()
+    }
+
+    /// Whether everything taken in is acked.
+    pub fn is_drained(&self) -> bool {
+        self.pending.is_none() && self.ledger.in_flight_events() == 0
+    }
+
+    /// The ledger, to look at.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Commit times of transactions delivered since the last call, microseconds since the Unix epoch.
+    pub fn take_finished(&mut self) -> std::vec::Drain<'_, i64> {
+        self.ledger.take_finished()
+    }
+
+    /// What was counted.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Messages seen and passed over, by operation.
+    pub fn ignored(&self) -> crate::event::assemble::Ignored {
+        self.assembler.ignored()
+    }
+
+    /// The sink, to be closed; whatever was not acked is not delivered.
+    pub fn into_sink(self) -> S {
+        self.sink
+    }
+
+    /// The sink, to look at.
+    pub fn sink(&self) -> &S {
+        &self.sink
+    }
+}
+
+impl Pending {
+    fn keep(record: &Record<'_>, committed_at_us: i64) -> Self {
+        Pending {
+            topic: record.topic.to_owned(),
+            key: record.key.map(<[u8]>::to_vec),
+            value: record.value.map(<[u8]>::to_vec),
+            headers: record.headers.iter().map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec))).collect(),
+            committed_at_us,
+        }
+    }
+}
+
+/// Hands `record` to the sink; false where the sink is full.
+fn offer<S: Sink>(sink: &mut S, ledger: &mut Ledger, record: &Record<'_>, event: &Event<'_>) -> Result<bool> {
+    match sink.enqueue(record, ledger.next()) {
+        Ok(()) => {
+            fail::fail_point!("enqueued", |_| std::process::abort());
+            ledger.enqueued(bytes_of(record), event.place.committed_at_us).map_err(contradiction)?;
+            Ok(true)
+        }
+        Err(EnqueueError::Full) => Ok(false),
+        Err(EnqueueError::Refused(error)) => Err(error.of_event(event.place.commit_lsn, event.place.index)),
+    }
+}
+
+/// What a record counts against the limit on bytes in flight.
+fn bytes_of(record: &Record<'_>) -> usize {
+    let length = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
+    let headers: usize = record.headers.iter().map(|(name, value)| name.len() + length(*value)).sum();
+    length(record.key) + length(record.value) + headers
+}
+
+/// The stream contradicts itself or us: nothing it says may be confirmed any more.
+fn contradiction(error: LedgerError) -> Error {
+    Error::new(Kind::Bug, format_args!("the stream of changes contradicts itself: {error}"))
+        .remedy("nothing was confirmed past this point; start again, and report it with the log if it comes back")
+}

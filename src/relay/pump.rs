@@ -1,0 +1,367 @@
+//! The loop of one session: everything that can happen comes in as an [`Input`], one at a time.
+//!
+//! What is waited for, most urgent first, and why in this order:
+//!
+//! 1. a stop: nothing else matters more;
+//! 2. the clock: status updates are never late, whatever else is going on (P5);
+//! 3. deliveries: they make room, so they come before what takes it;
+//! 4. a store, or a look at the catalog, that has come to its end;
+//! 5. the SQL session: it hears of a shutdown of Postgres first (P7);
+//! 6. the socket: always for writing, for reading only while there is room (P4).
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::Config;
+use crate::error::{Disposition, Error, Kind, Result};
+use crate::ledger::confirm::Due;
+use crate::position::Position;
+use crate::relay::core::{Core, Taken};
+use crate::relay::report::Report;
+use crate::relay::session::{AnyStore, Session};
+use crate::relay::stop::{Stop, StopSignal};
+use crate::sink::Delivery;
+use crate::sink::kafka::KafkaSink;
+use crate::source::catalog::{Fingerprint, compare};
+use crate::source::control::ControlEnd;
+use crate::source::feedback::Feedback;
+use crate::source::stream::{Status, WalMessage};
+use crate::telemetry::Telemetry;
+
+/// How often the catalogs are looked at when nothing else asks for it (P8).
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
+const SERVER_SHUTDOWN_GRACE: Duration = Duration::from_millis(1_500);
+/// How long the last status may take to reach the server.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How soon a record is offered again to a full sink if no delivery comes first.
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+/// Messages taken in before everything else gets its turn: some 200 kB, a millisecond's work.
+const MESSAGES_PER_TURN: usize = 512;
+
+/// How a session ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The relay was told to stop, and did what it could.
+    Stopped,
+    /// Postgres shuts down; it will be back.
+    ServerShutDown,
+}
+
+/// What happened.
+enum Input {
+    Stop,
+    Clock,
+    Deliveries,
+    Stored(AnyStore, Position, Result<()>),
+    Looked(Result<Fingerprint>, Option<Position>),
+    Control(ControlEnd),
+    Socket(Result<usize>),
+}
+
+type Job = Pin<Box<dyn Future<Output = Input> + Send>>;
+
+/// Why the loop is on its way out, and until when it waits for acks.
+struct Leaving {
+    until: Instant,
+    with: Result<Ended>,
+}
+
+/// Relays through `session` until it, the producer or the relay ends.
+///
+/// # Errors
+/// Why the session ended. The core stays usable for the next one unless the error is the producer's.
+pub(super) async fn run(
+    core: &mut Core<KafkaSink>,
+    session: Session,
+    config: &Config,
+    epoch: Instant,
+    telemetry: &Telemetry,
+    stop: StopSignal,
+) -> Result<Ended> {
+    let now = Instant::now();
+    let mut pump = Pump {
+        feedback: Feedback::new(config.source.wal_sender_timeout, now),
+        report: Report::new(core),
+        deliveries: Vec::new(),
+        leaving: None,
+        next_look: now + LOOK_INTERVAL,
+        look_asked: false,
+        storing: None,
+        looking: None,
+        control_ended: false,
+        core,
+        session,
+        config,
+        telemetry,
+        epoch,
+        stop,
+    };
+    let ended = pump.run().await;
+    pump.report.tell(pump.core, telemetry, Instant::now());
+    let confirmed = pump.core.confirmable();
+    let Session { mut stream, .. } = pump.session;
+    let last = Status { received: pump.report.received, confirmed, reply_requested: false };
+    if tokio::time::timeout(FINISH_TIMEOUT, stream.finish(last)).await.is_err() {
+        tracing::debug!("the last status update did not reach the server in time");
+    }
+    ended
+}
+
+struct Pump<'a> {
+    core: &'a mut Core<KafkaSink>,
+    session: Session,
+    config: &'a Config,
+    telemetry: &'a Telemetry,
+    epoch: Instant,
+    stop: StopSignal,
+    feedback: Feedback,
+    report: Report,
+    deliveries: Vec<Delivery>,
+    leaving: Option<Leaving>,
+    next_look: Instant,
+    look_asked: bool,
+    storing: Option<Job>,
+    looking: Option<Job>,
+    control_ended: bool,
+}
+
+impl Pump<'_> {
+    async fn run(&mut self) -> Result<Ended> {
+        loop {
+            if let Err(error) = self.take_in() {
+                self.halt(error)?;
+            }
+            let now = Instant::now();
+            self.begin_jobs(now);
+            self.tell_server(now);
+            if self.report.next <= now {
+                self.report.tell(self.core, self.telemetry, now);
+            }
+            let left_over = self.has_left_over();
+            if let Some(leaving) = self.leaving.take_if(|leaving| leaving.until <= now || !left_over) {
+                return leaving.with;
+            }
+            match self.next_input(now).await {
+                // The producer is finished, and nothing that waits for it would come to an end.
+                Input::Deliveries => self.core.delivered(&mut self.deliveries)?,
+                input => {
+                    if let Err(error) = self.handle(input) {
+                        self.halt(error)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in what was read, as far as there is room (P4).
+    fn take_in(&mut self) -> Result<()> {
+        self.core.retry_pending()?;
+        if self.leaving.is_some() {
+            return Ok(());
+        }
+        for _ in 0..MESSAGES_PER_TURN {
+            if !self.core.has_room() {
+                break;
+            }
+            fail::fail_point!("received", |_| std::process::abort());
+            let Some(message) = self.session.stream.next()? else { break };
+            self.report.received_messages += 1;
+            match message {
+                WalMessage::Data { wal_start, wal_end, body, .. } => {
+                    self.report.received = self.report.received.max(wal_start);
+                    self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
+                    if self.core.data(wal_start, body)? == Taken::Relation {
+                        self.look_asked = true;
+                    }
+                }
+                WalMessage::Keepalive { wal_end, reply_requested } => {
+                    self.report.keepalives += 1;
+                    self.report.received = self.report.received.max(wal_end);
+                    self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
+                    self.core.keepalive(wal_end);
+                    if reply_requested {
+                        self.feedback.reply_requested();
+                    }
+                }
+                WalMessage::Notice(notice) => crate::source::notice::judge(&notice, &self.config.source)?,
+                WalMessage::ParameterStatus { name, value } => {
+                    crate::source::notice::parameter_changed(&name, &value)?;
+                }
+                WalMessage::CopyDone => {
+                    return Err(Error::new(Kind::PostgresUnreachable, "Postgres ended the stream"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a store or a look at the catalog where one is due and none is under way.
+    fn begin_jobs(&mut self, now: Instant) {
+        let since = now - self.epoch;
+        let hurry = self.leaving.is_some();
+        match self.core.due(since, hurry) {
+            Due::Nothing => {}
+            Due::Progress(position) => {
+                self.core.store_begun(since);
+                self.begin_store(position);
+            }
+            Due::Idle(position) if self.looking.is_none() && !self.control_ended => {
+                self.core.store_begun(since);
+                self.begin_look(Some(position), now);
+            }
+            Due::Idle(_) => {}
+        }
+        if (self.look_asked || self.next_look <= now) && self.looking.is_none() && !self.control_ended {
+            self.begin_look(None, now);
+        }
+    }
+
+    fn begin_store(&mut self, position: Position) {
+        let Some(mut store) = self.session.store.take() else { return };
+        let stored = self.session.stored_at(position);
+        self.storing = Some(Box::pin(async move {
+            fail::fail_point!("storing", |_| std::process::abort());
+            let result = store.store(&stored).await;
+            fail::fail_point!("stored", |_| std::process::abort());
+            Input::Stored(store, position, result)
+        }));
+    }
+
+    fn begin_look(&mut self, then_store: Option<Position>, now: Instant) {
+        self.look_asked = false;
+        self.next_look = now + LOOK_INTERVAL;
+        self.telemetry.metrics.catalog_checks.inc();
+        let control = self.session.control.clone();
+        self.looking = Some(Box::pin(async move { Input::Looked(control.check_catalog().await, then_store) }));
+    }
+
+    /// Puts a status update into the socket's way where one is due.
+    fn tell_server(&mut self, now: Instant) {
+        let confirmed = self.core.confirmable();
+        if let Some(reply_requested) = self.feedback.due(now, confirmed) {
+            fail::fail_point!("confirming", |_| std::process::abort());
+            self.report.status_updates += 1;
+            let status = Status { received: self.report.received, confirmed, reply_requested };
+            self.session.stream.queue_status(status);
+        }
+    }
+
+    /// Waits for whatever comes first; the order is in the module's documentation.
+    async fn next_input(&mut self, now: Instant) -> Input {
+        let wake = self.wake_at(now);
+        let reads = self.core.has_room() && self.leaving.is_none();
+        // What is left in the buffer is taken in at once where there is room for it.
+        let backlog = reads && self.session.stream.has_buffered_message();
+        let stops = self.stop.asked() == Stop::No || self.leaving.is_none();
+        tokio::select! {
+            biased;
+            () = self.stop.at_least(Stop::Drain), if stops => Input::Stop,
+            () = tokio::time::sleep_until(wake) => Input::Clock,
+            () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
+            done = job(&mut self.storing) => done,
+            done = job(&mut self.looking) => done,
+            end = self.session.control.closed(), if !self.control_ended => Input::Control(end),
+            () = std::future::ready(()), if backlog => Input::Clock,
+            read = self.session.stream.ready_io(reads) => Input::Socket(read),
+        }
+    }
+
+    fn wake_at(&self, now: Instant) -> Instant {
+        let store = self.core.wake_at().map(|since| self.epoch + since);
+        let retry = self.core.is_pending().then(|| now + RETRY_INTERVAL);
+        let leave = self.leaving.as_ref().map(|leaving| leaving.until);
+        let due = self.feedback.wake_at().min(self.report.next).min(self.next_look.max(now + RETRY_INTERVAL));
+        // What is overdue and waits for something else than the clock must not spin it.
+        let store = store.map(|at| at.max(now + RETRY_INTERVAL));
+        [store, retry, leave].into_iter().flatten().fold(due, Instant::min)
+    }
+
+    fn handle(&mut self, input: Input) -> Result<()> {
+        match input {
+            Input::Clock => self.feedback.check_silence(Instant::now(), self.core.has_room() && self.leaving.is_none()),
+            Input::Stop => {
+                self.telemetry.health.stopping();
+                self.leave(self.config.process.shutdown_timeout, Ok(Ended::Stopped));
+                Ok(())
+            }
+            Input::Deliveries => Ok(()),
+            Input::Stored(store, position, result) => {
+                self.storing = None;
+                self.session.store = Some(store);
+                result?;
+                self.telemetry.metrics.positions_stored.inc();
+                self.core.stored(position);
+                Ok(())
+            }
+            Input::Looked(result, then_store) => {
+                self.looking = None;
+                compare(&self.session.fingerprint, &result?)?;
+                if let Some(position) = then_store {
+                    self.begin_store(position);
+                }
+                Ok(())
+            }
+            Input::Control(end) => self.control_ended(end),
+            Input::Socket(result) => {
+                let read = result?;
+                if read > 0 {
+                    self.report.received_bytes += read as u64;
+                    self.feedback.heard(Instant::now());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The SQL session is gone: Postgres shuts down, or this connection broke.
+    fn control_ended(&mut self, end: ControlEnd) -> Result<()> {
+        self.control_ended = true;
+        match end {
+            ControlEnd::ServerShuttingDown => {
+                tracing::info!("Postgres is shutting down: waiting for acks, then letting it go");
+                self.leave(SERVER_SHUTDOWN_GRACE, Ok(Ended::ServerShutDown));
+                Ok(())
+            }
+            ControlEnd::Lost(error) => Err(error),
+        }
+    }
+
+    /// Whether something received still has to be acked, stored or confirmed.
+    fn has_left_over(&self) -> bool {
+        let only_keepalives = matches!(self.core.due(self.epoch.elapsed(), true), Due::Idle(_));
+        !(self.core.is_settled() || self.control_ended && self.core.is_drained() && only_keepalives)
+    }
+
+    /// A person has to act. What came before is sound: it is acked, stored and confirmed before the relay stops (P3).
+    ///
+    /// # Errors
+    /// `error` itself, where it heals or where there is nothing to wait for.
+    fn halt(&mut self, error: Error) -> Result<()> {
+        if error.kind().disposition() != Disposition::Halt {
+            return Err(error);
+        }
+        self.leave(self.config.process.shutdown_timeout, Err(error));
+        Ok(())
+    }
+
+    /// Intake ends; what is in flight gets until then. A reason that is there already stays.
+    fn leave(&mut self, grace: Duration, with: Result<Ended>) {
+        let until = Instant::now() + grace;
+        match &mut self.leaving {
+            Some(leaving) => leaving.until = leaving.until.min(until),
+            None => self.leaving = Some(Leaving { until, with }),
+        }
+    }
+}
+
+/// The end of the job, if there is one.
+async fn job(job: &mut Option<Job>) -> Input {
+    match job {
+        Some(job) => job.await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,77 @@
+//! What the loop tells the metrics and the health, as differences since the last time.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::position::Lsn;
+use crate::relay::core::{Core, Counts};
+use crate::sink::Sink;
+use crate::telemetry::Telemetry;
+use crate::telemetry::metrics::now_us;
+
+/// How often the numbers are brought up to date: often enough for a person, seldom enough to cost nothing.
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+
+/// What was reported so far.
+pub(super) struct Report {
+    counts: Counts,
+    confirmed: Lsn,
+    pub(super) next: Instant,
+    /// Bytes and messages read since the last report, and keepalives among them.
+    pub(super) received_bytes: u64,
+    pub(super) received_messages: u64,
+    pub(super) keepalives: u64,
+    pub(super) status_updates: u64,
+    pub(super) received: Lsn,
+    pub(super) server_wal_end: Lsn,
+}
+
+impl Report {
+    /// Begins with what `core` has counted before this session.
+    pub(super) fn new<S: Sink>(core: &Core<S>) -> Self {
+        Report {
+            counts: core.counts(),
+            confirmed: core.confirmable(),
+            next: Instant::now(),
+            received_bytes: 0,
+            received_messages: 0,
+            keepalives: 0,
+            status_updates: 0,
+            received: Lsn::ZERO,
+            server_wal_end: Lsn::ZERO,
+        }
+    }
+
+    /// Tells `telemetry` what has changed.
+    pub(super) fn tell<S: Sink>(&mut self, core: &mut Core<S>, telemetry: &Telemetry, now: Instant) {
+        self.next = now + REPORT_INTERVAL;
+        let (metrics, counts, before) = (&telemetry.metrics, core.counts(), self.counts);
+        metrics.received_bytes.inc_by(std::mem::take(&mut self.received_bytes));
+        metrics.received_messages.inc_by(std::mem::take(&mut self.received_messages));
+        metrics.keepalives.inc_by(std::mem::take(&mut self.keepalives));
+        metrics.status_updates.inc_by(std::mem::take(&mut self.status_updates));
+        metrics.decoded_messages.inc_by(counts.decoded - before.decoded);
+        metrics.assembled_events.inc_by(counts.assembled - before.assembled);
+        metrics.routed_events.inc_by(counts.assembled - before.assembled);
+        metrics.enqueued_events.inc_by(counts.enqueued - before.enqueued);
+        metrics.acked_events.inc_by(counts.acked - before.acked);
+        metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
+        self.counts = counts;
+        let ledger = core.ledger();
+        metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
+        metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
+        metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
+        metrics.set_received_lsn(self.received);
+        metrics.set_server_wal_end_lsn(self.server_wal_end);
+        metrics.set_stored_lsn(core.stored_position().end_lsn);
+        metrics.set_confirmed_lsn(core.confirmable());
+        let progressed = counts.acked > before.acked || core.confirmable() > self.confirmed;
+        self.confirmed = core.confirmable();
+        telemetry.health.report(!core.is_drained(), progressed);
+        let now_us = now_us();
+        for committed_at_us in core.take_finished() {
+            telemetry.metrics.observe_commit_to_ack(committed_at_us, now_us);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! One connection to Postgres, from the first look to the first byte.
+//!
+//! The order is load-bearing: look at the catalogs, own the slot by streaming from it, and only *then* read the stored
+//! position. Read before, it could be that of a relay that still had the slot and went on.
+
+use std::future::Future;
+use std::time::Duration;
+
+use crate::config::{Config, StoreKind};
+use crate::error::{Kind, Result};
+use crate::position::{Lsn, Position};
+use crate::sink::kafka::Producer;
+use crate::source::catalog::Fingerprint;
+use crate::source::control::Control;
+use crate::source::preflight;
+use crate::source::stream::{Status, WalStream};
+use crate::state::check::{SlotNow, reconcile};
+use crate::state::kafka::KafkaStore;
+use crate::state::postgres::{PostgresStore, SlotStore};
+use crate::state::{ServerIdentity, Store, Stored};
+
+/// A session that streams from the slot, and belongs to what is stored.
+pub(super) struct Session {
+    /// The stream; nothing of it was read yet.
+    pub(super) stream: WalStream,
+    /// The plain SQL session beside it.
+    pub(super) control: Control,
+    /// Where the position is kept.
+    pub(super) store: Option<AnyStore>,
+    /// What the publication looked like before the first byte.
+    pub(super) fingerprint: Fingerprint,
+    /// What goes with every stored position.
+    identity: Stored,
+}
+
+/// The configured [`Store`].
+pub(super) enum AnyStore {
+    Kafka(KafkaStore),
+    Postgres(PostgresStore),
+    Slot(SlotStore),
+}
+
+impl AnyStore {
+    async fn load(&mut self) -> Result<Option<Stored>> {
+        match self {
+            AnyStore::Kafka(store) => store.load().await,
+            AnyStore::Postgres(store) => store.load().await,
+            AnyStore::Slot(store) => store.load().await,
+        }
+    }
+
+    pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
+        match self {
+            AnyStore::Kafka(store) => store.store(stored).await,
+            AnyStore::Postgres(store) => store.store(stored).await,
+            AnyStore::Slot(store) => store.store(stored).await,
+        }
+    }
+}
+
+impl Session {
+    /// Looks, connects, owns the slot, and finds out where to go on. `confirmed` is repeated to the server meanwhile.
+    pub(super) async fn open(config: &Config, producer: Producer, confirmed: Lsn) -> Result<Session> {
+        let source = &config.source;
+        let control = Control::connect(&source.database, source, &config.outbox).await?;
+        let facts = control.inspect().await?;
+        for warning in preflight::judge(&facts, &source.slot, &source.publication, &config.outbox)? {
+            tracing::warn!(slot = %source.slot, "{warning}");
+        }
+        let fingerprint = control.check_catalog().await?;
+        let mut stream = WalStream::connect(&source.database, source).await?;
+        let server = stream.identify_system().await?;
+        let history = match server.timeline {
+            1 => Vec::new(),
+            timeline => stream.timeline_history(timeline).await?,
+        };
+        stream.start(&source.slot, &source.publication).await?;
+
+        let status = Status { received: confirmed, confirmed, reply_requested: false };
+        let read = read_position(config, producer, &control);
+        let (store, loaded) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, read).await?;
+        let identity = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
+        let slot = SlotNow {
+            name: source.slot.to_string(),
+            confirmed_flush: facts.confirmed_flush(),
+            publication_oid: fingerprint.publication_oid,
+            table_oid: fingerprint.table_oid,
+        };
+        let start = reconcile(loaded.as_ref(), &identity, &slot, server.xlogpos, &history, config.state.adopt_slot)?;
+        for note in &start.notes {
+            tracing::warn!(slot = %source.slot, "{note}");
+        }
+        let identity = Stored {
+            server: identity,
+            slot: slot.name,
+            position: start.position,
+            publication_oid: slot.publication_oid,
+            table_oid: slot.table_oid,
+        };
+        let mut session = Session { stream, control, store, fingerprint, identity };
+        if loaded.as_ref() != Some(&session.identity) {
+            // What follows must not be confirmed against a record of something else.
+            let stored = session.identity.clone();
+            let write = session.store.store(&stored);
+            hold(&mut session.stream, source.wal_sender_timeout / 3, status, &session.control, write).await?;
+        }
+        Ok(session)
+    }
+
+    /// Where delivery goes on, and what the store holds.
+    pub(super) fn start_position(&self) -> Position {
+        self.identity.position
+    }
+
+    /// What to store for `position`.
+    pub(super) fn stored_at(&self, position: Position) -> Stored {
+        Stored { position, ..self.identity.clone() }
+    }
+}
+
+/// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes.
+async fn read_position(config: &Config, producer: Producer, control: &Control) -> Result<(AnyStore, Option<Stored>)> {
+    let mut told = false;
+    loop {
+        let read = async {
+            let mut store = match config.state.store {
+                StoreKind::Kafka => {
+                    AnyStore::Kafka(KafkaStore::open(&config.kafka, &config.state, producer.clone()).await?)
+                }
+                StoreKind::Postgres => {
+                    AnyStore::Postgres(PostgresStore::open(control.clone(), &config.state.key).await?)
+                }
+                StoreKind::Slot => AnyStore::Slot(SlotStore),
+            };
+            let loaded = store.load().await?;
+            Ok((store, loaded))
+        };
+        match read.await {
+            Err(error) if error.kind() == Kind::KafkaUnreachable => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(%error, "the stored position cannot be read yet; holding the slot until it can");
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Drives `work` to its end while the server is told every `every` that we are here (P5). Nothing is read.
+async fn hold<T>(
+    stream: &mut WalStream,
+    every: Duration,
+    status: Status,
+    control: &Control,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    tokio::pin!(work);
+    let mut tick = tokio::time::interval(every);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            end = control.closed() => return Err(end.into_error()),
+            _ = tick.tick() => {
+                stream.queue_status(status);
+                stream.flush_output().await?;
+            }
+        }
+    }
+}

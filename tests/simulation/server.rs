@@ -1,0 +1,184 @@
+//! A model of one Postgres: its log, one slot, and the walsender of one connection.
+
+use std::collections::VecDeque;
+
+use walrelay::position::Lsn;
+
+/// OID of the outbox table in the model.
+const TABLE_OID: u32 = 16_384;
+
+/// One committed transaction.
+#[derive(Debug, Clone)]
+pub struct Transaction {
+    pub commit_lsn: Lsn,
+    pub end_lsn: Lsn,
+    /// Aggregate and version of each event; the id is their join.
+    pub events: Vec<(u8, u64)>,
+}
+
+/// What the walsender has ready to send.
+#[derive(Debug, Clone)]
+pub enum Sent {
+    Data { wal_start: Lsn, body: Vec<u8> },
+    Keepalive { wal_end: Lsn },
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Server {
+    pub log: Vec<Transaction>,
+    wal: u64,
+    versions: [u64; 4],
+    /// What the slot holds in memory, and what a crash leaves of it.
+    pub confirmed: Lsn,
+    confirmed_on_disk: Lsn,
+    connection: Option<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    next: usize,
+    relation_sent: bool,
+    queue: VecDeque<Sent>,
+    status: Lsn,
+}
+
+impl Server {
+    pub fn new() -> Self {
+        let start = Lsn::new(1_000);
+        Server {
+            log: Vec::new(),
+            wal: 1_000,
+            versions: [0; 4],
+            confirmed: start,
+            confirmed_on_disk: start,
+            connection: None,
+        }
+    }
+
+    /// A business transaction commits: of 0 to 4 events.
+    pub fn write(&mut self, random: &mut fastrand::Rng) {
+        self.wal += random.u64(8..64);
+        let commit_lsn = Lsn::new(self.wal);
+        self.wal += random.u64(8..32);
+        let events = (0..random.usize(0..5)).map(|_| {
+            let aggregate = random.usize(0..self.versions.len());
+            self.versions[aggregate] += 1;
+            (u8::try_from(aggregate).unwrap(), self.versions[aggregate])
+        });
+        let events = events.collect();
+        // The next record may begin where this one ends: a commit can have the last one's end as its LSN.
+        self.log.push(Transaction { commit_lsn, end_lsn: Lsn::new(self.wal), events });
+        if random.bool() {
+            self.wal -= 8;
+            let last = self.log.last_mut().unwrap();
+            last.end_lsn = Lsn::new(self.wal);
+        }
+    }
+
+    /// A neighbour writes: the log grows, and nothing of it is for us.
+    pub fn write_elsewhere(&mut self, random: &mut fastrand::Rng) {
+        self.wal += random.u64(8..400);
+    }
+
+    /// The slot's memory reaches the disk.
+    pub fn checkpoint(&mut self) {
+        self.confirmed_on_disk = self.confirmed;
+    }
+
+    /// The server is killed and starts again: the slot goes back to what was on disk (A4).
+    pub fn crash(&mut self) {
+        self.connection = None;
+        self.confirmed = self.confirmed_on_disk;
+    }
+
+    pub fn connect(&mut self) {
+        let confirmed = self.confirmed;
+        // Decoding skips transactions that end at or below the slot's position.
+        let next = self.log.partition_point(|transaction| transaction.end_lsn <= confirmed);
+        self.connection = Some(Connection { next, relation_sent: false, queue: VecDeque::new(), status: Lsn::ZERO });
+    }
+
+    pub fn disconnect(&mut self) {
+        self.connection = None;
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// The next message of the connection, if it has one.
+    pub fn send(&mut self, random: &mut fastrand::Rng) -> Option<Sent> {
+        let wal = Lsn::new(self.wal);
+        let connection = self.connection.as_mut()?;
+        if let Some(sent) = connection.queue.pop_front() {
+            return Some(sent);
+        }
+        if connection.next == self.log.len() || random.u8(0..10) == 0 {
+            // What a keepalive carries: everything that commits below it was sent.
+            let ahead = self.log.get(connection.next).map_or(wal, |transaction| transaction.commit_lsn);
+            return Some(Sent::Keepalive { wal_end: ahead });
+        }
+        let transaction = &self.log[connection.next];
+        connection.next += 1;
+        connection.queue = messages(transaction, connection.relation_sent, random);
+        connection.relation_sent |= !transaction.events.is_empty();
+        connection.queue.pop_front()
+    }
+
+    /// Whether the connection has sent all there is.
+    pub fn is_caught_up(&self) -> bool {
+        self.connection.as_ref().is_some_and(|it| it.queue.is_empty() && it.next == self.log.len())
+    }
+
+    /// A status update arrives. Panics where it goes back within the connection.
+    pub fn status(&mut self, confirmed: Lsn) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        assert!(confirmed >= connection.status, "P1: confirmed {confirmed} after {}", connection.status);
+        connection.status = confirmed;
+        self.confirmed = self.confirmed.max(confirmed);
+    }
+}
+
+/// A transaction as pgoutput sends it. Row LSNs are what they are in life: shared, backwards, zero.
+fn messages(transaction: &Transaction, relation_sent: bool, random: &mut fastrand::Rng) -> VecDeque<Sent> {
+    let mut queue = VecDeque::new();
+    let mut push = |wal_start: u64, body: Vec<u8>| queue.push_back(Sent::Data { wal_start: Lsn::new(wal_start), body });
+    let (commit, end) = (transaction.commit_lsn.as_u64(), transaction.end_lsn.as_u64());
+    push(commit, [b"B".as_slice(), &commit.to_be_bytes(), &0_i64.to_be_bytes(), &7_u32.to_be_bytes()].concat());
+    if !relation_sent && !transaction.events.is_empty() {
+        push(0, relation());
+    }
+    for &(aggregate, version) in &transaction.events {
+        push(random.u64(0..commit), insert(aggregate, version));
+    }
+    let body = [b"C\0".as_slice(), &commit.to_be_bytes(), &end.to_be_bytes(), &0_i64.to_be_bytes()].concat();
+    push(end, body);
+    queue
+}
+
+fn relation() -> Vec<u8> {
+    let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"];
+    let mut body = [b"R".as_slice(), &TABLE_OID.to_be_bytes(), b"public\0outbox\0d"].concat();
+    body.extend(u16::try_from(columns.len()).unwrap().to_be_bytes());
+    for column in columns {
+        body.push(0);
+        body.extend(column.as_bytes());
+        body.push(0);
+        body.extend(25_u32.to_be_bytes());
+        body.extend((-1_i32).to_be_bytes());
+    }
+    body
+}
+
+fn insert(aggregate: u8, version: u64) -> Vec<u8> {
+    let values = [format!("{aggregate}-{version}"), "order".into(), aggregate.to_string(), "t".into(), version.to_string()];
+    let mut body = [b"I".as_slice(), &TABLE_OID.to_be_bytes(), b"N"].concat();
+    body.extend(u16::try_from(values.len()).unwrap().to_be_bytes());
+    for value in values {
+        body.push(b't');
+        body.extend(u32::try_from(value.len()).unwrap().to_be_bytes());
+        body.extend(value.as_bytes());
+    }
+    body
+}

@@ -1,0 +1,288 @@
+//! Server, broker, store and relay in one place, and the dice that say what happens next.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use walrelay::error::Error;
+use walrelay::event::assemble::Assembler;
+use walrelay::ledger::Limits;
+use walrelay::ledger::confirm::Due;
+use walrelay::position::{Lsn, Position};
+use walrelay::relay::core::Core;
+use walrelay::route::Router;
+use walrelay::sink::Delivery;
+
+use super::broker::{Broker, Logged, Producer, Shared};
+use super::server::{Sent, Server};
+
+/// Which faults the dice may choose.
+#[derive(Debug, Clone, Copy)]
+pub struct Faults {
+    pub disconnect: bool,
+    pub server_crash: bool,
+    pub delivery_failure: bool,
+    pub relay_kill: bool,
+    pub broker_down: bool,
+}
+
+impl Faults {
+    pub const NONE: Faults = Faults {
+        disconnect: false,
+        server_crash: false,
+        delivery_failure: false,
+        relay_kill: false,
+        broker_down: false,
+    };
+    pub const ALL: Faults =
+        Faults { disconnect: true, server_crash: true, delivery_failure: true, relay_kill: true, broker_down: true };
+}
+
+/// See the module's documentation.
+pub struct World {
+    random: fastrand::Rng,
+    faults: Faults,
+    now: Duration,
+    server: Server,
+    broker: Shared,
+    /// What the store holds, and what is being written to it.
+    stored: Position,
+    storing: Option<Position>,
+    core: Option<Core<Producer>>,
+    reached: Reached,
+}
+
+/// How often the paths the simulation is for were taken.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Reached {
+    resumed_inside_a_transaction: u64,
+    restarted_inside_a_transaction: u64,
+    queue_full: u64,
+    slot_went_back: u64,
+    failed_delivery: u64,
+}
+
+impl Reached {
+    pub fn add(&mut self, world: &World) {
+        let other = world.reached;
+        self.resumed_inside_a_transaction += other.resumed_inside_a_transaction;
+        self.restarted_inside_a_transaction += other.restarted_inside_a_transaction;
+        self.queue_full += world.broker.lock().unwrap().full;
+        self.slot_went_back += other.slot_went_back;
+        self.failed_delivery += other.failed_delivery;
+    }
+
+    pub fn all(&self) -> bool {
+        self.resumed_inside_a_transaction > 0
+            && self.restarted_inside_a_transaction > 0
+            && self.queue_full > 0
+            && self.slot_went_back > 0
+            && self.failed_delivery > 0
+    }
+}
+
+impl World {
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        let server = Server::new();
+        let stored = Position::at(server.confirmed);
+        World {
+            random: fastrand::Rng::with_seed(seed),
+            faults,
+            now: Duration::ZERO,
+            server,
+            broker: Arc::new(Mutex::new(Broker::default())),
+            stored,
+            storing: None,
+            core: None,
+            reached: Reached::default(),
+        }
+    }
+
+    /// One thing happens.
+    pub fn step(&mut self) {
+        self.now += Duration::from_millis(self.random.u64(0..200));
+        match self.random.u32(0..100) {
+            0..12 => self.server.write(&mut self.random),
+            12..16 => self.server.write_elsewhere(&mut self.random),
+            16..18 => self.server.checkpoint(),
+            18..55 => self.receive(),
+            55..75 => self.ack(),
+            75..90 => self.store(),
+            90..94 => self.confirm(),
+            94 if self.faults.disconnect => self.server.disconnect(),
+            95 if self.faults.server_crash => {
+                let before = self.server.confirmed;
+                self.server.crash();
+                self.reached.slot_went_back += u64::from(self.server.confirmed < before);
+            }
+            96 if self.faults.delivery_failure => self.fail_delivery(),
+            97 if self.faults.relay_kill => self.kill(),
+            98 if self.faults.broker_down => {
+                let mut broker = self.broker.lock().unwrap();
+                broker.down = !broker.down;
+            }
+            _ => {}
+        }
+        self.check_promises();
+    }
+
+    /// Faults stop, and everything that was written has to arrive and be confirmed.
+    pub fn settle(&mut self) {
+        self.broker.lock().unwrap().down = false;
+        for _ in 0..100_000 {
+            self.now += Duration::from_secs(6);
+            self.receive();
+            self.ack();
+            self.store();
+            self.confirm();
+            self.check_promises();
+            let last = self.server.log.last().map_or(Lsn::ZERO, |transaction| transaction.end_lsn);
+            let settled = self.core.as_ref().is_some_and(Core::is_settled);
+            if settled && self.server.is_caught_up() && self.server.confirmed >= last {
+                return;
+            }
+        }
+        panic!("it did not settle: {} transactions, confirmed {}", self.server.log.len(), self.server.confirmed);
+    }
+
+    /// The relay connects where it must, and takes in one message where it has room.
+    fn receive(&mut self) {
+        let limits = Limits { events: 6, bytes: 1 << 20 };
+        if self.core.is_none() {
+            let start = self.stored;
+            self.reached.restarted_inside_a_transaction += u64::from(start.partial.is_some());
+            self.server.disconnect();
+            let (outbox, route) = (walrelay::config::OutboxConfig::default(), walrelay::config::RouteConfig::default());
+            let assembler = Assembler::new(&outbox, start);
+            let sink = Producer(Arc::clone(&self.broker));
+            self.core = Some(Core::new(start, self.stored, limits, assembler, Router::new(&route), sink, self.now));
+        }
+        let core = self.core.as_mut().unwrap();
+        if !self.server.is_connected() {
+            self.server.connect();
+            self.reached.resumed_inside_a_transaction += u64::from(core.ledger().received().partial.is_some());
+            // A store nobody waited for any more may have happened.
+            if self.random.bool() {
+                self.stored = self.storing.unwrap_or(self.stored);
+            }
+            self.storing = None;
+            core.reconnected();
+        }
+        core.retry_pending().unwrap();
+        if !core.has_room() {
+            return;
+        }
+        match self.server.send(&mut self.random) {
+            None => {}
+            Some(Sent::Keepalive { wal_end }) => core.keepalive(wal_end),
+            Some(Sent::Data { wal_start, body }) => {
+                core.data(wal_start, &body).unwrap();
+            }
+        }
+    }
+
+    fn ack(&mut self) {
+        let mut deliveries = Vec::new();
+        for _ in 0..self.random.usize(1..4) {
+            deliveries.extend(self.broker.lock().unwrap().ack_one(&mut self.random));
+        }
+        self.deliver(deliveries);
+    }
+
+    fn fail_delivery(&mut self) {
+        let failed = self.broker.lock().unwrap().fail_one(&mut self.random);
+        self.reached.failed_delivery += u64::from(failed.is_some());
+        self.deliver(failed.into_iter().collect());
+    }
+
+    fn deliver(&mut self, mut deliveries: Vec<Delivery>) {
+        let Some(core) = self.core.as_mut() else { return };
+        let failed: Result<(), Error> = core.delivered(&mut deliveries);
+        if failed.is_err() {
+            // The producer is finished. A new one starts behind what was delivered, not behind what was stored.
+            let (start, now) = (core.ledger().delivered(), self.now);
+            self.lose_producer();
+            let (outbox, route) = (walrelay::config::OutboxConfig::default(), walrelay::config::RouteConfig::default());
+            let limits = Limits { events: 6, bytes: 1 << 20 };
+            let (assembler, sink) = (Assembler::new(&outbox, start), Producer(Arc::clone(&self.broker)));
+            self.core = Some(Core::new(start, self.stored, limits, assembler, Router::new(&route), sink, now));
+        }
+    }
+
+    /// The relay is killed with -9.
+    fn kill(&mut self) {
+        // What was being stored may have made it.
+        if self.random.bool() {
+            self.stored = self.storing.unwrap_or(self.stored);
+        }
+        self.lose_producer();
+    }
+
+    fn lose_producer(&mut self) {
+        self.broker.lock().unwrap().producer_gone(&mut self.random);
+        self.storing = None;
+        self.core = None;
+        self.server.disconnect();
+    }
+
+    /// A store under way ends, or one that is due begins.
+    fn store(&mut self) {
+        let Some(core) = self.core.as_mut() else { return };
+        if let Some(position) = self.storing.take() {
+            self.stored = position;
+            core.stored(position);
+            return;
+        }
+        if let Due::Progress(position) | Due::Idle(position) = core.due(self.now, false) {
+            core.store_begun(self.now);
+            self.storing = Some(position);
+        }
+    }
+
+    fn confirm(&mut self) {
+        if let Some(core) = &self.core {
+            self.server.status(core.confirmable());
+        }
+    }
+
+    /// P1 at every step: what is confirmed is stored, and what is stored is in the log.
+    fn check_promises(&self) {
+        let confirmed = self.server.confirmed;
+        assert!(confirmed <= self.stored.end_lsn, "P1: confirmed {confirmed} past stored {}", self.stored);
+        let delivered = self.logged_once();
+        for transaction in &self.server.log {
+            let owed = match transaction.end_lsn <= self.stored.end_lsn {
+                true => transaction.events.len(),
+                false => usize::try_from(self.stored.delivered_of(transaction.commit_lsn)).unwrap(),
+            };
+            for event in transaction.events.iter().take(owed) {
+                assert!(delivered.contains(event), "P1: stored {} past {event:?}, which nobody has", self.stored);
+            }
+        }
+    }
+
+    fn logged_once(&self) -> HashSet<Logged> {
+        self.broker.lock().unwrap().log.iter().flatten().copied().collect()
+    }
+
+    /// I1 to I3: every committed event is there, nothing else is, and first occurrences are in version order.
+    pub fn check_delivery(&self) {
+        let committed: HashSet<Logged> = self.server.log.iter().flat_map(|it| it.events.iter().copied()).collect();
+        let delivered = self.logged_once();
+        assert_eq!(committed.difference(&delivered).count(), 0, "lost");
+        assert_eq!(delivered.difference(&committed).count(), 0, "phantom");
+        for log in &self.broker.lock().unwrap().log {
+            let mut newest: HashMap<u8, u64> = HashMap::new();
+            for &(aggregate, version) in log {
+                let last = newest.entry(aggregate).or_default();
+                assert!(version <= *last + 1, "P2: {aggregate}-{version} came before {aggregate}-{}", *last + 1);
+                *last = version.max(*last);
+            }
+        }
+        assert!(self.broker.lock().unwrap().is_empty());
+    }
+
+    pub fn duplicates(&self) -> usize {
+        self.broker.lock().unwrap().log.iter().map(Vec::len).sum::<usize>() - self.logged_once().len()
+    }
+}
