@@ -1,9 +1,25 @@
 //! One pgoutput payload to one message.
+//!
+//! Pure, and safe for any bytes whatever: a payload is the message it claims to be, whole and nothing else, or a
+//! [`DecodeError`] that names the byte (P11). A row's values are borrowed from the payload, nothing is allocated for it.
+
+mod cursor;
+mod message;
+mod tuple;
+
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+pub(crate) mod wire;
+
+pub use cursor::{DecodeError, Problem};
+pub use message::decode;
+pub use tuple::{Tuple, Value, Values};
 
 use crate::position::Lsn;
 
 /// A logical replication message, protocol version 1.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message<'a> {
     /// `B`: a transaction begins.
     Begin(Begin),
@@ -18,7 +34,7 @@ pub enum Message<'a> {
 }
 
 /// `B`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Begin {
     /// LSN of the commit record.
     pub commit_lsn: Lsn,
@@ -29,7 +45,7 @@ pub struct Begin {
 }
 
 /// `C`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Commit {
     /// LSN of the commit record: that of the `Begin`.
     pub commit_lsn: Lsn,
@@ -40,11 +56,11 @@ pub struct Commit {
 }
 
 /// `R`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Relation {
     /// The table's OID.
     pub oid: u32,
-    /// Schema; empty in the wire form means `pg_catalog`.
+    /// Schema. Empty in the wire form means `pg_catalog`, and is that here.
     pub schema: String,
     /// Table.
     pub table: String,
@@ -53,7 +69,7 @@ pub struct Relation {
 }
 
 /// A column of a [`Relation`].
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
     /// Name.
     pub name: String,
@@ -62,32 +78,12 @@ pub struct Column {
 }
 
 /// `I`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Insert<'a> {
     /// The table's OID.
     pub relation: u32,
     /// The row's values, still encoded and already checked to be well formed.
     pub tuple: Tuple<'a>,
-}
-
-/// A row's values.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tuple<'a> {
-    columns: u16,
-    bytes: &'a [u8],
-}
-
-/// One value of a [`Tuple`].
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Value<'a> {
-    /// SQL NULL.
-    Null,
-    /// A toasted value that did not change: never in an insert.
-    Unchanged,
-    /// In text form.
-    Text(&'a [u8]),
-    /// In binary form.
-    Binary(&'a [u8]),
 }
 
 /// A message that carries no event.

@@ -1,4 +1,21 @@
 //! Messages to events: which row, of which transaction, at which place in it.
+//!
+//! The [`Assembler`] holds one transaction's header and the tables' column positions, never a row (P4). Where an event
+//! stands is counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
+
+mod assemble;
+mod error;
+mod mapping;
+mod shown;
+
+#[cfg(test)]
+mod replay;
+
+use std::fmt;
+
+pub use assemble::{Assembler, Ignored};
+pub use error::{EventError, Fault, Seen, Violation};
+pub use shown::Shown;
 
 use crate::position::Lsn;
 
@@ -13,8 +30,14 @@ pub struct Place {
     pub committed_at_us: i64,
 }
 
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "event {} of the transaction at {}", self.index, self.commit_lsn)
+    }
+}
+
 /// One row of the outbox table. Values are the text form Postgres sent, borrowed from the receive buffer.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event<'a> {
     /// Where it stands.
     pub place: Place,
@@ -31,7 +54,7 @@ pub struct Event<'a> {
 }
 
 /// What one message came to.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step<'a> {
     /// Nothing to do: not an event, or delivered before.
     Nothing,

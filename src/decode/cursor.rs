@@ -1,0 +1,209 @@
+//! A reader over bytes from outside that cannot read past them, and what it says when it would have to (P11).
+
+use std::fmt;
+
+use crate::position::Lsn;
+
+/// Bytes that are not the message they claim to be. It holds numbers and our own words, never any of the bytes' text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeError {
+    /// Where in the message, in bytes from its first.
+    pub offset: usize,
+    /// What was being read there.
+    pub what: &'static str,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// What is wrong at the offset of a [`DecodeError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Problem {
+    /// The message ends too early.
+    Short {
+        /// Bytes that had to be there.
+        wanted: usize,
+        /// Bytes that are there.
+        left: usize,
+    },
+    /// The message goes on behind its end.
+    Trailing {
+        /// Bytes behind the end.
+        left: usize,
+    },
+    /// A byte that says what follows has a value without a meaning.
+    Unknown {
+        /// The byte.
+        found: u8,
+    },
+    /// A length or count below zero, or a number outside its range.
+    OutOfRange {
+        /// The number.
+        found: i64,
+    },
+    /// A text does not end with a zero byte.
+    Unterminated,
+    /// A name is not UTF-8.
+    NotUtf8,
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DecodeError { offset, what, problem } = self;
+        match problem {
+            Problem::Short { wanted, left } => {
+                write!(f, "{what} at byte {offset} wants {wanted} bytes and {left} are left")
+            }
+            Problem::Trailing { left } => write!(f, "{what} ends at byte {offset} and {left} more bytes follow"),
+            Problem::Unknown { found } => write!(f, "{what} at byte {offset} is 0x{found:02x}, which has no meaning"),
+            Problem::OutOfRange { found } => write!(f, "{what} at byte {offset} is {found}, which is out of range"),
+            Problem::Unterminated => write!(f, "{what} at byte {offset} has no end"),
+            Problem::NotUtf8 => write!(f, "{what} at byte {offset} is not UTF-8"),
+        }
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+/// Reads big-endian numbers and texts off the front of `bytes`. Every read is checked; none copies or allocates.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cursor<'a> {
+    rest: &'a [u8],
+    offset: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Cursor { rest: bytes, offset: 0 }
+    }
+
+    /// What has not been read.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    /// An error about what was `behind` bytes before here.
+    pub(super) fn error(&self, behind: usize, what: &'static str, problem: Problem) -> DecodeError {
+        DecodeError { offset: self.offset.saturating_sub(behind), what, problem }
+    }
+
+    #[inline]
+    pub(super) fn take(&mut self, wanted: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
+        let Some((taken, rest)) = self.rest.split_at_checked(wanted) else {
+            return Err(self.error(0, what, Problem::Short { wanted, left: self.rest.len() }));
+        };
+        self.rest = rest;
+        self.offset += wanted;
+        Ok(taken)
+    }
+
+    #[inline]
+    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
+        let Some((taken, rest)) = self.rest.split_first_chunk::<N>() else {
+            return Err(self.error(0, what, Problem::Short { wanted: N, left: self.rest.len() }));
+        };
+        self.rest = rest;
+        self.offset += N;
+        Ok(*taken)
+    }
+
+    #[inline]
+    pub(super) fn u8(&mut self, what: &'static str) -> Result<u8, DecodeError> {
+        self.array::<1>(what).map(|[byte]| byte)
+    }
+
+    #[inline]
+    pub(super) fn u32(&mut self, what: &'static str) -> Result<u32, DecodeError> {
+        self.array(what).map(u32::from_be_bytes)
+    }
+
+    #[inline]
+    pub(super) fn i64(&mut self, what: &'static str) -> Result<i64, DecodeError> {
+        self.array(what).map(i64::from_be_bytes)
+    }
+
+    #[inline]
+    pub(super) fn lsn(&mut self, what: &'static str) -> Result<Lsn, DecodeError> {
+        self.array(what).map(|bytes| Lsn::new(u64::from_be_bytes(bytes)))
+    }
+
+    /// A signed 16-bit number that must not be negative.
+    #[inline]
+    pub(super) fn count16(&mut self, what: &'static str) -> Result<u16, DecodeError> {
+        let found = self.array(what).map(i16::from_be_bytes)?;
+        u16::try_from(found).map_err(|_| self.error(2, what, Problem::OutOfRange { found: found.into() }))
+    }
+
+    /// A signed 32-bit number that must not be negative. It is a claim: nothing may be allocated by it.
+    #[inline]
+    pub(super) fn count32(&mut self, what: &'static str) -> Result<usize, DecodeError> {
+        let found = self.array(what).map(i32::from_be_bytes)?;
+        usize::try_from(found).map_err(|_| self.error(4, what, Problem::OutOfRange { found: found.into() }))
+    }
+
+    /// Bytes up to a zero byte, without it.
+    pub(super) fn until_zero(&mut self, what: &'static str) -> Result<&'a [u8], DecodeError> {
+        let Some(length) = self.rest.iter().position(|byte| *byte == 0) else {
+            return Err(self.error(0, what, Problem::Unterminated));
+        };
+        let taken = self.take(length, what)?;
+        self.take(1, what)?;
+        Ok(taken)
+    }
+
+    /// A name: UTF-8, because that is the session's `client_encoding`.
+    pub(super) fn name(&mut self, what: &'static str) -> Result<&'a str, DecodeError> {
+        let start = *self;
+        let bytes = self.until_zero(what)?;
+        std::str::from_utf8(bytes).map_err(|_| start.error(0, what, Problem::NotUtf8))
+    }
+
+    /// Nothing may be left.
+    #[inline]
+    pub(super) fn end(&self, what: &'static str) -> Result<(), DecodeError> {
+        match self.rest.len() {
+            0 => Ok(()),
+            left => Err(self.error(0, what, Problem::Trailing { left })),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_read_names_the_offset_and_what_was_wanted() {
+        let mut cursor = Cursor::new(&[0, 0, 0, 7, 1, 2]);
+        assert_eq!(cursor.u32("a number"), Ok(7));
+        let error = cursor.i64("a time").unwrap_err();
+        assert_eq!(error, DecodeError { offset: 4, what: "a time", problem: Problem::Short { wanted: 8, left: 2 } });
+        assert_eq!(error.to_string(), "a time at byte 4 wants 8 bytes and 2 are left");
+        assert_eq!(cursor.rest(), [1, 2], "a failed read must not move");
+    }
+
+    #[test]
+    fn a_negative_count_is_refused_where_it_stands() {
+        let mut cursor = Cursor::new(&[9, 0xff, 0xff, 0xff, 0xfe]);
+        cursor.u8("a tag").unwrap();
+        let error = cursor.count32("a length").unwrap_err();
+        assert_eq!(error, DecodeError { offset: 1, what: "a length", problem: Problem::OutOfRange { found: -2 } });
+        assert!(Cursor::new(&[0x80, 0]).count16("a count").is_err());
+    }
+
+    #[test]
+    fn the_largest_declared_length_is_an_error_and_not_an_allocation() {
+        let error = Cursor::new(&[1, 2, 3]).take(usize::MAX, "a value").unwrap_err();
+        assert_eq!(error.problem, Problem::Short { wanted: usize::MAX, left: 3 });
+    }
+
+    #[test]
+    fn a_name_ends_with_zero_and_is_utf_8() {
+        let mut cursor = Cursor::new(b"a\xc3\xa4\0b\xff\0c");
+        assert_eq!(cursor.name("a name"), Ok("aä"));
+        assert_eq!(
+            cursor.name("a name").unwrap_err(),
+            DecodeError { offset: 4, what: "a name", problem: Problem::NotUtf8 }
+        );
+        assert_eq!(cursor.name("a name").unwrap_err().problem, Problem::Unterminated);
+    }
+}

@@ -1,0 +1,184 @@
+//! The decoder against messages it knows, and against every way of damaging them (P11).
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+/// A message and its bytes: one of each tag, with every kind of value.
+fn one_of_each() -> Vec<(Vec<u8>, Message<'static>)> {
+    const ROW: &[Value<'static>] =
+        &[Value::Null, Value::Text("größe".as_bytes()), Value::Unchanged, Value::Binary(&[0, 255]), Value::Text(b"")];
+    let begin = Begin { commit_lsn: Lsn::new(0x1_0000_0020), committed_at_us: 1_714_979_289_123_456, xid: u32::MAX };
+    let commit = Commit { commit_lsn: Lsn::new(32), end_lsn: Lsn::new(64), committed_at_us: -1 };
+    let column = |name: &str| Column { name: name.to_owned(), type_oid: 25 };
+    let relation = |schema: &str| Relation {
+        oid: 16_384,
+        schema: schema.to_owned(),
+        table: "Öutbox".to_owned(),
+        columns: vec![column("id"), column("größe")],
+    };
+    vec![
+        (wire::begin(0x1_0000_0020, 1_714_979_289_123_456, u32::MAX), Message::Begin(begin)),
+        (wire::commit(32, 64, -1), Message::Commit(commit)),
+        (wire::relation(16_384, "public", "Öutbox", &["id", "größe"]), Message::Relation(relation("public"))),
+        (wire::relation(16_384, "", "Öutbox", &["id", "größe"]), Message::Relation(relation("pg_catalog"))),
+        (wire::insert(7, ROW), Message::Insert(Insert { relation: 7, tuple: leak_tuple(ROW) })),
+        (wire::insert(7, &[]), Message::Insert(Insert { relation: 7, tuple: leak_tuple(&[]) })),
+        (wire::update(7, &ROW[..1], ROW), Message::Other(Other::Update)),
+        (wire::delete(7, ROW), Message::Other(Other::Delete)),
+        (wire::truncate(&[7, 8]), Message::Other(Other::Truncate)),
+        (wire::data_type(99, "public", "mood"), Message::Other(Other::Type)),
+        (wire::origin(32, "upstream"), Message::Other(Other::Origin)),
+        (wire::logical_message(32, "prefix", b"content"), Message::Other(Other::LogicalMessage)),
+    ]
+}
+
+/// The tuple of these values, living for ever.
+fn leak_tuple(values: &[Value<'_>]) -> Tuple<'static> {
+    let bytes: &'static [u8] = wire::insert(0, values).leak();
+    Tuple::read(&mut cursor::Cursor::new(&bytes[6..])).unwrap()
+}
+
+/// Decodes and walks whatever came of it: the values must be as many as declared and lie inside `bytes`.
+fn decode_and_walk(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
+    let decoded = decode(bytes);
+    match &decoded {
+        Ok(Message::Insert(insert)) => {
+            assert_eq!(insert.tuple.values().count(), insert.tuple.len());
+            let inside = bytes.as_ptr_range();
+            for value in insert.tuple.values() {
+                if let Value::Text(content) | Value::Binary(content) = value {
+                    let content = content.as_ptr_range();
+                    assert!(inside.start <= content.start && content.end <= inside.end, "a value outside the message");
+                }
+            }
+        }
+        Ok(_) => {}
+        Err(error) => {
+            assert!(error.offset <= bytes.len(), "{error} lies outside {} bytes", bytes.len());
+            assert!(!error.to_string().is_empty());
+        }
+    }
+    decoded
+}
+
+#[test]
+fn each_message_decodes_to_what_was_written() {
+    for (bytes, message) in one_of_each() {
+        assert_eq!(decode_and_walk(&bytes), Ok(message));
+    }
+}
+
+#[test]
+fn every_truncation_of_a_message_is_an_error() {
+    for (bytes, message) in one_of_each() {
+        for length in 0..bytes.len() {
+            let decoded = decode_and_walk(&bytes[..length]);
+            assert!(decoded.is_err(), "{length} of {} bytes of {message:?} gave {decoded:?}", bytes.len());
+        }
+    }
+}
+
+#[test]
+fn trailing_bytes_are_an_error_that_names_their_offset() {
+    for (mut bytes, message) in one_of_each() {
+        let length = bytes.len();
+        bytes.extend([0, 0]);
+        let error = decode_and_walk(&bytes).unwrap_err();
+        assert_eq!((error.offset, error.problem), (length, Problem::Trailing { left: 2 }), "behind {message:?}");
+    }
+}
+
+#[test]
+fn every_unknown_tag_is_an_error() {
+    for tag in (0..=u8::MAX).filter(|tag| !b"BCRIUDTYOM".contains(tag)) {
+        let error = decode_and_walk(&[tag, 0, 0, 0, 0]).unwrap_err();
+        assert_eq!(error, DecodeError { offset: 0, what: "a message's tag", problem: Problem::Unknown { found: tag } });
+    }
+    assert_eq!(decode(&[]).unwrap_err().problem, Problem::Short { wanted: 1, left: 0 });
+}
+
+#[test]
+fn unknown_kinds_inside_a_message_are_errors_that_name_their_offset() {
+    let null = &[Value::Null][..];
+    for (mut bytes, offset) in [
+        (wire::insert(7, null), 5),
+        (wire::insert(7, null), 8),
+        (wire::update(7, null, null), 5),
+        (wire::update(7, null, null), 9),
+        (wire::delete(7, null), 5),
+        (wire::commit(1, 2, 3), 1),
+    ] {
+        assert!(decode_and_walk(&bytes).is_ok());
+        bytes[offset] = b'?';
+        let error = decode_and_walk(&bytes).unwrap_err();
+        assert_eq!((error.offset, error.problem), (offset, Problem::Unknown { found: b'?' }));
+    }
+}
+
+#[test]
+fn a_count_of_two_thousand_million_tables_is_an_error_without_an_allocation() {
+    let error = decode_and_walk(b"T\x7f\xff\xff\xff\0\0\0\0\x07").unwrap_err();
+    assert_eq!((error.offset, error.problem), (10, Problem::Short { wanted: 4, left: 0 }));
+    let error = decode_and_walk(b"T\xff\xff\xff\xff\0").unwrap_err();
+    assert_eq!((error.offset, error.problem), (1, Problem::OutOfRange { found: -1 }));
+}
+
+#[test]
+fn a_time_that_does_not_fit_is_an_error() {
+    let mut bytes = wire::begin(1, 0, 1);
+    bytes[9..17].copy_from_slice(&i64::MAX.to_be_bytes());
+    let error = decode_and_walk(&bytes).unwrap_err();
+    assert_eq!((error.offset, error.problem), (9, Problem::OutOfRange { found: i64::MAX }));
+    bytes[9..17].copy_from_slice(&i64::MIN.to_be_bytes());
+    let decoded = Begin { commit_lsn: Lsn::new(1), committed_at_us: i64::MIN + wire::EPOCH_US, xid: 1 };
+    assert_eq!(decode_and_walk(&bytes), Ok(Message::Begin(decoded)));
+}
+
+#[test]
+fn a_name_that_is_not_utf_8_is_an_error() {
+    let mut bytes = wire::relation(1, "public", "outbox", &["id"]);
+    let at = bytes.iter().position(|byte| *byte == b'o').unwrap();
+    bytes[at] = 0xff;
+    let error = decode_and_walk(&bytes).unwrap_err();
+    assert_eq!((error.what, error.problem), ("a relation's table", Problem::NotUtf8));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..400)) {
+        let _ = decode_and_walk(&bytes);
+    }
+
+    #[test]
+    fn arbitrary_bytes_behind_a_known_tag_never_panic(
+        tag in proptest::sample::select(&b"BCRIUDTYOM"[..]),
+        bytes in vec(prop_oneof![Just(0_u8), proptest::sample::select(&b"NKOntub"[..]), any::<u8>()], 0..60),
+    ) {
+        let _ = decode_and_walk(&[&[tag][..], &bytes].concat());
+    }
+
+    #[test]
+    fn a_message_with_one_byte_changed_never_panics(
+        which in any::<proptest::sample::Index>(), at in any::<proptest::sample::Index>(), byte in any::<u8>(),
+    ) {
+        let messages = one_of_each();
+        let mut bytes = which.get(&messages).0.clone();
+        *at.get_mut(&mut bytes) = byte;
+        let _ = decode_and_walk(&bytes);
+    }
+
+    #[test]
+    fn any_row_comes_back_as_it_was_written(row in vec(
+        prop_oneof![
+            Just(None),
+            vec(any::<u8>(), 0..40).prop_map(Some),
+        ], 0..30,
+    )) {
+        let values: Vec<_> = row.iter().map(|value| value.as_deref().map_or(Value::Null, Value::Text)).collect();
+        let bytes = wire::insert(3, &values);
+        let Ok(Message::Insert(insert)) = decode_and_walk(&bytes) else { panic!("not an insert") };
+        prop_assert_eq!(insert.tuple.values().collect::<Vec<_>>(), values);
+    }
+}

@@ -1,0 +1,302 @@
+//! The state machine from messages to steps.
+
+use std::collections::HashMap;
+
+use super::error::{EventError, Fault, Seen, Violation};
+use super::mapping::{Field, Mapping, Row};
+use super::{Event, Place, Shown, Step};
+use crate::config::OutboxConfig;
+use crate::decode::{self, Begin, Commit, Insert, Message, Other, Relation, Value};
+use crate::position::{Lsn, Position};
+
+/// How many column names a missing column's error lists.
+const LISTED_COLUMNS_MAX: usize = 50;
+
+/// What came and is no event, counted since the assembler was made. Transactions the position covers do not count.
+///
+/// Of every table in the publication: one that publishes inserts only, of the outbox only, leaves these at zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ignored {
+    /// Updated rows, upserts that found a row among them.
+    pub updates: u64,
+    /// Deleted rows.
+    pub deletes: u64,
+    /// Truncate commands.
+    pub truncates: u64,
+}
+
+/// Makes events of one replication session's messages, and drops what was delivered before.
+///
+/// It must see every message of a session, in order, from the session's first. After an error it is of no use until
+/// [`Assembler::resume_at`] is called for a new session.
+#[derive(Debug)]
+pub struct Assembler {
+    outbox: OutboxConfig,
+    resume: Position,
+    /// Whether the transaction in `resume.partial` has yet to come.
+    partial_expected: bool,
+    tables: HashMap<u32, Table>,
+    /// The table of the last insert, so that rows of one table in a row need no look-up.
+    last: Option<(u32, Table)>,
+    /// The column names of each table that is [`Table::Lacking`], for its error.
+    there_are: HashMap<u32, String>,
+    open: Option<Open>,
+    last_end_lsn: Lsn,
+    ignored: Ignored,
+}
+
+/// A table the server described.
+#[derive(Debug, Clone, Copy)]
+enum Table {
+    Other,
+    Outbox(Mapping),
+    /// The outbox without a configured column: an error as soon as an event needs it, not for delivered ones.
+    Lacking(Field),
+}
+
+/// The transaction that is under way.
+#[derive(Debug)]
+struct Open {
+    commit_lsn: Lsn,
+    committed_at_us: i64,
+    /// Outbox events so far.
+    index: u64,
+    /// How many of its events were delivered before.
+    delivered: u64,
+    covered: bool,
+}
+
+impl Assembler {
+    /// Makes events of the rows of `outbox` that `resume` does not cover.
+    pub fn new(outbox: &OutboxConfig, resume: Position) -> Self {
+        Assembler {
+            outbox: outbox.clone(),
+            resume,
+            partial_expected: resume.partial.is_some(),
+            tables: HashMap::new(),
+            last: None,
+            there_are: HashMap::new(),
+            open: None,
+            last_end_lsn: Lsn::ZERO,
+            ignored: Ignored::default(),
+        }
+    }
+
+    /// Starts over for a new session: forgets an open transaction and all tables, and drops what `resume` covers.
+    pub fn resume_at(&mut self, resume: Position) {
+        self.resume = resume;
+        self.partial_expected = resume.partial.is_some();
+        self.tables.clear();
+        self.last = None;
+        self.there_are.clear();
+        self.open = None;
+        self.last_end_lsn = Lsn::ZERO;
+    }
+
+    /// What came so far and is no event.
+    pub fn ignored(&self) -> Ignored {
+        self.ignored
+    }
+
+    /// Takes the next message of the session, `message` being one pgoutput payload, and says what it came to.
+    ///
+    /// `wal_start` is where the server says the message stands; it serves error texts and nothing else. Of a
+    /// transaction the position covers everything is [`Step::Nothing`], except that a table described in it is still
+    /// [`Step::Relation`]: a description is for the session, and is not repeated. Allocates nothing for a row.
+    ///
+    /// # Errors
+    /// [`EventError`]: bytes that are no message, a message that may not come here, a row that no event can be made
+    /// of, a position that is not of this stream. Nothing was skipped.
+    pub fn feed<'a>(&mut self, message: &'a [u8], wal_start: Lsn) -> Result<Step<'a>, EventError> {
+        match decode::decode(message) {
+            Ok(Message::Insert(insert)) => self.insert(&insert, wal_start),
+            Ok(Message::Begin(begin)) => self.begin(begin, wal_start),
+            Ok(Message::Commit(commit)) => self.commit(commit, wal_start),
+            Ok(Message::Relation(relation)) => Ok(self.relation(&relation)),
+            Ok(Message::Other(other)) => self.other(other, wal_start),
+            Err(source) => Err(EventError::Undecodable { seen: self.seen(wal_start), source }),
+        }
+    }
+
+    fn begin<'a>(&mut self, begin: Begin, wal_start: Lsn) -> Result<Step<'a>, EventError> {
+        let Begin { commit_lsn, committed_at_us, .. } = begin;
+        if self.open.is_some() {
+            return Err(self.protocol(wal_start, Violation::Nested));
+        }
+        let last_end_lsn = self.last_end_lsn;
+        if commit_lsn < last_end_lsn {
+            return Err(self.protocol(wal_start, Violation::Backwards { commit_lsn, last_end_lsn }));
+        }
+        let covered = self.resume.covers(commit_lsn);
+        let delivered = if covered { 0 } else { self.resume.delivered_of(commit_lsn) };
+        if delivered > 0 {
+            self.partial_expected = false;
+        } else if self.partial_expected && self.resume.partial.is_some_and(|partial| partial.commit_lsn < commit_lsn) {
+            return Err(EventError::PartialMissing { position: self.resume, commit_lsn, events: 0 });
+        }
+        self.open = Some(Open { commit_lsn, committed_at_us, index: 0, delivered, covered });
+        Ok(if covered { Step::Nothing } else { Step::Begin { commit_lsn } })
+    }
+
+    fn commit<'a>(&mut self, commit: Commit, wal_start: Lsn) -> Result<Step<'a>, EventError> {
+        let Commit { commit_lsn, end_lsn, .. } = commit;
+        let Some(open) = &self.open else {
+            return Err(self.protocol(wal_start, Violation::Outside { what: "a commit" }));
+        };
+        if commit_lsn != open.commit_lsn {
+            return Err(self.protocol(wal_start, Violation::OtherCommit { commit_lsn }));
+        }
+        if end_lsn <= commit_lsn {
+            return Err(self.protocol(wal_start, Violation::EmptyCommit { commit_lsn, end_lsn }));
+        }
+        if open.covered && end_lsn > self.resume.end_lsn {
+            return Err(EventError::PositionInside { position: self.resume, commit_lsn, end_lsn });
+        }
+        if open.index < open.delivered {
+            return Err(EventError::PartialMissing { position: self.resume, commit_lsn, events: open.index });
+        }
+        let covered = open.covered;
+        self.last_end_lsn = end_lsn;
+        self.open = None;
+        Ok(if covered { Step::Nothing } else { Step::Commit { commit_lsn, end_lsn } })
+    }
+
+    fn relation<'a>(&mut self, relation: &Relation) -> Step<'a> {
+        let configured = &self.outbox.table;
+        let outbox = relation.schema == configured.schema() && relation.table == configured.table();
+        self.there_are.remove(&relation.oid);
+        let table = match outbox.then(|| Mapping::new(&self.outbox, relation)) {
+            None => Table::Other,
+            Some(Ok(mapping)) => Table::Outbox(mapping),
+            Some(Err(field)) => {
+                self.there_are.insert(relation.oid, list(relation));
+                Table::Lacking(field)
+            }
+        };
+        self.tables.insert(relation.oid, table);
+        self.last = None;
+        Step::Relation { oid: relation.oid, outbox }
+    }
+
+    #[inline]
+    fn insert<'a>(&mut self, insert: &Insert<'a>, wal_start: Lsn) -> Result<Step<'a>, EventError> {
+        let oid = insert.relation;
+        let table = match self.last {
+            Some((last, table)) if last == oid => table,
+            _ => match self.tables.get(&oid) {
+                Some(table) => *table,
+                None => return Err(self.protocol(wal_start, Violation::UnknownRelation { oid })),
+            },
+        };
+        self.last = Some((oid, table));
+        let Some(open) = &mut self.open else {
+            return Err(self.protocol(wal_start, Violation::Outside { what: "a row" }));
+        };
+        let mapping = match table {
+            Table::Outbox(mapping) => Ok(mapping),
+            Table::Lacking(field) => Err(field),
+            Table::Other => return Ok(Step::Nothing),
+        };
+        if open.covered {
+            return Ok(Step::Nothing);
+        }
+        let place = Place { commit_lsn: open.commit_lsn, index: open.index, committed_at_us: open.committed_at_us };
+        open.index += 1;
+        if place.index < open.delivered {
+            return Ok(Step::Nothing);
+        }
+        let mapping = mapping.map_err(|field| self.column_missing(place, field, oid))?;
+        let Some(row) = mapping.row(&insert.tuple) else {
+            let seen = Seen { wal_start, transaction: Some((place.commit_lsn, place.index)) };
+            let violation = Violation::Width { values: insert.tuple.len(), columns: mapping.columns() };
+            return Err(EventError::Protocol { seen, violation });
+        };
+        event(place, &row).map(Step::Event).map_err(|(field, fault)| self.unfit(place, &row, field, fault))
+    }
+
+    fn other<'a>(&mut self, other: Other, wal_start: Lsn) -> Result<Step<'a>, EventError> {
+        let (what, count) = match other {
+            Other::Update => ("an update", &mut self.ignored.updates),
+            Other::Delete => ("a delete", &mut self.ignored.deletes),
+            Other::Truncate => ("a truncate", &mut self.ignored.truncates),
+            Other::Type | Other::Origin | Other::LogicalMessage => return Ok(Step::Nothing),
+        };
+        match &self.open {
+            None => Err(self.protocol(wal_start, Violation::Outside { what })),
+            Some(open) => {
+                *count += u64::from(!open.covered);
+                Ok(Step::Nothing)
+            }
+        }
+    }
+
+    #[cold]
+    fn column_missing(&self, place: Place, field: Field, oid: u32) -> EventError {
+        EventError::ColumnMissing {
+            place,
+            table: self.outbox.table.to_string(),
+            column: field.column(&self.outbox).to_owned(),
+            there_are: self.there_are.get(&oid).cloned().unwrap_or_default(),
+        }
+    }
+
+    #[cold]
+    fn unfit(&self, place: Place, row: &Row<'_>, field: Field, fault: Fault) -> EventError {
+        EventError::Value {
+            place,
+            id: if let Value::Text(id) = row.id { Some(Shown::of(id)) } else { None },
+            table: self.outbox.table.to_string(),
+            column: field.column(&self.outbox).to_owned(),
+            fault,
+        }
+    }
+
+    fn seen(&self, wal_start: Lsn) -> Seen {
+        Seen { wal_start, transaction: self.open.as_ref().map(|open| (open.commit_lsn, open.index)) }
+    }
+
+    #[cold]
+    fn protocol(&self, wal_start: Lsn, violation: Violation) -> EventError {
+        EventError::Protocol { seen: self.seen(wal_start), violation }
+    }
+}
+
+#[inline]
+fn event<'a>(place: Place, row: &Row<'a>) -> Result<Event<'a>, (Field, Fault)> {
+    Ok(Event {
+        place,
+        id: text(row.id, Field::Id)?.ok_or((Field::Id, Fault::Null))?,
+        aggregate_type: text(row.aggregate_type, Field::AggregateType)?.ok_or((Field::AggregateType, Fault::Null))?,
+        aggregate_id: text(row.aggregate_id, Field::AggregateId)?,
+        event_type: text(row.event_type, Field::EventType)?,
+        payload: text(row.payload, Field::Payload)?,
+    })
+}
+
+#[inline]
+fn text(value: Value<'_>, field: Field) -> Result<Option<&[u8]>, (Field, Fault)> {
+    match value {
+        Value::Null => Ok(None),
+        Value::Text(text) => Ok(Some(text)),
+        Value::Unchanged => Err((field, Fault::Unchanged)),
+        Value::Binary(_) => Err((field, Fault::Binary)),
+    }
+}
+
+/// The table's columns, for an error text.
+fn list(relation: &Relation) -> String {
+    let mut list = String::new();
+    for (number, column) in relation.columns.iter().enumerate() {
+        let separator = if number == 0 { "" } else { ", " };
+        if number == LISTED_COLUMNS_MAX {
+            list.push_str(" and more");
+            break;
+        }
+        list.push_str(separator);
+        list.push_str(&Shown::of(column.name.as_bytes()).to_string());
+    }
+    if list.is_empty() { "none".to_owned() } else { list }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+use super::*;
+use crate::config::SlotName;
+use crate::decode::wire;
+use crate::error::Kind;
+use crate::event::replay::{COLUMNS, outbox};
+use crate::position::Partial;
+
+const OUTBOX: u32 = 16_384;
+
+/// Feeds one message that stands nowhere in particular.
+fn feed<'a>(assembler: &mut Assembler, message: &'a [u8]) -> Result<Step<'a>, EventError> {
+    assembler.feed(message, Lsn::new(5))
+}
+
+fn feed_all(assembler: &mut Assembler, messages: &[Vec<u8>]) {
+    for message in messages {
+        feed(assembler, message).unwrap();
+    }
+}
+
+fn described() -> Vec<u8> {
+    wire::relation(OUTBOX, "public", "outbox", &COLUMNS)
+}
+
+fn row(id: &str) -> Vec<u8> {
+    wire::insert(OUTBOX, &[Value::Text(id.as_bytes()), Value::Text(b"order"), Value::Null, Value::Null, Value::Null])
+}
+
+/// An assembler inside the transaction at 100, the outbox described.
+fn in_a_transaction(resume: Position) -> Assembler {
+    let mut assembler = Assembler::new(&outbox(), resume);
+    feed_all(&mut assembler, &[wire::begin(100, 7, 1), described()]);
+    assembler
+}
+
+fn protocol_fault(assembler: &mut Assembler, message: &[u8]) -> Violation {
+    match feed(assembler, message) {
+        Err(EventError::Protocol { violation, .. }) => violation,
+        other => panic!("not a violation: {other:?}"),
+    }
+}
+
+#[test]
+fn a_transaction_comes_to_begin_events_and_commit() {
+    let mut assembler = Assembler::new(&outbox(), Position::default());
+    let values = [&b"7"[..], b"order", b"o-1", b"Placed", b"{}"].map(Value::Text);
+    let mut feed = |message: Vec<u8>| feed(&mut assembler, message.leak()).unwrap();
+    assert_eq!(feed(wire::begin(100, 9, 1)), Step::Begin { commit_lsn: Lsn::new(100) });
+    assert_eq!(feed(described()), Step::Relation { oid: OUTBOX, outbox: true });
+    let place = Place { commit_lsn: Lsn::new(100), index: 0, committed_at_us: 9 };
+    let event = Event {
+        place,
+        id: b"7",
+        aggregate_type: b"order",
+        aggregate_id: Some(b"o-1"),
+        event_type: Some(b"Placed"),
+        payload: Some(b"{}"),
+    };
+    assert_eq!(feed(wire::insert(OUTBOX, &values)), Step::Event(event));
+    let Step::Event(event) = feed(row("8")) else { panic!("not an event") };
+    assert_eq!((event.place.index, event.aggregate_id, event.payload), (1, None, None));
+    let commit = Step::Commit { commit_lsn: Lsn::new(100), end_lsn: Lsn::new(130) };
+    assert_eq!(feed(wire::commit(100, 130, 9)), commit);
+    assert_eq!(feed(wire::begin(130, 9, 2)), Step::Begin { commit_lsn: Lsn::new(130) });
+    let Step::Event(event) = feed(row("9")) else { panic!("not an event") };
+    assert_eq!(event.place.index, 0, "each transaction counts its own events");
+}
+
+#[test]
+fn of_a_covered_transaction_nothing_comes_but_descriptions() {
+    let mut assembler = Assembler::new(&outbox(), Position::at(Lsn::new(130)));
+    assert_eq!(feed(&mut assembler, &wire::begin(100, 9, 1)), Ok(Step::Nothing));
+    assert_eq!(feed(&mut assembler, &described()), Ok(Step::Relation { oid: OUTBOX, outbox: true }));
+    assert_eq!(feed(&mut assembler, &row("7")), Ok(Step::Nothing));
+    assert_eq!(feed(&mut assembler, &wire::delete(OUTBOX, &[])), Ok(Step::Nothing));
+    assert_eq!(feed(&mut assembler, &wire::commit(100, 130, 9)), Ok(Step::Nothing));
+    assert_eq!(assembler.ignored(), Ignored::default());
+    assert_eq!(feed(&mut assembler, &wire::begin(130, 9, 2)), Ok(Step::Begin { commit_lsn: Lsn::new(130) }));
+    assert!(matches!(feed(&mut assembler, &row("8")), Ok(Step::Event(_))), "the description still holds");
+}
+
+#[test]
+fn delivered_events_of_the_partial_transaction_count_and_do_not_come_again() {
+    let partial = Partial { commit_lsn: Lsn::new(100), index: 2 };
+    let mut assembler = in_a_transaction(Position { end_lsn: Lsn::new(90), partial: Some(partial) });
+    assert_eq!(feed(&mut assembler, &row("7")), Ok(Step::Nothing));
+    assert_eq!(feed(&mut assembler, &row("8")), Ok(Step::Nothing));
+    let row = row("9");
+    let Ok(Step::Event(event)) = feed(&mut assembler, &row) else { panic!("not an event") };
+    assert_eq!((event.id, event.place.index), (&b"9"[..], 2));
+    assert!(matches!(feed(&mut assembler, &wire::commit(100, 130, 9)), Ok(Step::Commit { .. })));
+}
+
+#[test]
+fn rows_of_other_tables_and_other_schemas_are_no_events_and_do_not_count() {
+    let mut assembler = in_a_transaction(Position::default());
+    let described = wire::relation(7, "audit", "outbox", &COLUMNS);
+    assert_eq!(feed(&mut assembler, &described), Ok(Step::Relation { oid: 7, outbox: false }));
+    assert_eq!(feed(&mut assembler, &wire::insert(7, &[Value::Null; 5])), Ok(Step::Nothing));
+    let row = row("1");
+    let Ok(Step::Event(event)) = feed(&mut assembler, &row) else { panic!("not an event") };
+    assert_eq!(event.place.index, 0);
+}
+
+#[test]
+fn updates_deletes_and_truncates_are_counted_and_come_to_nothing() {
+    let mut assembler = in_a_transaction(Position::default());
+    for message in [
+        wire::update(OUTBOX, &[], &[]),
+        wire::update(OUTBOX, &[], &[]),
+        wire::delete(OUTBOX, &[]),
+        wire::truncate(&[OUTBOX, 7]),
+        wire::origin(5, "upstream"),
+        wire::data_type(9, "public", "mood"),
+        wire::logical_message(5, "prefix", b"content"),
+    ] {
+        assert_eq!(feed(&mut assembler, &message), Ok(Step::Nothing));
+    }
+    assert_eq!(assembler.ignored(), Ignored { updates: 2, deletes: 1, truncates: 1 });
+    assembler.resume_at(Position::default());
+    assert_eq!(assembler.ignored().updates, 2, "a reconnect does not reset a counter");
+}
+
+#[test]
+fn a_description_in_mid_transaction_replaces_the_one_before() {
+    let mut assembler = in_a_transaction(Position::default());
+    feed(&mut assembler, &row("1")).unwrap();
+    feed(
+        &mut assembler,
+        &wire::relation(OUTBOX, "public", "outbox", &["payload", "x", "type", "aggregateid", "id", "aggregatetype"]),
+    )
+    .unwrap();
+    let message = wire::insert(OUTBOX, &[&b"p"[..], b"x", b"t", b"a", b"i", b"g"].map(Value::Text));
+    let Ok(Step::Event(event)) = feed(&mut assembler, &message) else { panic!("not an event") };
+    assert_eq!((event.id, event.payload, event.aggregate_type), (&b"i"[..], Some(&b"p"[..]), &b"g"[..]));
+    assert_eq!(protocol_fault(&mut assembler, &row("2")), Violation::Width { values: 5, columns: 6 });
+    feed(&mut assembler, &wire::relation(OUTBOX, "public", "renamed", &COLUMNS)).unwrap();
+    assert_eq!(feed(&mut assembler, &row("3")), Ok(Step::Nothing), "renamed: no longer the outbox");
+}
+
+#[test]
+fn a_missing_column_is_an_error_only_for_an_event_that_needs_it() {
+    let lacking = wire::relation(OUTBOX, "public", "outbox", &["id", "aggregatetype", "aggregateid", "type", "bo\ndy"]);
+    let partial = Partial { commit_lsn: Lsn::new(100), index: 1 };
+    let mut assembler = in_a_transaction(Position { end_lsn: Lsn::new(90), partial: Some(partial) });
+    feed(&mut assembler, &lacking).unwrap();
+    assert_eq!(feed(&mut assembler, &row("1")), Ok(Step::Nothing));
+    let error = feed(&mut assembler, &row("2")).unwrap_err();
+    let text = "event 1 of the transaction at 0/64: table public.outbox has no column payload; it has \"id\", \
+                \"aggregatetype\", \"aggregateid\", \"type\", \"bo\\ndy\"";
+    assert_eq!(error.to_string(), text);
+    let slot: SlotName = "orders".parse().unwrap();
+    let error = error.into_error(&slot);
+    assert_eq!((error.kind(), error.cause()), (Kind::Publication, format!("slot orders: {text}").as_str()));
+    assert!(error.what_to_do().unwrap().contains("payload"));
+    let mut assembler = Assembler::new(&outbox(), Position::at(Lsn::new(130)));
+    feed_all(&mut assembler, &[wire::begin(100, 9, 1), lacking, row("1"), wire::commit(100, 130, 9)]);
+}
+
+#[test]
+fn a_row_no_event_can_be_made_of_is_named_and_its_payload_is_not() {
+    let text = |text: &'static str| Value::Text(text.as_bytes());
+    let slot: SlotName = "orders".parse().unwrap();
+    for (values, column, fault, id) in [
+        ([Value::Null, text("t"), text("k"), text("e"), text("hidden")], "id", Fault::Null, None),
+        (
+            [text("7\n"), Value::Null, text("k"), text("e"), text("hidden")],
+            "aggregatetype",
+            Fault::Null,
+            Some("\"7\\n\""),
+        ),
+        (
+            [text("7"), text("t"), Value::Unchanged, text("e"), text("hidden")],
+            "aggregateid",
+            Fault::Unchanged,
+            Some("\"7\""),
+        ),
+        (
+            [text("7"), text("t"), text("hidden"), Value::Binary(b"hidden"), Value::Null],
+            "type",
+            Fault::Binary,
+            Some("\"7\""),
+        ),
+        (
+            [text("7"), text("t"), text("hidden"), Value::Null, Value::Unchanged],
+            "payload",
+            Fault::Unchanged,
+            Some("\"7\""),
+        ),
+    ] {
+        let mut assembler = in_a_transaction(Position::default());
+        feed(&mut assembler, &row("0")).unwrap();
+        let error = feed(&mut assembler, &wire::insert(OUTBOX, &values)).unwrap_err();
+        match &error {
+            EventError::Value { place, column: found, fault: what, id: shown, .. } => {
+                assert_eq!((place.index, place.commit_lsn), (1, Lsn::new(100)));
+                assert_eq!((found.as_str(), *what), (column, fault));
+                assert_eq!(shown.as_ref().map(Shown::to_string).as_deref(), id);
+            }
+            other => panic!("{other}"),
+        }
+        let error = error.into_error(&slot);
+        assert_eq!(error.kind(), Kind::Event);
+        let text = format!("{error} {}", error.what_to_do().unwrap());
+        assert!(text.contains("slot orders: event 1 of the transaction at 0/64"), "{text}");
+        assert!(text.contains(column) && !text.contains("hidden"), "{text}");
+    }
+}
+
+#[test]
+fn what_a_server_may_not_send_is_an_error() {
+    let mut fresh = Assembler::new(&outbox(), Position::default());
+    for (message, what) in [
+        (wire::commit(100, 130, 9), "a commit"),
+        (wire::update(OUTBOX, &[], &[]), "an update"),
+        (wire::delete(OUTBOX, &[]), "a delete"),
+        (wire::truncate(&[OUTBOX]), "a truncate"),
+    ] {
+        assert_eq!(protocol_fault(&mut fresh, &message), Violation::Outside { what });
+    }
+    feed(&mut fresh, &described()).unwrap();
+    assert_eq!(protocol_fault(&mut fresh, &row("1")), Violation::Outside { what: "a row" });
+
+    let mut assembler = in_a_transaction(Position::default());
+    assert_eq!(protocol_fault(&mut assembler, &wire::begin(200, 9, 2)), Violation::Nested);
+    assert_eq!(protocol_fault(&mut assembler, &wire::insert(99, &[])), Violation::UnknownRelation { oid: 99 });
+    let other = Violation::OtherCommit { commit_lsn: Lsn::new(101) };
+    assert_eq!(protocol_fault(&mut assembler, &wire::commit(101, 130, 9)), other);
+    let empty = Violation::EmptyCommit { commit_lsn: Lsn::new(100), end_lsn: Lsn::new(100) };
+    assert_eq!(protocol_fault(&mut assembler, &wire::commit(100, 100, 9)), empty);
+    feed(&mut assembler, &wire::commit(100, 130, 9)).unwrap();
+    let backwards = Violation::Backwards { commit_lsn: Lsn::new(129), last_end_lsn: Lsn::new(130) };
+    assert_eq!(protocol_fault(&mut assembler, &wire::begin(129, 9, 2)), backwards);
+    assert!(feed(&mut assembler, &wire::begin(130, 9, 2)).is_ok(), "the next may begin where the last ended");
+}
+
+#[test]
+fn bytes_that_are_no_message_are_an_error_that_says_where() {
+    let mut assembler = in_a_transaction(Position::default());
+    feed(&mut assembler, &row("1")).unwrap();
+    let error = assembler.feed(b"I\0", Lsn::new(0x77)).unwrap_err();
+    let text = "a message cannot be decoded (at 0/77, after 1 events of the transaction at 0/64): an insert's relation \
+                OID at byte 1 wants 4 bytes and 1 are left";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
+fn a_new_session_forgets_tables_and_the_open_transaction() {
+    let mut assembler = in_a_transaction(Position::default());
+    feed_all(&mut assembler, &[row("1"), wire::commit(100, 130, 9), wire::begin(130, 9, 2)]);
+    assembler.resume_at(Position::at(Lsn::new(50)));
+    assert!(feed(&mut assembler, &wire::begin(100, 9, 1)).is_ok(), "the server may start further back");
+    assert_eq!(protocol_fault(&mut assembler, &row("1")), Violation::UnknownRelation { oid: OUTBOX });
+}
+
+#[test]
+fn a_position_that_is_not_of_this_stream_is_an_error() {
+    let slot: SlotName = "orders".parse().unwrap();
+    let mut assembler = in_a_transaction(Position::at(Lsn::new(120)));
+    let error = feed(&mut assembler, &wire::commit(100, 130, 9)).unwrap_err();
+    assert!(matches!(error, EventError::PositionInside { .. }), "{error}");
+    assert_eq!(error.into_error(&slot).kind(), Kind::PositionMismatch);
+
+    let partial = |commit_lsn, index| {
+        let partial = Partial { commit_lsn: Lsn::new(commit_lsn), index };
+        Position { end_lsn: Lsn::new(90), partial: Some(partial) }
+    };
+    let mut assembler = in_a_transaction(partial(100, 2));
+    feed(&mut assembler, &row("1")).unwrap();
+    let error = feed(&mut assembler, &wire::commit(100, 130, 9)).unwrap_err();
+    assert!(matches!(error, EventError::PartialMissing { events: 1, .. }), "{error}");
+    assert_eq!(error.into_error(&slot).kind(), Kind::PositionMismatch);
+
+    let mut assembler = Assembler::new(&outbox(), partial(99, 2));
+    let error = feed(&mut assembler, &wire::begin(100, 9, 1)).unwrap_err();
+    assert!(matches!(error, EventError::PartialMissing { events: 0, .. }), "{error}");
+
+    let mut assembler = in_a_transaction(partial(140, 1));
+    let messages = [row("1"), wire::commit(100, 130, 9), wire::begin(140, 9, 2), row("2"), wire::commit(140, 150, 9)];
+    feed_all(&mut assembler, &messages);
+    assert!(feed(&mut assembler, &wire::begin(160, 9, 3)).is_ok(), "the partial transaction came");
+}

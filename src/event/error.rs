@@ -1,0 +1,208 @@
+//! Why messages do not come to events, and what an operator can do about it.
+
+use std::fmt;
+
+use super::{Place, Shown};
+use crate::config::SlotName;
+use crate::decode::DecodeError;
+use crate::error::{Error, Kind};
+use crate::position::{Lsn, Position};
+
+/// How far the stream had been read when something was wrong with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Where the server says the message stands in its log; zero for some.
+    pub wal_start: Lsn,
+    /// The transaction that is open, by its commit record, and how many of its outbox events came before.
+    pub transaction: Option<(Lsn, u64)>,
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.transaction {
+            None => write!(f, "at {}, between transactions", self.wal_start),
+            Some((commit_lsn, events)) => {
+                write!(f, "at {}, after {events} events of the transaction at {commit_lsn}", self.wal_start)
+            }
+        }
+    }
+}
+
+/// What a server may not send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A row or a commit without a begin.
+    #[error("{what} outside a transaction")]
+    Outside {
+        /// What came.
+        what: &'static str,
+    },
+    /// A begin without a commit before it.
+    #[error("a transaction inside a transaction")]
+    Nested,
+    /// A row of a table that was not described.
+    #[error("a row of table {oid}, which was not described")]
+    UnknownRelation {
+        /// The table's OID.
+        oid: u32,
+    },
+    /// A row whose number of values is not the table's number of columns.
+    #[error("a row of {values} values for {columns} columns")]
+    Width {
+        /// Values that came.
+        values: usize,
+        /// Columns of the table.
+        columns: usize,
+    },
+    /// A commit for another transaction than the one that is open.
+    #[error("a commit of the transaction at {commit_lsn}, which is not the open one")]
+    OtherCommit {
+        /// LSN of the commit record it names.
+        commit_lsn: Lsn,
+    },
+    /// A transaction that commits before the end of the one before it.
+    #[error("a transaction that commits at {commit_lsn}, before {last_end_lsn}, where the last one ended")]
+    Backwards {
+        /// LSN of its commit record.
+        commit_lsn: Lsn,
+        /// End of the last transaction's.
+        last_end_lsn: Lsn,
+    },
+    /// A commit record that ends where it starts, or before.
+    #[error("a commit record that starts at {commit_lsn} and ends at {end_lsn}")]
+    EmptyCommit {
+        /// Its start.
+        commit_lsn: Lsn,
+        /// Its end.
+        end_lsn: Lsn,
+    },
+}
+
+/// What is wrong with the value of a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// NULL where a value is needed.
+    #[error("is NULL")]
+    Null,
+    /// The value was not sent. Never in an insert.
+    #[error("was not sent by the server")]
+    Unchanged,
+    /// The value is not in text form, which was not asked for.
+    #[error("came in binary form, which was not asked for")]
+    Binary,
+}
+
+/// A message did not come to an event, or could not be counted. The position stays before it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EventError {
+    /// The bytes are not a pgoutput message.
+    #[error("a message cannot be decoded ({seen}): {source}")]
+    Undecodable {
+        /// Where.
+        seen: Seen,
+        /// What is wrong with the bytes.
+        source: DecodeError,
+    },
+    /// The message may not come here.
+    #[error("the server sent {violation} ({seen})")]
+    Protocol {
+        /// Where.
+        seen: Seen,
+        /// What it did.
+        violation: Violation,
+    },
+    /// A configured column is not in the table as it was when the row was written.
+    #[error("{place}: table {table} has no column {column}; it has {there_are}")]
+    ColumnMissing {
+        /// The first event that needs it.
+        place: Place,
+        /// The outbox table.
+        table: String,
+        /// The configured column.
+        column: String,
+        /// The table's columns, for people.
+        there_are: String,
+    },
+    /// A column of a row holds what no event can be made of.
+    #[error("{place}{}: column {column} of {table} {fault}", id.as_ref().map(|id| format!(", row {id}")).unwrap_or_default())]
+    Value {
+        /// The event.
+        place: Place,
+        /// The row's id, where it is known.
+        id: Option<Shown>,
+        /// The outbox table.
+        table: String,
+        /// The column.
+        column: String,
+        /// What is wrong with its value.
+        fault: Fault,
+    },
+    /// The position ends inside this transaction's commit record, where none can end.
+    #[error(
+        "position {position} ends inside the commit record of the transaction at {commit_lsn}, which ends at {end_lsn}"
+    )]
+    PositionInside {
+        /// Where the relay resumed.
+        position: Position,
+        /// Start of the commit record.
+        commit_lsn: Lsn,
+        /// End of the commit record.
+        end_lsn: Lsn,
+    },
+    /// The partly delivered transaction is not in the stream, or has fewer events than were delivered of it.
+    #[error("position {position} is not one of this slot: the transaction at {commit_lsn} came with {events} events")]
+    PartialMissing {
+        /// Where the relay resumed.
+        position: Position,
+        /// The transaction that came: the partly delivered one, or a later one.
+        commit_lsn: Lsn,
+        /// How many events it had of what was delivered.
+        events: u64,
+    },
+}
+
+impl EventError {
+    /// What an operator reads: what happened, on which slot, and what to do.
+    pub fn into_error(self, slot: &SlotName) -> Error {
+        let (kind, remedy) = match &self {
+            EventError::Undecodable { .. } | EventError::Protocol { .. } => (
+                Kind::Event,
+                "nothing was skipped. Restart the relay; if it stops here again, check that nothing between it and \
+                 Postgres changes the stream and that the server is an unmodified Postgres 14 or later, then report \
+                 this message"
+                    .to_owned(),
+            ),
+            EventError::ColumnMissing { table, column, .. } => (
+                Kind::Publication,
+                format!(
+                    "name the column that takes the place of {column} in the configuration, or give {table} its column \
+                     back and see that the publication has no column list. Rows written before a rename still carry \
+                     the old name: deliver them with the old configuration first"
+                ),
+            ),
+            EventError::Value { table, column, fault: Fault::Null, .. } => (
+                Kind::Event,
+                format!(
+                    "nothing was skipped, and nothing behind this row is delivered. Declare column {column} of {table} \
+                     NOT NULL, so that no further row can be like this one. To give this transaction up, advance the \
+                     slot past it with pg_replication_slot_advance while the relay is stopped, and let the relay adopt \
+                     the slot's position"
+                ),
+            ),
+            EventError::Value { .. } => (
+                Kind::Event,
+                "nothing was skipped. The server sends what no Postgres sends for an insert; restart the relay, and \
+                 report this message if it comes again"
+                    .to_owned(),
+            ),
+            EventError::PositionInside { .. } | EventError::PartialMissing { .. } => (
+                Kind::PositionMismatch,
+                "the stored position was written for another server, timeline or slot. Find out which, and what of \
+                 the outbox was delivered from there; to go on from where the slot is, let the relay adopt the slot's \
+                 position"
+                    .to_owned(),
+            ),
+        };
+        Error::new(kind, format!("slot {slot}: {self}")).remedy(remedy)
+    }
+}
