@@ -1,0 +1,298 @@
+//! Is the relay doing its work? Pure: it is told what happened and when, and answers for a given instant (P9).
+//!
+//! *Ready* means: connected to both ends, heard from lately, and either nothing is in flight or something was acked or
+//! confirmed within `ready_within`. A relay that holds events and moves none of them is not ready, however alive.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Side;
+
+/// Whether the relay does its work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// It does.
+    Ready,
+    /// It does not.
+    NotReady(NotReady),
+}
+
+/// Why the relay is not ready. `Display` is one line for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotReady {
+    /// It has not been connected to both ends yet.
+    Starting,
+    /// It lost this end.
+    Disconnected(Side),
+    /// There is something to do and nothing was acked or confirmed for this long.
+    Stalled(Duration),
+    /// Its loop has not reported anything for this long.
+    Silent(Duration),
+    /// It was told to stop.
+    Stopping,
+    /// It stopped for this cause and waits for a person.
+    Halted(String),
+}
+
+impl NotReady {
+    /// A stable word for scripts.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            NotReady::Starting => "starting",
+            NotReady::Disconnected(Side::Postgres) => "postgres_disconnected",
+            NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
+            NotReady::Stalled(_) => "stalled",
+            NotReady::Silent(_) => "silent",
+            NotReady::Stopping => "stopping",
+            NotReady::Halted(_) => "halted",
+        }
+    }
+}
+
+impl fmt::Display for NotReady {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotReady::Starting => f.write_str("not connected to both ends yet"),
+            NotReady::Disconnected(side) => write!(f, "not connected to {}", side.name()),
+            NotReady::Stalled(age) => {
+                write!(f, "events are in flight and none was acked for {} s", age.as_secs())
+            }
+            NotReady::Silent(age) => write!(f, "the relay's loop has reported nothing for {} s", age.as_secs()),
+            NotReady::Stopping => f.write_str("told to stop"),
+            NotReady::Halted(cause) => write!(f, "halted: {cause}"),
+        }
+    }
+}
+
+/// What the relay said of itself, and what follows from it.
+#[derive(Debug, Clone)]
+pub struct Health {
+    ready_within: Duration,
+    connected: [bool; 2],
+    was_connected: bool,
+    /// Since when there has been something to do without progress; `None` while idle.
+    waiting_since: Option<Instant>,
+    heard_at: Option<Instant>,
+    stopping: bool,
+    halted: Option<String>,
+}
+
+impl Health {
+    /// Nothing is known yet: not ready.
+    pub fn new(ready_within: Duration) -> Self {
+        Health {
+            ready_within,
+            connected: [false; 2],
+            was_connected: false,
+            waiting_since: None,
+            heard_at: None,
+            stopping: false,
+            halted: None,
+        }
+    }
+
+    /// The relay's loop came round at `now`: whether anything is in flight or waits to be sent, and whether anything
+    /// was acked or confirmed since the last report.
+    ///
+    /// To be called at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall.
+    pub fn report(&mut self, now: Instant, something_to_do: bool, progressed: bool) {
+        self.heard_at = Some(now);
+        self.waiting_since = match (something_to_do, self.waiting_since) {
+            (false, _) => None,
+            (true, Some(since)) if !progressed => Some(since),
+            (true, _) => Some(now),
+        };
+    }
+
+    /// An end was reached or lost.
+    pub fn connection(&mut self, side: Side, up: bool) {
+        let [postgres, kafka] = &mut self.connected;
+        match side {
+            Side::Postgres => *postgres = up,
+            Side::Kafka => *kafka = up,
+        }
+        self.was_connected |= self.connected == [true; 2];
+    }
+
+    /// The relay was told to stop and is draining.
+    pub fn stopping(&mut self) {
+        self.stopping = true;
+    }
+
+    /// The relay stopped for good. `cause` is shown to whoever asks, so it holds no payload and no secret.
+    pub fn halted(&mut self, cause: impl Into<String>) {
+        self.halted = Some(cause.into());
+    }
+
+    /// The answer for the instant `now`.
+    pub fn readiness(&self, now: Instant) -> Readiness {
+        match self.obstacle(now) {
+            None => Readiness::Ready,
+            Some(reason) => Readiness::NotReady(reason),
+        }
+    }
+
+    fn obstacle(&self, now: Instant) -> Option<NotReady> {
+        if let Some(cause) = &self.halted {
+            return Some(NotReady::Halted(cause.clone()));
+        }
+        if self.stopping {
+            return Some(NotReady::Stopping);
+        }
+        if !self.was_connected {
+            return Some(NotReady::Starting);
+        }
+        let lost = Side::ALL.into_iter().zip(self.connected).find(|(_, up)| !up);
+        if let Some((side, _)) = lost {
+            return Some(NotReady::Disconnected(side));
+        }
+        let Some(heard_at) = self.heard_at else { return Some(NotReady::Starting) };
+        let overdue = |since: Instant| {
+            let age = now.saturating_duration_since(since);
+            (age > self.ready_within).then_some(age)
+        };
+        if let Some(age) = self.waiting_since.and_then(overdue) {
+            return Some(NotReady::Stalled(age));
+        }
+        overdue(heard_at).map(NotReady::Silent)
+    }
+}
+
+/// A [`Health`] that the relay writes and the HTTP server reads. Clones share it; no call blocks for long.
+#[derive(Debug, Clone)]
+pub struct HealthHandle {
+    ready_within: Duration,
+    shared: Arc<Mutex<Health>>,
+}
+
+impl HealthHandle {
+    /// Shares a new [`Health`].
+    pub fn new(ready_within: Duration) -> Self {
+        HealthHandle { ready_within, shared: Arc::new(Mutex::new(Health::new(ready_within))) }
+    }
+
+    /// How often the relay has to report at least, so that it does not pass for silent.
+    pub fn report_every(&self) -> Duration {
+        self.ready_within / 3
+    }
+
+    /// [`Health::report`], now.
+    pub fn report(&self, something_to_do: bool, progressed: bool) {
+        self.with(|health| health.report(Instant::now(), something_to_do, progressed));
+    }
+
+    /// [`Health::connection`].
+    pub fn connection(&self, side: Side, up: bool) {
+        self.with(|health| health.connection(side, up));
+    }
+
+    /// [`Health::stopping`].
+    pub fn stopping(&self) {
+        self.with(Health::stopping);
+    }
+
+    /// [`Health::halted`].
+    pub fn halted(&self, cause: &str) {
+        self.with(|health| health.halted(cause));
+    }
+
+    /// [`Health::readiness`], now.
+    pub fn readiness(&self) -> Readiness {
+        self.with(|health| health.readiness(Instant::now()))
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Health) -> T) -> T {
+        // Every update is one assignment, so a panic elsewhere cannot have left it half-way.
+        act(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(30);
+
+    fn connected() -> (Health, Instant) {
+        let mut health = Health::new(WITHIN);
+        health.connection(Side::Postgres, true);
+        health.connection(Side::Kafka, true);
+        (health, Instant::now())
+    }
+
+    fn reason(health: &Health, now: Instant) -> Option<NotReady> {
+        match health.readiness(now) {
+            Readiness::Ready => None,
+            Readiness::NotReady(reason) => Some(reason),
+        }
+    }
+
+    #[test]
+    fn it_is_not_ready_before_both_ends_are_connected_and_the_loop_has_come_round() {
+        let start = Instant::now();
+        let mut health = Health::new(WITHIN);
+        health.report(start, false, false);
+        assert_eq!(reason(&health, start), Some(NotReady::Starting));
+        health.connection(Side::Postgres, true);
+        assert_eq!(reason(&health, start), Some(NotReady::Starting));
+        health.connection(Side::Kafka, true);
+        assert_eq!(reason(&health, start), None);
+        let (unheard, now) = connected();
+        assert_eq!(reason(&unheard, now), Some(NotReady::Starting));
+    }
+
+    #[test]
+    fn an_idle_relay_that_reports_is_ready_for_ever_and_a_silent_one_is_not() {
+        let (mut health, start) = connected();
+        for second in (0..3600).step_by(10) {
+            let now = start + Duration::from_secs(second);
+            health.report(now, false, false);
+            assert_eq!(reason(&health, now), None);
+        }
+        let last = start + Duration::from_secs(3590);
+        assert_eq!(reason(&health, last + WITHIN), None);
+        let later = last + WITHIN + Duration::from_secs(1);
+        assert_eq!(reason(&health, later), Some(NotReady::Silent(Duration::from_secs(31))));
+    }
+
+    #[test]
+    fn a_relay_with_events_in_flight_and_no_acks_is_stalled_however_lively_it_reports() {
+        let (mut health, start) = connected();
+        health.report(start, true, true);
+        for second in 1..=31 {
+            health.report(start + Duration::from_secs(second), true, false);
+        }
+        assert_eq!(reason(&health, start + WITHIN), None);
+        let stalled = reason(&health, start + Duration::from_secs(31));
+        assert_eq!(stalled, Some(NotReady::Stalled(Duration::from_secs(31))));
+
+        health.report(start + Duration::from_secs(32), true, true);
+        assert_eq!(reason(&health, start + Duration::from_secs(32)), None, "an ack ends the stall");
+    }
+
+    #[test]
+    fn the_clock_of_a_stall_starts_with_the_work_not_with_the_last_ack_before_it() {
+        let (mut health, start) = connected();
+        health.report(start, true, true);
+        health.report(start + Duration::from_secs(1), false, true);
+        let work = start + Duration::from_secs(1000);
+        health.report(work, true, false);
+        assert_eq!(reason(&health, work + WITHIN), None);
+        assert!(matches!(reason(&health, work + WITHIN + WITHIN), Some(NotReady::Stalled(_))));
+    }
+
+    #[test]
+    fn a_lost_end_a_stop_and_a_halt_each_say_so() {
+        let (mut health, now) = connected();
+        health.report(now, false, false);
+        health.connection(Side::Kafka, false);
+        assert_eq!(reason(&health, now), Some(NotReady::Disconnected(Side::Kafka)));
+        health.connection(Side::Kafka, true);
+        assert_eq!(reason(&health, now), None);
+        health.stopping();
+        assert_eq!(reason(&health, now), Some(NotReady::Stopping));
+        health.halted("the slot is gone");
+        assert_eq!(reason(&health, now).map(|reason| reason.to_string()), Some("halted: the slot is gone".to_owned()));
+    }
+}

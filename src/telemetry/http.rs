@@ -1,0 +1,298 @@
+//! Metrics and health over HTTP: four pages, read-only, no configuration and no names of rows on any of them (D6).
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::connection::{LimitedListener, Limits};
+use super::health::Readiness;
+use super::metrics::now_us;
+use super::{HealthHandle, Metrics};
+use crate::error::{Error, Kind, Result};
+
+/// How long answers under way may take once the server is told to stop.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[derive(Clone)]
+struct Pages {
+    metrics: Metrics,
+    health: HealthHandle,
+}
+
+/// Serves until `shutdown` completes, then finishes answers under way for at most a second.
+///
+/// # Errors
+/// [`Kind::Config`] where `addr` cannot be bound.
+pub async fn serve(
+    addr: SocketAddr,
+    metrics: Metrics,
+    health: HealthHandle,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<()> {
+    let listener = bind(addr).await?;
+    serve_on(listener, Limits::default(), metrics, health, shutdown).await
+}
+
+/// The first half of [`serve`], for callers that want to fail before anything else is started.
+///
+/// # Errors
+/// [`Kind::Config`] where `addr` cannot be bound.
+pub async fn bind(addr: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(addr).await.map_err(|error| {
+        Error::new(Kind::Config, format!("metrics and health cannot be served on {addr}: {error}"))
+            .remedy("choose another address for http, or leave it out to serve neither")
+    })
+}
+
+/// The second half of [`serve`].
+///
+/// # Errors
+/// [`Kind::Bug`] where the server ends by itself.
+pub async fn serve_bound(
+    listener: TcpListener,
+    metrics: Metrics,
+    health: HealthHandle,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<()> {
+    serve_on(listener, Limits::default(), metrics, health, shutdown).await
+}
+
+async fn serve_on(
+    listener: TcpListener,
+    limits: Limits,
+    metrics: Metrics,
+    health: HealthHandle,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<()> {
+    let (stopped, mut stop_seen) = watch::channel(());
+    let serving = axum::serve(LimitedListener::new(listener, limits), router(Pages { metrics, health }))
+        .with_graceful_shutdown(async move {
+            shutdown.await;
+            drop(stopped);
+        })
+        .into_future();
+    let overdue = async move {
+        // The sender is only ever dropped.
+        while stop_seen.changed().await.is_ok() {}
+        tokio::time::sleep(STOP_GRACE).await;
+    };
+    tokio::select! {
+        ended = serving => ended.map_err(|error| Error::new(Kind::Bug, format!("the HTTP server ended: {error}"))),
+        () = overdue => Ok(()),
+    }
+}
+
+fn router(pages: Pages) -> Router {
+    Router::new()
+        .route("/", get(overview))
+        .route("/metrics", get(metrics_text))
+        .route("/healthz", get(alive))
+        .route("/readyz", get(ready))
+        .fallback(not_found)
+        .with_state(pages)
+        .layer(axum::middleware::map_response(one_request))
+}
+
+/// One request for each connection, nothing cached, nothing sniffed or framed.
+async fn one_request(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"),
+    );
+    response
+}
+
+async fn alive() -> &'static str {
+    "alive\n"
+}
+
+async fn not_found() -> (StatusCode, &'static str) {
+    (StatusCode::NOT_FOUND, "not found; there are /, /metrics, /healthz and /readyz\n")
+}
+
+async fn metrics_text(State(pages): State<Pages>) -> Response {
+    match pages.metrics.encode() {
+        Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn ready(State(pages): State<Pages>) -> Response {
+    let (status, line) = match pages.health.readiness() {
+        Readiness::Ready => (StatusCode::OK, serde_json::json!({"ready": true})),
+        Readiness::NotReady(reason) => {
+            let line = serde_json::json!({"ready": false, "reason": reason.code(), "detail": reason.to_string()});
+            (StatusCode::SERVICE_UNAVAILABLE, line)
+        }
+    };
+    (status, [(header::CONTENT_TYPE, "application/json")], format!("{line}\n")).into_response()
+}
+
+async fn overview(State(pages): State<Pages>) -> Response {
+    let Pages { metrics, health } = pages;
+    let readiness = match health.readiness() {
+        Readiness::Ready => "ready".to_owned(),
+        Readiness::NotReady(reason) => escape_html(&format!("not ready: {reason}")),
+    };
+    let lag_bytes = metrics.lag_bytes().map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
+    let rows = [
+        ("events acked", metrics.acked_events.get().to_string()),
+        ("events in flight", metrics.in_flight_events.get().to_string()),
+        ("bytes in flight", metrics.in_flight_bytes.get().to_string()),
+        ("lag, bytes of WAL", lag_bytes),
+        ("lag, seconds", format!("{:.3}", metrics.lag_seconds(now_us()))),
+    ];
+    let rows: String = rows
+        .iter()
+        .map(|(name, value)| format!("<tr><th align=left>{name}</th><td align=right>{value}</td></tr>\n"))
+        .collect();
+    let version = env!("CARGO_PKG_VERSION");
+    let page = format!(
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8><title>walrelay</title></head><body>\n\
+         <h1>walrelay {version}</h1>\n<p>{readiness}</p>\n<table>\n{rows}</table>\n\
+         <p><a href=/metrics>/metrics</a> <a href=/readyz>/readyz</a> <a href=/healthz>/healthz</a></p>\n\
+         </body></html>\n"
+    );
+    ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response()
+}
+
+fn escape_html(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+    use tokio::sync::oneshot;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+    use crate::telemetry::{Side, Telemetry};
+
+    struct Server {
+        addr: SocketAddr,
+        telemetry: Telemetry,
+        stop: oneshot::Sender<()>,
+        task: JoinHandle<Result<()>>,
+    }
+
+    async fn start(limits: Limits) -> Server {
+        let telemetry = Telemetry::new(Duration::from_secs(30));
+        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let shutdown = async move { drop(stopped.await) };
+        let Telemetry { metrics, health } = telemetry.clone();
+        let task = tokio::spawn(serve_on(listener, limits, metrics, health, shutdown));
+        Server { addr, telemetry, stop, task }
+    }
+
+    async fn exchange(addr: SocketAddr, request: &str) -> io::Result<String> {
+        let mut stream = TcpStream::connect(addr).await?;
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
+    async fn ask(addr: SocketAddr, method: &str, path: &str) -> (u16, String) {
+        let answer = exchange(addr, &format!("{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await.unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+    }
+
+    #[tokio::test]
+    async fn the_four_pages_answer_and_nothing_else_does() {
+        let server = start(Limits::default()).await;
+        server.telemetry.metrics.acked_events.inc_by(42);
+        let (status, text) = ask(server.addr, "GET", "/metrics").await;
+        assert_eq!(status, 200);
+        assert!(text.contains("walrelay_acked_events_total 42\n"), "{text}");
+        assert_eq!(ask(server.addr, "GET", "/healthz").await, (200, "alive\n".to_owned()));
+        let (status, page) = ask(server.addr, "GET", "/").await;
+        assert_eq!(status, 200);
+        assert!(page.contains(">42<") && page.contains("href=/metrics"), "{page}");
+        assert_eq!(ask(server.addr, "HEAD", "/metrics").await, (200, String::new()));
+        assert_eq!(ask(server.addr, "POST", "/metrics").await.0, 405);
+        assert_eq!(ask(server.addr, "DELETE", "/").await.0, 405);
+        for path in ["/debug/pprof", "/config", "/metrics/", "/..%2f"] {
+            assert_eq!(ask(server.addr, "GET", path).await.0, 404, "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn readiness_is_a_status_and_one_line_that_says_why() {
+        let server = start(Limits::default()).await;
+        let (status, line) = ask(server.addr, "GET", "/readyz").await;
+        assert_eq!(status, 503);
+        assert_eq!(line.lines().count(), 1);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap()["reason"], "starting");
+        for side in Side::ALL {
+            server.telemetry.health.connection(side, true);
+        }
+        server.telemetry.health.report(false, false);
+        assert_eq!(ask(server.addr, "GET", "/readyz").await, (200, "{\"ready\":true}\n".to_owned()));
+        server.telemetry.health.halted("no slot \"<b>\"");
+        assert_eq!(ask(server.addr, "GET", "/readyz").await.0, 503);
+        assert!(ask(server.addr, "GET", "/").await.1.contains("no slot &quot;&lt;b&gt;&quot;"));
+    }
+
+    #[tokio::test]
+    async fn a_client_that_dawdles_or_sends_too_much_is_cut_off_and_the_next_one_served() {
+        let limits = Limits { connections: 2, lifetime: Duration::from_millis(300), ..Limits::default() };
+        let server = start(limits).await;
+        let mut slow = Vec::new();
+        for _ in 0..limits.connections {
+            let mut stream = TcpStream::connect(server.addr).await.unwrap();
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nX-Slow: ").await.unwrap();
+            slow.push(stream);
+        }
+        let started = tokio::time::Instant::now();
+        assert_eq!(ask(server.addr, "GET", "/healthz").await.0, 200);
+        assert!(started.elapsed() >= Duration::from_millis(200), "the cap on connections did not hold");
+        for mut stream in slow {
+            let mut rest = Vec::new();
+            drop(stream.read_to_end(&mut rest).await);
+            assert!(!String::from_utf8_lossy(&rest).contains("alive"));
+        }
+        let huge = format!("GET /healthz HTTP/1.1\r\nX-Huge: {}\r\n\r\n", "x".repeat(100_000));
+        let answer = exchange(server.addr, &huge).await.unwrap_or_default();
+        assert!(!answer.contains("alive"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn it_stops_when_told_even_with_a_connection_open() {
+        let server = start(Limits::default()).await;
+        let mut open = TcpStream::connect(server.addr).await.unwrap();
+        open.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+        assert_eq!(ask(server.addr, "GET", "/healthz").await.0, 200);
+        server.stop.send(()).unwrap();
+        let limit = STOP_GRACE + Duration::from_secs(2);
+        tokio::time::timeout(limit, server.task).await.unwrap().unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_taken_is_a_configuration_error_with_a_remedy() {
+        let server = start(Limits::default()).await;
+        let error = bind(server.addr).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Config);
+        assert!(error.what_to_do().is_some());
+    }
+}

@@ -1,0 +1,204 @@
+//! Logs on standard error: text or JSON, UTC, one line per event whatever the values hold (P11, log injection).
+//!
+//! Values that came from outside are logged with `?value`, whose `Debug` escapes them. That is a habit, so the text
+//! format does not rely on it: it escapes control characters in every value, and cuts values that are too long.
+
+use std::fmt::{self, Write};
+use std::io::IsTerminal as _;
+
+use tracing::Subscriber;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
+
+use crate::error::{Error, Kind, Result};
+
+/// Longer values are cut in the text format.
+const VALUE_BYTES_MAX: usize = 4096;
+
+/// Starts logging to standard error for the whole process. `filter` is `tracing`'s filter syntax, such as `info` or
+/// `walrelay=debug,rdkafka=warn`. Colours only on a terminal.
+///
+/// # Errors
+/// [`Kind::Config`] where `filter` cannot be read; [`Kind::Bug`] where logging was started before.
+pub fn init(json: bool, filter: &str) -> Result<()> {
+    let filter = parse_filter(filter)?;
+    let started: Result<(), TryInitError> = if json {
+        json_subscriber(filter, std::io::stderr).try_init()
+    } else {
+        text_subscriber(filter, std::io::stderr().is_terminal(), std::io::stderr).try_init()
+    };
+    started.map_err(|error| Error::new(Kind::Bug, format!("logging was started twice: {error}")))
+}
+
+fn parse_filter(filter: &str) -> Result<EnvFilter> {
+    EnvFilter::try_new(filter).map_err(|error| {
+        Error::new(Kind::Config, format!("the log filter {filter:?} cannot be read: {error}"))
+            .remedy("give a level such as info, or target=level pairs such as walrelay=debug,rdkafka=warn")
+    })
+}
+
+fn json_subscriber<W>(filter: EnvFilter, writer: W) -> impl Subscriber + Send + Sync + 'static
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        .with_timer(UtcTime)
+        .json()
+        .flatten_event(true)
+        .with_current_span(false)
+        .finish()
+}
+
+fn text_subscriber<W>(filter: EnvFilter, ansi: bool, writer: W) -> impl Subscriber + Send + Sync + 'static
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let fields = debug_fn(|writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn fmt::Debug| {
+        match field.name() {
+            "message" => {}
+            // What the `log` bridge adds about where librdkafka's own lines come from.
+            name if name.starts_with("log.") => return Ok(()),
+            name => write!(writer, "{}=", name.trim_start_matches("r#"))?,
+        }
+        write!(Escaped { writer, budget_bytes: VALUE_BYTES_MAX }, "{value:?}")
+    })
+    .delimited(" ");
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        .with_ansi(ansi)
+        .with_timer(UtcTime)
+        .fmt_fields(fields)
+        .finish()
+}
+
+/// RFC 3339 in UTC with milliseconds, whatever the machine's time zone.
+#[derive(Debug, Clone, Copy)]
+struct UtcTime;
+
+impl FormatTime for UtcTime {
+    fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        write!(writer, "{:.3}", jiff::Timestamp::now())
+    }
+}
+
+/// Writes text with control characters escaped, up to a number of bytes.
+struct Escaped<'a, W> {
+    writer: &'a mut W,
+    budget_bytes: usize,
+}
+
+impl<W: Write> Write for Escaped<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            if self.budget_bytes == 0 {
+                return Ok(());
+            }
+            self.budget_bytes = self.budget_bytes.saturating_sub(character.len_utf8());
+            if is_unsafe(character) {
+                write!(self.writer, "{}", character.escape_default())?;
+            } else {
+                self.writer.write_char(character)?;
+            }
+            if self.budget_bytes == 0 {
+                self.writer.write_str("… (cut)")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Control characters, and those that reorder or break lines on a terminal.
+fn is_unsafe(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Captured {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Captured {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    fn text_of(act: impl FnOnce()) -> String {
+        let captured = Captured::default();
+        let writer = captured.clone();
+        let subscriber = text_subscriber(EnvFilter::new("info"), false, move || writer.clone());
+        tracing::subscriber::with_default(subscriber, act);
+        captured.text()
+    }
+
+    #[test]
+    fn a_hostile_value_stays_on_one_line_and_sends_nothing_to_the_terminal() {
+        let hostile = "a\nERROR forged \u{1b}[31mred\u{7}\0 \u{202e}";
+        let text = text_of(|| tracing::info!(topic = hostile, id = %hostile, "cannot route {hostile}"));
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.ends_with('\n'));
+        assert!(!text.trim_end().chars().any(is_unsafe), "{text:?}");
+        assert!(text.contains("cannot route a\\nERROR forged \\u{1b}[31mred"), "{text}");
+    }
+
+    #[test]
+    fn a_long_value_is_cut() {
+        let text = text_of(|| tracing::info!(id = "x".repeat(100_000), "long"));
+        assert!(text.len() < VALUE_BYTES_MAX + 200, "{} bytes", text.len());
+        assert!(text.contains("(cut)"));
+    }
+
+    #[test]
+    fn a_line_starts_with_the_time_in_utc_and_names_level_and_fields() {
+        let text = text_of(|| tracing::warn!(slot = "orders", lag_bytes = 12, "slot falls behind"));
+        let (time, rest) = text.split_once(' ').unwrap();
+        assert!(time.ends_with('Z'), "{time}");
+        time.parse::<jiff::Timestamp>().unwrap();
+        assert!(rest.contains("WARN"), "{rest}");
+        assert!(rest.contains("slot falls behind slot=\"orders\" lag_bytes=12"), "{rest}");
+    }
+
+    #[test]
+    fn json_lines_parse_and_carry_the_same_fields() {
+        let captured = Captured::default();
+        let writer = captured.clone();
+        let subscriber = json_subscriber(EnvFilter::new("info"), move || writer.clone());
+        tracing::subscriber::with_default(subscriber, || tracing::info!(slot = "a\nb", lag_bytes = 12, "hello"));
+        let line: serde_json::Value = serde_json::from_str(captured.text().trim_end()).unwrap();
+        assert_eq!(line["message"], "hello");
+        assert_eq!(line["slot"], "a\nb");
+        assert_eq!(line["lag_bytes"], 12);
+        line["timestamp"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
+    }
+
+    #[test]
+    fn a_filter_that_cannot_be_read_says_how_one_looks() {
+        let error = parse_filter("walrelay=loudly").unwrap_err();
+        assert_eq!(error.kind(), Kind::Config);
+        assert!(error.what_to_do().unwrap().contains("target=level"));
+    }
+}

@@ -1,0 +1,514 @@
+//! What is counted. Everything the relay touches per event is one plain atomic, held by name: no label is looked up on
+//! the way, and callers may add a batch at a time.
+//!
+//! Labels have fixed values only. No topic, aggregate or key is ever one: a row could make as many as it likes.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use super::{Side, names};
+use crate::decode::Other;
+use crate::error::Kind;
+use crate::position::Lsn;
+
+/// Upper bounds of the commit-to-ack histogram, in seconds: fine where a healthy relay is, coarse where it is not.
+const COMMIT_TO_ACK_SECONDS: [f64; 17] =
+    [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
+
+/// No commit time: nothing is unacked.
+const NO_COMMIT_TIME: i64 = i64::MIN;
+
+/// All metrics of one relay. A clone is one `Arc`.
+#[derive(Clone)]
+pub struct Metrics(Arc<Shared>);
+
+struct Shared {
+    instruments: Arc<Instruments>,
+    registry: Registry,
+}
+
+impl Deref for Metrics {
+    type Target = Instruments;
+
+    fn deref(&self) -> &Instruments {
+        &self.0.instruments
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+/// The instruments themselves: `inc_by`, `set` and `observe` on them are wait-free, but for `observe`, which takes a
+/// short lock.
+#[derive(Debug)]
+pub struct Instruments {
+    /// Bytes off the replication socket.
+    pub received_bytes: Counter,
+    /// WAL data messages off the replication socket.
+    pub received_messages: Counter,
+    /// pgoutput messages decoded.
+    pub decoded_messages: Counter,
+    /// Events put together, above the position.
+    pub assembled_events: Counter,
+    /// Events that became records.
+    pub routed_events: Counter,
+    /// Records librdkafka took.
+    pub enqueued_events: Counter,
+    /// Records the broker acknowledged.
+    pub acked_events: Counter,
+    /// Bytes of key and value in those.
+    pub acked_bytes: Counter,
+    /// Events enqueued and not acked.
+    pub in_flight_events: Gauge,
+    /// Bytes of key and value in those.
+    pub in_flight_bytes: Gauge,
+    /// Times the producer's queue or our own budget was full and reading stopped.
+    pub queue_full: Counter,
+    /// Keepalives from the server.
+    pub keepalives: Counter,
+    /// Status updates to the server.
+    pub status_updates: Counter,
+    /// Positions stored durably.
+    pub positions_stored: Counter,
+    /// Looks at the catalog while running.
+    pub catalog_checks: Counter,
+    /// Seconds from the transaction's commit, by the server's clock, to the broker's ack, by ours.
+    pub commit_to_ack_seconds: Histogram,
+    retries: BySide<Counter>,
+    reconnects: BySide<Counter>,
+    connections: BySide<Gauge>,
+    ignored: Ignored,
+    errors: Family<ErrorLabels, Counter>,
+    received_lsn: AtomicU64,
+    stored_lsn: AtomicU64,
+    confirmed_lsn: AtomicU64,
+    server_wal_end_lsn: AtomicU64,
+    slot_restart_lsn: AtomicU64,
+    oldest_unacked_commit_us: AtomicI64,
+    started: Instant,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SideLabels {
+    side: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OpLabels {
+    op: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ErrorLabels {
+    kind: String,
+}
+
+/// One metric for each end, looked up once.
+#[derive(Debug)]
+struct BySide<M> {
+    family: Family<SideLabels, M>,
+    postgres: M,
+    kafka: M,
+}
+
+impl<M: Clone + Default> BySide<M> {
+    fn new() -> Self {
+        let family = Family::<SideLabels, M>::default();
+        let child = |side: Side| family.get_or_create_owned(&SideLabels { side: side.name() });
+        BySide { postgres: child(Side::Postgres), kafka: child(Side::Kafka), family }
+    }
+
+    fn of(&self, side: Side) -> &M {
+        match side {
+            Side::Postgres => &self.postgres,
+            Side::Kafka => &self.kafka,
+        }
+    }
+}
+
+/// A counter for each message that carries no event, looked up once.
+#[derive(Debug)]
+struct Ignored {
+    family: Family<OpLabels, Counter>,
+    update: Counter,
+    delete: Counter,
+    truncate: Counter,
+    type_: Counter,
+    origin: Counter,
+    logical_message: Counter,
+}
+
+impl Ignored {
+    fn new() -> Self {
+        let family = Family::<OpLabels, Counter>::default();
+        let child = |op| family.get_or_create_owned(&OpLabels { op });
+        Ignored {
+            update: child("update"),
+            delete: child("delete"),
+            truncate: child("truncate"),
+            type_: child("type"),
+            origin: child("origin"),
+            logical_message: child("message"),
+            family,
+        }
+    }
+
+    fn of(&self, other: Other) -> &Counter {
+        match other {
+            Other::Update => &self.update,
+            Other::Delete => &self.delete,
+            Other::Truncate => &self.truncate,
+            Other::Type => &self.type_,
+            Other::Origin => &self.origin,
+            Other::LogicalMessage => &self.logical_message,
+        }
+    }
+}
+
+impl Instruments {
+    fn new() -> Self {
+        Instruments {
+            received_bytes: Counter::default(),
+            received_messages: Counter::default(),
+            decoded_messages: Counter::default(),
+            assembled_events: Counter::default(),
+            routed_events: Counter::default(),
+            enqueued_events: Counter::default(),
+            acked_events: Counter::default(),
+            acked_bytes: Counter::default(),
+            in_flight_events: Gauge::default(),
+            in_flight_bytes: Gauge::default(),
+            queue_full: Counter::default(),
+            keepalives: Counter::default(),
+            status_updates: Counter::default(),
+            positions_stored: Counter::default(),
+            catalog_checks: Counter::default(),
+            commit_to_ack_seconds: Histogram::new(COMMIT_TO_ACK_SECONDS),
+            retries: BySide::new(),
+            reconnects: BySide::new(),
+            connections: BySide::new(),
+            ignored: Ignored::new(),
+            errors: Family::default(),
+            received_lsn: AtomicU64::new(0),
+            stored_lsn: AtomicU64::new(0),
+            confirmed_lsn: AtomicU64::new(0),
+            server_wal_end_lsn: AtomicU64::new(0),
+            slot_restart_lsn: AtomicU64::new(0),
+            oldest_unacked_commit_us: AtomicI64::new(NO_COMMIT_TIME),
+            started: Instant::now(),
+        }
+    }
+
+    /// One more attempt that failed and will be repeated after a pause.
+    pub fn retry(&self, side: Side) {
+        self.retries.of(side).inc();
+    }
+
+    /// One more connection made after the first.
+    pub fn reconnect(&self, side: Side) {
+        self.reconnects.of(side).inc();
+    }
+
+    /// Whether an end is connected.
+    pub fn connection(&self, side: Side, up: bool) {
+        self.connections.of(side).set(i64::from(up));
+    }
+
+    /// One more message that carries no event.
+    pub fn ignored(&self, other: Other) {
+        self.ignored.of(other).inc();
+    }
+
+    /// One more error, whatever became of it. Not for the path of every event.
+    pub fn error(&self, kind: Kind) {
+        self.errors.get_or_create(&ErrorLabels { kind: snake_case(&format!("{kind:?}")) }).inc();
+    }
+
+    /// End of the last WAL data received.
+    pub fn set_received_lsn(&self, lsn: Lsn) {
+        self.received_lsn.store(lsn.as_u64(), Ordering::Relaxed);
+    }
+
+    /// End of the stored position.
+    pub fn set_stored_lsn(&self, lsn: Lsn) {
+        self.stored_lsn.store(lsn.as_u64(), Ordering::Relaxed);
+    }
+
+    /// What Postgres was told.
+    pub fn set_confirmed_lsn(&self, lsn: Lsn) {
+        self.confirmed_lsn.store(lsn.as_u64(), Ordering::Relaxed);
+    }
+
+    /// The end of WAL the server last mentioned.
+    pub fn set_server_wal_end_lsn(&self, lsn: Lsn) {
+        self.server_wal_end_lsn.store(lsn.as_u64(), Ordering::Relaxed);
+    }
+
+    /// The slot's `restart_lsn`: behind it WAL is kept, even where everything is confirmed and a transaction is open.
+    pub fn set_slot_restart_lsn(&self, lsn: Lsn) {
+        self.slot_restart_lsn.store(lsn.as_u64(), Ordering::Relaxed);
+    }
+
+    /// Commit time of the oldest event not acked, in microseconds since the Unix epoch; `None` when there is none.
+    pub fn set_oldest_unacked_commit(&self, committed_at_us: Option<i64>) {
+        self.oldest_unacked_commit_us.store(committed_at_us.unwrap_or(NO_COMMIT_TIME), Ordering::Relaxed);
+    }
+
+    /// Bytes of WAL from what is confirmed to the server's end; `None` before both are known.
+    pub fn lag_bytes(&self) -> Option<u64> {
+        self.server_wal_end()?.checked_sub(load(&self.confirmed_lsn)?).or(Some(0))
+    }
+
+    /// Bytes of WAL the slot keeps; `None` before both ends of it are known.
+    pub fn retained_wal_bytes(&self) -> Option<u64> {
+        self.server_wal_end()?.checked_sub(load(&self.slot_restart_lsn)?).or(Some(0))
+    }
+
+    /// Seconds since the commit of the oldest unacked event at `now_us` (microseconds since the Unix epoch); 0 when
+    /// everything is acked.
+    pub fn lag_seconds(&self, now_us: i64) -> f64 {
+        match self.oldest_unacked_commit_us.load(Ordering::Relaxed) {
+            NO_COMMIT_TIME => 0.0,
+            committed_at_us => micros_to_seconds(now_us.saturating_sub(committed_at_us).max(0)),
+        }
+    }
+
+    /// One event was acked at `now_us`, committed at `committed_at_us` (both microseconds since the Unix epoch).
+    pub fn observe_commit_to_ack(&self, committed_at_us: i64, now_us: i64) {
+        self.commit_to_ack_seconds.observe(micros_to_seconds(now_us.saturating_sub(committed_at_us).max(0)));
+    }
+
+    /// The server's end of WAL, which lies nowhere below what was received from it.
+    fn server_wal_end(&self) -> Option<u64> {
+        load(&self.server_wal_end_lsn).max(load(&self.received_lsn))
+    }
+}
+
+/// Microseconds since the Unix epoch, now.
+pub fn now_us() -> i64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX)
+}
+
+fn micros_to_seconds(micros: i64) -> f64 {
+    micros as f64 / 1e6
+}
+
+fn load(lsn: &AtomicU64) -> Option<u64> {
+    Some(lsn.load(Ordering::Relaxed)).filter(|bytes| *bytes != 0)
+}
+
+fn snake_case(camel: &str) -> String {
+    let mut snake = String::with_capacity(camel.len() + 4);
+    for (index, character) in camel.char_indices() {
+        if character.is_uppercase() && index > 0 {
+            snake.push('_');
+        }
+        snake.extend(character.to_lowercase());
+    }
+    snake
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Self {
+        let instruments = Arc::new(Instruments::new());
+        let registry = registry(&instruments);
+        Metrics(Arc::new(Shared { instruments, registry }))
+    }
+
+    /// The text a scraper reads, in the OpenMetrics format.
+    ///
+    /// # Errors
+    /// Only where memory for the text cannot be had; nothing is shown by halves.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.0.registry)?;
+        Ok(text)
+    }
+}
+
+fn registry(of: &Arc<Instruments>) -> Registry {
+    let mut all = Registry::with_prefix(names::PREFIX);
+    let mut counter = |name, help, counter: &Counter| all.register(name, help, counter.clone());
+    counter(names::RECEIVED_BYTES, "Bytes read from the replication stream", &of.received_bytes);
+    counter(names::RECEIVED_MESSAGES, "WAL data messages read from the replication stream", &of.received_messages);
+    counter(names::DECODED_MESSAGES, "pgoutput messages decoded", &of.decoded_messages);
+    counter(names::ASSEMBLED_EVENTS, "Outbox events above the position", &of.assembled_events);
+    counter(names::ROUTED_EVENTS, "Events that were given topic and key", &of.routed_events);
+    counter(names::ENQUEUED_EVENTS, "Records handed to the Kafka client", &of.enqueued_events);
+    counter(names::ACKED_EVENTS, "Records the broker acknowledged", &of.acked_events);
+    counter(names::ACKED_BYTES, "Bytes of key and value the broker acknowledged", &of.acked_bytes);
+    counter(names::QUEUE_FULL, "Times reading stopped because too much was in flight", &of.queue_full);
+    counter(names::KEEPALIVES, "Keepalives from Postgres", &of.keepalives);
+    counter(names::STATUS_UPDATES, "Status updates sent to Postgres", &of.status_updates);
+    counter(names::POSITIONS_STORED, "Positions stored", &of.positions_stored);
+    counter(names::CATALOG_CHECKS, "Checks of publication, table and slot while running", &of.catalog_checks);
+    all.register(names::IN_FLIGHT_EVENTS, "Records enqueued and not acknowledged", of.in_flight_events.clone());
+    all.register(names::IN_FLIGHT_BYTES, "Bytes of key and value in those", of.in_flight_bytes.clone());
+    all.register(
+        names::COMMIT_TO_ACK_SECONDS,
+        "Time from the commit in Postgres to the broker's acknowledgement",
+        of.commit_to_ack_seconds.clone(),
+    );
+
+    all.register(names::RETRIES, "Failed attempts that are repeated", of.retries.family.clone());
+    all.register(names::RECONNECTS, "Connections made again", of.reconnects.family.clone());
+    all.register(names::CONNECTION_STATE, "1 while connected", of.connections.family.clone());
+    all.register(names::IGNORED_MESSAGES, "Messages that carry no event, by operation", of.ignored.family.clone());
+    all.register(names::ERRORS, "Errors by kind, healed or not", of.errors.clone());
+    all.register(names::BUILD, "The program that runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+    all.register_collector(Box::new(Derived(Arc::clone(of))));
+    all
+}
+
+/// What is computed when somebody looks. What is not known yet is left out rather than shown as 0.
+#[derive(Debug)]
+struct Derived(Arc<Instruments>);
+
+impl Collector for Derived {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let of = &self.0;
+        let lsns = [
+            (names::RECEIVED_LSN, "End of the WAL received, as a byte position", &of.received_lsn),
+            (names::STORED_LSN, "End of the stored position, as a byte position", &of.stored_lsn),
+            (names::CONFIRMED_LSN, "What Postgres was told, as a byte position", &of.confirmed_lsn),
+            (names::SERVER_WAL_END_LSN, "The server's end of WAL, as a byte position", &of.server_wal_end_lsn),
+            (names::SLOT_RESTART_LSN, "The slot's restart_lsn, as a byte position", &of.slot_restart_lsn),
+        ];
+        let mut gauge_u64 = |name: &str, help: &str, value: Option<u64>| match value {
+            Some(value) => gauge(&mut encoder, name, help, ConstGauge::new(value)),
+            None => Ok(()),
+        };
+        for (name, help, lsn) in lsns {
+            gauge_u64(name, help, load(lsn))?;
+        }
+        gauge_u64(names::LAG_BYTES, "Bytes of WAL from what is confirmed to the server's end", of.lag_bytes())?;
+        gauge_u64(names::RETAINED_WAL_BYTES, "Bytes of WAL that the slot keeps", of.retained_wal_bytes())?;
+        let lag_help = "Seconds since the commit of the oldest event not acknowledged";
+        gauge(&mut encoder, names::LAG_SECONDS, lag_help, ConstGauge::new(of.lag_seconds(now_us())))?;
+        let uptime_seconds = of.started.elapsed().as_secs_f64();
+        gauge(&mut encoder, names::UPTIME_SECONDS, "Seconds since the start", ConstGauge::new(uptime_seconds))
+    }
+}
+
+fn gauge<V: EncodeGaugeValue>(
+    encoder: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    gauge: ConstGauge<V>,
+) -> fmt::Result
+where
+    ConstGauge<V>: EncodeMetric,
+{
+    // Collectors are not given the registry's prefix.
+    let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+    gauge.encode(metric)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn samples(text: &str) -> BTreeMap<String, f64> {
+        text.lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| line.rsplit_once(' ').unwrap())
+            .map(|(name, value)| (name.to_owned(), value.parse().unwrap()))
+            .collect()
+    }
+
+    fn full() -> Metrics {
+        let metrics = Metrics::new();
+        metrics.set_received_lsn(Lsn::new(900));
+        metrics.set_stored_lsn(Lsn::new(500));
+        metrics.set_confirmed_lsn(Lsn::new(400));
+        metrics.set_server_wal_end_lsn(Lsn::new(1000));
+        metrics.set_slot_restart_lsn(Lsn::new(100));
+        metrics.error(Kind::KafkaUnreachable);
+        metrics.observe_commit_to_ack(1_000_000, 1_020_000);
+        metrics
+    }
+
+    #[test]
+    fn every_name_appears_once_and_carries_the_prefix() {
+        let text = full().encode().unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        for line in text.lines().filter(|line| line.starts_with("# TYPE ")) {
+            let name = line.split(' ').nth(2).unwrap();
+            assert!(name.starts_with("walrelay_"), "{line}");
+            assert!(seen.insert(name.to_owned()), "{name} is described twice");
+        }
+        let names = include_str!("names.rs");
+        let constants: Vec<_> = names.lines().filter_map(|line| line.split('"').nth(1)).skip(1).collect();
+        assert_eq!(constants.len(), seen.len(), "{constants:?}\n{seen:?}");
+        for name in constants {
+            assert!(seen.contains(&format!("walrelay_{name}")), "{name} is not exposed");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn counters_count_and_labels_have_their_fixed_values() {
+        let metrics = full();
+        metrics.acked_events.inc_by(7);
+        metrics.clone().acked_events.inc_by(1);
+        metrics.retry(Side::Kafka);
+        metrics.connection(Side::Postgres, true);
+        metrics.ignored(Other::Delete);
+        let samples = samples(&metrics.encode().unwrap());
+        assert_eq!(samples["walrelay_acked_events_total"], 8.0);
+        assert_eq!(samples[r#"walrelay_retries_total{side="kafka"}"#], 1.0);
+        assert_eq!(samples[r#"walrelay_retries_total{side="postgres"}"#], 0.0);
+        assert_eq!(samples[r#"walrelay_connection_state{side="postgres"}"#], 1.0);
+        assert_eq!(samples[r#"walrelay_ignored_messages_total{op="delete"}"#], 1.0);
+        assert_eq!(samples[r#"walrelay_errors_total{kind="kafka_unreachable"}"#], 1.0);
+        assert_eq!(samples[r#"walrelay_commit_to_ack_seconds_bucket{le="0.02"}"#], 1.0);
+        assert_eq!(samples[r#"walrelay_commit_to_ack_seconds_bucket{le="0.01"}"#], 0.0);
+    }
+
+    #[test]
+    fn confirmed_lag_and_retained_wal_are_two_things_and_absent_while_unknown() {
+        let unknown = samples(&Metrics::new().encode().unwrap());
+        assert!(!unknown.contains_key("walrelay_lag_bytes"));
+        assert!(!unknown.contains_key("walrelay_retained_wal_bytes"));
+        let known = samples(&full().encode().unwrap());
+        assert_eq!(known["walrelay_lag_bytes"], 600.0);
+        assert_eq!(known["walrelay_retained_wal_bytes"], 900.0);
+    }
+
+    #[test]
+    fn lag_in_seconds_is_zero_when_all_is_acked_and_never_negative() {
+        let metrics = Metrics::new();
+        assert_eq!(metrics.lag_seconds(5_000_000), 0.0);
+        metrics.set_oldest_unacked_commit(Some(2_000_000));
+        assert_eq!(metrics.lag_seconds(5_000_000), 3.0);
+        assert_eq!(metrics.lag_seconds(1_000_000), 0.0, "clocks differ");
+        metrics.set_oldest_unacked_commit(None);
+        assert_eq!(metrics.lag_seconds(5_000_000), 0.0);
+    }
+}
