@@ -1,1 +1,4 @@
+//! walrelay's tests.
 
+#[path = "simulation/main.rs"]
+mod simulation;

@@ -124,3 +124,24 @@ pub struct ProcessConfig {
     /// What to log, in `tracing`'s filter syntax.
     pub log_filter: String,
 }
+
+impl Default for OutboxConfig {
+    /// The table and columns of Debezium's Outbox Event Router, so that its tables work as they are.
+    fn default() -> Self {
+        OutboxConfig {
+            table: TableName::debezium(),
+            id: "id".to_owned(),
+            aggregate_type: "aggregatetype".to_owned(),
+            aggregate_id: "aggregateid".to_owned(),
+            event_type: "type".to_owned(),
+            payload: "payload".to_owned(),
+        }
+    }
+}
+
+impl Default for RouteConfig {
+    /// The topics and the header of Debezium's Outbox Event Router, so that its consumers work as they are.
+    fn default() -> Self {
+        RouteConfig { topic_prefix: "outbox.event.".to_owned(), id_header: "id".to_owned() }
+    }
+}

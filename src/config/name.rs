@@ -61,6 +61,11 @@ pub struct TableName {
 }
 
 impl TableName {
+    /// `public.outbox`, where Debezium's Outbox Event Router looks.
+    pub fn debezium() -> Self {
+        TableName { schema: "public".to_owned(), table: "outbox".to_owned() }
+    }
+
     /// The schema, unquoted.
     pub fn schema(&self) -> &str {
         &self.schema

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::config::{OutboxConfig, RouteConfig, SlotName};
 use crate::error::{Error, Kind, Result};
 use crate::event::assemble::Assembler;
 use crate::event::{Event, Step};
@@ -48,9 +49,23 @@ pub struct Counts {
     pub queue_full: u64,
 }
 
+/// What does not change while a relay lives.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The slot, for errors.
+    pub slot: SlotName,
+    /// Which rows are events.
+    pub outbox: OutboxConfig,
+    /// What record each becomes.
+    pub route: RouteConfig,
+    /// What may be in flight.
+    pub limits: Limits,
+}
+
 /// One producer's life: from the position it began at to the last ack it got.
 #[derive(Debug)]
 pub struct Core<S> {
+    slot: SlotName,
     assembler: Assembler,
     router: Router,
     ledger: Ledger,
@@ -61,20 +76,13 @@ pub struct Core<S> {
 }
 
 impl<S: Sink> Core<S> {
-    /// Begins behind `start`, of which `stored` is in the store at `now` (time since any fixed instant).
-    pub fn new(
-        start: Position,
-        stored: Position,
-        limits: Limits,
-        assembler: Assembler,
-        router: Router,
-        sink: S,
-        now: Duration,
-    ) -> Self {
+    /// Begins behind `start`; `stored` is what the store holds at `now`, a time since any fixed instant.
+    pub fn new(setup: &Setup, start: Position, stored: Position, sink: S, now: Duration) -> Self {
         Core {
-            assembler,
-            router,
-            ledger: Ledger::new(start, limits),
+            slot: setup.slot.clone(),
+            assembler: Assembler::new(&setup.outbox, start),
+            router: Router::new(&setup.route),
+            ledger: Ledger::new(start, setup.limits),
             confirm: Confirm::new(stored, now),
             sink,
             pending: None,
@@ -85,6 +93,8 @@ impl<S: Sink> Core<S> {
     /// A new connection to the server begins: it sends again what was not confirmed, and what was taken in is dropped.
     pub fn reconnected(&mut self) {
         self.assembler.resume_at(self.ledger.received());
+        // It was not enqueued, so the server sends its event again.
+        self.pending = None;
         self.confirm.abandoned();
     }
 
@@ -101,7 +111,7 @@ impl<S: Sink> Core<S> {
     pub fn data(&mut self, wal_start: Lsn, body: &[u8]) -> Result<Taken> {
         debug_assert!(self.has_room(), "P4: taken in without room");
         self.counts.decoded += 1;
-        match self.assembler.feed(body, wal_start)? {
+        match self.assembler.feed(body, wal_start).map_err(|error| error.into_error(&self.slot))? {
             Step::Nothing => {}
             Step::Begin { commit_lsn } => self.ledger.begin(commit_lsn).map_err(contradiction)?,
             Step::Commit { commit_lsn, end_lsn } => {
@@ -110,7 +120,7 @@ impl<S: Sink> Core<S> {
             Step::Event(event) => {
                 self.counts.assembled += 1;
                 fail::fail_point!("assembled", |_| std::process::abort());
-                let record = self.router.route(&event)?;
+                let record = self.router.route(&event).map_err(|error| error.into_error(&self.slot))?;
                 let offered = offer(&mut self.sink, &mut self.ledger, &record, &event)?;
                 match offered {
                     true => self.counts.enqueued += 1,

@@ -10,22 +10,20 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::error::{Disposition, Error, Kind, Result};
-use crate::event::assemble::Assembler;
 use crate::ledger::Limits;
 use crate::position::Position;
-use crate::route::Router;
 use crate::sink::kafka::{KafkaSink, Producer};
 use crate::telemetry::Telemetry;
 
 pub mod backoff;
 pub mod core;
-mod pump;
+//mod pump;
 mod report;
 mod session;
 pub mod stop;
 
 use self::backoff::Backoff;
-use self::core::Core;
+use self::core::{Core, Setup};
 use self::pump::Ended;
 use self::session::Session;
 use self::stop::{Stop, StopSignal};
@@ -146,11 +144,16 @@ impl Relay {
             }
             Some(Life::New(sink, resume)) => (sink, resume.filter(|it| it.is_at_or_after(&stored)).unwrap_or(stored)),
         };
-        let limits =
-            Limits { events: self.config.kafka.max_in_flight_events, bytes: self.config.kafka.max_in_flight_bytes };
-        let assembler = Assembler::new(&self.config.outbox, start);
-        let router = Router::new(&self.config.route);
-        Ok(Box::new(Core::new(start, stored, limits, assembler, router, sink, self.epoch.elapsed())))
+        let setup = Setup {
+            slot: self.config.source.slot.clone(),
+            outbox: self.config.outbox.clone(),
+            route: self.config.route.clone(),
+            limits: Limits {
+                events: self.config.kafka.max_in_flight_events,
+                bytes: self.config.kafka.max_in_flight_bytes,
+            },
+        };
+        Ok(Box::new(Core::new(&setup, start, stored, sink, self.epoch.elapsed())))
     }
 
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.

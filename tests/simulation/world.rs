@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use walrelay::error::Error;
-use walrelay::event::assemble::Assembler;
 use walrelay::ledger::Limits;
 use walrelay::ledger::confirm::Due;
 use walrelay::position::{Lsn, Position};
-use walrelay::relay::core::Core;
-use walrelay::route::Router;
+use walrelay::config::{OutboxConfig, RouteConfig};
+use walrelay::relay::core::{Core, Setup};
 use walrelay::sink::Delivery;
 
 use super::broker::{Broker, Logged, Producer, Shared};
@@ -147,15 +146,12 @@ impl World {
 
     /// The relay connects where it must, and takes in one message where it has room.
     fn receive(&mut self) {
-        let limits = Limits { events: 6, bytes: 1 << 20 };
         if self.core.is_none() {
             let start = self.stored;
             self.reached.restarted_inside_a_transaction += u64::from(start.partial.is_some());
             self.server.disconnect();
-            let (outbox, route) = (walrelay::config::OutboxConfig::default(), walrelay::config::RouteConfig::default());
-            let assembler = Assembler::new(&outbox, start);
             let sink = Producer(Arc::clone(&self.broker));
-            self.core = Some(Core::new(start, self.stored, limits, assembler, Router::new(&route), sink, self.now));
+            self.core = Some(Core::new(&setup(), start, self.stored, sink, self.now));
         }
         let core = self.core.as_mut().unwrap();
         if !self.server.is_connected() {
@@ -202,10 +198,8 @@ impl World {
             // The producer is finished. A new one starts behind what was delivered, not behind what was stored.
             let (start, now) = (core.ledger().delivered(), self.now);
             self.lose_producer();
-            let (outbox, route) = (walrelay::config::OutboxConfig::default(), walrelay::config::RouteConfig::default());
-            let limits = Limits { events: 6, bytes: 1 << 20 };
-            let (assembler, sink) = (Assembler::new(&outbox, start), Producer(Arc::clone(&self.broker)));
-            self.core = Some(Core::new(start, self.stored, limits, assembler, Router::new(&route), sink, now));
+            let sink = Producer(Arc::clone(&self.broker));
+            self.core = Some(Core::new(&setup(), start, self.stored, sink, now));
         }
     }
 
@@ -284,5 +278,14 @@ impl World {
 
     pub fn duplicates(&self) -> usize {
         self.broker.lock().unwrap().log.iter().map(Vec::len).sum::<usize>() - self.logged_once().len()
+    }
+}
+
+fn setup() -> Setup {
+    Setup {
+        slot: "simulated".parse().unwrap(),
+        outbox: OutboxConfig::default(),
+        route: RouteConfig::default(),
+        limits: Limits { events: 6, bytes: 1 << 20 },
     }
 }
