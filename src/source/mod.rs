@@ -1,1 +1,4 @@
 //! source
+
+pub mod catalog;
+mod query;
