@@ -1,1 +1,5 @@
 //! source
+
+pub mod catalog;
+pub mod preflight;
+mod query;

@@ -1,0 +1,102 @@
+//! What was found, as the server put it.
+
+use serde::Deserialize;
+
+use crate::position::Lsn;
+use crate::source::catalog::Catalog;
+
+/// Everything [`super::inspect`] found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// The server and its settings.
+    pub server: Server,
+    /// `system_identifier`, where the role may read it. `IDENTIFY_SYSTEM` tells it, too.
+    pub system_identifier: Option<String>,
+    /// The slot, if there is one of that name.
+    pub slot: Option<Slot>,
+    /// Publication, table, and how they hang together.
+    pub catalog: Catalog,
+}
+
+/// The server and its settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Server {
+    /// Process id of the server's side, to recognise a pooler.
+    pub backend_pid: i32,
+    /// `server_version_num`: 170011 is 17.11.
+    pub version_num: u32,
+    /// `server_version`, for people.
+    pub version: String,
+    /// `wal_level`.
+    pub wal_level: String,
+    /// A standby, or a primary that has not been promoted yet.
+    pub in_recovery: bool,
+    /// The database we are connected to.
+    pub database: String,
+    /// The role we are.
+    pub role: String,
+    /// Superuser, `REPLICATION`, or a member of `rds_replication`.
+    pub may_replicate: bool,
+    /// Whether `pg_control_system()` may be called.
+    pub may_read_control: bool,
+    /// `max_slot_wal_keep_size` in MB; -1 is without bound.
+    pub max_slot_wal_keep_mb: Option<i64>,
+    /// `wal_sender_timeout` of this session in milliseconds; 0 is never.
+    pub wal_sender_timeout_ms: Option<i64>,
+    /// `idle_replication_slot_timeout` (18+) with its unit; `0` is never.
+    pub idle_replication_slot_timeout: Option<String>,
+    /// `synchronized_standby_slots` (17+).
+    pub synchronized_standby_slots: Option<String>,
+}
+
+impl Server {
+    /// 17 for 17.11.
+    pub fn major(&self) -> u32 {
+        self.version_num / 10_000
+    }
+}
+
+/// A row of `pg_replication_slots` (<https://www.postgresql.org/docs/current/view-pg-replication-slots.html>).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Slot {
+    /// Output plugin; none for physical slots.
+    pub plugin: Option<String>,
+    /// `logical` or `physical`.
+    pub slot_type: String,
+    /// The database it decodes; none for physical slots.
+    pub database: Option<String>,
+    /// Somebody streams from it.
+    pub active: bool,
+    /// Process id of the walsender that does.
+    pub active_pid: Option<i32>,
+    /// `application_name` of who does.
+    pub holder: Option<String>,
+    /// Gone when its session ends.
+    pub temporary: bool,
+    /// Decodes prepared transactions at `PREPARE`.
+    #[serde(default)]
+    pub two_phase: bool,
+    /// Up to where it was confirmed; none while it is being created.
+    pub confirmed_flush_lsn: Option<Lsn>,
+    /// From where WAL is kept.
+    pub restart_lsn: Option<Lsn>,
+    /// `reserved`, `extended`, `unreserved` (about to be lost) or `lost`.
+    pub wal_status: Option<String>,
+    /// Bytes that may still be written before the slot is at risk; none without a bound.
+    pub safe_wal_size: Option<i64>,
+    /// Invalidated by a conflict with recovery (16+).
+    pub conflicting: Option<bool>,
+    /// Why it was invalidated (17+).
+    pub invalidation_reason: Option<String>,
+    /// Copied to standbys (17+).
+    pub failover: Option<bool>,
+    /// Came from a primary (17+).
+    pub synced: Option<bool>,
+}
+
+/// What `slot.sql` answers.
+#[derive(Debug, Deserialize)]
+pub(super) struct SlotAnswer {
+    pub(super) backend_pid: i32,
+    pub(super) slot: Option<Slot>,
+}

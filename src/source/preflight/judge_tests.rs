@@ -1,0 +1,343 @@
+//! Every fault and every warning, one row each.
+
+use super::*;
+use crate::position::Lsn;
+use crate::source::catalog::{Catalog, Flags};
+
+fn outbox() -> OutboxConfig {
+    OutboxConfig {
+        table: "outbox".parse().unwrap(),
+        id: "id".to_owned(),
+        aggregate_type: "aggregatetype".to_owned(),
+        aggregate_id: "aggregateid".to_owned(),
+        event_type: "type".to_owned(),
+        payload: "payload".to_owned(),
+    }
+}
+
+fn member(level: u32, relation: &str) -> Member {
+    Member { level, relation: relation.to_owned(), through: "table".to_owned(), oid: 30, ..Member::default() }
+}
+
+/// A server, slot, publication and table nothing can be said against.
+fn fit() -> Facts {
+    let column = |name: &str| Column { name: name.to_owned(), type_name: "text".to_owned(), generated: String::new() };
+    Facts {
+        server: Server {
+            version_num: 170_011,
+            version: "17.11".to_owned(),
+            wal_level: "logical".to_owned(),
+            database: "shop".to_owned(),
+            role: "relay".to_owned(),
+            may_replicate: true,
+            max_slot_wal_keep_mb: Some(4096),
+            idle_replication_slot_timeout: None,
+            synchronized_standby_slots: Some("standby1".to_owned()),
+            ..Server::default()
+        },
+        system_identifier: Some("7000".to_owned()),
+        slot: Some(Slot {
+            plugin: Some("pgoutput".to_owned()),
+            slot_type: "logical".to_owned(),
+            database: Some("shop".to_owned()),
+            confirmed_flush_lsn: Some(Lsn::new(400)),
+            wal_status: Some("reserved".to_owned()),
+            conflicting: Some(false),
+            failover: Some(true),
+            ..Slot::default()
+        }),
+        catalog: Catalog {
+            publication: Some(Publication {
+                oid: 10,
+                flags: Flags { insert: true, ..Flags::default() },
+                ..Publication::default()
+            }),
+            table: Some(Table {
+                oid: 20,
+                kind: "r".to_owned(),
+                persistence: "p".to_owned(),
+                columns: ["id", "aggregatetype", "aggregateid", "type", "payload"].map(column).to_vec(),
+                ..Table::default()
+            }),
+            members: vec![member(0, "outbox")],
+            ..Catalog::default()
+        },
+    }
+}
+
+fn judged(facts: &Facts) -> Result<Vec<Warning>> {
+    judge(facts, &"orders".parse().unwrap(), "walrelay_orders", &outbox())
+}
+
+type Change = fn(&mut Facts);
+
+fn slot_of(facts: &mut Facts) -> &mut Slot {
+    facts.slot.as_mut().unwrap()
+}
+
+fn table_of(facts: &mut Facts) -> &mut Table {
+    facts.catalog.table.as_mut().unwrap()
+}
+
+fn flags_of(facts: &mut Facts) -> &mut Flags {
+    &mut facts.catalog.publication.as_mut().unwrap().flags
+}
+
+#[track_caller]
+fn assert_faults(kind: Kind, rows: &[(Change, &str, &str)]) {
+    for (change, cause, remedy) in rows {
+        let mut facts = fit();
+        change(&mut facts);
+        let error = judged(&facts).expect_err(cause);
+        assert_eq!(error.kind(), kind, "{cause}");
+        assert!(error.cause().contains(cause), "{cause:?} is not in {:?}", error.cause());
+        let what_to_do = error.what_to_do().expect(cause);
+        assert!(what_to_do.contains(remedy), "{remedy:?} is not in {what_to_do:?}");
+    }
+}
+
+#[test]
+fn what_is_fit_passes_with_the_one_choice_that_is_always_to_be_known() {
+    let warnings: Vec<String> = judged(&fit()).unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(warnings, ["slot orders is lost, and events with it, once it is 4096 MB of WAL behind"]);
+}
+
+#[test]
+fn a_slot_that_somebody_streams_from_is_left_to_the_server_to_refuse() {
+    let mut facts = fit();
+    slot_of(&mut facts).active = true;
+    slot_of(&mut facts).active_pid = Some(77);
+    assert!(judged(&facts).is_ok());
+}
+
+#[test]
+fn a_server_that_cannot_serve_a_logical_slot_is_unfit() {
+    assert_faults(
+        Kind::PostgresUnfit,
+        &[
+            (
+                |facts| {
+                    facts.server.version_num = 130_014;
+                    facts.server.version = "13.14".to_owned();
+                },
+                "PostgreSQL 13.14",
+                "upgrade",
+            ),
+            (
+                |facts| facts.server.wal_level = "replica".to_owned(),
+                "wal_level is replica",
+                "alter system set wal_level = 'logical'",
+            ),
+        ],
+    );
+    assert_faults(
+        Kind::PostgresRefused,
+        &[(
+            |facts| facts.server.may_replicate = false,
+            "role \"relay\" may not use replication slots",
+            "alter role \"relay\" replication",
+        )],
+    );
+}
+
+#[test]
+fn a_server_in_recovery_is_waited_for_even_if_nothing_else_is_right_yet() {
+    let mut facts = fit();
+    facts.server.in_recovery = true;
+    facts.server.wal_level = "replica".to_owned();
+    facts.slot = None;
+    assert_eq!(judged(&facts).unwrap_err().kind(), Kind::PostgresUnreachable);
+}
+
+#[test]
+fn a_slot_that_cannot_be_read_says_why() {
+    assert_faults(
+        Kind::SlotUnusable,
+        &[
+            (|facts| facts.slot = None, "there is no replication slot orders", "`walrelay setup --slot orders`"),
+            (
+                |facts| slot_of(facts).slot_type = "physical".to_owned(),
+                "slot orders is a physical slot",
+                "name another slot",
+            ),
+            (
+                |facts| slot_of(facts).plugin = Some("wal2json".to_owned()),
+                "uses the plugin wal2json",
+                "pg_drop_replication_slot('orders')",
+            ),
+            (
+                |facts| slot_of(facts).database = Some("crm".to_owned()),
+                "belongs to database crm, and we are connected to shop",
+                "connect to crm",
+            ),
+            (|facts| slot_of(facts).temporary = true, "is temporary", "create a permanent one"),
+            (|facts| slot_of(facts).two_phase = true, "has two_phase", "pg_drop_replication_slot('orders')"),
+            (|facts| slot_of(facts).confirmed_flush_lsn = None, "is being created", "pg_prepared_xacts"),
+            (
+                |facts| slot_of(facts).wal_status = Some("lost".to_owned()),
+                "is lost (wal_removed: max_slot_wal_keep_size was exceeded); it was confirmed up to 0/190",
+                "publish it by hand",
+            ),
+            (
+                |facts| slot_of(facts).invalidation_reason = Some("idle_timeout".to_owned()),
+                "is lost (idle_timeout)",
+                "--adopt-slot",
+            ),
+            (
+                |facts| slot_of(facts).conflicting = Some(true),
+                "is lost (conflict with recovery)",
+                "pg_drop_replication_slot('orders')",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_publication_that_does_not_carry_every_insert_says_which_it_would_skip() {
+    assert_faults(
+        Kind::Publication,
+        &[
+            (
+                |facts| facts.catalog.publication = None,
+                "there is no publication walrelay_orders in database shop",
+                "create publication \"walrelay_orders\" for table public.outbox with (publish = 'insert')",
+            ),
+            (|facts| facts.catalog.table = None, "there is no table public.outbox in database shop", "walrelay setup"),
+            (
+                |facts| facts.catalog.members.clear(),
+                "table public.outbox is not in publication walrelay_orders: never added, or dropped and created again",
+                "alter publication \"walrelay_orders\" add table public.outbox",
+            ),
+            (|facts| flags_of(facts).insert = false, "publish = ''", "set (publish = 'insert')"),
+            (|facts| flags_of(facts).update = true, "publish = 'insert, update'", "set (publish = 'insert')"),
+            (|facts| flags_of(facts).delete = true, "publish = 'insert, delete'", "set (publish = 'insert')"),
+            (|facts| flags_of(facts).truncate = true, "publish = 'insert, truncate'", "set (publish = 'insert')"),
+            (
+                |facts| facts.catalog.members[0].row_filter = Some("(id > 1)".to_owned()),
+                "filters rows of public.outbox: (id > 1)",
+                "alter publication \"walrelay_orders\" set table public.outbox",
+            ),
+            (
+                |facts| facts.catalog.members[0].columns = Some(vec!["id".to_owned(), "type".to_owned()]),
+                "publishes only (id, type) of public.outbox, without the column aggregatetype",
+                "alter publication \"walrelay_orders\" set table public.outbox",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_table_that_cannot_be_streamed_as_it_is_says_what_is_wrong_with_it() {
+    assert_faults(
+        Kind::Publication,
+        &[
+            (|facts| table_of(facts).kind = "v".to_owned(), "public.outbox is a view", "inserted into"),
+            (|facts| table_of(facts).kind = "f".to_owned(), "is a foreign table", "inserted into"),
+            (
+                |facts| table_of(facts).persistence = "u".to_owned(),
+                "is unlogged",
+                "alter table public.outbox set logged",
+            ),
+            (|facts| table_of(facts).persistence = "t".to_owned(), "is temporary", "permanent"),
+            (
+                |facts| {
+                    table_of(facts).kind = "p".to_owned();
+                    flags_of(facts).via_root = true;
+                    table_of(facts).silent_partitions = vec!["outbox_7".to_owned()];
+                },
+                "partition outbox_7 of public.outbox is unlogged or foreign",
+                "alter table outbox_7 set logged",
+            ),
+            (
+                |facts| table_of(facts).kind = "p".to_owned(),
+                "is partitioned, and publication walrelay_orders publishes rows under the names of partitions",
+                "set (publish_via_partition_root = true)",
+            ),
+            (
+                |facts| {
+                    flags_of(facts).via_root = true;
+                    facts.catalog.members = vec![member(0, "outbox"), member(1, "events"), member(2, "all_events")];
+                },
+                "publishes its rows under the name of all_events",
+                "name all_events as the outbox",
+            ),
+            (
+                |facts| table_of(facts).columns.retain(|column| column.name != "payload"),
+                "has no column payload; it has id, aggregatetype, aggregateid, type",
+                "which column holds what",
+            ),
+            (
+                |facts| table_of(facts).columns[4].generated = "s".to_owned(),
+                "column payload of public.outbox is generated",
+                "map a column",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn what_only_looks_like_a_fault_passes() {
+    let rows: &[Change] = &[
+        // Every mapped column is in the list.
+        |facts| {
+            let names = table_of(facts).columns.iter().map(|column| column.name.clone()).collect();
+            facts.catalog.members[0].columns = Some(names);
+        },
+        // A generated column that 18 publishes.
+        |facts| {
+            table_of(facts).columns[4].generated = "s".to_owned();
+            facts.catalog.publication.as_mut().unwrap().generated_columns = Some("s".to_owned());
+        },
+        // A generated column nobody mapped.
+        |facts| {
+            let column = Column { name: "search".to_owned(), generated: "s".to_owned(), ..Column::default() };
+            table_of(facts).columns.push(column);
+        },
+        // A partitioned table via its root.
+        |facts| {
+            table_of(facts).kind = "p".to_owned();
+            flags_of(facts).via_root = true;
+        },
+        // A partition under its own name; the filter of the table above does not apply to it.
+        |facts| {
+            let above = Member { row_filter: Some("(id > 1)".to_owned()), ..member(1, "events") };
+            facts.catalog.members = vec![above];
+        },
+    ];
+    for (row, change) in rows.iter().enumerate() {
+        let mut facts = fit();
+        change(&mut facts);
+        assert!(judged(&facts).is_ok(), "row {row}: {:?}", judged(&facts));
+    }
+}
+
+#[test]
+fn what_can_still_go_wrong_is_said_in_a_sentence() {
+    let rows: &[(Change, &str)] = &[
+        (|facts| facts.server.max_slot_wal_keep_mb = Some(-1), "until the disk is full"),
+        (|facts| slot_of(facts).safe_wal_size = Some(3 << 20), "4096 MB of WAL behind; 3 MB are left"),
+        (|facts| slot_of(facts).wal_status = Some("unreserved".to_owned()), "about to be lost"),
+        (|facts| facts.server.idle_replication_slot_timeout = Some("2h".to_owned()), "when walrelay is away for 2h"),
+        (|facts| slot_of(facts).failover = Some(false), "failover off"),
+        (|facts| facts.server.synchronized_standby_slots = Some(String::new()), "synchronized_standby_slots is empty"),
+        (
+            |facts| {
+                facts.server.version_num = 160_015;
+                slot_of(facts).failover = None;
+            },
+            "PostgreSQL 16 does not copy slots to standbys",
+        ),
+        (|facts| facts.catalog.publication.as_mut().unwrap().all_tables = true, "covers more tables"),
+        (|facts| facts.catalog.members[0].through = "schema".to_owned(), "covers more tables"),
+        (|facts| facts.catalog.other_tables = vec!["a".to_owned(), "b".to_owned()], "other tables (a, b)"),
+        (|facts| table_of(facts).row_security = true, "row-level security"),
+        (|facts| table_of(facts).inherited_by = 1, "inherit"),
+        (|facts| facts.catalog.members = vec![member(1, "events")], "rows of its siblings are not relayed"),
+    ];
+    for (change, says) in rows {
+        let mut facts = fit();
+        change(&mut facts);
+        let warnings = judged(&facts).expect(says);
+        assert!(warnings.iter().any(|warning| warning.to_string().contains(says)), "{says:?}: {warnings:?}");
+    }
+}
