@@ -9,6 +9,8 @@ mod mapping;
 mod shown;
 
 #[cfg(test)]
+mod golden;
+#[cfg(test)]
 mod replay;
 
 use std::fmt;

@@ -99,7 +99,7 @@ fn log(transactions: &[Transaction]) -> (Vec<Sent>, Vec<(String, Lsn, u64)>) {
 }
 
 /// What acks amount to, kept in the simplest way: every step up to the crash, the first `acked` events of them acked.
-fn position_after(resume: Position, steps: &[Step<'_>], mut acked: usize) -> Position {
+pub(crate) fn position_after(resume: Position, steps: &[Step<'_>], mut acked: usize) -> Position {
     let mut position = resume;
     let mut whole = true;
     for step in steps {
@@ -111,7 +111,7 @@ fn position_after(resume: Position, steps: &[Step<'_>], mut acked: usize) -> Pos
             }
             Step::Event(_) => whole = false,
             Step::Commit { end_lsn, .. } if whole => position = Position::at(*end_lsn),
-            _ => {}
+            Step::Commit { .. } | Step::Nothing | Step::Begin { .. } | Step::Relation { .. } => {}
         }
     }
     position
@@ -154,12 +154,10 @@ proptest! {
                 .iter()
                 .map(|(bytes, wal_start)| assembler.feed(bytes, *wal_start).unwrap())
                 .collect();
-            let came = steps.iter().filter_map(|step| match step {
-                Step::Event(event) => {
-                    let id = String::from_utf8(event.id.to_vec()).unwrap();
-                    Some((id, event.place.commit_lsn, event.place.index))
-                }
-                _ => None,
+            let came = steps.iter().filter_map(|step| {
+                let Step::Event(event) = step else { return None };
+                let id = String::from_utf8(event.id.to_vec()).unwrap();
+                Some((id, event.place.commit_lsn, event.place.index))
             });
             let came: Vec<_> = came.collect();
             let Some((_, acked, back, idle, survived)) = crash else {
@@ -189,5 +187,53 @@ proptest! {
             }
         }
         prop_assert_eq!(delivered, events);
+    }
+
+    #[test]
+    fn a_damaged_log_is_an_error_or_comes_to_steps_and_never_panics(
+        transactions in transactions(),
+        damage in vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 0..6),
+        end_lsn in 0..3_000_u64,
+        partial in proptest::option::of((0..3_000_u64, 1..4_u64)),
+    ) {
+        let (sent, _) = log(&transactions);
+        let described = [wire::relation(OUTBOX, "public", "outbox", &COLUMNS)];
+        let mut messages: Vec<Vec<u8>> =
+            described.into_iter().chain(sent.into_iter().map(|sent| sent.bytes)).collect();
+        for (which, at, byte, lost) in damage {
+            if lost {
+                messages.remove(which.index(messages.len()));
+            } else {
+                let message: &mut Vec<u8> = which.get_mut(&mut messages);
+                *at.get_mut(message.as_mut_slice()) = byte;
+            }
+            if messages.is_empty() {
+                break;
+            }
+        }
+        let partial = partial.map(|(bytes, index)| Partial { commit_lsn: Lsn::new(end_lsn + bytes), index });
+        let mut assembler = Assembler::new(&outbox(), Position { end_lsn: Lsn::new(end_lsn), partial });
+        let mut inside = None;
+        for message in &messages {
+            match assembler.feed(message, Lsn::ZERO) {
+                Ok(Step::Begin { commit_lsn }) => inside = Some((commit_lsn, 0)),
+                Ok(Step::Commit { commit_lsn, end_lsn }) => {
+                    prop_assert_eq!(inside.take().map(|(begun, _)| begun), Some(commit_lsn));
+                    prop_assert!(end_lsn > commit_lsn);
+                }
+                Ok(Step::Event(event)) => {
+                    let Some((commit_lsn, least)) = &mut inside else { panic!("an event outside a transaction") };
+                    prop_assert_eq!(event.place.commit_lsn, *commit_lsn);
+                    prop_assert!(event.place.index >= *least, "an index came twice");
+                    *least = event.place.index + 1;
+                }
+                Ok(Step::Nothing | Step::Relation { .. }) => {}
+                Err(error) => {
+                    let error = error.into_error(&"orders".parse().unwrap());
+                    prop_assert!(error.cause().starts_with("slot orders: ") && error.what_to_do().is_some());
+                    break;
+                }
+            }
+        }
     }
 }

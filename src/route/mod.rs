@@ -1,7 +1,18 @@
 //! Event to record: topic, key, headers, value.
+//!
+//! What Debezium's Outbox Event Router makes of a row by default: the topic is a prefix and the aggregate type as it
+//! stands, the key is the aggregate id, the event's id is a header, and the value is the payload's text.
+
+mod error;
+mod router;
+mod topic;
+
+pub use error::RouteError;
+pub use router::{Routed, Router};
+pub use topic::TopicProblem;
 
 /// What is handed to the sink; borrowed, because the sink copies it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
     /// The topic: never empty, only characters Kafka allows.
     pub topic: &'a str,

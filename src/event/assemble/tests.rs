@@ -191,14 +191,10 @@ fn a_row_no_event_can_be_made_of_is_named_and_its_payload_is_not() {
         let mut assembler = in_a_transaction(Position::default());
         feed(&mut assembler, &row("0")).unwrap();
         let error = feed(&mut assembler, &wire::insert(OUTBOX, &values)).unwrap_err();
-        match &error {
-            EventError::Value { place, column: found, fault: what, id: shown, .. } => {
-                assert_eq!((place.index, place.commit_lsn), (1, Lsn::new(100)));
-                assert_eq!((found.as_str(), *what), (column, fault));
-                assert_eq!(shown.as_ref().map(Shown::to_string).as_deref(), id);
-            }
-            other => panic!("{other}"),
-        }
+        let EventError::Value { place, column: found, fault: what, id: shown, .. } = &error else { panic!("{error}") };
+        assert_eq!((place.index, place.commit_lsn), (1, Lsn::new(100)));
+        assert_eq!((found.as_str(), *what), (column, fault));
+        assert_eq!(shown.as_ref().map(Shown::to_string).as_deref(), id);
         let error = error.into_error(&slot);
         assert_eq!(error.kind(), Kind::Event);
         let text = format!("{error} {}", error.what_to_do().unwrap());
