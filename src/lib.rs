@@ -27,6 +27,7 @@
 //! |---|---|---|
 //! | [`position`] | LSNs, and the place up to which everything was delivered | no |
 //! | [`error`] | what went wrong, what becomes of it (retry or halt), exit codes | no |
+//! | [`failpoint`] | where a test may kill the process | no |
 //! | [`config`] | what was typed, then what was meant: validated types | reads files |
 //! | [`postgres`] | connection strings, TLS, SQL sessions, quoting | yes |
 //! | [`source`] | walsender session, framing, status updates, pre-flight, catalog watch | yes |
@@ -79,6 +80,7 @@ pub mod decode;
 pub mod demo;
 pub mod error;
 pub mod event;
+pub mod failpoint;
 pub mod ledger;
 pub mod position;
 pub mod postgres;

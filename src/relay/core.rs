@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::config::{OutboxConfig, RouteConfig, SlotName};
 use crate::error::{Error, Kind, Result};
-use crate::event::assemble::Assembler;
-use crate::event::{Event, Step};
+use crate::event::{Assembler, Event, Ignored, Step};
+use crate::failpoint;
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::{Ledger, LedgerError, Limits};
 use crate::position::{Lsn, Position};
@@ -119,8 +119,9 @@ impl<S: Sink> Core<S> {
             }
             Step::Event(event) => {
                 self.counts.assembled += 1;
-                fail::fail_point!("assembled", |_| std::process::abort());
-                let record = self.router.route(&event).map_err(|error| error.into_error(&self.slot))?;
+                failpoint::reached("assembled");
+                let routed = self.router.route(&event).map_err(|error| error.into_error(&self.slot))?;
+                let record = routed.record();
                 let offered = offer(&mut self.sink, &mut self.ledger, &record, &event)?;
                 match offered {
                     true => self.counts.enqueued += 1,
@@ -183,7 +184,7 @@ impl<S: Sink> Core<S> {
         for delivery in deliveries.drain(..) {
             match delivery {
                 Delivery::Acked(ticket) => {
-                    fail::fail_point!("acked", |_| std::process::abort());
+                    failpoint::reached("acked");
                     self.ledger.acked(ticket).map_err(contradiction)?;
                     self.counts.acked += 1;
                 }
@@ -255,7 +256,7 @@ impl<S: Sink> Core<S> {
     }
 
     /// Messages seen and passed over, by operation.
-    pub fn ignored(&self) -> crate::event::assemble::Ignored {
+    pub fn ignored(&self) -> Ignored {
         self.assembler.ignored()
     }
 
@@ -286,7 +287,7 @@ impl Pending {
 fn offer<S: Sink>(sink: &mut S, ledger: &mut Ledger, record: &Record<'_>, event: &Event<'_>) -> Result<bool> {
     match sink.enqueue(record, ledger.next()) {
         Ok(()) => {
-            fail::fail_point!("enqueued", |_| std::process::abort());
+            failpoint::reached("enqueued");
             ledger.enqueued(bytes_of(record), event.place.committed_at_us).map_err(contradiction)?;
             Ok(true)
         }

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::error::{Disposition, Error, Kind, Result};
+use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::position::Position;
 use crate::relay::core::{Core, Taken};
@@ -167,7 +168,7 @@ impl Pump<'_> {
             if !self.core.has_room() {
                 break;
             }
-            fail::fail_point!("received", |_| std::process::abort());
+            failpoint::reached("received");
             let Some(message) = self.session.stream.next()? else { break };
             self.report.received_messages += 1;
             match message {
@@ -224,9 +225,9 @@ impl Pump<'_> {
         let Some(mut store) = self.session.store.take() else { return };
         let stored = self.session.stored_at(position);
         self.storing = Some(Box::pin(async move {
-            fail::fail_point!("storing", |_| std::process::abort());
+            failpoint::reached("storing");
             let result = store.store(&stored).await;
-            fail::fail_point!("stored", |_| std::process::abort());
+            failpoint::reached("stored");
             Input::Stored(store, position, result)
         }));
     }
@@ -243,7 +244,7 @@ impl Pump<'_> {
     fn tell_server(&mut self, now: Instant) {
         let confirmed = self.core.confirmable();
         if let Some(reply_requested) = self.feedback.due(now, confirmed) {
-            fail::fail_point!("confirming", |_| std::process::abort());
+            failpoint::reached("confirming");
             self.report.status_updates += 1;
             let status = Status { received: self.report.received, confirmed, reply_requested };
             self.session.stream.queue_status(status);

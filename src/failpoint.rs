@@ -1,0 +1,18 @@
+//! Points between received and confirmed where a test may stop, slow or kill the process.
+//!
+//! Built in with the feature `failpoints` only. `FAILPOINTS="stored=3*off->return"` kills the process, as `kill -9`
+//! would, the fourth time it gets to `stored`; `sleep(100)` in place of `return` slows it. `tests/live/points.rs` kills
+//! it at each.
+
+/// Every point, in the order an event passes them.
+pub const POINTS: [&str; 8] =
+    ["received", "assembled", "enqueued", "acked", "storing", "stored", "confirming", "confirmed"];
+
+/// The process got to `point`.
+#[inline]
+pub(crate) fn reached(point: &str) {
+    debug_assert!(POINTS.contains(&point), "{point} is not a named point");
+    fail::fail_point!(point, |_| {
+        std::process::abort();
+    });
+}
