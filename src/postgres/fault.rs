@@ -36,6 +36,9 @@ impl fmt::Display for While<'_> {
     }
 }
 
+/// What to do where client and server cannot agree and neither says more.
+const AGREE: &str = "check that a password is given, and what pg_hba.conf asks for from this role and address";
+
 /// Whether this SQLSTATE says that the server is going down, is coming up, or has ended our session for it:
 /// `admin_shutdown`, `crash_shutdown`, `cannot_connect_now`.
 pub fn is_shutdown(sqlstate: &str) -> bool {
@@ -62,13 +65,13 @@ pub fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
         return self::io(act, io);
     }
     let text: Vec<String> = causes().map(ToString::to_string).collect();
-    let kind = match act {
-        _ if error.is_closed() => Kind::PostgresUnreachable,
+    let told = |kind| Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))));
+    match act {
+        _ if error.is_closed() => told(Kind::PostgresUnreachable),
         // No socket failed and the server reported nothing: what is left is that the two cannot agree.
-        While::Connecting(_) => Kind::PostgresRefused,
-        While::Querying(_) | While::Starting(_) | While::Streaming(_) => Kind::Bug,
-    };
-    Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))))
+        While::Connecting(_) => told(Kind::PostgresRefused).remedy(AGREE),
+        While::Querying(_) | While::Starting(_) | While::Streaming(_) => told(Kind::Bug),
+    }
 }
 
 /// An error of the socket, or of the TLS layer on it.
@@ -76,8 +79,12 @@ pub fn io(act: While<'_>, error: &io::Error) -> Error {
     match (act, error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>())) {
         (While::Connecting(_), Some(refusal)) => tls(act, refusal),
         // What authentication fails with on our side, such as a server that does not know the password either.
-        (While::Connecting(_), None) if error.raw_os_error().is_none() && error.kind() == io::ErrorKind::Other => {
-            Error::new(Kind::PostgresRefused, format_args!("while {act}: {}", one_line(&error.to_string())))
+        (While::Connecting(_), None)
+            if error.raw_os_error().is_none()
+                && matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidInput) =>
+        {
+            let cause = format!("while {act}: {}", one_line(&error.to_string()));
+            Error::new(Kind::PostgresRefused, cause).remedy(AGREE)
         }
         _ => Error::new(Kind::PostgresUnreachable, format_args!("while {act}: {}", one_line(&error.to_string()))),
     }

@@ -5,14 +5,18 @@
 //! | [`conninfo`] | what libpq's connection strings, variables and password files say |
 //! | [`fault`] | SQLSTATE, I/O and TLS errors to what the operator is told |
 //! | [`quote`] | names and texts on their way into SQL |
-//! | [`sql`] | a session for ordinary SQL |
-//! | [`session`] | the session beneath a replication stream: start-up, authentication, simple queries |
 //! | [`wire`] | bytes to protocol messages, within bounds |
-//! | [`transport`], [`tls`] | sockets, with and without encryption |
+//! | [`tls`], [`transport`] | sockets, with and without encryption |
+//! | [`sql`] | a session for ordinary SQL |
+//! | [`session`] | a session in protocol messages: start-up, authentication, simple queries |
+//! | [`replication`] | a walsender session, up to the start of its stream |
 
 pub mod conninfo;
 pub mod fault;
 pub mod quote;
+pub mod replication;
+pub mod session;
 pub mod sql;
 pub mod tls;
 pub mod transport;
+pub mod wire;

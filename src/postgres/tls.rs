@@ -12,8 +12,10 @@ use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVe
 use tokio_rustls::rustls::crypto::{self, CryptoProvider, WebPkiSupportedAlgorithms, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme, version,
+    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, InconsistentKeys, RootCertStore,
+    SignatureScheme, version,
 };
 
 use crate::error::{Error, Kind, Result};
@@ -27,17 +29,23 @@ pub fn client_config(settings: &TlsSettings) -> Result<Option<ClientConfig>> {
     let provider = Arc::new(ring::default_provider());
     let Some(verifier) = verifier(settings, &provider)? else { return Ok(None) };
     let versions: &[_] = if settings.tls13_only { &[&version::TLS13] } else { &[&version::TLS13, &version::TLS12] };
-    let builder = ClientConfig::builder_with_provider(provider)
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(versions)
         .map_err(|error| config(format_args!("TLS cannot be set up: {error}")))?
         .dangerous()
         .with_custom_certificate_verifier(verifier);
     let Some((certificate, key)) = &settings.client else { return Ok(Some(builder.with_no_client_auth())) };
-    let chain = certificates(certificate)?;
-    let key = private_key(key)?;
-    builder.with_client_auth_cert(chain, key).map(Some).map_err(|error| {
+    let unusable = |error: TlsError| {
         config(format_args!("the client certificate {} cannot be used: {error}", certificate.display()))
-    })
+    };
+    let signing_key = provider.key_provider.load_private_key(private_key(key)?).map_err(unusable)?;
+    let certified = CertifiedKey::new(certificates(certificate)?, signing_key);
+    // Whether it can be used is the server's to say: OpenSSL takes certificates of X.509 version 1, which cannot be
+    // read here and which it makes when nothing else is asked for.
+    if let Err(mismatch @ TlsError::InconsistentKeys(InconsistentKeys::KeyMismatch)) = certified.keys_match() {
+        return Err(unusable(mismatch));
+    }
+    Ok(Some(builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified)))))
 }
 
 fn verifier(settings: &TlsSettings, provider: &Arc<CryptoProvider>) -> Result<Option<Arc<dyn ServerCertVerifier>>> {

@@ -4,3 +4,139 @@ pub mod catalog;
 pub mod notice;
 pub mod preflight;
 mod query;
+//! The slot's stream of changes, and what is told back about it.
+//!
+//! | file | its room |
+//! |---|---|
+//! | [`frame`] | what travels inside a replication stream, as bytes |
+//! | [`stream`] | a stream over a socket: reading, status updates, the end |
+//! | [`feedback`] | when to send a status, when a silent server is dead |
+//! | [`fault`] | what ends a stream, in the operator's words |
+
+use std::future::Future;
+
+use tokio::time::Instant;
+
+use crate::error::Result;
+use crate::position::Lsn;
+
+pub mod fault;
+pub mod feedback;
+pub mod frame;
+pub mod stream;
+
+pub use stream::WalStream;
+
+/// One message of the stream, borrowed from the receive buffer until the source is used again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WalMessage<'a> {
+    /// One message of the output plugin.
+    Data {
+        /// Where it lies in the log; 0/0 for one that lies nowhere, such as a table's description. Not a position to
+        /// confirm: of a row it lies below what earlier commits confirmed.
+        wal_start: Lsn,
+        /// As far as the server reports its log along with it.
+        wal_end: Lsn,
+        /// The server's clock when it was sent, microseconds since the Unix epoch.
+        sent_at_us: i64,
+        /// The message.
+        body: &'a [u8],
+    },
+    /// Nothing below `wal_end` is left to send but what was sent.
+    Keepalive {
+        /// As far as the server has decoded.
+        wal_end: Lsn,
+        /// Whether it wants a status at once.
+        reply_requested: bool,
+    },
+    /// The server remarks something, such as a publication it does not find and goes on without (A11).
+    Notice(Notice),
+    /// A setting changed. Those that decide the text of a value were checked already.
+    ParameterStatus {
+        /// The setting.
+        name: String,
+        /// Its value.
+        value: String,
+    },
+    /// The server ends the stream: it has sent everything and is going down, or was asked to.
+    CopyDone,
+}
+
+/// A remark of the server: severity, SQLSTATE and message, never its details.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// `NOTICE`, `WARNING`, …, possibly in the server's language: for showing, not for deciding.
+    pub severity: String,
+    /// What to decide by.
+    pub sqlstate: String,
+    /// The text, in the server's language.
+    pub message: String,
+}
+
+/// What the server is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Status {
+    /// Up to where bytes have arrived here.
+    pub received: Lsn,
+    /// Up to where nothing is needed again: acked by the broker, and the position stored (P1).
+    pub confirmed: Lsn,
+    /// Ask the server for a sign of life.
+    pub reply_requested: bool,
+}
+
+/// What one turn of [`WalSource::ready_io`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Io {
+    /// Bytes that arrived.
+    pub received_bytes: usize,
+    /// Whether everything queued was written.
+    pub flushed: bool,
+}
+
+/// A stream of changes that has been started: one task reads it, tells it what is confirmed, and finishes it.
+///
+/// Nothing here retries; after any error the source is of no use. Memory is bounded by the largest message allowed
+/// plus one read, whatever the caller leaves unread.
+pub trait WalSource: Send {
+    /// Waits for bytes and reads what is there. Zero only where there is no room until messages are taken. Safe to cancel.
+    ///
+    /// # Errors
+    /// The connection failed or ended. Messages that arrived before can still be taken.
+    fn fill(&mut self) -> impl Future<Output = Result<usize>> + Send;
+
+    /// Takes the next message, or `None` until more bytes have arrived. Copies nothing.
+    ///
+    /// # Errors
+    /// What the server reported, a message too large or malformed, or a setting it dropped.
+    fn next(&mut self) -> Result<Option<WalMessage<'_>>>;
+
+    /// The highest LSN received on this connection.
+    fn received(&self) -> Lsn;
+
+    /// Queues a status, replacing one that is not under way yet. `confirmed` never goes back on this connection and is
+    /// cut to what was received on it (A3).
+    fn queue_status(&mut self, status: Status);
+
+    /// Whether something is queued.
+    fn has_output(&self) -> bool;
+
+    /// Writes what is queued. Safe to cancel: what was written is not written again.
+    ///
+    /// # Errors
+    /// The connection failed.
+    fn flush_output(&mut self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Waits until bytes arrive (if `read`) or everything queued is written (if something is), whichever is first.
+    /// Waits for ever where there is neither to do. Safe to cancel.
+    ///
+    /// # Errors
+    /// As [`WalSource::fill`] and [`WalSource::flush_output`]. A failed write is told only after what the server sent
+    /// before it, which may name the reason.
+    fn ready_io(&mut self, read: bool) -> impl Future<Output = Result<Io>> + Send;
+
+    /// Sends a last status and ends the stream, dropping what still arrives.
+    ///
+    /// # Errors
+    /// The server's end did not come by `deadline`, or the connection failed: the last status may not have counted.
+    fn finish(self, last: Status, deadline: Instant) -> impl Future<Output = Result<()>> + Send;
+}

@@ -1,0 +1,287 @@
+//! A walsender session before it streams: whose server it is, its timelines, and whether it took our settings.
+//!
+//! <https://www.postgresql.org/docs/current/protocol-replication.html>
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::config::{SlotName, SourceConfig};
+use crate::error::{Error, Kind, Result};
+use crate::position::Lsn;
+use crate::postgres::conninfo::{ChannelBinding, ConnInfo, Target};
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::{publication_list_literal, quote_ident};
+use crate::postgres::session::{Row, Session, StartUp};
+use crate::postgres::sql::in_recovery_error;
+use crate::postgres::transport::{self, Login, Opened, Transport};
+use crate::postgres::wire::Inbox;
+
+/// Bound on a message before streaming: a timeline's history is the largest there is.
+const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// What decides the text of a value (A21). In the start-up packet these win over what role and database set.
+const TEXT_SETTINGS: [(&str, &str); 6] = [
+    ("client_encoding", "UTF8"),
+    ("DateStyle", "ISO"),
+    ("TimeZone", "UTC"),
+    ("IntervalStyle", "postgres"),
+    ("bytea_output", "hex"),
+    ("extra_float_digits", "1"),
+];
+
+/// Time limits that a role or database may set and that would end a session waiting for its turn (A24, A25).
+const NO_TIME_LIMITS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name IN \
+    ('lock_timeout', 'statement_timeout', 'idle_session_timeout', 'idle_in_transaction_session_timeout', \
+    'transaction_timeout')";
+
+/// A walsender session that can answer questions and start one stream.
+#[derive(Debug)]
+pub struct WalSession<S = Transport> {
+    session: Session<S>,
+    slot: SlotName,
+}
+
+/// What `IDENTIFY_SYSTEM` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SystemIdentity {
+    /// Given at initdb, kept by every physical copy.
+    pub system_identifier: String,
+    /// The timeline it is on.
+    pub timeline: u32,
+    /// Up to where its log is flushed.
+    pub xlogpos: Lsn,
+}
+
+/// Where a timeline ended, because the next one in the history began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimelineSwitch {
+    /// The timeline that ended.
+    pub timeline: u32,
+    /// Where it ended.
+    pub switch_lsn: Lsn,
+}
+
+impl WalSession<Transport> {
+    /// Opens a walsender session with the first server of `info` that gives one, named `walrelay/<slot>`.
+    ///
+    /// Bounded by `connect_timeout` per server. Nothing is retried.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds; [`Kind::Publication`] where the server did not take a setting that decides the text of values.
+    pub async fn connect(info: &ConnInfo, config: &SourceConfig) -> Result<Self> {
+        transport::connect(info, &WalLogin { info, config }).await
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
+    /// Logs in on a stream that is open, and encrypted if it is to be.
+    ///
+    /// # Errors
+    /// As [`WalSession::connect`].
+    pub async fn log_in(stream: S, info: &ConnInfo, target: &Target, config: &SourceConfig) -> Result<Self> {
+        let place = transport::place(info, target);
+        let act = While::Connecting(&place);
+        let name = format!("walrelay/{}", config.slot);
+        // Ours comes last, so it wins over one the operator gave.
+        let timeout = format!("-c wal_sender_timeout={}", config.wal_sender_timeout.as_millis());
+        let options = info.options().map_or(timeout.clone(), |given| format!("{given} {timeout}"));
+        let mut parameters = vec![
+            ("database", info.database()),
+            ("replication", "database"),
+            ("application_name", name.as_str()),
+            ("options", options.as_str()),
+        ];
+        parameters.extend(TEXT_SETTINGS);
+        let start_up = StartUp {
+            place: &place,
+            user: info.user(),
+            password: info.password_for(target)?,
+            channel_binding_required: info.tls().channel_binding == ChannelBinding::Require,
+            parameters: &parameters,
+        };
+        let mut session = Session::log_in(stream, &start_up).await?;
+        session.set_frame_bytes_max(FRAME_BYTES_MAX);
+        for name in ["client_encoding", "DateStyle", "TimeZone", "IntervalStyle"] {
+            check_parameter(name, session.parameter(name).unwrap_or_default())?;
+        }
+        // These two the server does not report by itself.
+        for name in ["bytea_output", "extra_float_digits"] {
+            let rows = session.query(act, &format!("SHOW {name}")).await?;
+            check_parameter(name, &text_at(&rows, 0).unwrap_or_default())?;
+        }
+        session.query(act, NO_TIME_LIMITS).await?;
+        if info.primary_only() {
+            let rows = session.query(act, "SELECT pg_catalog.pg_is_in_recovery()").await?;
+            if text_at(&rows, 0).as_deref() != Some("f") {
+                return Err(in_recovery_error(act));
+            }
+        }
+        Ok(WalSession { session, slot: config.slot.clone() })
+    }
+
+    /// Which server this is.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds.
+    pub async fn identify_system(&mut self) -> Result<SystemIdentity> {
+        let act = While::Querying("asking the server who it is");
+        let rows = self.session.query(act, "IDENTIFY_SYSTEM").await?;
+        let identity = || {
+            Some(SystemIdentity {
+                system_identifier: text_at(&rows, 0)?,
+                timeline: text_at(&rows, 1)?.parse().ok()?,
+                xlogpos: text_at(&rows, 2)?.parse().ok()?,
+            })
+        };
+        identity().ok_or_else(|| fault::protocol(act, "the answer to IDENTIFY_SYSTEM is not as documented"))
+    }
+
+    /// The timelines before `timeline` and where each ended, oldest first. The first timeline has none before it.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds; the server keeps no history of timelines it never heard of.
+    pub async fn timeline_history(&mut self, timeline: u32) -> Result<Vec<TimelineSwitch>> {
+        if timeline <= 1 {
+            return Ok(Vec::new());
+        }
+        let act = While::Querying("reading the history of the server's timelines");
+        let rows = self.session.query(act, &format!("TIMELINE_HISTORY {timeline}")).await?;
+        text_at(&rows, 1)
+            .as_deref()
+            .and_then(parse_history)
+            .ok_or_else(|| fault::protocol(act, "the history of a timeline is not as documented"))
+    }
+
+    /// Runs a replication command or statement and gives its rows as text.
+    ///
+    /// Bounded in time by the caller. Not safe to cancel: drop the session then.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds under `act`.
+    pub async fn simple_query(&mut self, act: While<'_>, statement: &str) -> Result<Vec<Vec<Option<String>>>> {
+        let rows = self.session.query(act, statement).await?;
+        let text = |value: Option<Vec<u8>>| value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        Ok(rows.into_iter().map(|row| row.into_iter().map(text).collect()).collect())
+    }
+
+    /// Starts streaming the slot's changes to `publication` by protocol version 1 and hands over the stream.
+    ///
+    /// Always at 0/0: a position passed here is obeyed even where it skips what was never delivered (A3), so the
+    /// server decides by what the slot has confirmed.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds while [`While::Starting`].
+    pub async fn start(self, publication: &str) -> Result<(S, Inbox, SlotName)> {
+        let command = format!(
+            "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {})",
+            quote_ident(self.slot.as_str())?,
+            publication_list_literal([publication])?,
+        );
+        let (stream, inbox) = self.session.copy_both(While::Starting(self.slot.as_str()), &command).await?;
+        Ok((stream, inbox, self.slot))
+    }
+}
+
+/// Whether the server has a setting as asked for; settings that do not decide the text of values pass.
+///
+/// # Errors
+/// [`Kind::Publication`]: events would carry other text than they should.
+pub fn check_parameter(name: &str, value: &str) -> Result<()> {
+    let obeyed = match name {
+        "client_encoding" => value == "UTF8",
+        // The order of day and month, which follows, has no effect on ISO output.
+        "DateStyle" => value.split(',').next() == Some("ISO"),
+        "TimeZone" => value == "UTC",
+        "IntervalStyle" => value == "postgres",
+        "bytea_output" => value == "hex",
+        "extra_float_digits" => value.parse::<i32>().is_ok_and(|digits| digits >= 1),
+        _ => true,
+    };
+    if obeyed {
+        return Ok(());
+    }
+    let value: String = value.chars().filter(|char| !char.is_control()).take(60).collect();
+    Err(Error::new(
+        Kind::Publication,
+        format_args!("the server has {name} = {value:?} for the replication session although another was asked for"),
+    )
+    .remedy("connect to the server itself: something between drops settings of the start-up packet"))
+}
+
+/// Lines of `timeline TAB lsn TAB reason`; comments and empty lines between them.
+fn parse_history(text: &str) -> Option<Vec<TimelineSwitch>> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let mut fields = line.split_whitespace();
+            Some(TimelineSwitch { timeline: fields.next()?.parse().ok()?, switch_lsn: fields.next()?.parse().ok()? })
+        })
+        .collect()
+}
+
+fn text_at(rows: &[Row], column: usize) -> Option<String> {
+    let value = rows.first()?.get(column)?.as_ref()?;
+    Some(String::from_utf8_lossy(value).into_owned())
+}
+
+struct WalLogin<'a> {
+    info: &'a ConnInfo,
+    config: &'a SourceConfig,
+}
+
+impl Login for WalLogin<'_> {
+    type Session = WalSession<Transport>;
+
+    async fn log_in(&self, target: &Target, opened: Opened) -> Result<Self::Session> {
+        let place = transport::place(self.info, target);
+        let act = While::Connecting(&place);
+        let stream = match opened.tls {
+            None => Transport::Plain(opened.socket),
+            Some((config, name)) => {
+                let name = ServerName::try_from(name).map_err(|_| {
+                    Error::new(
+                        Kind::Config,
+                        format_args!("while {act}: a certificate cannot be checked against this host"),
+                    )
+                })?;
+                let handshake = TlsConnector::from(std::sync::Arc::new(config)).connect(name, opened.socket);
+                Transport::Tls(Box::new(handshake.await.map_err(|error| fault::io(act, &error))?))
+            }
+        };
+        WalSession::log_in(stream, self.info, target, self.config).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_read_with_its_comments() {
+        let text =
+            "# made by hand\n1\t0/3000000\tno recovery target specified\n\n2\t16/B374D848\tat restore point \"a b\"\n";
+        let switches = parse_history(text).unwrap();
+        assert_eq!(switches.len(), 2);
+        assert_eq!(switches[1], TimelineSwitch { timeline: 2, switch_lsn: Lsn::new(0x16_B374_D848) });
+        assert_eq!(parse_history("1 x"), None);
+        assert_eq!(parse_history("1"), None);
+    }
+
+    #[test]
+    fn a_setting_that_changes_the_text_of_values_is_noticed() {
+        for (name, good, bad) in [
+            ("client_encoding", "UTF8", "LATIN1"),
+            ("DateStyle", "ISO, DMY", "German, DMY"),
+            ("TimeZone", "UTC", "Asia/Kolkata"),
+            ("IntervalStyle", "postgres", "iso_8601"),
+            ("bytea_output", "hex", "escape"),
+            ("extra_float_digits", "3", "0"),
+        ] {
+            assert_eq!(check_parameter(name, good), Ok(()));
+            assert_eq!(check_parameter(name, bad).unwrap_err().kind(), Kind::Publication, "{name}");
+            assert!(check_parameter(name, "").is_err());
+        }
+        assert_eq!(check_parameter("application_name", "anything"), Ok(()));
+    }
+}

@@ -1,0 +1,206 @@
+//! A session in protocol messages: start-up, authentication, simple queries, and the way into a copy-both stream.
+//!
+//! For what tokio-postgres has no room for. Generic over the byte stream, so that tests can play the server.
+//! <https://www.postgresql.org/docs/current/protocol-flow.html>
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::io;
+
+use bytes::BytesMut;
+use pgwire_replication::protocol::messages::ErrorFields;
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+
+use crate::config::Secret;
+use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
+use crate::postgres::wire::{Cursor, Inbox, parameter_status};
+
+mod auth;
+#[cfg(test)]
+pub(crate) mod fake;
+
+/// Bound on a message before the server is authenticated, and on the rows of a simple query in all.
+const LOGIN_FRAME_BYTES_MAX: usize = 64 * 1024;
+const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Who logs in, and how the session is to be.
+#[derive(Debug, Clone)]
+pub struct StartUp<'a> {
+    /// `host:port/database as user`, for errors.
+    pub place: &'a str,
+    /// The role.
+    pub user: &'a str,
+    /// Its password, sent only if asked for.
+    pub password: Option<Secret>,
+    /// Refuse to log in by password: the channel cannot be bound here.
+    pub channel_binding_required: bool,
+    /// The rest of the start-up packet.
+    pub parameters: &'a [(&'a str, &'a str)],
+}
+
+/// A logged-in session, between queries.
+#[derive(Debug)]
+pub struct Session<S> {
+    stream: S,
+    inbox: Inbox,
+    parameters: BTreeMap<String, String>,
+}
+
+/// A row of a simple query, in text form; `None` is NULL.
+pub type Row = Vec<Option<Vec<u8>>>;
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
+    /// Sends the start-up packet, authenticates and waits until the server is ready.
+    ///
+    /// Bounded in memory by 64 KiB per message, in time by the caller. Notices are dropped.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds; [`Kind::PostgresRefused`] for a way to authenticate that is not known here.
+    pub async fn log_in(stream: S, start_up: &StartUp<'_>) -> Result<Session<S>> {
+        let act = While::Connecting(start_up.place);
+        let mut session = Session { stream, inbox: Inbox::new(LOGIN_FRAME_BYTES_MAX), parameters: BTreeMap::new() };
+        let mut packet = BytesMut::new();
+        let user = ("user", start_up.user);
+        frontend::startup_message(std::iter::once(user).chain(start_up.parameters.iter().copied()), &mut packet)
+            .map_err(|_| Error::new(Kind::Config, format_args!("while {act}: a setting holds a NUL character")))?;
+        session.send(act, &packet).await?;
+        auth::authenticate(&mut session, start_up).await?;
+        loop {
+            let (tag, body) = session.receive(act).await?;
+            match tag {
+                b'Z' => return Ok(session),
+                // The key for cancelling: a relay ends its session instead.
+                b'K' | b'N' => {}
+                b'S' => session.note_parameter(act, &body)?,
+                b'E' => return Err(reported(act, &body)),
+                other => return Err(unexpected(act, other)),
+            }
+        }
+    }
+
+    /// What the server last said about a setting it reports.
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        self.parameters.get(name).map(String::as_str)
+    }
+
+    /// Runs one statement by the simple protocol and gives the rows of all its results.
+    ///
+    /// Bounded by 16 MiB of rows; in time by the caller. Not safe to cancel: the session is of no use afterwards.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds. After an error the server reported, the session can be used again unless it was fatal.
+    pub async fn query(&mut self, act: While<'_>, statement: &str) -> Result<Vec<Row>> {
+        self.send_query(act, statement).await?;
+        let mut rows = Vec::new();
+        let mut bytes = 0_usize;
+        let mut failure = None;
+        loop {
+            let (tag, body) = match self.receive(act).await {
+                Ok(message) => message,
+                // A fatal error is followed by the end of the stream; the error says more.
+                Err(end) => return Err(failure.unwrap_or(end)),
+            };
+            match tag {
+                b'Z' => return failure.map_or(Ok(rows), Err),
+                b'D' => {
+                    bytes = bytes.saturating_add(body.len());
+                    if bytes > ANSWER_BYTES_MAX {
+                        return Err(fault::protocol(act, "an answer is too large"));
+                    }
+                    rows.push(row(&body).ok_or_else(|| fault::protocol(act, "a row is cut short"))?);
+                }
+                b'T' | b'C' | b'I' | b'N' => {}
+                b'S' => self.note_parameter(act, &body)?,
+                b'E' => failure = failure.or_else(|| Some(reported(act, &body))),
+                other => return Err(unexpected(act, other)),
+            }
+        }
+    }
+
+    /// Runs a statement that turns the session into a stream in both directions, and hands over the stream and what
+    /// has already arrived of it.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds.
+    pub async fn copy_both(mut self, act: While<'_>, statement: &str) -> Result<(S, Inbox)> {
+        self.send_query(act, statement).await?;
+        loop {
+            let (tag, body) = self.receive(act).await?;
+            match tag {
+                b'W' => return Ok((self.stream, self.inbox)),
+                b'N' => {}
+                b'S' => self.note_parameter(act, &body)?,
+                b'E' => return Err(reported(act, &body)),
+                other => return Err(unexpected(act, other)),
+            }
+        }
+    }
+
+    /// Changes the bound on one message.
+    pub fn set_frame_bytes_max(&mut self, frame_bytes_max: usize) {
+        self.inbox.set_frame_bytes_max(frame_bytes_max);
+    }
+
+    async fn send_query(&mut self, act: While<'_>, statement: &str) -> Result<()> {
+        let mut message = BytesMut::new();
+        frontend::query(statement, &mut message)
+            .map_err(|_| Error::new(Kind::Bug, format_args!("while {act}: a statement holds a NUL character")))?;
+        self.send(act, &message).await
+    }
+
+    async fn send(&mut self, act: While<'_>, message: &[u8]) -> Result<()> {
+        self.stream.write_all(message).await.map_err(|error| fault::io(act, &error))?;
+        self.stream.flush().await.map_err(|error| fault::io(act, &error))
+    }
+
+    /// The next message, copied: there are few of these.
+    async fn receive(&mut self, act: While<'_>) -> Result<(u8, Vec<u8>)> {
+        loop {
+            if let Some(frame) = self.inbox.next().map_err(|error| fault::protocol(act, error))? {
+                return Ok((frame.tag, self.inbox.body(&frame).to_vec()));
+            }
+            let filled = poll_fn(|cx| self.inbox.poll_fill(cx, &mut self.stream)).await;
+            if filled.map_err(|error| fault::io(act, &error))? == 0 {
+                return Err(fault::io(
+                    act,
+                    &io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"),
+                ));
+            }
+        }
+    }
+
+    fn note_parameter(&mut self, act: While<'_>, body: &[u8]) -> Result<()> {
+        let (name, value) = parameter_status(body).ok_or_else(|| fault::protocol(act, "a setting is cut short"))?;
+        self.parameters.insert(name, value);
+        Ok(())
+    }
+}
+
+/// The error in an `ErrorResponse`.
+pub fn reported(act: While<'_>, body: &[u8]) -> Error {
+    let fields = ErrorFields::parse(body);
+    fault::server(act, &fields.code.unwrap_or_default(), &fields.message.unwrap_or_default())
+}
+
+/// A message that has no place here.
+pub fn unexpected(act: While<'_>, tag: u8) -> Error {
+    fault::protocol(act, format_args!("a message of type {:?} has no place here", char::from(tag)))
+}
+
+fn row(body: &[u8]) -> Option<Row> {
+    let mut cursor = Cursor(body);
+    let columns = cursor.u16()?;
+    let mut row = Vec::new();
+    for _ in 0..columns {
+        row.push(match cursor.i32()? {
+            -1 => None,
+            length => Some(cursor.take(usize::try_from(length).ok()?)?.to_vec()),
+        });
+    }
+    Some(row)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+use super::fake::{FakeServer, pipe, report, row};
+use super::*;
+use crate::postgres::conninfo::SslMode;
+use crate::postgres::transport::{answered, request_tls};
+use tokio::io::{AsyncReadExt, DuplexStream};
+
+const PASSWORD: &str = "canary-password";
+const QUERYING: While<'static> = While::Querying("testing");
+
+fn start_up(password: bool) -> StartUp<'static> {
+    StartUp {
+        place: "h:1/d as u",
+        user: "u",
+        password: password.then(|| Secret::new(PASSWORD)),
+        channel_binding_required: false,
+        parameters: &[("database", "d")],
+    }
+}
+
+/// Logs in while `server` plays the other side.
+async fn log_in<F: Future<Output = FakeServer>>(
+    start_up: &StartUp<'_>,
+    server: impl FnOnce(FakeServer) -> F,
+) -> (Result<Session<DuplexStream>>, FakeServer) {
+    let (client, fake) = pipe();
+    tokio::join!(Session::log_in(client, start_up), server(fake))
+}
+
+fn request(code: i32, data: &[u8]) -> Vec<u8> {
+    [&code.to_be_bytes(), data].concat()
+}
+
+#[tokio::test]
+async fn a_trusted_client_is_let_in_and_learns_the_settings() {
+    let (session, _) = log_in(&start_up(false), async |mut server| {
+        let asked = server.let_in(&[("TimeZone", "UTC")]).await;
+        assert_eq!(asked, [("user".into(), "u".into()), ("database".into(), "d".into())]);
+        server
+    })
+    .await;
+    assert_eq!(session.unwrap().parameter("TimeZone"), Some("UTC"));
+}
+
+#[tokio::test]
+async fn md5_answers_with_the_salted_hash() {
+    let (session, _) = log_in(&start_up(true), async |mut server| {
+        server.start_up().await;
+        server.send(b'R', &request(5, &[1, 2, 3, 4])).await;
+        let wanted = postgres_protocol::authentication::md5_hash(b"u", PASSWORD.as_bytes(), [1, 2, 3, 4]);
+        assert_eq!(server.expect(b'p').await, [wanted.as_bytes(), b"\0"].concat());
+        server.send(b'R', &request(0, b"")).await;
+        server.send(b'Z', b"I").await;
+        server
+    })
+    .await;
+    session.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_skips_its_proof_of_scram_is_not_believed() {
+    let (session, _) = log_in(&start_up(true), async |mut server| {
+        server.start_up().await;
+        server.send(b'R', &request(10, b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0")).await;
+        let first = server.expect(b'p').await;
+        assert!(first.starts_with(b"SCRAM-SHA-256\0"));
+        assert!(first.windows(3).any(|part| part == b"n,,"));
+        server.send(b'R', &request(0, b"")).await;
+        server
+    })
+    .await;
+    let error = session.unwrap_err();
+    assert!(error.cause().contains("out of turn"), "{error}");
+}
+
+#[tokio::test]
+async fn what_the_server_refuses_is_told_with_its_sqlstate_and_without_details() {
+    for (sqlstate, kind) in
+        [("28P01", Kind::PostgresRefused), ("3D000", Kind::PostgresRefused), ("57P03", Kind::PostgresUnreachable)]
+    {
+        let (session, _) = log_in(&start_up(true), async |mut server| {
+            server.start_up().await;
+            server.send(b'E', &report(sqlstate, "no")).await;
+            server
+        })
+        .await;
+        let error = session.unwrap_err();
+        assert_eq!(error.kind(), kind);
+        assert!(error.cause().contains(sqlstate) && !error.cause().contains("canary"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_way_to_log_in_that_cannot_be_gone_is_refused_with_a_reason() {
+    let bound = StartUp { channel_binding_required: true, ..start_up(true) };
+    for (start_up, code, word) in [
+        (start_up(false), 3, "password"),
+        (start_up(true), 7, "GSSAPI"),
+        (start_up(true), 9, "SSPI"),
+        (bound.clone(), 10, "channel_binding"),
+        (bound, 0, "channel_binding"),
+    ] {
+        let (session, _) = log_in(&start_up, async |mut server| {
+            server.start_up().await;
+            server.send(b'R', &request(code, b"SCRAM-SHA-256\0\0")).await;
+            server
+        })
+        .await;
+        let error = session.unwrap_err();
+        assert_eq!(error.kind(), Kind::PostgresRefused);
+        assert!(error.cause().contains(word) && error.what_to_do().is_some(), "{error}");
+        assert!(!format!("{error:?}").contains(PASSWORD));
+    }
+}
+
+#[tokio::test]
+async fn a_hostile_server_ends_in_an_error_at_every_step() {
+    let hostile: [&[u8]; 10] = [
+        b"",
+        b"N",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"R\0\0\0\x03",
+        b"R\xff\xff\xff\xff",
+        b"R\x7f\xff\xff\xff",
+        b"R\0\0\0\x04",
+        b"R\0\0\0\x0a\0\0\0\x05ab",
+        b"S\0\0\0\x05a",
+        b"E\0\0\0\x05M",
+    ];
+    for bytes in hostile {
+        for greeting in [false, true] {
+            let (session, _) = log_in(&start_up(true), async |mut server| {
+                server.start_up().await;
+                if greeting {
+                    server.send(b'R', &request(0, b"")).await;
+                }
+                server.send_raw(bytes).await;
+                let (_, nobody) = pipe();
+                // The server hangs up.
+                nobody
+            })
+            .await;
+            assert!(session.is_err(), "{bytes:?} after greeting: {greeting}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_a_yes_begins_tls() {
+    let act = While::Connecting("h:1/d as u");
+    for (mode, byte, outcome) in [
+        (SslMode::Require, b'S', Ok(true)),
+        (SslMode::Prefer, b'S', Ok(true)),
+        (SslMode::Prefer, b'N', Ok(false)),
+        (SslMode::Require, b'N', Err(Kind::PostgresRefused)),
+        (SslMode::VerifyFull, b'N', Err(Kind::PostgresRefused)),
+        (SslMode::Require, b'E', Err(Kind::PostgresUnreachable)),
+        (SslMode::Prefer, b'E', Err(Kind::PostgresUnreachable)),
+        (SslMode::Prefer, b'H', Err(Kind::PostgresUnreachable)),
+    ] {
+        let (mut client, mut server) = pipe();
+        server.send_raw(&[byte, b'x']).await;
+        let answer = request_tls(&mut client).await.unwrap();
+        assert_eq!(answered(act, mode, answer).map_err(|error| error.kind()), outcome);
+        let mut asked = [0; 8];
+        server.0.read_exact(&mut asked).await.unwrap();
+        assert_eq!(asked, [0, 0, 0, 8, 4, 210, 22, 47]);
+        // What follows the answer is left for the handshake to meet.
+        assert_eq!(client.read_u8().await.unwrap(), b'x');
+    }
+}
+
+#[tokio::test]
+async fn rows_come_back_and_an_error_leaves_the_session_usable() {
+    let (session, mut server) = log_in(&start_up(false), async |mut server| {
+        server.let_in(&[]).await;
+        server
+    })
+    .await;
+    let mut session = session.unwrap();
+    let play = async {
+        assert_eq!(server.expect_query().await, "SELECT 1");
+        server.send(b'N', &report("01000", "a notice")).await;
+        server.send(b'T', b"\0\0").await;
+        server.answer(&["1", ""]).await;
+        server.expect_query().await;
+        server.send(b'E', &report("42601", "syntax")).await;
+        server.send(b'Z', b"I").await;
+        server.expect_query().await;
+        server.send(b'E', &report("57P01", "going down")).await;
+        drop(server);
+    };
+    let ask = async {
+        let rows = session.query(QUERYING, "SELECT 1").await.unwrap();
+        assert_eq!(rows, [vec![Some(b"1".to_vec()), Some(vec![])]]);
+        let error = session.query(QUERYING, "SELEC").await.unwrap_err();
+        assert_eq!(error.kind(), Kind::PostgresUnfit);
+        let error = session.query(QUERYING, "SELECT 2").await.unwrap_err();
+        assert!(error.cause().contains("57P01"), "{error}");
+    };
+    tokio::join!(play, ask);
+}
+
+#[test]
+fn a_row_that_is_cut_short_is_not_a_row() {
+    assert_eq!(super::row(&row(&["a", "bc"])), Some(vec![Some(b"a".to_vec()), Some(b"bc".to_vec())]));
+    assert_eq!(super::row(&[0, 1, 0xff, 0xff, 0xff, 0xff]), Some(vec![None]));
+    for bad in
+        [&b""[..], b"\0\x01", b"\0\x01\0\0\0\x02a", b"\0\x01\xff\xff\xff\xfe", b"\xff\xff", b"\0\x01\x7f\xff\xff\xff"]
+    {
+        assert_eq!(super::row(bad), None, "{bad:?}");
+    }
+}

@@ -1,0 +1,329 @@
+//! Bytes from a server to protocol messages: one buffer, bounded, no copy per message.
+//!
+//! <https://www.postgresql.org/docs/current/protocol-message-formats.html>
+
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, ReadBuf};
+
+/// What is asked of the socket at once; the size of the buffer while messages are smaller.
+const READ_BYTES: usize = 256 * 1024;
+/// Type and length.
+const HEADER_BYTES: usize = 5;
+/// Emptied buffers, with nothing large in them, after which the memory a large message took is given back.
+const SHRINK_AFTER: u32 = 64;
+
+/// What arrived and was not taken yet.
+#[derive(Debug)]
+pub struct Inbox {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+    frame_bytes_max: usize,
+    small_rounds: u32,
+}
+
+/// One message: its type, and where its body is. Take the body before the next [`Inbox::poll_fill`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// The type byte.
+    pub tag: u8,
+    body: Range<usize>,
+}
+
+/// The bytes are no message, or too large a one. Nothing after them can be understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// A length that does not even count itself.
+    #[error("a message has the length {0}")]
+    Length(i32),
+    /// A length above the bound; refused before the message is received.
+    #[error("a message has {frame_bytes} bytes, and at most {frame_bytes_max} are allowed")]
+    TooLarge {
+        /// The type byte.
+        tag: u8,
+        /// What it would take.
+        frame_bytes: usize,
+        /// What is allowed.
+        frame_bytes_max: usize,
+    },
+}
+
+impl Inbox {
+    /// An empty one that refuses messages of more than `frame_bytes_max`, headers included.
+    pub fn new(frame_bytes_max: usize) -> Self {
+        Inbox { bytes: vec![0; READ_BYTES], start: 0, end: 0, frame_bytes_max, small_rounds: 0 }
+    }
+
+    /// Changes the bound for messages not taken yet.
+    pub fn set_frame_bytes_max(&mut self, frame_bytes_max: usize) {
+        self.frame_bytes_max = frame_bytes_max;
+    }
+
+    /// Bytes of memory it holds: at most the bound of a message plus one read, rounded up by growth.
+    pub fn capacity_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether [`Inbox::poll_fill`] has somewhere to read to. False only while received messages are not taken.
+    pub fn has_room(&self) -> bool {
+        self.start > 0 || self.end < self.limit()
+    }
+
+    /// Up to `bytes` of what is next, without taking it; `None` until that much is there.
+    pub fn peek(&self, bytes: usize) -> Option<&[u8]> {
+        self.bytes.get(self.start..self.end)?.get(..bytes)
+    }
+
+    /// Reads what the socket has, as far as there is room. Zero bytes with room left is the end of the stream.
+    pub fn poll_fill<R: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, source: &mut R) -> Poll<io::Result<usize>> {
+        self.make_room();
+        let mut received = 0;
+        while let Some(room) = self.bytes.get_mut(self.end..).filter(|room| !room.is_empty()) {
+            let mut buffer = ReadBuf::new(room);
+            match Pin::new(&mut *source).poll_read(cx, &mut buffer) {
+                Poll::Ready(Ok(())) if buffer.filled().is_empty() => break,
+                Poll::Ready(Ok(())) => {
+                    received += buffer.filled().len();
+                    self.end += buffer.filled().len();
+                }
+                // What was read before it is told first; the next read meets the same end.
+                Poll::Ready(Err(_)) | Poll::Pending if received > 0 => break,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(Ok(received))
+    }
+
+    /// Takes the next message, if all of it is there.
+    ///
+    /// # Errors
+    /// [`FrameError`], as soon as the header is there, and again at every later call.
+    #[expect(clippy::should_implement_trait, reason = "an iterator cannot report errors and go on later")]
+    pub fn next(&mut self) -> Result<Option<Frame>, FrameError> {
+        let Some(header) = self.bytes.get(self.start..self.end).and_then(<[u8]>::first_chunk::<HEADER_BYTES>) else {
+            return Ok(None);
+        };
+        let [tag, length @ ..] = *header;
+        let length = i32::from_be_bytes(length);
+        let frame_bytes = match usize::try_from(length) {
+            Ok(counted @ 4..) => counted.saturating_add(1),
+            Ok(_) | Err(_) => return Err(FrameError::Length(length)),
+        };
+        if frame_bytes > self.frame_bytes_max {
+            return Err(FrameError::TooLarge { tag, frame_bytes, frame_bytes_max: self.frame_bytes_max });
+        }
+        if frame_bytes > READ_BYTES {
+            self.small_rounds = 0;
+        }
+        if frame_bytes > self.end.saturating_sub(self.start) {
+            return Ok(None);
+        }
+        let body = self.start + HEADER_BYTES..self.start + frame_bytes;
+        self.start += frame_bytes;
+        Ok(Some(Frame { tag, body }))
+    }
+
+    /// The body of a message just taken.
+    pub fn body(&self, frame: &Frame) -> &[u8] {
+        self.bytes.get(frame.body.clone()).unwrap_or_default()
+    }
+
+    fn limit(&self) -> usize {
+        self.frame_bytes_max.saturating_add(READ_BYTES)
+    }
+
+    /// Grows only when what arrived fills the buffer, by doubling: a length that was announced allocates nothing.
+    fn make_room(&mut self) {
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if self.end == 0 && self.bytes.len() > READ_BYTES {
+            self.small_rounds += 1;
+            if self.small_rounds >= SHRINK_AFTER {
+                self.bytes = vec![0; READ_BYTES];
+                self.small_rounds = 0;
+            }
+        }
+        if self.end == self.bytes.len() {
+            let larger = self.bytes.len().saturating_mul(2).min(self.limit());
+            self.bytes.resize(larger.max(self.end), 0);
+        }
+    }
+}
+
+/// Bytes read front to back; `None` where they end too early.
+#[derive(Debug, Clone, Copy)]
+pub struct Cursor<'a>(pub &'a [u8]);
+
+impl<'a> Cursor<'a> {
+    /// The next `count` bytes.
+    pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    /// One byte.
+    pub fn u8(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    /// Two bytes, most significant first.
+    pub fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    /// Four bytes, most significant first.
+    pub fn i32(&mut self) -> Option<i32> {
+        self.array().map(i32::from_be_bytes)
+    }
+
+    /// Eight bytes, most significant first.
+    pub fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    /// Eight bytes, most significant first.
+    pub fn i64(&mut self) -> Option<i64> {
+        self.array().map(i64::from_be_bytes)
+    }
+
+    /// A text up to its NUL. What is not UTF-8 is replaced: for names and messages, not for values.
+    pub fn text(&mut self) -> Option<String> {
+        let end = self.0.iter().position(|byte| *byte == 0)?;
+        let text = self.take(end)?;
+        self.u8()?;
+        Some(String::from_utf8_lossy(text).into_owned())
+    }
+}
+
+/// Name and value of a `ParameterStatus` body.
+pub fn parameter_status(body: &[u8]) -> Option<(String, String)> {
+    let mut cursor = Cursor(body);
+    Some((cursor.text()?, cursor.text()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frame(tag: u8, body: &[u8]) -> Vec<u8> {
+        let length = i32::try_from(body.len() + 4).unwrap();
+        [&[tag], length.to_be_bytes().as_slice(), body].concat()
+    }
+
+    fn fill(inbox: &mut Inbox, mut bytes: &[u8]) -> usize {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let mut total = 0;
+        while !bytes.is_empty() && inbox.has_room() {
+            match inbox.poll_fill(&mut cx, &mut bytes) {
+                Poll::Ready(Ok(received)) => total += received,
+                other => panic!("{other:?}"),
+            }
+        }
+        total
+    }
+
+    fn take(inbox: &mut Inbox) -> Option<(u8, Vec<u8>)> {
+        let frame = inbox.next().unwrap()?;
+        Some((frame.tag, inbox.body(&frame).to_vec()))
+    }
+
+    #[test]
+    fn messages_survive_any_slicing() {
+        let stream = [frame(b'd', b"one"), frame(b'Z', b""), frame(b'd', &[7; 1000])].concat();
+        for size in [1, 2, 4, 5, 7, stream.len()] {
+            let mut inbox = Inbox::new(2000);
+            let mut taken = Vec::new();
+            for slice in stream.chunks(size) {
+                fill(&mut inbox, slice);
+                taken.extend(std::iter::from_fn(|| take(&mut inbox)));
+            }
+            let wanted = [(b'd', b"one".to_vec()), (b'Z', vec![]), (b'd', vec![7; 1000])];
+            assert_eq!(taken, wanted, "slices of {size} bytes");
+        }
+    }
+
+    #[test]
+    fn a_length_that_makes_no_sense_is_an_error() {
+        for length in [3, 0, -1, i32::MIN] {
+            let mut inbox = Inbox::new(2000);
+            fill(&mut inbox, &[&b"d"[..], &length.to_be_bytes()].concat());
+            assert_eq!(inbox.next(), Err(FrameError::Length(length)));
+            assert_eq!(inbox.next(), Err(FrameError::Length(length)));
+        }
+    }
+
+    #[test]
+    fn a_message_of_two_gigabytes_is_refused_by_its_header_alone() {
+        let mut inbox = Inbox::new(2000);
+        fill(&mut inbox, &[&b"d"[..], &i32::MAX.to_be_bytes()].concat());
+        let refused = FrameError::TooLarge { tag: b'd', frame_bytes: 0x8000_0000, frame_bytes_max: 2000 };
+        assert_eq!(inbox.next(), Err(refused));
+        assert_eq!(inbox.capacity_bytes(), READ_BYTES);
+    }
+
+    #[test]
+    fn an_announced_length_allocates_nothing_before_its_bytes_arrive() {
+        let mut inbox = Inbox::new(64 << 20);
+        fill(&mut inbox, &[&b"d"[..], &(50_i32 << 20).to_be_bytes()].concat());
+        assert_eq!(inbox.next(), Ok(None));
+        assert_eq!(inbox.capacity_bytes(), READ_BYTES);
+        fill(&mut inbox, &vec![0; READ_BYTES]);
+        assert!(inbox.capacity_bytes() <= 2 * READ_BYTES);
+    }
+
+    #[test]
+    fn what_nobody_takes_stops_being_read() {
+        let mut inbox = Inbox::new(2000);
+        let small = frame(b'd', &[0; 95]).repeat(10_000);
+        let received = fill(&mut inbox, &small);
+        assert_eq!(received, inbox.limit());
+        assert!(!inbox.has_room());
+        assert!(take(&mut inbox).is_some());
+        assert!(inbox.has_room());
+    }
+
+    #[test]
+    fn the_memory_of_a_large_message_is_given_back() {
+        let mut inbox = Inbox::new(8 << 20);
+        fill(&mut inbox, &frame(b'd', &vec![1; 4 << 20]));
+        assert_eq!(take(&mut inbox).unwrap().1.len(), 4 << 20);
+        assert!(inbox.capacity_bytes() >= 4 << 20);
+        for _ in 0..SHRINK_AFTER {
+            fill(&mut inbox, &frame(b'd', b"small"));
+            assert!(take(&mut inbox).is_some());
+        }
+        assert_eq!(inbox.capacity_bytes(), READ_BYTES);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic_or_outgrow_its_bound(
+            slices in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..64), 0..64),
+        ) {
+            let mut inbox = Inbox::new(100);
+            for slice in slices {
+                fill(&mut inbox, &slice);
+                while let Ok(Some(frame)) = inbox.next() {
+                    prop_assert!(inbox.body(&frame).len() <= 95);
+                }
+            }
+            prop_assert!(inbox.capacity_bytes() <= inbox.limit().max(READ_BYTES));
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! When to send a status, and when a silent server is dead: arithmetic on a monotonic clock, nothing else.
+//!
+//! A walsender that hears nothing for `wal_sender_timeout` ends the session; it sends keepalives at half of it, even
+//! while it skips through changes of others (A10). While it shuts down it asks for replies as fast as they are given
+//! (A8).
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::position::Lsn;
+
+/// Statuses go out at least this often, so that `pg_stat_replication` and lag are of use.
+const INTERVAL_MAX: Duration = Duration::from_secs(10);
+/// Progress is told at most this often.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// Requested replies without progress go out at most this often.
+const REPLY_INTERVAL: Duration = Duration::from_millis(10);
+/// Bounds on the timeout itself; above a day it is as good as none.
+const TIMEOUT_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 60 * 60));
+
+/// What to do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Send a status, then call [`Feedback::sent`].
+    Send {
+        /// Whether to ask the server for a sign of life.
+        reply_requested: bool,
+    },
+    /// Nothing until then, or until something happens.
+    Wait(Instant),
+    /// The server is dead: silent for this long, and asked in vain.
+    Dead {
+        /// How long nothing was heard.
+        silence: Duration,
+    },
+}
+
+/// What was sent and heard when.
+#[derive(Debug, Clone)]
+pub struct Feedback {
+    timeout: Duration,
+    interval: Duration,
+    sent: Option<Sent>,
+    heard_at: Instant,
+    /// When the server was first asked in the present silence.
+    asked_at: Option<Instant>,
+    reply_due: bool,
+    reading: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    at: Instant,
+    confirmed: Lsn,
+}
+
+impl Feedback {
+    /// For a stream that starts `now` under this `wal_sender_timeout`.
+    pub fn new(wal_sender_timeout: Duration, now: Instant) -> Self {
+        let timeout = wal_sender_timeout.clamp(TIMEOUT_BOUNDS.0, TIMEOUT_BOUNDS.1);
+        Feedback {
+            timeout,
+            interval: (timeout / 3).min(INTERVAL_MAX),
+            sent: None,
+            heard_at: now,
+            asked_at: None,
+            reply_due: false,
+            reading: true,
+        }
+    }
+
+    /// Bytes arrived, of whatever kind: also the middle of a large message is a sign of life.
+    pub fn heard(&mut self, now: Instant) {
+        self.heard_at = self.heard_at.max(now);
+        self.asked_at = None;
+    }
+
+    /// A keepalive asked for a reply.
+    pub fn reply_requested(&mut self) {
+        self.reply_due = true;
+    }
+
+    /// Reading stops or goes on (P5). Who does not listen cannot call the other side silent; meanwhile the kernel
+    /// watches the statuses that go out.
+    pub fn set_reading(&mut self, reading: bool, now: Instant) {
+        if reading && !self.reading {
+            self.heard(now);
+        }
+        self.reading = reading;
+    }
+
+    /// A status was handed to the socket, with what [`Feedback::action`] asked for.
+    pub fn sent(&mut self, now: Instant, confirmed: Lsn, reply_requested: bool) {
+        self.sent = Some(Sent { at: now, confirmed });
+        self.reply_due = false;
+        if reply_requested {
+            self.asked_at = self.asked_at.or(Some(now));
+        }
+    }
+
+    /// What to do `now`, with everything up to `confirmed` done. Pure: asking twice changes nothing.
+    pub fn action(&self, now: Instant, confirmed: Lsn) -> Action {
+        let silence = now.saturating_duration_since(self.heard_at);
+        let dead_at = self.dead_at();
+        if dead_at.is_some_and(|dead_at| now >= dead_at) {
+            return Action::Dead { silence };
+        }
+        let status_at = self.status_at(confirmed).map_or(now, |at| at.max(now));
+        let ask_at = self.ask_at();
+        if status_at <= now || ask_at.is_some_and(|ask_at| now >= ask_at) {
+            return Action::Send { reply_requested: self.reading && silence >= self.timeout / 2 };
+        }
+        Action::Wait([ask_at, dead_at].into_iter().flatten().fold(status_at, Instant::min))
+    }
+
+    /// When the next status is due; `None` is at once.
+    fn status_at(&self, confirmed: Lsn) -> Option<Instant> {
+        let sent = self.sent?;
+        let progress = confirmed > sent.confirmed;
+        match (self.reply_due, progress) {
+            (true, true) => None,
+            (true, false) => Some(sent.at + REPLY_INTERVAL),
+            (false, true) => Some(sent.at + PROGRESS_INTERVAL.min(self.interval)),
+            (false, false) => Some(sent.at + self.interval),
+        }
+    }
+
+    /// When to ask for a sign of life, unless that was done.
+    fn ask_at(&self) -> Option<Instant> {
+        (self.reading && self.asked_at.is_none()).then(|| self.heard_at + self.timeout / 2)
+    }
+
+    /// The whole timeout of silence, half of it after asking: if this process itself stood still, the server's answer
+    /// lies in the socket, and is read before anybody is called dead.
+    fn dead_at(&self) -> Option<Instant> {
+        let asked_at = self.asked_at.filter(|_| self.reading)?;
+        Some((self.heard_at + self.timeout).max(asked_at + self.timeout / 2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(12);
+
+    fn ms(count: u64) -> Duration {
+        Duration::from_millis(count)
+    }
+
+    /// A stream that started at the instant given back, whose first status has gone out then.
+    fn started() -> (Feedback, Instant) {
+        let start = Instant::now();
+        let mut feedback = Feedback::new(TIMEOUT, start);
+        assert_eq!(feedback.action(start, Lsn::ZERO), Action::Send { reply_requested: false });
+        feedback.sent(start, Lsn::ZERO, false);
+        (feedback, start)
+    }
+
+    #[test]
+    fn a_status_goes_out_at_a_third_of_the_timeout_and_at_least_every_ten_seconds() {
+        let (feedback, start) = started();
+        assert_eq!(feedback.action(start, Lsn::ZERO), Action::Wait(start + ms(4000)));
+        assert_eq!(feedback.action(start + ms(4000), Lsn::ZERO), Action::Send { reply_requested: false });
+        let mut slow = Feedback::new(Duration::from_secs(600), start);
+        slow.sent(start, Lsn::ZERO, false);
+        assert_eq!(slow.action(start, Lsn::ZERO), Action::Wait(start + ms(10_000)));
+    }
+
+    #[test]
+    fn progress_is_told_soon_and_not_too_often() {
+        let (mut feedback, start) = started();
+        assert_eq!(feedback.action(start + ms(30), Lsn::new(5)), Action::Wait(start + ms(100)));
+        assert_eq!(feedback.action(start + ms(100), Lsn::new(5)), Action::Send { reply_requested: false });
+        feedback.sent(start + ms(100), Lsn::new(5), false);
+        assert_eq!(feedback.action(start + ms(100), Lsn::new(5)), Action::Wait(start + ms(4100)));
+    }
+
+    #[test]
+    fn a_reply_goes_out_at_once_and_a_ping_pong_is_slowed_down() {
+        let (mut feedback, start) = started();
+        let mut now = start + ms(1000);
+        let mut replies = 0;
+        while now < start + ms(2000) {
+            feedback.heard(now);
+            feedback.reply_requested();
+            if let Action::Send { .. } = feedback.action(now, Lsn::ZERO) {
+                replies += 1;
+                feedback.sent(now, Lsn::ZERO, false);
+            }
+            now += Duration::from_micros(50);
+        }
+        assert_eq!(replies, 100);
+    }
+
+    #[test]
+    fn a_reply_with_news_does_not_wait() {
+        let (mut feedback, start) = started();
+        feedback.reply_requested();
+        assert_eq!(feedback.action(start + ms(1), Lsn::ZERO), Action::Wait(start + ms(10)));
+        assert_eq!(feedback.action(start + ms(1), Lsn::new(1)), Action::Send { reply_requested: false });
+    }
+
+    #[test]
+    fn a_silent_server_is_asked_at_half_the_timeout_and_dead_at_the_whole() {
+        let (mut feedback, start) = started();
+        feedback.sent(start + ms(4000), Lsn::ZERO, false);
+        assert_eq!(feedback.action(start + ms(5999), Lsn::ZERO), Action::Wait(start + ms(6000)));
+        assert_eq!(feedback.action(start + ms(6000), Lsn::ZERO), Action::Send { reply_requested: true });
+        feedback.sent(start + ms(6000), Lsn::ZERO, true);
+        assert_eq!(feedback.action(start + ms(6000), Lsn::ZERO), Action::Wait(start + ms(10_000)));
+        assert_eq!(feedback.action(start + ms(10_000), Lsn::ZERO), Action::Send { reply_requested: true });
+        feedback.sent(start + ms(10_000), Lsn::ZERO, true);
+        assert_eq!(feedback.action(start + ms(11_999), Lsn::ZERO), Action::Wait(start + ms(12_000)));
+        assert_eq!(feedback.action(start + ms(12_000), Lsn::ZERO), Action::Dead { silence: TIMEOUT });
+    }
+
+    #[test]
+    fn a_sign_of_life_starts_the_clock_anew() {
+        let (mut feedback, start) = started();
+        feedback.sent(start + ms(6000), Lsn::ZERO, true);
+        feedback.heard(start + ms(11_999));
+        assert_eq!(feedback.action(start + ms(12_000), Lsn::ZERO), Action::Send { reply_requested: false });
+        feedback.sent(start + ms(12_000), Lsn::ZERO, false);
+        assert_eq!(feedback.action(start + ms(12_000), Lsn::ZERO), Action::Wait(start + ms(16_000)));
+    }
+
+    #[test]
+    fn a_process_that_stood_still_asks_before_it_calls_the_server_dead() {
+        let (mut feedback, start) = started();
+        let woken = start + Duration::from_secs(3600);
+        assert_eq!(feedback.action(woken, Lsn::ZERO), Action::Send { reply_requested: true });
+        feedback.sent(woken, Lsn::ZERO, true);
+        assert_eq!(feedback.action(woken + ms(10), Lsn::ZERO), Action::Wait(woken + ms(4000)));
+        assert!(matches!(feedback.action(woken + ms(6000), Lsn::ZERO), Action::Dead { .. }));
+    }
+
+    #[test]
+    fn who_does_not_read_calls_nobody_silent_and_still_reports() {
+        let (mut feedback, start) = started();
+        feedback.set_reading(false, start);
+        let mut now = start;
+        for _ in 0..200 {
+            now += ms(4000);
+            assert_eq!(feedback.action(now, Lsn::ZERO), Action::Send { reply_requested: false });
+            feedback.sent(now, Lsn::ZERO, false);
+        }
+        feedback.set_reading(true, now);
+        assert_eq!(feedback.action(now, Lsn::ZERO), Action::Wait(now + ms(4000)));
+    }
+
+    #[test]
+    fn timeouts_without_sense_are_survived() {
+        let start = Instant::now();
+        for timeout in [Duration::ZERO, Duration::MAX] {
+            let mut feedback = Feedback::new(timeout, start);
+            feedback.sent(start, Lsn::ZERO, false);
+            assert!(matches!(feedback.action(start, Lsn::ZERO), Action::Wait(at) if at > start));
+        }
+    }
+}

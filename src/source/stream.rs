@@ -1,0 +1,252 @@
+//! A replication stream over one byte stream, read and written by one task.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, timeout_at};
+
+use crate::config::SlotName;
+use crate::error::Result;
+use crate::position::Lsn;
+use crate::postgres::fault::{self as postgres_fault, While};
+use crate::postgres::replication::{WalSession, check_parameter};
+use crate::postgres::session::{reported, unexpected};
+use crate::postgres::transport::Transport;
+use crate::postgres::wire::{Frame, FrameError, Inbox, parameter_status};
+use crate::source::frame::{self, DATA_OVERHEAD_BYTES, STATUS_FRAME_BYTES};
+use crate::source::{Io, Status, WalMessage, WalSource, fault};
+
+/// `CopyDone`, then `Terminate`: each a type and a length.
+const COPY_DONE: [u8; 5] = [b'c', 0, 0, 0, 4];
+const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
+
+/// A started stream. Generic over the byte stream, so that tests can play the server.
+#[derive(Debug)]
+pub struct WalStream<S = Transport> {
+    stream: S,
+    slot: SlotName,
+    inbox: Inbox,
+    outbox: Outbox,
+    received: Lsn,
+    confirmed: Lsn,
+    ended: bool,
+    /// A write that failed, kept while there may be something to read that says why.
+    write_error: Option<io::Error>,
+}
+
+/// Bytes to be written: at most one status under way and one behind it.
+#[derive(Debug, Default)]
+struct Outbox {
+    bytes: Vec<u8>,
+    written: usize,
+    unflushed: bool,
+    asks_for_reply: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
+    /// Starts streaming the session's slot. Messages of more than `max_message_bytes` will be refused.
+    ///
+    /// # Errors
+    /// What [`WalSession::start`] says.
+    pub async fn start(session: WalSession<S>, publication: &str, max_message_bytes: usize) -> Result<Self> {
+        let (stream, mut inbox, slot) = session.start(publication).await?;
+        inbox.set_frame_bytes_max(max_message_bytes.saturating_add(DATA_OVERHEAD_BYTES));
+        Ok(WalStream {
+            stream,
+            slot,
+            inbox,
+            outbox: Outbox::default(),
+            received: Lsn::ZERO,
+            confirmed: Lsn::ZERO,
+            ended: false,
+            write_error: None,
+        })
+    }
+
+    /// Bytes of memory the receive buffer holds.
+    pub fn buffer_bytes(&self) -> usize {
+        self.inbox.capacity_bytes()
+    }
+
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize>> {
+        if !self.inbox.has_room() {
+            return Poll::Ready(Ok(0));
+        }
+        self.inbox.poll_fill(cx, &mut self.stream).map(|filled| match filled {
+            Ok(0) => Err(match self.write_error.take() {
+                Some(error) => fault::connection(&self.slot, &error),
+                None => fault::closed(&self.slot),
+            }),
+            Ok(received_bytes) => Ok(received_bytes),
+            Err(error) => Err(fault::connection(&self.slot, &error)),
+        })
+    }
+
+    fn poll_output(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(rest) = self.outbox.bytes.get(self.outbox.written..).filter(|rest| !rest.is_empty()) {
+            match Pin::new(&mut self.stream).poll_write(cx, rest) {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(written)) => {
+                    self.outbox.written += written;
+                    self.outbox.unflushed = true;
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        self.outbox.bytes.clear();
+        self.outbox.written = 0;
+        self.outbox.asks_for_reply = false;
+        if self.outbox.unflushed {
+            std::task::ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+            self.outbox.unflushed = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_io(&mut self, cx: &mut Context<'_>, read: bool) -> Poll<Result<Io>> {
+        let mut io = Io::default();
+        if self.has_output() {
+            match self.poll_output(cx) {
+                Poll::Ready(Ok(())) => io.flushed = true,
+                Poll::Ready(Err(error)) if read => self.write_error = Some(error),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(fault::connection(&self.slot, &error))),
+                Poll::Pending => {}
+            }
+        }
+        match &self.write_error {
+            Some(error) if !read => return Poll::Ready(Err(fault::connection(&self.slot, error))),
+            _ => {}
+        }
+        if read && self.inbox.has_room() {
+            match self.poll_fill(cx) {
+                Poll::Ready(Ok(received_bytes)) => io.received_bytes = received_bytes,
+                // A write that succeeded just now is of no interest any more.
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {}
+            }
+        }
+        if io == Io::default() { Poll::Pending } else { Poll::Ready(Ok(io)) }
+    }
+
+    /// The next message, without what follows the end of the stream: command complete, ready for query.
+    fn take_frame(&mut self) -> Result<Option<Frame>> {
+        loop {
+            match self.inbox.next() {
+                Ok(Some(Frame { tag: b'C' | b'Z', .. })) if self.ended => {}
+                Ok(frame) => return Ok(frame),
+                Err(error) => return self.refused(error).map(|()| None),
+            }
+        }
+    }
+
+    /// A message that cannot be received, with its LSN; `None` while the LSN is still to arrive.
+    fn refused(&self, error: FrameError) -> Result<()> {
+        let lsn = match error {
+            FrameError::TooLarge { tag: b'd', .. } => match self.inbox.peek(DATA_OVERHEAD_BYTES) {
+                Some(beginning) => frame::lsn_of(beginning),
+                None => return Ok(()),
+            },
+            FrameError::TooLarge { .. } | FrameError::Length(_) => None,
+        };
+        Err(fault::frame(&self.slot, error, lsn))
+    }
+
+    /// Reads and drops until the server has ended the stream.
+    async fn drain(&mut self) -> Result<()> {
+        loop {
+            while let Some(message) = self.next()? {
+                if message == WalMessage::CopyDone {
+                    return Ok(());
+                }
+            }
+            if self.ended {
+                return Ok(());
+            }
+            self.ready_io(true).await?;
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSource for WalStream<S> {
+    async fn fill(&mut self) -> Result<usize> {
+        poll_fn(|cx| self.poll_fill(cx)).await
+    }
+
+    fn next(&mut self) -> Result<Option<WalMessage<'_>>> {
+        let Some(frame) = self.take_frame()? else { return Ok(None) };
+        let act = While::Streaming(self.slot.as_str());
+        let body = self.inbox.body(&frame);
+        let message = match frame.tag {
+            b'd' => frame::copy_data(body)
+                .ok_or_else(|| postgres_fault::protocol(act, "a message of the stream is cut short or unknown"))?,
+            b'N' => WalMessage::Notice(frame::notice(body)),
+            b'S' => {
+                let (name, value) =
+                    parameter_status(body).ok_or_else(|| postgres_fault::protocol(act, "a setting is cut short"))?;
+                check_parameter(&name, &value)?;
+                WalMessage::ParameterStatus { name, value }
+            }
+            b'E' => return Err(reported(act, body)),
+            b'c' => WalMessage::CopyDone,
+            other => return Err(unexpected(act, other)),
+        };
+        match message {
+            WalMessage::Data { wal_start, wal_end, .. } => self.received = self.received.max(wal_start).max(wal_end),
+            WalMessage::Keepalive { wal_end, .. } => self.received = self.received.max(wal_end),
+            WalMessage::CopyDone => self.ended = true,
+            WalMessage::Notice(_) | WalMessage::ParameterStatus { .. } => {}
+        }
+        Ok(Some(message))
+    }
+
+    fn received(&self) -> Lsn {
+        self.received
+    }
+
+    fn queue_status(&mut self, status: Status) {
+        self.confirmed = self.confirmed.max(status.confirmed.min(self.received));
+        let received = status.received.min(self.received).max(self.confirmed);
+        // One that is partly written has to be finished; one that is not begun is replaced, its question kept.
+        self.outbox.bytes.truncate(self.outbox.written.next_multiple_of(STATUS_FRAME_BYTES));
+        self.outbox.asks_for_reply |= status.reply_requested;
+        let status = Status { received, confirmed: self.confirmed, reply_requested: self.outbox.asks_for_reply };
+        self.outbox.bytes.extend(frame::status_update(status, frame::wall_clock_us()));
+    }
+
+    fn has_output(&self) -> bool {
+        self.write_error.is_none() && (!self.outbox.bytes.is_empty() || self.outbox.unflushed)
+    }
+
+    async fn flush_output(&mut self) -> Result<()> {
+        let flushed = poll_fn(|cx| self.poll_output(cx)).await;
+        flushed.map_err(|error| fault::connection(&self.slot, &error))
+    }
+
+    async fn ready_io(&mut self, read: bool) -> Result<Io> {
+        poll_fn(|cx| self.poll_io(cx, read)).await
+    }
+
+    async fn finish(mut self, last: Status, deadline: Instant) -> Result<()> {
+        self.queue_status(last);
+        self.outbox.bytes.extend(COPY_DONE);
+        // The server takes messages in order, so its end of the stream answers ours: the status has been processed.
+        let answered = timeout_at(deadline, self.drain()).await;
+        answered.unwrap_or_else(|_| Err(fault::not_finished(&self.slot)))?;
+        // By now nothing that can go wrong changes what was confirmed.
+        self.outbox.bytes.extend(TERMINATE);
+        let goodbye = async {
+            poll_fn(|cx| self.poll_output(cx)).await?;
+            poll_fn(|cx| Pin::new(&mut self.stream).poll_shutdown(cx)).await
+        };
+        match timeout_at(deadline, goodbye).await {
+            Ok(Ok(()) | Err(_)) | Err(_) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

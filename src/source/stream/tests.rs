@@ -1,0 +1,386 @@
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, DuplexStream};
+
+use super::*;
+use crate::config::SourceConfig;
+use crate::error::{Error, Kind};
+use crate::postgres::conninfo::ConnInfo;
+use crate::postgres::session::fake::{FakeServer, message, pipe, report};
+
+const SETTINGS: [(&str, &str); 4] =
+    [("client_encoding", "UTF8"), ("DateStyle", "ISO, MDY"), ("TimeZone", "UTC"), ("IntervalStyle", "postgres")];
+
+fn config() -> SourceConfig {
+    SourceConfig {
+        database: ConnInfo::parse(Some("host=h user=u dbname=d options='-c a=b'"), &|_| None).unwrap(),
+        slot: "orders".parse().unwrap(),
+        publication: "My \"Pub".to_owned(),
+        wal_sender_timeout: Duration::from_secs(10),
+        max_message_bytes: 1000,
+    }
+}
+
+async fn log_in(
+    server: &mut FakeServer,
+    client: DuplexStream,
+    settings: &[(&str, &str)],
+    shown: [&str; 2],
+) -> Result<WalSession<DuplexStream>> {
+    let config = config();
+    let play = async {
+        let asked = server.let_in(settings).await;
+        for wanted in [("replication", "database"), ("application_name", "walrelay/orders"), ("TimeZone", "UTC")] {
+            assert!(asked.contains(&(wanted.0.into(), wanted.1.into())), "{wanted:?}");
+        }
+        assert!(asked.contains(&("options".into(), "-c a=b -c wal_sender_timeout=10000".into())));
+        for value in shown {
+            if server.0.read_u8().await.is_err() {
+                return;
+            }
+            let length = server.0.read_i32().await.unwrap();
+            server.0.read_exact(&mut vec![0; usize::try_from(length).unwrap() - 4]).await.unwrap();
+            server.answer(&[value]).await;
+        }
+        if server.0.read_u8().await.is_ok() {
+            let length = server.0.read_i32().await.unwrap();
+            server.0.read_exact(&mut vec![0; usize::try_from(length).unwrap() - 4]).await.unwrap();
+            server.answer(&["0"]).await;
+        }
+    };
+    let target = &config.database.targets()[0];
+    let (session, ()) = tokio::join!(WalSession::log_in(client, &config.database, target, &config), play);
+    session
+}
+
+/// A stream that has been started, and the server at its other end.
+async fn started() -> (WalStream<DuplexStream>, FakeServer) {
+    let (client, mut server) = pipe();
+    let session = log_in(&mut server, client, &SETTINGS, ["hex", "1"]).await.unwrap();
+    let config = config();
+    let play = async {
+        let command = server.expect_query().await;
+        assert_eq!(
+            command,
+            r#"START_REPLICATION SLOT "orders" LOGICAL 0/0 (proto_version '1', publication_names '"My ""Pub"')"#
+        );
+        server.send(b'W', &[0, 0, 0]).await;
+    };
+    let (stream, ()) = tokio::join!(WalStream::start(session, &config.publication, config.max_message_bytes), play);
+    (stream.unwrap(), server)
+}
+
+fn change(lsn: u64, body: &[u8]) -> Vec<u8> {
+    [b"w", &lsn.to_be_bytes()[..], &lsn.to_be_bytes(), &0_i64.to_be_bytes(), body].concat()
+}
+
+fn keepalive(wal_end: u64, reply: u8) -> Vec<u8> {
+    [b"k", &wal_end.to_be_bytes()[..], &0_i64.to_be_bytes(), &[reply]].concat()
+}
+
+/// The LSNs and the question in the client's next status.
+async fn status(server: &mut FakeServer) -> (u64, u64, bool) {
+    let body = server.expect(b'd').await;
+    assert_eq!((body[0], body.len()), (b'r', 34));
+    let lsn = |at: usize| u64::from_be_bytes(body[at..at + 8].try_into().unwrap());
+    assert_eq!(lsn(9), lsn(17));
+    (lsn(1), lsn(9), body[33] == 1)
+}
+
+fn told(received: u64, confirmed: u64) -> Status {
+    Status { received: Lsn::new(received), confirmed: Lsn::new(confirmed), reply_requested: false }
+}
+
+async fn error_after(bytes: &[u8]) -> Error {
+    let (mut stream, mut server) = started().await;
+    server.send_raw(bytes).await;
+    drop(server);
+    loop {
+        match stream.next() {
+            Err(error) => return error,
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                if let Err(error) = stream.fill().await {
+                    return error;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn changes_keepalives_notices_and_the_end_come_in_order() {
+    let (mut stream, mut server) = started().await;
+    let bytes = [
+        message(b'd', &change(5, b"one")),
+        message(b'N', &report("55000", "skipped")),
+        message(b'd', &keepalive(9, 1)),
+        message(b'S', b"DateStyle\0ISO, DMY\0"),
+        message(b'c', b""),
+        message(b'C', b"COPY 0\0"),
+        message(b'Z', b"I"),
+    ]
+    .concat();
+    // One byte at a time, so that every message is met half arrived.
+    let feed = async {
+        for byte in &bytes {
+            server.send_raw(&[*byte]).await;
+            tokio::task::yield_now().await;
+        }
+        server
+    };
+    let read = async {
+        let mut seen = Vec::new();
+        while seen.len() < 5 {
+            while let Some(message) = stream.next().unwrap() {
+                seen.push(format!("{message:?}"));
+            }
+            if seen.len() < 5 {
+                stream.fill().await.unwrap();
+            }
+        }
+        seen
+    };
+    let (_server, seen) = tokio::join!(feed, read);
+    assert!(seen[0].starts_with("Data { wal_start: 0/5, wal_end: 0/5"), "{seen:?}");
+    assert!(seen[1].contains("55000") && !seen[1].contains("canary"), "{seen:?}");
+    assert_eq!(seen[2], "Keepalive { wal_end: 0/9, reply_requested: true }");
+    assert!(seen[3].contains("ISO, DMY"));
+    assert_eq!(seen[4], "CopyDone");
+    assert_eq!(stream.received(), Lsn::new(9));
+}
+
+#[tokio::test]
+async fn nothing_is_confirmed_that_was_not_received_and_nothing_is_taken_back() {
+    let (mut stream, mut server) = started().await;
+    stream.queue_status(told(900, 900));
+    stream.flush_output().await.unwrap();
+    assert_eq!(status(&mut server).await, (0, 0, false));
+    server.send(b'd', &change(50, b"")).await;
+    stream.fill().await.unwrap();
+    stream.next().unwrap().unwrap();
+    for (asked, sent) in [(told(50, 40), (50, 40)), (told(50, 30), (50, 40)), (told(900, 900), (50, 50))] {
+        stream.queue_status(asked);
+        stream.flush_output().await.unwrap();
+        let (received, confirmed, _) = status(&mut server).await;
+        assert_eq!((received, confirmed), sent);
+    }
+}
+
+#[tokio::test]
+async fn a_status_that_waits_is_replaced_and_one_under_way_is_finished() {
+    let (client, mut server) = pipe();
+    let session = log_in(&mut server, client, &SETTINGS, ["hex", "1"]).await.unwrap();
+    let (stream, ()) = tokio::join!(WalStream::start(session, "p", 1000), async {
+        server.expect_query().await;
+        server.send(b'W', &[0, 0, 0]).await;
+        server.send(b'd', &change(50, b"")).await;
+    });
+    let mut stream = stream.unwrap();
+    while stream.next().unwrap().is_none() {
+        stream.fill().await.unwrap();
+    }
+    stream.queue_status(Status { reply_requested: true, ..told(50, 10) });
+    stream.queue_status(told(50, 20));
+    stream.outbox.written = 0;
+    assert_eq!(stream.outbox.bytes.len(), STATUS_FRAME_BYTES);
+    // As if the socket had taken seven bytes: these belong to the status that is under way.
+    let under_way = stream.outbox.bytes.clone();
+    stream.outbox.written = 7;
+    for confirmed in 21..40 {
+        stream.queue_status(told(50, confirmed));
+    }
+    assert_eq!(stream.outbox.bytes.len(), 2 * STATUS_FRAME_BYTES);
+    assert_eq!(stream.outbox.bytes[..STATUS_FRAME_BYTES], under_way);
+    // Now in the middle of the second one.
+    stream.outbox.written = STATUS_FRAME_BYTES + 1;
+    stream.queue_status(told(50, 50));
+    assert_eq!(stream.outbox.bytes.len(), 3 * STATUS_FRAME_BYTES);
+    stream.outbox.written = 0;
+    let (flushed, sent) = tokio::join!(stream.flush_output(), async {
+        [status(&mut server).await, status(&mut server).await, status(&mut server).await]
+    });
+    flushed.unwrap();
+    assert_eq!(sent, [(50, 20, true), (50, 39, true), (50, 50, true)]);
+    assert!(!stream.has_output());
+}
+
+#[tokio::test]
+async fn a_message_too_large_is_refused_with_its_lsn_before_it_is_received() {
+    let whole = message(b'd', &change(0x1_0000_00AB, &[0; 1001]));
+    // Thirty bytes hold the LSN; nothing more of it ever comes.
+    let error = error_after(&whole[..30]).await;
+    assert_eq!(error.kind(), Kind::Event);
+    assert!(error.cause().contains("1/AB"), "{error}");
+    assert!(error.what_to_do().unwrap().contains("pg_replication_slot_advance"));
+    let (mut stream, mut server) = started().await;
+    server.send(b'd', &change(7, &[0; 1000])).await;
+    loop {
+        match stream.next().unwrap() {
+            Some(WalMessage::Data { body, .. }) => break assert_eq!(body.len(), 1000),
+            Some(other) => panic!("{other:?}"),
+            None => assert!(stream.fill().await.unwrap() > 0),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_hostile_server_sends_ends_in_an_error() {
+    for (bytes, kind) in [
+        (message(b'd', b"x"), Kind::PostgresUnreachable),
+        (message(b'd', b""), Kind::PostgresUnreachable),
+        (message(b'd', b"w\0\0"), Kind::PostgresUnreachable),
+        (message(b'd', &keepalive(1, 0)[..17]), Kind::PostgresUnreachable),
+        (message(b'D', b""), Kind::PostgresUnreachable),
+        (message(b'Z', b"I"), Kind::PostgresUnreachable),
+        (message(b'S', b"TimeZone"), Kind::PostgresUnreachable),
+        (message(b'S', b"TimeZone\0Asia/Kolkata\0"), Kind::Publication),
+        (b"d\xff\xff\xff\xff".to_vec(), Kind::PostgresUnreachable),
+        (b"d\0\0\0\x03".to_vec(), Kind::PostgresUnreachable),
+        (b"d\0\0\0".to_vec(), Kind::PostgresUnreachable),
+        (b"N\x7f\xff\xff\xff".to_vec(), Kind::Event),
+        (message(b'E', &report("57P01", "bye")), Kind::PostgresUnreachable),
+        (message(b'E', &report("42704", "no publication")), Kind::Publication),
+        (message(b'E', b""), Kind::PostgresUnfit),
+        (vec![], Kind::PostgresUnreachable),
+    ] {
+        let error = error_after(&bytes).await;
+        assert_eq!(error.kind(), kind, "{bytes:?}: {error}");
+        assert!(!error.cause().contains("canary"));
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_ignores_a_setting_is_refused() {
+    for index in 0..SETTINGS.len() {
+        let mut settings = SETTINGS.to_vec();
+        settings.remove(index);
+        let (client, mut server) = pipe();
+        let error = log_in(&mut server, client, &settings, ["hex", "1"]).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Publication);
+        assert!(error.cause().contains(SETTINGS[index].0), "{error}");
+    }
+    for shown in [["escape", "1"], ["hex", "0"]] {
+        let (client, mut server) = pipe();
+        let error = log_in(&mut server, client, &SETTINGS, shown).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Publication);
+    }
+}
+
+#[tokio::test]
+async fn the_slots_troubles_at_the_start_have_their_kinds() {
+    for (sqlstate, kind) in [
+        ("55006", Kind::SlotActive),
+        ("42704", Kind::SlotUnusable),
+        ("55000", Kind::SlotUnusable),
+        ("53300", Kind::PostgresUnreachable),
+    ] {
+        let (client, mut server) = pipe();
+        let session = log_in(&mut server, client, &SETTINGS, ["hex", "1"]).await.unwrap();
+        let (stream, ()) = tokio::join!(WalStream::start(session, "p", 1000), async {
+            server.expect_query().await;
+            server.send(b'E', &report(sqlstate, "no")).await;
+        });
+        let error = stream.unwrap_err();
+        assert_eq!(error.kind(), kind);
+        assert!(error.cause().contains("orders"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn both_sides_make_progress_in_one_wait() {
+    let (mut stream, mut server) = started().await;
+    stream.queue_status(told(0, 0));
+    let io = stream.ready_io(true).await.unwrap();
+    assert_eq!(io, Io { received_bytes: 0, flushed: true });
+    status(&mut server).await;
+    server.send(b'd', &keepalive(3, 0)).await;
+    let io = stream.ready_io(true).await.unwrap();
+    assert_eq!(io, Io { received_bytes: 5 + 18, flushed: false });
+    assert!(stream.next().unwrap().is_some());
+    // With nothing to write and reading stopped, there is nothing to wait for.
+    server.send(b'd', &keepalive(4, 0)).await;
+    let idle = tokio::time::timeout(Duration::from_millis(20), stream.ready_io(false));
+    assert!(idle.await.is_err());
+    assert!(stream.ready_io(true).await.unwrap().received_bytes > 0);
+}
+
+#[tokio::test]
+async fn a_full_pipe_holds_up_neither_reading_nor_what_is_confirmed_last() {
+    let (mut stream, mut server) = started().await;
+    server.send(b'd', &change(1 << 20, b"")).await;
+    stream.fill().await.unwrap();
+    stream.next().unwrap().unwrap();
+    // The server reads nothing: 64 KiB fill up, then statuses replace each other.
+    let mut confirmed = 0;
+    for _ in 0..4000 {
+        confirmed += 1;
+        stream.queue_status(told(1 << 20, confirmed));
+        if tokio::time::timeout(Duration::ZERO, stream.ready_io(false)).await.is_err() {
+            break;
+        }
+    }
+    assert!(stream.has_output());
+    stream.queue_status(told(1 << 20, 999_999));
+    assert!(stream.outbox.bytes.len() <= 2 * STATUS_FRAME_BYTES);
+    server.send(b'd', &keepalive(2 << 20, 0)).await;
+    assert_eq!(stream.ready_io(true).await.unwrap().received_bytes, 5 + 18);
+    let (flushed, last) = tokio::join!(stream.flush_output(), async {
+        loop {
+            let (_, confirmed, _) = status(&mut server).await;
+            if confirmed == 999_999 {
+                break confirmed;
+            }
+        }
+    });
+    flushed.unwrap();
+    assert_eq!(last, 999_999);
+}
+
+#[tokio::test]
+async fn a_failed_write_is_told_after_what_the_server_said_before() {
+    let (mut stream, mut server) = started().await;
+    server.send(b'E', &report("57P01", "going down")).await;
+    drop(server);
+    stream.queue_status(told(0, 0));
+    assert!(stream.ready_io(true).await.unwrap().received_bytes > 0);
+    assert!(!stream.has_output());
+    let error = stream.next().unwrap_err();
+    assert!(error.cause().contains("57P01"), "{error}");
+    assert_eq!(stream.ready_io(true).await.unwrap_err().kind(), Kind::PostgresUnreachable);
+    let (mut stream, server) = started().await;
+    drop(server);
+    stream.queue_status(told(0, 0));
+    assert_eq!(stream.ready_io(false).await.unwrap_err().kind(), Kind::PostgresUnreachable);
+}
+
+#[tokio::test]
+async fn finishing_confirms_first_and_waits_for_the_servers_end() {
+    let (mut stream, mut server) = started().await;
+    server.send(b'd', &change(50, b"")).await;
+    stream.fill().await.unwrap();
+    stream.next().unwrap().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let play = async {
+        // Still on its way when the end is asked for.
+        server.send(b'd', &change(60, &[0; 900])).await;
+        assert_eq!(status(&mut server).await, (50, 50, false));
+        assert_eq!(server.expect(b'c').await, b"");
+        server.send(b'd', &change(70, b"")).await;
+        server.send(b'c', b"").await;
+        server.send(b'C', b"COPY 0\0").await;
+        assert_eq!(server.expect(b'X').await, b"");
+        assert_eq!(server.0.read(&mut [0]).await.unwrap(), 0);
+    };
+    let (finished, ()) = tokio::join!(stream.finish(told(50, 50), deadline), play);
+    finished.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn finishing_does_not_outlast_its_deadline() {
+    let (stream, _server) = started().await;
+    let begun = Instant::now();
+    let error = stream.finish(told(0, 0), begun + Duration::from_secs(5)).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::PostgresUnreachable);
+    assert_eq!(begun.elapsed().as_secs(), 5);
+}
