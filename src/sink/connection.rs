@@ -1,10 +1,13 @@
 //! Whether Kafka answers: one state, changed and logged once per change.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use crate::error::Error;
+
+/// A broker that restarts can refuse for a moment; what lasts longer than this is meant.
+const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 
 /// Whether Kafka answers, as far as anybody knows.
 ///
@@ -90,6 +93,22 @@ impl Tracker {
         });
     }
 
+    /// Waits until a refusal has lasted, and says why we are refused.
+    pub(super) async fn stays_refused(&self) -> Error {
+        let refused = |state: &Connection| matches!(state, Connection::Refused(_));
+        let mut state = self.subscribe();
+        loop {
+            // The sender lives as long as `self`.
+            state.wait_for(refused).await.ok();
+            let ended = tokio::time::timeout(REFUSAL_GRACE, state.wait_for(|state| !refused(state))).await;
+            if ended.is_err()
+                && let Connection::Refused(error) = self.now()
+            {
+                return error;
+            }
+        }
+    }
+
     fn change(&self, change: impl FnOnce(&mut Connection) -> bool) {
         self.state.send_if_modified(change);
     }
@@ -119,6 +138,21 @@ mod tests {
         assert_eq!(tracker.now(), Connection::Refused(refusal));
         tracker.up();
         assert!(tracker.is_up());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_refusal_that_lasts_is_reported() {
+        let tracker = Tracker::new();
+        let refusal = Error::new(Kind::KafkaRefused, "wrong password");
+        let passing = async {
+            tracker.refused(Error::new(Kind::KafkaRefused, "passing"));
+            tokio::time::sleep(REFUSAL_GRACE / 2).await;
+            tracker.up();
+            tokio::time::sleep(REFUSAL_GRACE).await;
+            tracker.refused(refusal.clone());
+        };
+        let (reported, ()) = tokio::join!(tracker.stays_refused(), passing);
+        assert_eq!(reported, refusal);
     }
 
     #[test]

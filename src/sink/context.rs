@@ -33,11 +33,7 @@ pub(super) struct Failure {
 
 impl Failure {
     pub(super) fn subject(&self) -> Subject<'_> {
-        Subject {
-            topic: Some(&self.topic),
-            partition: Some(self.partition),
-            record_bytes: Some(self.record_bytes),
-        }
+        Subject { topic: Some(&self.topic), partition: Some(self.partition), record_bytes: Some(self.record_bytes) }
     }
 }
 
@@ -142,7 +138,9 @@ impl ProducerContext for Context {
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        log(&self.redactor, level, facility, text);
+        // The one property librdkafka calls experimental is set on purpose; warning of it at each start alarms for nothing.
+        let known = facility == "CONFWARN" && text.contains("enable.gapless.guarantee");
+        log(&self.redactor, if known { RDKafkaLogLevel::Debug } else { level }, facility, text);
     }
 
     fn stats_raw(&self, statistics: &[u8]) {
@@ -163,9 +161,6 @@ impl ClientContext for Context {
                 None => refusal,
             });
         }
-        if code == RDKafkaErrorCode::Fatal {
-            tracing::warn!(target: "librdkafka", reason, "the producer is finished");
-        }
         // That all are down says less than why one of them is.
         if code != RDKafkaErrorCode::AllBrokersDown {
             *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = reason;
@@ -178,17 +173,23 @@ impl ClientContext for Context {
 /// Whether a broker answered and would not have us, so that waiting alone does not help.
 fn refuses_connection(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
-    [Code::Authentication, Code::SaslAuthenticationFailed, Code::UnsupportedSASLMechanism, Code::IllegalSASLState, Code::SSL]
-        .contains(&code)
+    [
+        Code::Authentication,
+        Code::SaslAuthenticationFailed,
+        Code::UnsupportedSASLMechanism,
+        Code::IllegalSASLState,
+        Code::SSL,
+    ]
+    .contains(&code)
 }
 
 /// The code of an error; errors without one are faults of the client.
 pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
-    match error {
-        // The library keeps this one to itself.
-        KafkaError::AdminOp(code) => *code,
-        other => other.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail),
+    // The library keeps this one to itself.
+    if let KafkaError::AdminOp(code) = error {
+        return *code;
     }
+    error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
 }
 
 fn subject<'a>(message: &'a rdkafka::message::BorrowedMessage<'_>) -> Subject<'a> {

@@ -41,8 +41,21 @@ const DEFAULTS: &[(&str, &str)] = &[
 
 /// Beginnings of properties that say how to reach a broker: all that a reader needs of a producer's properties.
 const CONNECTION_PREFIXES: &[&str] = &[
-    "api.", "broker.", "client.", "connections.", "debug", "enable.sasl.", "enable.ssl.", "https.", "log", "metadata.",
-    "reconnect.", "sasl.", "security.", "socket.", "ssl.",
+    "api.",
+    "broker.",
+    "client.",
+    "connections.",
+    "debug",
+    "enable.sasl.",
+    "enable.ssl.",
+    "https.",
+    "log",
+    "metadata.",
+    "reconnect.",
+    "sasl.",
+    "security.",
+    "socket.",
+    "ssl.",
 ];
 
 /// What librdkafka is told, and what the sink itself needs to know of it.
@@ -100,11 +113,15 @@ impl Options {
 
     /// What librdkafka says when it cannot make a client of these options.
     pub fn creation_error(&self, error: &KafkaError) -> Error {
-        let cause = match error {
-            KafkaError::ClientCreation(text) => self.redactor.clean(text),
-            KafkaError::ClientConfig(_, text, name, _) => self.redactor.clean(&format!("{name}: {text}")),
-            other => self.redactor.clean(&other.to_string()),
+        // The library's own text for a property holds its value.
+        let text = if let KafkaError::ClientConfig(_, text, name, _) = error {
+            format!("{name}: {text}")
+        } else if let KafkaError::ClientCreation(text) = error {
+            text.clone()
+        } else {
+            error.to_string()
         };
+        let cause = self.redactor.clean(&text);
         Error::new(Kind::Config, format!("no Kafka client can be made of this configuration: {cause}"))
             .remedy("check the Kafka properties and the files they name")
     }

@@ -17,11 +17,10 @@ use crate::error::{Error, Kind, Result};
 /// How long a full queue is left alone before the same record is offered again.
 pub(super) const FULL_RETRY: Duration = Duration::from_millis(1);
 
-/// How often a broker is asked while none answers, and how long the first answer may take.
+/// How often a broker is asked while none answers.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
-const PROBE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
-/// The timeout doubles up to this, for clusters far away or with very many topics.
-const PROBE_TIMEOUT_MAX: Duration = Duration::from_secs(16);
+/// How long the answer may take. Closing waits for it; a connection that takes longer is there the next time.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// librdkafka's producer and what belongs to it.
 pub(super) struct Inner {
@@ -100,15 +99,10 @@ pub(super) fn retire(inner: Arc<Inner>) {
 
 /// Looks whether a broker answers whenever there is doubt, until the producer is gone.
 pub(super) fn probe(inner: &Weak<Inner>, suspicion: &Receiver<()>) {
-    let mut timeout = PROBE_TIMEOUT_MIN;
     loop {
         let Some(alive) = inner.upgrade().filter(|inner| !inner.closing.load(Ordering::Relaxed)) else { return };
-        match alive.metadata(timeout) {
-            Ok(_) => timeout = PROBE_TIMEOUT_MIN,
-            Err(error) => {
-                alive.tracker.down(error.cause().to_owned());
-                timeout = (timeout * 2).min(PROBE_TIMEOUT_MAX);
-            }
+        if let Err(error) = alive.metadata(PROBE_TIMEOUT) {
+            alive.tracker.down(error.cause().to_owned());
         }
         let up = alive.tracker.is_up();
         drop(alive);
@@ -149,9 +143,9 @@ impl Producer {
         reply.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Whether Kafka answers.
-    pub fn connection(&self) -> Connection {
-        self.tracker.now()
+    /// Waits until Kafka has refused us for some seconds on end, and says why.
+    pub async fn refused(&self) -> Error {
+        self.tracker.stays_refused().await
     }
 
     /// `None`: the queue is full.

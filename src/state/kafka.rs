@@ -59,16 +59,16 @@ impl Store for KafkaStore {
     }
 }
 
-/// Runs what blocks off the runtime. Where the producer knows that Kafka refuses us, that is the better explanation.
+/// Runs what blocks off the runtime. Where Kafka refuses us meanwhile, that is the better explanation; the work then
+/// ends by its own deadline.
 async fn blocking<T: Send + 'static>(
     producer: &Producer,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await.map_err(|error| Error::new(Kind::Bug, error))?;
-    done.map_err(|error| match producer.connection() {
-        crate::sink::Connection::Refused(refusal) if error.kind() == Kind::KafkaUnreachable => refusal,
-        _ => error,
-    })
+    tokio::select! {
+        done = tokio::task::spawn_blocking(work) => done.map_err(|error| Error::new(Kind::Bug, error))?,
+        refusal = producer.refused() => Err(refusal),
+    }
 }
 
 #[cfg(test)]

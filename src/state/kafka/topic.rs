@@ -28,15 +28,15 @@ pub(super) fn prepare(options: Options, topic: &str) -> Result<()> {
         .map_err(|error| options.creation_error(&error))?;
     let consumer = reader::consumer(options)?;
     let seen = look(&consumer, topic)?;
-    if let Some(partitions) = seen.partitions {
-        return verify(&admin, topic, partitions, seen.replicas, seen.brokers);
+    if seen.partitions.is_some() {
+        return verify(&admin, topic, &seen);
     }
-    create(&admin, topic, seen.brokers)?;
+    create(&admin, topic, seen.brokers.len())?;
     let deadline = Instant::now() + ASK_TIMEOUT;
     loop {
         let seen = look(&consumer, topic)?;
-        if let Some(partitions) = seen.partitions {
-            return verify(&admin, topic, partitions, seen.replicas, seen.brokers);
+        if seen.partitions.is_some() {
+            return verify(&admin, topic, &seen);
         }
         if Instant::now() >= deadline {
             let cause = format!("topic {topic} was created and no broker knows of it");
@@ -46,8 +46,10 @@ pub(super) fn prepare(options: Options, topic: &str) -> Result<()> {
     }
 }
 
+/// What the metadata says.
 struct Seen {
-    brokers: usize,
+    /// Ids of the brokers.
+    brokers: Vec<i32>,
     /// `None`: there is no such topic.
     partitions: Option<usize>,
     replicas: usize,
@@ -57,7 +59,7 @@ struct Seen {
 fn look(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<Seen> {
     let metadata: Metadata =
         consumer.fetch_metadata(Some(topic), ASK_TIMEOUT).map_err(|error| reader::explain(&error, topic))?;
-    let brokers = metadata.brokers().len();
+    let brokers = metadata.brokers().iter().map(rdkafka::metadata::MetadataBroker::id).collect();
     let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
         return Ok(Seen { brokers, partitions: None, replicas: 0 });
     };
@@ -105,16 +107,22 @@ fn create(admin: &AdminClient<Quiet>, topic: &str, brokers: usize) -> Result<()>
     }
 }
 
-fn verify(admin: &AdminClient<Quiet>, topic: &str, partitions: usize, replicas: usize, brokers: usize) -> Result<()> {
+fn verify(admin: &AdminClient<Quiet>, topic: &str, seen: &Seen) -> Result<()> {
+    let partitions = seen.partitions.unwrap_or_default();
     if partitions != 1 {
         let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
         return Err(Error::new(Kind::KafkaRefused, cause)
             .remedy("configure another state topic: walrelay creates it with one partition"));
     }
-    if replicas < REPLICAS_MAX.min(brokers) {
-        tracing::warn!(topic, replicas, brokers, "the topic that keeps the position has few replicas");
+    if seen.replicas < REPLICAS_MAX.min(seen.brokers.len()) {
+        tracing::warn!(
+            topic,
+            replicas = seen.replicas,
+            brokers = seen.brokers.len(),
+            "the topic that keeps the position has few replicas"
+        );
     }
-    match cleanup_policy(admin, topic) {
+    match cleanup_policy(admin, topic, seen.brokers.first().copied()) {
         Ok(policy) if policy.split(',').any(|part| part.trim() == "compact") => Ok(()),
         Ok(policy) => {
             let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
@@ -129,8 +137,9 @@ fn verify(admin: &AdminClient<Quiet>, topic: &str, partitions: usize, replicas: 
     }
 }
 
-fn cleanup_policy(admin: &AdminClient<Quiet>, topic: &str) -> Result<String, RDKafkaErrorCode> {
-    let options = AdminOptions::new().request_timeout(Some(ASK_TIMEOUT));
+/// Any broker knows; asked by default is the controller, which may not be reachable from here.
+fn cleanup_policy(admin: &AdminClient<Quiet>, topic: &str, broker: Option<i32>) -> Result<String, RDKafkaErrorCode> {
+    let options = AdminOptions::new().request_timeout(Some(ASK_TIMEOUT)).broker_id(broker);
     let resource = ResourceSpecifier::Topic(topic);
     let asked = admin.describe_configs([&resource], &options);
     let results = tokio::runtime::Handle::current().block_on(asked).map_err(|error| crate::sink::code(&error))?;
