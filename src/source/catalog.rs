@@ -10,7 +10,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
-use crate::source::query::{one_json, quoted};
+use crate::source::query::{Param, QueryError, one_json, quoted};
 
 const SQL: &str = include_str!("../../sql/source/catalog.sql");
 
@@ -137,8 +137,13 @@ impl Catalog {
     ///
     /// # Errors
     /// Of the connection only; what is missing is missing in the result. Times out by itself.
-    pub async fn read(client: &Client, publication: &str, table: &TableName, known: (u32, u32)) -> Result<Catalog> {
-        let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 5] = [
+    pub(crate) async fn read(
+        client: &Client,
+        publication: &str,
+        table: &TableName,
+        known: (u32, u32),
+    ) -> Result<Catalog, QueryError> {
+        let params: [Param<'_>; 5] = [
             (&publication, Type::TEXT),
             (&table.schema(), Type::TEXT),
             (&table.table(), Type::TEXT),
@@ -213,6 +218,16 @@ pub async fn watch(
     table: &TableName,
     before: Option<&Fingerprint>,
 ) -> Result<Fingerprint> {
+    Ok(look(client, publication, table, before).await?)
+}
+
+/// [`watch`], for whoever has to know what an error means for the session.
+pub(super) async fn look(
+    client: &Client,
+    publication: &str,
+    table: &TableName,
+    before: Option<&Fingerprint>,
+) -> Result<Fingerprint, QueryError> {
     let known = (
         before.and_then(Fingerprint::publication_oid).unwrap_or_default(),
         before.and_then(Fingerprint::table_oid).unwrap_or_default(),

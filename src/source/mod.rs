@@ -1,5 +1,6 @@
 //! source
 
 pub mod catalog;
+pub mod control;
 pub mod preflight;
 mod query;

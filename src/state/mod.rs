@@ -1,6 +1,7 @@
 //! Where the position is kept, and whether it belongs to this server and slot.
 
 pub mod check;
+pub mod postgres;
 
 use std::future::Future;
 
