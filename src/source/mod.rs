@@ -1,9 +1,3 @@
-//! source
-
-pub mod catalog;
-pub mod notice;
-pub mod preflight;
-mod query;
 //! The slot's stream of changes, and what is told back about it.
 //!
 //! | file | its room |
@@ -12,6 +6,10 @@ mod query;
 //! | [`stream`] | a stream over a socket: reading, status updates, the end |
 //! | [`feedback`] | when to send a status, when a silent server is dead |
 //! | [`fault`] | what ends a stream, in the operator's words |
+//! | [`notice`] | what the server says beside the changes |
+//! | [`preflight`] | server, slot and publication before the first byte |
+//! | [`catalog`] | whether publication and table are still what they were |
+//! | [`control`] | the plain SQL session beside the stream |
 
 use std::future::Future;
 
@@ -20,9 +18,14 @@ use tokio::time::Instant;
 use crate::error::Result;
 use crate::position::Lsn;
 
+pub mod catalog;
+pub mod control;
 pub mod fault;
 pub mod feedback;
 pub mod frame;
+pub mod notice;
+pub mod preflight;
+mod query;
 pub mod stream;
 
 pub use stream::WalStream;

@@ -5,12 +5,15 @@
 
 mod facts;
 mod judge;
+mod published;
+mod warnings;
 
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 pub use facts::{Facts, Server, Slot};
-pub use judge::{Warning, judge};
+pub use judge::judge;
+pub use warnings::Warning;
 
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};

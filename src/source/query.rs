@@ -8,6 +8,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
 
 /// How long one statement of ours may take. They read catalogs or one row: whoever needs longer is stuck, and a
 /// stuck session must not hang the relay.
@@ -16,8 +17,32 @@ pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// A parameter with its type: unnamed statements leave nothing behind on the server, and need one round trip.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// The first column of the only row, as text; `what` says in an error what the question was about.
-pub(crate) async fn one_text(client: &Client, what: &str, sql: &str, params: &[Param<'_>]) -> Result<Option<String>> {
+/// A statement that failed, and what that means for the session it ran in.
+#[derive(Debug)]
+pub(crate) enum QueryError {
+    /// The server said no; the session goes on.
+    Refused(Error),
+    /// The server said that it shuts down, instead of an answer: the session is over.
+    ShuttingDown(Error),
+    /// The session is over, or stuck, which is as good.
+    Broken(Error),
+}
+
+impl From<QueryError> for Error {
+    fn from(error: QueryError) -> Error {
+        match error {
+            QueryError::Refused(error) | QueryError::ShuttingDown(error) | QueryError::Broken(error) => error,
+        }
+    }
+}
+
+/// The first column of the first row, as text; `what` says in an error what was being done ("reading the slot").
+pub(crate) async fn one_text(
+    client: &Client,
+    what: &str,
+    sql: &str,
+    params: &[Param<'_>],
+) -> Result<Option<String>, QueryError> {
     let rows = bounded(what, client.query_typed(sql, params)).await?;
     let Some(row) = rows.first() else { return Ok(None) };
     row.try_get(0).map_err(|error| failed(what, &error))
@@ -29,15 +54,15 @@ pub(crate) async fn one_json<T: DeserializeOwned>(
     what: &str,
     sql: &str,
     params: &[Param<'_>],
-) -> Result<T> {
+) -> Result<T, QueryError> {
     let text = one_text(client, what, sql, params).await?.unwrap_or_default();
-    parsed(what, &text)
+    parsed(what, &text).map_err(QueryError::Refused)
 }
 
 /// Our own statements build the JSON, so what cannot be read is a server that is not Postgres, or a bug.
-pub(crate) fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
+fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| {
-        Error::new(Kind::PostgresUnfit, format!("{what}: the server's answer cannot be read: {error}"))
+        Error::new(Kind::PostgresUnfit, format!("while {what}: the server's answer cannot be read: {error}"))
             .remedy("walrelay needs PostgreSQL 14 or newer; other servers that speak its protocol are not supported")
     })
 }
@@ -46,48 +71,28 @@ pub(crate) fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
 pub(crate) async fn bounded<T>(
     what: &str,
     answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T> {
+) -> Result<T, QueryError> {
     match tokio::time::timeout(QUERY_TIMEOUT, answer).await {
         Ok(answer) => answer.map_err(|error| failed(what, &error)),
-        Err(_) => Err(timed_out(what)),
+        Err(_) => Err(QueryError::Broken(fault::timeout(While::Querying(what), QUERY_TIMEOUT))),
     }
 }
 
-fn timed_out(what: &str) -> Error {
-    let seconds = QUERY_TIMEOUT.as_secs();
-    Error::new(Kind::PostgresUnreachable, format!("{what}: no answer from Postgres within {seconds} s"))
-}
-
-/// What follows from a statement that failed: by SQLSTATE, never by text, which is translated (`lc_messages`).
-pub(crate) fn failed(what: &str, error: &tokio_postgres::Error) -> Error {
-    let Some(db) = error.as_db_error() else {
-        return Error::new(Kind::PostgresUnreachable, format!("{what}: the connection to Postgres failed: {error}"));
-    };
-    let code = db.code().code();
-    let cause = format!("{what}: Postgres says: {} (SQLSTATE {code})", db.message());
-    match kind_of(db.code()) {
-        Kind::PostgresRefused => Error::new(Kind::PostgresRefused, cause)
-            .remedy("grant the role walrelay connects as what the message asks for, or connect as another role"),
-        kind => Error::new(kind, cause),
+fn failed(what: &str, error: &tokio_postgres::Error) -> QueryError {
+    let told = fault::sql(While::Querying(what), error);
+    match error.code() {
+        Some(code) if fault::is_shutdown(code.code()) => QueryError::ShuttingDown(told),
+        // The server became a standby under our feet: that heals, elsewhere.
+        Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => {
+            QueryError::Refused(Error::new(Kind::PostgresUnreachable, told.cause()))
+        }
+        Some(_) => QueryError::Refused(told),
+        None if told.kind() == Kind::PostgresUnreachable => QueryError::Broken(told),
+        None => QueryError::Refused(told),
     }
 }
 
-/// Classes of <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
-fn kind_of(code: &SqlState) -> Kind {
-    if *code == SqlState::INSUFFICIENT_PRIVILEGE || *code == SqlState::INVALID_PASSWORD {
-        return Kind::PostgresRefused;
-    }
-    match code.code().get(..2) {
-        // Connection lost; resources gone for now; somebody's lock, cancel, or shutdown; the server's disk.
-        Some("08" | "53" | "57" | "58" | "40" | "55") => Kind::PostgresUnreachable,
-        // The transaction is read-only: the server is a standby, or about to become one.
-        Some("25") => Kind::PostgresUnreachable,
-        Some("28") => Kind::PostgresRefused,
-        _ => Kind::PostgresUnfit,
-    }
-}
-
-/// A name as SQL wants it in a remedy somebody may paste.
+/// A name as SQL wants it in a remedy somebody may paste; what is sent is quoted by [`crate::postgres::quote`].
 pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
@@ -96,25 +101,14 @@ pub(crate) fn quoted(name: &str) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_heals_is_retried_and_what_does_not_is_not() {
-        for code in ["57P01", "57P02", "57P03", "57014", "08006", "53300", "40P01", "55P03", "25006", "58030"] {
-            assert_eq!(kind_of(&SqlState::from_code(code)), Kind::PostgresUnreachable, "{code}");
-        }
-        for code in ["42501", "28000", "28P01"] {
-            assert_eq!(kind_of(&SqlState::from_code(code)), Kind::PostgresRefused, "{code}");
-        }
-        for code in ["42P01", "42601", "22P02", "XX000"] {
-            assert_eq!(kind_of(&SqlState::from_code(code)), Kind::PostgresUnfit, "{code}");
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_never_comes_is_an_unreachable_server_after_ten_seconds() {
         let before = tokio::time::Instant::now();
         let error = bounded("reading the slot", std::future::pending::<Result<(), _>>()).await.unwrap_err();
+        assert!(matches!(error, QueryError::Broken(_)), "{error:?}");
+        let error = Error::from(error);
         assert_eq!(error.kind(), Kind::PostgresUnreachable);
-        assert_eq!(error.cause(), "reading the slot: no answer from Postgres within 10 s");
+        assert_eq!(error.cause(), "while reading the slot: no answer within 10000 ms");
         assert_eq!(before.elapsed(), QUERY_TIMEOUT);
     }
 

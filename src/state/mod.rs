@@ -2,6 +2,7 @@
 
 pub mod kafka;
 pub mod check;
+pub mod postgres;
 
 use std::future::Future;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::position::Lsn;
-use crate::source::catalog::{Catalog, Flags};
+use crate::source::catalog::{Catalog, Column, Flags, Member, Publication, Table};
 
 fn outbox() -> OutboxConfig {
     OutboxConfig {

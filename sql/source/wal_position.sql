@@ -1,0 +1,15 @@
+-- How far the slot is behind, for people and metrics. $1 slot name. One row, one JSON text.
+-- The end of the log is never confirmed from here: what another session wrote a moment ago says nothing about what
+-- the stream has handed over.
+select pg_catalog.jsonb_build_object(
+    'wal_end', case
+        when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
+        else pg_catalog.pg_current_wal_flush_lsn()
+    end,
+    'slot', (
+        select pg_catalog.to_jsonb(s) || pg_catalog.jsonb_build_object('holder', a.application_name)
+        from pg_catalog.pg_replication_slots s
+        left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
+        where s.slot_name = $1
+    )
+)::text

@@ -1,0 +1,182 @@
+//! The control session: plain SQL beside the stream (P7, P8).
+//!
+//! A server that shuts down tells ordinary sessions at once, and walsenders not at all: it waits until they have
+//! sent everything and it was confirmed. So somebody has to sit in an ordinary session and listen. It is also where
+//! catalogs are watched and positions are kept, because the replication session takes no commands while it streams
+//! (<https://www.postgresql.org/docs/current/protocol-replication.html>).
+//!
+//! One task owns the session and does one thing after the other; a [`Control`] is a handle to it.
+
+mod command;
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub use command::WalPosition;
+use command::{Command, Reply};
+
+use crate::config::{SlotName, TableName};
+use crate::error::{Error, Kind, Result};
+use crate::postgres::sql::{Ended, SqlSession};
+use crate::source::catalog::Fingerprint;
+use crate::source::query::{QueryError, bounded};
+
+/// After this much idleness the session is asked for a sign of life, so that a dead one is noticed within this and
+/// the query timeout.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// How long a broken session may take to say why, once its queries fail.
+const REASON_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Commands that may wait for their turn; who sends more, waits.
+const COMMANDS_MAX: usize = 16;
+
+/// What the control session looks at.
+#[derive(Debug, Clone)]
+pub struct Watched {
+    /// The slot.
+    pub slot: SlotName,
+    /// The publication.
+    pub publication: String,
+    /// The outbox table.
+    pub table: TableName,
+}
+
+/// Why the control session is over.
+#[derive(Debug, Clone)]
+pub enum ControlEnd {
+    /// The server shuts down, restarts after a crash, or somebody ended this one session: drain and reconnect.
+    ServerShuttingDown,
+    /// The connection broke, or a statement did not come back.
+    Lost(Error),
+}
+
+/// A handle to the control session; clones share it, and it ends with the last of them.
+///
+/// Every method is bounded in time by the session's statements, and answers [`Kind::PostgresUnreachable`] once the
+/// session is over. A method that is cancelled may still be carried out, before anything asked for later.
+#[derive(Debug, Clone)]
+pub struct Control {
+    commands: mpsc::Sender<Command>,
+    ended: watch::Receiver<Option<ControlEnd>>,
+}
+
+impl Control {
+    /// Hands the session to a task of its own, on the current runtime.
+    pub fn start(session: SqlSession, watched: Watched) -> Control {
+        let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
+        let (ended, ended_receiver) = watch::channel(None);
+        tokio::spawn(async move {
+            let mut receiver = receiver;
+            let end = serve(&session, &watched, &mut receiver).await;
+            // In this order: whoever is turned away below finds the reason here.
+            ended.send_replace(Some(end));
+            drop(receiver);
+        });
+        Control { commands, ended: ended_receiver }
+    }
+
+    /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold beside anything.
+    pub fn closed(&self) -> impl Future<Output = ControlEnd> + Send + 'static {
+        let mut ended = self.ended.clone();
+        async move {
+            let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
+            end.unwrap_or_else(|| ControlEnd::Lost(gone()))
+        }
+    }
+
+    /// Publication and table as they are now; [`crate::source::catalog::compare`] says what that means. With
+    /// `before`, the answer can name what something was renamed to.
+    ///
+    /// # Errors
+    /// Of the connection only.
+    pub async fn check_catalog(&self, before: Option<Fingerprint>) -> Result<Fingerprint> {
+        self.ask(|reply| Command::CheckCatalog { before: before.map(Box::new), reply }).await
+    }
+
+    /// Where slot and log are, for metrics and `status`. Nothing of it may be confirmed.
+    ///
+    /// # Errors
+    /// Of the connection only; a slot that is not there is none in the answer.
+    pub async fn wal_position(&self) -> Result<WalPosition> {
+        self.ask(|reply| Command::WalPosition { reply }).await
+    }
+
+    /// Sees to it that the table of positions exists and may be used.
+    ///
+    /// # Errors
+    /// [`Kind::PostgresRefused`] with the SQL for somebody who may, and those of the connection.
+    pub async fn prepare_positions(&self) -> Result<()> {
+        self.ask(|reply| Command::PreparePositions { reply }).await
+    }
+
+    /// The JSON text kept under `key`.
+    ///
+    /// # Errors
+    /// Of the connection, and of a table that is gone or forbidden.
+    pub async fn load_position(&self, key: &str) -> Result<Option<String>> {
+        self.ask(|reply| Command::LoadPosition { key: key.to_owned(), reply }).await
+    }
+
+    /// Keeps `value`, a JSON text, under `key`: durable when this returns, whatever `synchronous_commit` says.
+    ///
+    /// # Errors
+    /// Of the connection, and of a table that is gone or forbidden.
+    pub async fn store_position(&self, key: &str, value: String) -> Result<()> {
+        self.ask(|reply| Command::StorePosition { key: key.to_owned(), value, reply }).await
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(command(reply)).await.is_ok()
+            && let Ok(answer) = answer.await
+        {
+            return answer;
+        }
+        Err(match self.closed().await {
+            ControlEnd::Lost(error) => error,
+            ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "the server is shutting down"),
+        })
+    }
+}
+
+fn gone() -> Error {
+    Error::new(Kind::PostgresUnreachable, "the control session with Postgres is over")
+}
+
+/// One command after the other until the session is over or nobody can ask any more.
+async fn serve(session: &SqlSession, watched: &Watched, commands: &mut mpsc::Receiver<Command>) -> ControlEnd {
+    let closed = session.closed();
+    tokio::pin!(closed);
+    loop {
+        let next = tokio::select! {
+            biased;
+            ended = &mut closed => return from_session(ended),
+            next = tokio::time::timeout(IDLE, commands.recv()) => next,
+        };
+        let done = match next {
+            Ok(Some(command)) => command.carry_out(session.client(), watched).await,
+            Ok(None) => return ControlEnd::Lost(gone()),
+            // An empty statement: the server answers, and does nothing.
+            Err(_) => bounded("asking for a sign of life", session.client().batch_execute("")).await,
+        };
+        match done {
+            Ok(()) | Err(QueryError::Refused(_)) => {}
+            Err(QueryError::ShuttingDown(_)) => return ControlEnd::ServerShuttingDown,
+            Err(QueryError::Broken(error)) if session.client().is_closed() => {
+                // The connection's own reason is better than "closed", where it has one.
+                let reason = tokio::time::timeout(REASON_TIMEOUT, &mut closed).await;
+                return reason.map_or(ControlEnd::Lost(error), from_session);
+            }
+            Err(QueryError::Broken(error)) => return ControlEnd::Lost(error),
+        }
+    }
+}
+
+fn from_session(ended: Ended) -> ControlEnd {
+    match ended {
+        Ended::Shutdown(_) => ControlEnd::ServerShuttingDown,
+        Ended::Lost(error) => ControlEnd::Lost(error),
+    }
+}

@@ -1,0 +1,171 @@
+//! Whether every event in the outbox table would be in the stream, whole.
+
+use crate::config::OutboxConfig;
+use crate::error::Result;
+use crate::source::catalog::{Column, Member, Publication, Table};
+use crate::source::preflight::judge::at_publication;
+use crate::source::query::quoted;
+
+/// A publication and the outbox in it.
+pub(super) struct Published<'a> {
+    pub(super) name: &'a str,
+    pub(super) publication: &'a Publication,
+    pub(super) table: &'a Table,
+    pub(super) members: &'a [Member],
+    pub(super) outbox: &'a OutboxConfig,
+}
+
+impl Published<'_> {
+    /// The first thing that would hide an event or a part of it.
+    pub(super) fn judge(&self) -> Result<()> {
+        self.table_can_be_streamed()?;
+        self.table_is_in()?;
+        self.only_inserts()?;
+        self.name_is_kept()?;
+        self.no_row_is_hidden()?;
+        self.no_column_is_hidden()
+    }
+
+    fn sql_name(&self) -> String {
+        quoted(self.name)
+    }
+
+    fn table_can_be_streamed(&self) -> Result<()> {
+        let name = &self.outbox.table;
+        if !matches!(self.table.kind.as_str(), "r" | "p") {
+            let what = match self.table.kind.as_str() {
+                "v" => "a view",
+                "m" => "a materialized view",
+                "f" => "a foreign table",
+                _ => "not a table",
+            };
+            return Err(at_publication(format!("{name} is {what}, and only tables are in a replication stream"))
+                .remedy("name the table that events are inserted into"));
+        }
+        match self.table.persistence.as_str() {
+            "p" => {}
+            "u" => {
+                return Err(at_publication(format!("table {name} is unlogged: its rows are never in the WAL"))
+                    .remedy(format!("alter table {name} set logged")));
+            }
+            _ => {
+                return Err(at_publication(format!("table {name} is temporary: its rows are never in the WAL"))
+                    .remedy("create a permanent outbox table"));
+            }
+        }
+        if let Some(part) = self.table.silent_partitions.first() {
+            return Err(at_publication(format!(
+                "partition {part} of {name} is unlogged or foreign: its rows are never in the stream"
+            ))
+            .remedy(format!("alter table {part} set logged, or detach it from {name}")));
+        }
+        Ok(())
+    }
+
+    fn table_is_in(&self) -> Result<()> {
+        if self.members.is_empty() {
+            let (name, table, publication) = (self.name, &self.outbox.table, self.sql_name());
+            return Err(at_publication(format!(
+                "table {table} is not in publication {name}: never added, or dropped and created again since"
+            ))
+            .remedy(format!(
+                "alter publication {publication} add table {table}. Rows inserted before that are not in the stream: \
+                 publish by hand what is missing in Kafka"
+            )));
+        }
+        Ok(())
+    }
+
+    fn only_inserts(&self) -> Result<()> {
+        let flags = &self.publication.flags;
+        if flags.operations() == "insert" {
+            return Ok(());
+        }
+        let why = if flags.insert {
+            "an outbox has only inserts, and with more Postgres refuses the application's deletes and updates of a \
+             table without a primary key"
+        } else {
+            "without inserts there are no events"
+        };
+        Err(at_publication(format!("publication {} has publish = '{}': {why}", self.name, flags.operations()))
+            .remedy(format!("alter publication {} set (publish = 'insert')", self.sql_name())))
+    }
+
+    fn name_is_kept(&self) -> Result<()> {
+        let (name, table, via_root) = (self.name, &self.outbox.table, self.publication.flags.via_root);
+        let publication = self.sql_name();
+        if self.table.kind == "p" && !via_root {
+            return Err(at_publication(format!(
+                "table {table} is partitioned, and publication {name} publishes rows under the names of partitions"
+            ))
+            .remedy(format!("alter publication {publication} set (publish_via_partition_root = true)")));
+        }
+        if let Some(above) = self.members.iter().rev().find(|member| member.level > 0 && via_root) {
+            return Err(at_publication(format!(
+                "table {table} is a partition, and publication {name} publishes its rows under the name of {}",
+                above.relation
+            ))
+            .remedy(format!(
+                "name {} as the outbox, or alter publication {publication} set (publish_via_partition_root = false)",
+                above.relation
+            )));
+        }
+        Ok(())
+    }
+
+    /// Filters and column lists above a partition count only via the root, which was refused.
+    fn own_members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.level == 0)
+    }
+
+    fn no_row_is_hidden(&self) -> Result<()> {
+        let Some(filter) = self.own_members().find_map(|member| member.row_filter.as_ref()) else { return Ok(()) };
+        let (name, table, publication) = (self.name, &self.outbox.table, self.sql_name());
+        Err(at_publication(format!(
+            "publication {name} filters rows of {table}: {filter}; the others would be skipped"
+        ))
+        .remedy(format!("alter publication {publication} set table {table}")))
+    }
+
+    fn no_column_is_hidden(&self) -> Result<()> {
+        let (name, table, publication) = (self.name, &self.outbox.table, self.sql_name());
+        let list = self.own_members().find_map(|member| member.columns.as_ref());
+        let outbox = self.outbox;
+        let mapped = [&outbox.id, &outbox.aggregate_type, &outbox.aggregate_id, &outbox.event_type, &outbox.payload];
+        for wanted in mapped {
+            let Some(column) = self.table.columns.iter().find(|column| column.name == *wanted) else {
+                let there: Vec<&str> = self.table.columns.iter().map(|column| column.name.as_str()).collect();
+                return Err(at_publication(format!(
+                    "table {table} has no column {wanted}; it has {}",
+                    there.join(", ")
+                ))
+                .remedy("say in the configuration which column holds what, or add the column"));
+            };
+            match list {
+                Some(list) if !list.contains(wanted) => {
+                    return Err(at_publication(format!(
+                        "publication {name} publishes only ({}) of {table}, without the column {wanted}",
+                        list.join(", ")
+                    ))
+                    .remedy(format!("alter publication {publication} set table {table}")));
+                }
+                Some(_) => {}
+                None if self.is_streamed(column) => {}
+                None => {
+                    return Err(at_publication(format!(
+                        "column {wanted} of {table} is generated, and publication {name} leaves generated columns out"
+                    ))
+                    .remedy(
+                        "map a column that is stored by the application, or use a trigger instead of the expression",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_streamed(&self, column: &Column) -> bool {
+        let stored = self.publication.generated_columns.as_deref() == Some("s");
+        column.generated.is_empty() || (column.generated == "s" && stored)
+    }
+}
