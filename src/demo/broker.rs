@@ -110,6 +110,8 @@ impl Broker {
     /// # Errors
     /// [`Kind::KafkaUnreachable`] and [`Kind::KafkaRefused`], naming the topic.
     pub(super) async fn create_topics(&mut self, topics: Vec<String>, partitions: i32) -> Result<()> {
+        // Noted first: an interruption may leave some of them created.
+        self.topics.clone_from(&topics);
         if let Some(mock) = &self.mock {
             for topic in topics.clone() {
                 let created = mock.with(move |cluster| cluster.create_topic(&topic, partitions, 1))?;
@@ -123,7 +125,6 @@ impl Broker {
                 outcome.map_err(|(topic, code)| refused("created", &topic, code))?;
             }
         }
-        self.topics = topics;
         Ok(())
     }
 

@@ -20,6 +20,8 @@ use crate::telemetry::metrics::now_us;
 /// How often new topics are looked for.
 const METADATA_EVERY: Duration = Duration::from_millis(500);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// A look for topics holds up reading and stopping.
+const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(50);
 
 /// A consumer at work. Dropping it stops it.
@@ -37,12 +39,12 @@ struct Shared {
 }
 
 impl Consumer {
-    /// Starts reading every topic whose name starts with `prefix`, as they appear. `id_header` names the header that
+    /// Starts reading every topic whose name starts with one of `prefixes`, as they appear. `id_header` names the header that
     /// carries the event's id.
     ///
     /// # Errors
     /// [`Kind::Prerequisite`] where no thread or client can be had.
-    pub fn start(brokers: &str, prefix: &str, id_header: &str) -> Result<Self> {
+    pub fn start(brokers: &str, prefixes: Vec<String>, id_header: &str) -> Result<Self> {
         let failed = |error: String| Error::new(Kind::Prerequisite, format!("the consumer does not start: {error}"));
         let client = ClientConfig::new()
             .set("bootstrap.servers", brokers)
@@ -59,7 +61,7 @@ impl Consumer {
         let shared = Arc::new(Shared::default());
         let reader = Reader {
             client,
-            prefix: prefix.to_owned(),
+            prefixes,
             id_header: id_header.to_owned(),
             shared: Arc::clone(&shared),
             topics: Topics::default(),
@@ -116,7 +118,7 @@ impl Drop for Consumer {
 
 struct Reader {
     client: BaseConsumer,
-    prefix: String,
+    prefixes: Vec<String>,
     id_header: String,
     shared: Arc<Shared>,
     topics: Topics,
@@ -145,9 +147,11 @@ impl Reader {
     }
 
     fn look_for_topics(&mut self) -> Result<(), KafkaError> {
-        let metadata = self.client.fetch_metadata(None, REQUEST_TIMEOUT)?;
+        let metadata = self.client.fetch_metadata(None, METADATA_TIMEOUT)?;
         let mut is_new = false;
-        for topic in metadata.topics().iter().filter(|topic| topic.name().starts_with(&self.prefix)) {
+        for topic in
+            metadata.topics().iter().filter(|topic| self.prefixes.iter().any(|prefix| topic.name().starts_with(prefix)))
+        {
             let name: Arc<str> = topic.name().into();
             self.topics.partitions.insert(Arc::clone(&name), i32::try_from(topic.partitions().len()).unwrap_or(0));
             for partition in topic.partitions() {
