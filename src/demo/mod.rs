@@ -1,1 +1,360 @@
-//! demo
+//! The relay's main job, shown and checked, with nothing installed beforehand: a private Postgres, writers that make
+//! business transactions, a Kafka, the relay between them, a reader, and a checker that trusts none of them.
+
+pub mod binaries;
+pub mod broker;
+pub mod consumer;
+pub mod postgres;
+pub mod relay;
+pub mod verify;
+pub mod workload;
+
+mod fetch;
+mod os_user;
+mod progress;
+mod report;
+mod watchdog;
+
+use std::future::Future;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_postgres::Client;
+
+pub use postgres::PrivatePostgres;
+pub use relay::{RunningRelay, Target, start_relay};
+pub use report::Report;
+
+use crate::error::{Error, Kind, Result};
+use broker::Broker;
+use consumer::Consumer;
+use progress::Progress;
+use report::{Setting, peak_memory_bytes};
+use workload::{OUTBOX_TABLE, Workload};
+
+const TYPES: [&str; 2] = ["order", "invoice"];
+const PARTITIONS: i32 = 6;
+const SLOT: &str = "demo";
+const PUBLICATION: &str = "walrelay_demo";
+const TOPIC_PREFIX: &str = "outbox.event.";
+const ID_HEADER: &str = "id";
+
+/// Events that do not come for this long, with the writers quiet, do not come at all.
+const QUIET: Duration = Duration::from_secs(15);
+
+/// What `walrelay demo` can be told.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// How long to write
+    #[arg(long, default_value_t = 20, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// Connections that write at the same time
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub writers: u16,
+    /// Aggregates written to; fewer mean more waiting for each other's locks
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub aggregates: u32,
+    /// Transactions per second of all writers together; 0 is as many as there can be
+    #[arg(long, default_value_t = 400, value_name = "TRANSACTIONS")]
+    pub rate: u32,
+    /// Kafka brokers to use instead of a mock in this process; topics are made for the run and deleted after it
+    #[arg(long, value_name = "HOST:PORT,…")]
+    pub brokers: Option<String>,
+    /// Directory of the programs postgres and initdb; searched for, and fetched if need be, where it is not given
+    #[arg(long, value_name = "DIR")]
+    pub postgres_bin: Option<PathBuf>,
+    /// Seed of the workload; a new one where it is not given
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the demo and prints what came of it on standard output. Ctrl-C ends the run early and cleans up.
+///
+/// # Errors
+/// [`Kind::NotVerified`] where an event was lost, duplicated, out of order or otherwise not as it should be, and where
+/// the run was interrupted; otherwise what kept it from running.
+pub async fn run(options: &Options) -> Result<()> {
+    let report = Box::pin(report(options, start_relay, interrupted())).await?;
+    print(&report, options.json)?;
+    if report.verified { Ok(()) } else { Err(Error::new(Kind::NotVerified, report.summary())) }
+}
+
+/// Completes when somebody wants this process to end.
+async fn interrupted() {
+    let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+    if let (Ok(mut interrupt), Ok(mut terminate)) = signals {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    } else {
+        // Then the signals do what they do by default, and the watchdog cleans up.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Runs the demo with the relay that `start` starts, and gives what came of it.
+///
+/// # Errors
+/// What kept it from running; [`Kind::NotVerified`] where `interrupted` completes first. A run that ran and did not
+/// verify is a report.
+pub async fn report(
+    options: &Options,
+    start: impl FnOnce(&Target) -> Result<RunningRelay>,
+    interrupted: impl Future<Output = ()>,
+) -> Result<Report> {
+    let mut broker = Broker::new(options.brokers.as_deref())?;
+    let ran = tokio::select! {
+        ran = Box::pin(run_against(options, &mut broker, start)) => ran,
+        // Dropping what runs stops it: the server with its directory, the relay, the writers, the reader.
+        () = interrupted => Err(Error::new(Kind::NotVerified, "interrupted before the run could be checked")),
+    };
+    let cleaned = broker.delete_topics().await;
+    let report = ran?;
+    cleaned?;
+    Ok(report)
+}
+
+async fn run_against(
+    options: &Options,
+    broker: &mut Broker,
+    start: impl FnOnce(&Target) -> Result<RunningRelay>,
+) -> Result<Report> {
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
+    let mut progress = Progress::new(Duration::from_secs(options.seconds));
+    // Brokers that outlive the run may hold topics of others; each run has its own types, and so its own topics.
+    let run = format!("demo-{seed}-{}", std::process::id());
+    let types = TYPES.map(|kind| if broker.is_mock() { kind.to_owned() } else { format!("{kind}-{run}") });
+
+    progress.say("starting a private Postgres");
+    let settings = postgres::Settings { bin: options.postgres_bin.clone(), password: true, ..Default::default() };
+    let server = PrivatePostgres::start(settings).await?;
+    let load = workload::Settings {
+        writers: options.writers.into(),
+        aggregates: usize::try_from(options.aggregates).unwrap_or(usize::MAX),
+        types: types.to_vec(),
+        transactions_per_second: Some(options.rate).filter(|rate| *rate > 0),
+        seed,
+        ..workload::Settings::default()
+    };
+    let mut client = server.connect().await?;
+    workload::prepare(&client, &load).await?;
+    make_slot(&client).await?;
+    broker.create_topics(topics_of(&load), PARTITIONS).await?;
+
+    let kafka = if broker.is_mock() { "a mock Kafka" } else { "Kafka" };
+    let (major, writers, seconds) = (server.major(), options.writers, options.seconds);
+    progress.say(format_args!("Postgres {major} and {kafka} are up; {writers} writers for {seconds} s, seed {seed}"));
+    let (verdict, seconds) =
+        relay_under_load(options, &server, broker, &load, start, &mut progress, &mut client).await?;
+    let setting = Setting { seconds, seed, postgres: major, is_mock: broker.is_mock() };
+    Ok(Report::new(verdict, &setting, peak_memory_bytes()))
+}
+
+fn topics_of(load: &workload::Settings) -> Vec<String> {
+    load.types.iter().map(|kind| format!("{TOPIC_PREFIX}{kind}")).collect()
+}
+
+/// Publication before slot: a slot cannot see a publication made after it.
+async fn make_slot(client: &Client) -> Result<()> {
+    let publication = format!("create publication {PUBLICATION} for table {OUTBOX_TABLE} with (publish = 'insert')");
+    let slot = format!("select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')");
+    for statement in [publication, slot] {
+        let made = client.batch_execute(&statement).await;
+        made.map_err(|error| Error::new(Kind::SlotUnusable, format!("making publication and slot: {error}")))?;
+    }
+    Ok(())
+}
+
+async fn relay_under_load(
+    options: &Options,
+    server: &PrivatePostgres,
+    broker: &Broker,
+    load: &workload::Settings,
+    start: impl FnOnce(&Target) -> Result<RunningRelay>,
+    progress: &mut Progress,
+    client: &mut Client,
+) -> Result<(verify::Verdict, f64)> {
+    let consumer = Consumer::start(broker.brokers(), topics_of(load), ID_HEADER)?;
+    let relay = start(&Target {
+        conninfo: server.conninfo(),
+        slot: SLOT.to_owned(),
+        publication: PUBLICATION.to_owned(),
+        table: OUTBOX_TABLE.to_owned(),
+        brokers: broker.brokers().to_owned(),
+        topic_prefix: TOPIC_PREFIX.to_owned(),
+        id_header: ID_HEADER.to_owned(),
+    })?;
+
+    let writing = Workload::start(&server.client_config(), load);
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(options.seconds) && !relay.is_finished() && !writing.is_broken() {
+        let committed = writing.counts().committed_events.load(Ordering::Relaxed);
+        progress
+            .tick(started.elapsed(), format_args!("{committed} events committed, {} delivered", consumer.records()));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    writing.stop().await?;
+
+    let committed = workload::ledger(client, TOPIC_PREFIX).await?;
+    progress.say(format_args!("writers are quiet; waiting for the last of {} events", committed.len()));
+    if !relay.is_finished() {
+        // Whether they all came is for the checker to say.
+        consumer.read_at_least(committed.len() as u64, QUIET).await;
+    }
+    relay.stop().await?;
+    let topics = consumer.finish().await?;
+    Ok((verify::verify(&committed, &topics), seconds))
+}
+
+fn print(report: &Report, json: bool) -> Result<()> {
+    let failed =
+        |error: &dyn std::fmt::Display| Error::new(Kind::Bug, format!("the outcome cannot be printed: {error}"));
+    let text = if json {
+        let object = serde_json::to_string(report).map_err(|error| failed(&error))?;
+        format!("{object}\n")
+    } else {
+        report.to_string()
+    };
+    std::io::stdout().lock().write_all(text.as_bytes()).map_err(|error| failed(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use rdkafka::ClientConfig;
+    use rdkafka::message::{Header, OwnedHeaders};
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+    use tokio_postgres::Row;
+
+    use super::*;
+
+    /// A relay that polls the table: right as long as nobody writes, which is all this module's own plumbing needs.
+    /// `spoil` gets the rows before they are produced.
+    fn stand_in(spoil: fn(&mut Vec<Row>)) -> impl FnOnce(&Target) -> Result<RunningRelay> {
+        move |target: &Target| {
+            let target = target.clone();
+            Ok(RunningRelay::spawn(move |_, stop| async move {
+                let config = target.conninfo.parse().unwrap();
+                let client = postgres::connect(&config).await.unwrap();
+                let quiet = "select count(*) from pg_stat_activity where pid <> pg_backend_pid() and backend_type = 'client backend'";
+                // One other session is left when the writers have gone.
+                while client.query_one(quiet, &[]).await.unwrap().get::<_, i64>(0) > 1
+                    || client.query_one("select count(*) from outbox", &[]).await.unwrap().get::<_, i64>(0) == 0
+                {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                let sql = "select id::text, aggregatetype, aggregateid, payload::text from outbox
+                     order by aggregateid, (payload->>'version')::bigint";
+                let mut rows = client.query(sql, &[]).await.unwrap();
+                spoil(&mut rows);
+                let producer: BaseProducer = ClientConfig::new()
+                    .set("bootstrap.servers", &target.brokers)
+                    .set("partitioner", "murmur2_random")
+                    .create()
+                    .unwrap();
+                for row in &rows {
+                    let text = |index| row.get::<_, &str>(index);
+                    let topic = format!("{}{}", target.topic_prefix, text(1));
+                    let header = Header { key: &target.id_header, value: Some(text(0)) };
+                    let record = BaseRecord::to(&topic).key(text(2)).payload(text(3));
+                    let sent = producer.send(record.headers(OwnedHeaders::new().insert(header)));
+                    sent.map_err(|(error, _)| error).unwrap();
+                }
+                producer.flush(Duration::from_secs(20)).unwrap();
+                stop.await;
+                Ok(())
+            }))
+        }
+    }
+
+    fn options() -> Options {
+        Options {
+            seconds: 1,
+            writers: 3,
+            aggregates: 10,
+            rate: 200,
+            brokers: None,
+            postgres_bin: None,
+            seed: Some(7),
+            json: false,
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_run_whose_events_all_arrive_is_verified() {
+        let report = report(&options(), stand_in(|_| {}), pending()).await.unwrap();
+        assert!(report.verified, "{report}");
+        assert!(report.committed > 50, "{report}");
+        assert!(report.commit_to_ack_p50_ms.is_some());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_run_with_two_events_of_an_aggregate_swapped_is_not_verified() {
+        let spoil = |rows: &mut Vec<Row>| {
+            let version = |row: &Row| row.get::<_, String>(2);
+            let neighbours = rows.windows(2).position(|pair| version(&pair[0]) == version(&pair[1])).unwrap();
+            rows.swap(neighbours, neighbours + 1);
+        };
+        let report = report(&options(), stand_in(spoil), pending()).await.unwrap();
+        assert!(!report.verified, "{report}");
+        assert_eq!((report.defects.out_of_order, report.defects.lost), (1, 0), "{report}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_relay_that_fails_ends_the_run_with_its_own_error_and_leaves_nothing_behind() {
+        let failing = |_: &Target| {
+            Ok(RunningRelay::spawn(|_, _| async {
+                Err(Error::new(Kind::Publication, "the table has no column payload"))
+            }))
+        };
+        let error = report(&options(), failing, pending()).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Publication);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_interrupted_run_ends_soon_and_is_not_verified() {
+        let (started, is_started) = tokio::sync::oneshot::channel();
+        let idle = |_: &Target| {
+            started.send(()).unwrap();
+            Ok(RunningRelay::spawn(|_, stop| async {
+                stop.await;
+                Ok(())
+            }))
+        };
+        let options = Options { seconds: 600, ..options() };
+        let interrupted = async {
+            is_started.await.unwrap();
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        };
+        let started = Instant::now();
+        let error = report(&options, idle, interrupted).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::NotVerified);
+        assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn the_options_are_well_formed_and_bounded() {
+        use clap::Parser;
+
+        #[derive(Parser)]
+        struct Command {
+            #[command(flatten)]
+            options: Options,
+        }
+        let parse = |args: &[&str]| Command::try_parse_from([&["demo"], args].concat()).map(|command| command.options);
+        let defaults = parse(&[]).unwrap();
+        assert_eq!((defaults.seconds, defaults.writers, defaults.aggregates), (20, 8, 100));
+        for bad in [["--seconds", "0"], ["--writers", "1000"], ["--aggregates", "0"]] {
+            assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -423,7 +423,6 @@ fn gauge<V: EncodeGaugeValue>(
 where
     ConstGauge<V>: EncodeMetric,
 {
-    // Collectors are not given the registry's prefix.
     let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
     gauge.encode(metric)
 }

@@ -1,0 +1,171 @@
+//! How the demo tells what came of it: one table, or one JSON object.
+
+use std::fmt;
+use std::fs;
+
+use serde::Serialize;
+
+use super::verify::{Defects, Verdict};
+
+/// The outcome of one run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Whether every committed event arrived once, whole, in order and in its place.
+    pub verified: bool,
+    /// Seconds the writers wrote.
+    pub seconds: f64,
+    /// Seed of the workload.
+    pub seed: u64,
+    /// Major version of Postgres.
+    pub postgres: u32,
+    /// `mock` or `named`.
+    pub broker: &'static str,
+    /// Committed events.
+    pub committed: u64,
+    /// Of those, how many arrived.
+    pub delivered: u64,
+    /// What is wrong.
+    #[serde(flatten)]
+    pub defects: Defects,
+    /// Half of the events took at most this from commit to ack, in milliseconds.
+    pub commit_to_ack_p50_ms: Option<f64>,
+    /// 99 of 100 events took at most this.
+    pub commit_to_ack_p99_ms: Option<f64>,
+    /// Peak resident memory of this process, in bytes: relay, reader, writers and, where there is one, mock broker.
+    pub peak_memory_bytes: Option<u64>,
+    /// The first defects in words.
+    pub examples: Vec<String>,
+}
+
+/// What is known before the verdict.
+pub(super) struct Setting {
+    pub(super) seconds: f64,
+    pub(super) seed: u64,
+    pub(super) postgres: u32,
+    pub(super) is_mock: bool,
+}
+
+impl Report {
+    pub(super) fn new(verdict: Verdict, setting: &Setting, peak_memory_bytes: Option<u64>) -> Self {
+        Report {
+            // A run in which nothing was committed shows nothing.
+            verified: verdict.defects.is_exactly_once() && verdict.committed > 0,
+            seconds: setting.seconds,
+            seed: setting.seed,
+            postgres: setting.postgres,
+            broker: if setting.is_mock { "mock" } else { "named" },
+            committed: verdict.committed,
+            delivered: verdict.delivered,
+            commit_to_ack_p50_ms: verdict.latency_ms(0.50),
+            commit_to_ack_p99_ms: verdict.latency_ms(0.99),
+            peak_memory_bytes,
+            defects: verdict.defects,
+            examples: verdict.examples,
+        }
+    }
+
+    /// The sentence for the error of a run that did not verify.
+    pub(super) fn summary(&self) -> String {
+        if self.committed == 0 {
+            return "nothing was committed, so nothing was shown".to_owned();
+        }
+        let first = self.examples.first().map(|example| format!("; first: {example}")).unwrap_or_default();
+        format!("{} of {} events arrived, and not all as they should{first}", self.delivered, self.committed)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = |value: Option<f64>| value.map_or_else(|| "unknown".to_owned(), |ms| format!("{ms:.1} ms"));
+        let memory =
+            self.peak_memory_bytes.map_or_else(|| "unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
+        let broker = if self.broker == "mock" { ", mock Kafka included" } else { "" };
+        let Defects { lost, duplicated, out_of_order, phantom, wrong_partition, altered, unread } = &self.defects;
+        let mut rows = vec![
+            ("committed", self.committed.to_string(), String::new()),
+            ("delivered", self.delivered.to_string(), String::new()),
+            ("lost", lost.to_string(), String::new()),
+            ("duplicated", duplicated.to_string(), String::new()),
+            ("out of order", out_of_order.to_string(), String::new()),
+        ];
+        let rare =
+            [("phantom", phantom), ("wrong partition", wrong_partition), ("altered", altered), ("unread", unread)];
+        rows.extend(
+            rare.into_iter()
+                .filter(|(_, count)| **count > 0)
+                .map(|(name, count)| (name, count.to_string(), String::new())),
+        );
+        rows.extend([
+            ("commit to ack, p50", millis(self.commit_to_ack_p50_ms), String::new()),
+            (
+                "commit to ack, p99",
+                millis(self.commit_to_ack_p99_ms),
+                "  from commit time to arrival at a reader".to_owned(),
+            ),
+            ("peak memory", memory, format!("  whole process{broker}")),
+            ("verified", if self.verified { "yes" } else { "NO" }.to_owned(), String::new()),
+        ]);
+        let name_width = rows.iter().map(|(name, ..)| name.len()).max().unwrap_or(0);
+        let value_width = rows.iter().map(|(_, value, _)| value.len()).max().unwrap_or(0);
+        for (name, value, note) in &rows {
+            writeln!(f, "{name:<name_width$}  {value:>value_width$}{note}")?;
+        }
+        for example in &self.examples {
+            writeln!(f, "  {example}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Peak resident memory of this process, in bytes, where the kernel tells it.
+pub(super) fn peak_memory_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTING: Setting = Setting { seconds: 20.0, seed: 1, postgres: 15, is_mock: true };
+
+    #[test]
+    fn the_table_is_aligned_and_a_clean_run_shows_no_rare_defects() {
+        let verdict =
+            Verdict { committed: 20_000, delivered: 20_000, latencies_us: vec![5_000; 9], ..Verdict::default() };
+        let report = Report::new(verdict, &SETTING, Some(64 << 20));
+        assert!(report.verified);
+        let text = report.to_string();
+        let value_ends: Vec<_> = text
+            .lines()
+            .map(|line| line.split("  from").next().unwrap().split("  whole").next().unwrap().len())
+            .collect();
+        assert!(value_ends.iter().all(|end| *end == value_ends[0]), "{value_ends:?}\n{text}");
+        assert!(text.starts_with("committed ") && text.lines().next().unwrap().ends_with(" 20000"), "{text}");
+        assert!(!text.contains("phantom") && text.contains("64 MiB"), "{text}");
+    }
+
+    #[test]
+    fn nothing_committed_is_not_verified_and_says_so() {
+        let report = Report::new(Verdict::default(), &SETTING, None);
+        assert!(!report.verified);
+        assert!(report.summary().contains("nothing was committed"));
+    }
+
+    #[test]
+    fn the_json_object_has_the_numbers_at_its_top_level() {
+        let defects = Defects { lost: 3, ..Defects::default() };
+        let verdict = Verdict { committed: 10, delivered: 7, defects, ..Verdict::default() };
+        let json = serde_json::to_value(Report::new(verdict, &SETTING, None)).unwrap();
+        assert_eq!((&json["committed"], &json["lost"], &json["verified"]), (&10.into(), &3.into(), &false.into()));
+        assert!(json["commit_to_ack_p99_ms"].is_null());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_kernel_tells_our_peak_memory() {
+        assert!(peak_memory_bytes().unwrap() > 1 << 20);
+    }
+}

@@ -1,0 +1,388 @@
+//! Did everything that was committed arrive, once, whole, in order and where it belongs? Pure, and strict: what it
+//! cannot tell counts against the run. To be asked when the writers are quiet and the topics were read to their ends.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+/// At most this many defects are described in words.
+const EXAMPLES_MAX: usize = 10;
+
+/// A row of the outbox: what should arrive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    /// The event's id.
+    pub id: Box<str>,
+    /// The topic it belongs into.
+    pub topic: Arc<str>,
+    /// The aggregate: the record's key.
+    pub aggregate: Box<str>,
+    /// Its place among the events of the aggregate, in commit order.
+    pub version: i64,
+    /// [`fingerprint`] of the payload.
+    pub payload: u64,
+    /// Commit time by the server's clock, microseconds since the Unix epoch, where the server keeps it.
+    pub committed_at_us: Option<i64>,
+}
+
+/// A record of a topic: what arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivered {
+    /// The topic.
+    pub topic: Arc<str>,
+    /// The partition.
+    pub partition: i32,
+    /// The offset.
+    pub offset: i64,
+    /// Text of the header with the event's id.
+    pub id: Option<Box<str>>,
+    /// The key, as text.
+    pub key: Option<Box<str>>,
+    /// [`fingerprint`] of the value.
+    pub payload: u64,
+    /// When the consumer had it, microseconds since the Unix epoch.
+    pub arrived_at_us: i64,
+}
+
+/// What was read of the topics.
+#[derive(Debug, Clone, Default)]
+pub struct Topics {
+    /// All records.
+    pub records: Vec<Delivered>,
+    /// Number of partitions by topic.
+    pub partitions: BTreeMap<Arc<str>, i32>,
+    /// Offset behind the last record, by topic and partition, where records begin at 0. A hole below it is a record
+    /// nobody saw, and the run cannot be judged.
+    pub ends: BTreeMap<(Arc<str>, i32), i64>,
+}
+
+/// Stands for a payload, so that it need not be kept: equal for equal bytes, within one process.
+pub fn fingerprint(payload: Option<&[u8]>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    payload.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// How many of each defect there are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Defects {
+    /// Committed, never delivered.
+    pub lost: u64,
+    /// Records beyond the first of an event.
+    pub duplicated: u64,
+    /// First deliveries behind a later version of the same aggregate.
+    pub out_of_order: u64,
+    /// Delivered, never committed, or without an id.
+    pub phantom: u64,
+    /// In another topic or partition than the event's type and key call for.
+    pub wrong_partition: u64,
+    /// Key or value differ from the row.
+    pub altered: u64,
+    /// Offsets that exist and were not read.
+    pub unread: u64,
+}
+
+impl Defects {
+    /// Whether the outcome is what an undisturbed run must give: every event exactly once.
+    pub fn is_exactly_once(&self) -> bool {
+        *self == Defects::default()
+    }
+
+    /// Whether it is what a disturbed run must give: every event at least once, first deliveries in order.
+    pub fn is_at_least_once(&self) -> bool {
+        Defects { duplicated: 0, ..self.clone() } == Defects::default()
+    }
+}
+
+/// The outcome.
+#[derive(Debug, Clone, Default)]
+pub struct Verdict {
+    /// Committed events.
+    pub committed: u64,
+    /// Of those, how many arrived.
+    pub delivered: u64,
+    /// Records read.
+    pub records: u64,
+    /// What is wrong.
+    pub defects: Defects,
+    /// The first defects in words; no payloads.
+    pub examples: Vec<String>,
+    /// From commit to arrival of each event's first delivery, microseconds, ascending; empty where the server does not
+    /// keep commit times.
+    pub latencies_us: Vec<i64>,
+}
+
+impl Verdict {
+    /// The latency that this share of events (0.0 to 1.0) does not exceed, in milliseconds.
+    pub fn latency_ms(&self, share: f64) -> Option<f64> {
+        let last = self.latencies_us.len().checked_sub(1)?;
+        let rank = (share.clamp(0.0, 1.0) * self.latencies_us.len() as f64).ceil() as usize;
+        let micros = self.latencies_us.get(rank.saturating_sub(1).min(last))?;
+        Some(*micros as f64 / 1000.0)
+    }
+
+    fn example(&mut self, what: impl FnOnce() -> String) {
+        if self.examples.len() < EXAMPLES_MAX {
+            self.examples.push(what());
+        }
+    }
+}
+
+/// Holds what arrived against what was committed.
+pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
+    let rows: HashMap<&str, &Committed> = committed.iter().map(|row| (&*row.id, row)).collect();
+    let mut verdict =
+        Verdict { committed: committed.len() as u64, records: topics.records.len() as u64, ..Verdict::default() };
+
+    let mut records: Vec<&Delivered> = topics.records.iter().collect();
+    records.sort_unstable_by_key(|record| (&record.topic, record.partition, record.offset));
+    let mut seen: HashSet<&str> = HashSet::with_capacity(rows.len());
+    let mut newest: HashMap<(&str, &str), i64> = HashMap::new();
+    for record in &records {
+        let Some((row, id)) = record.id.as_deref().and_then(|id| Some((*rows.get(id)?, id))) else {
+            verdict.defects.phantom += 1;
+            verdict.example(|| format!("phantom: {}", Shown(record)));
+            continue;
+        };
+        let is_placed = check_placement(&mut verdict, topics, row, record);
+        if record.payload != row.payload || record.key.as_deref() != Some(&*row.aggregate) {
+            verdict.defects.altered += 1;
+            verdict.example(|| format!("altered: {}", Shown(record)));
+        }
+        if !seen.insert(id) {
+            verdict.defects.duplicated += 1;
+            verdict.example(|| format!("duplicated: {}", Shown(record)));
+            continue;
+        }
+        // Offsets of different partitions have no order, so a misplaced record is only that.
+        if is_placed {
+            let version = newest.entry((&row.topic, &row.aggregate)).or_insert(row.version);
+            if row.version < *version {
+                verdict.defects.out_of_order += 1;
+                let newer = *version;
+                verdict.example(|| format!("out of order: version {} behind {newer}: {}", row.version, Shown(record)));
+            }
+            *version = row.version.max(*version);
+        }
+        verdict.latencies_us.extend(row.committed_at_us.map(|at_us| record.arrived_at_us.saturating_sub(at_us).max(0)));
+    }
+
+    verdict.delivered = seen.len() as u64;
+    for row in committed.iter().filter(|row| !seen.contains(&*row.id)) {
+        verdict.defects.lost += 1;
+        verdict.example(|| format!("lost: event {:?}, version {} of {:?}", row.id, row.version, row.aggregate));
+    }
+    verdict.defects.unread = unread(&records, topics);
+    verdict.latencies_us.sort_unstable();
+    verdict
+}
+
+fn check_placement(verdict: &mut Verdict, topics: &Topics, row: &Committed, record: &Delivered) -> bool {
+    let expected = topics.partitions.get(&row.topic).map(|count| partition_of(row.aggregate.as_bytes(), *count));
+    let is_placed = record.topic == row.topic && expected == Some(record.partition);
+    if !is_placed {
+        verdict.defects.wrong_partition += 1;
+        verdict.example(|| format!("wrong partition, not {expected:?} of {:?}: {}", row.topic, Shown(record)));
+    }
+    is_placed
+}
+
+/// Offsets below the ends that nobody read. `records` is sorted.
+fn unread(records: &[&Delivered], topics: &Topics) -> u64 {
+    let mut read: BTreeMap<(&str, i32), HashSet<i64>> = BTreeMap::new();
+    for record in records {
+        read.entry((&record.topic, record.partition)).or_default().insert(record.offset);
+    }
+    let missing = topics.ends.iter().map(|((topic, partition), end)| {
+        let read = read.get(&(&**topic, *partition)).map_or(0, HashSet::len) as u64;
+        u64::try_from(*end).unwrap_or(0).saturating_sub(read)
+    });
+    missing.sum()
+}
+
+/// The partition that Kafka's own clients choose for a key, so that records keep their place whoever writes them.
+/// <https://kafka.apache.org/protocol> leaves it to clients; this is what the Java producer has always done.
+pub fn partition_of(key: &[u8], partitions: i32) -> i32 {
+    let positive = i32::try_from(murmur2(key) & 0x7fff_ffff).unwrap_or(0);
+    positive.checked_rem(partitions).unwrap_or(0)
+}
+
+/// MurmurHash2 for 32 bits with Kafka's seed.
+fn murmur2(bytes: &[u8]) -> u32 {
+    const M: u32 = 0x5bd1_e995;
+    const SEED: u32 = 0x9747_b28c;
+    let mut hash = SEED ^ u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let (words, tail) = bytes.as_chunks::<4>();
+    for word in words {
+        let mut k = u32::from_le_bytes(*word).wrapping_mul(M);
+        k = (k ^ (k >> 24)).wrapping_mul(M);
+        hash = hash.wrapping_mul(M) ^ k;
+    }
+    if !tail.is_empty() {
+        for (index, byte) in tail.iter().enumerate() {
+            hash ^= u32::from(*byte) << (8 * index);
+        }
+        hash = hash.wrapping_mul(M);
+    }
+    hash = (hash ^ (hash >> 13)).wrapping_mul(M);
+    hash ^ (hash >> 15)
+}
+
+/// Names a record without its value.
+struct Shown<'a>(&'a Delivered);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Delivered { topic, partition, offset, id, key, .. } = self.0;
+        let (id, key) = (id.as_deref().unwrap_or("none"), key.as_deref().unwrap_or("none"));
+        write!(f, "event {id:?}, key {key:?}, at {topic:?}[{partition}]@{offset}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARTITIONS: i32 = 6;
+
+    fn row(aggregate: &str, version: i64) -> Committed {
+        Committed {
+            id: format!("{aggregate}/{version}").into(),
+            topic: "outbox.event.order".into(),
+            aggregate: aggregate.into(),
+            version,
+            payload: fingerprint(Some(format!("{aggregate} {version}").as_bytes())),
+            committed_at_us: Some(1_000_000),
+        }
+    }
+
+    fn rows() -> Vec<Committed> {
+        ["order-1", "order-2", "order-3"].iter().flat_map(|of| (1..=4).map(|version| row(of, version))).collect()
+    }
+
+    /// Delivers the rows in the order given, each where it belongs.
+    fn deliver<'a>(rows: impl IntoIterator<Item = &'a Committed>) -> Topics {
+        let mut topics = Topics::default();
+        topics.partitions.insert("outbox.event.order".into(), PARTITIONS);
+        for row in rows {
+            let partition = partition_of(row.aggregate.as_bytes(), PARTITIONS);
+            let end = topics.ends.entry((row.topic.clone(), partition)).or_default();
+            topics.records.push(Delivered {
+                topic: row.topic.clone(),
+                partition,
+                offset: *end,
+                id: Some(row.id.clone()),
+                key: Some(row.aggregate.clone()),
+                payload: row.payload,
+                arrived_at_us: 1_005_000,
+            });
+            *end += 1;
+        }
+        topics
+    }
+
+    fn defects(rows: &[Committed], topics: &Topics) -> Defects {
+        verify(rows, topics).defects
+    }
+
+    #[test]
+    fn a_complete_run_has_no_defect_in_whatever_order_its_records_were_read() {
+        let rows = rows();
+        let mut topics = deliver(&rows);
+        topics.records.reverse();
+        let verdict = verify(&rows, &topics);
+        assert!(verdict.defects.is_exactly_once(), "{verdict:?}");
+        assert_eq!((verdict.committed, verdict.delivered, verdict.records), (12, 12, 12));
+        assert_eq!(verdict.latency_ms(0.5), Some(5.0));
+    }
+
+    #[test]
+    fn an_event_that_never_arrives_is_lost() {
+        let rows = rows();
+        let verdict = verify(&rows, &deliver(&rows[1..]));
+        assert_eq!(verdict.defects, Defects { lost: 1, ..Defects::default() });
+        assert!(verdict.examples[0].contains("order-1/1"), "{:?}", verdict.examples);
+        assert_eq!(defects(&rows, &deliver([])).lost, 12);
+    }
+
+    #[test]
+    fn an_event_that_arrives_again_is_duplicated_and_not_out_of_order() {
+        let rows = rows();
+        let found = defects(&rows, &deliver(rows.iter().chain(&rows[..2])));
+        assert_eq!(found, Defects { duplicated: 2, ..Defects::default() });
+        assert!(found.is_at_least_once() && !found.is_exactly_once());
+    }
+
+    #[test]
+    fn a_later_version_first_is_out_of_order_also_when_the_right_order_follows() {
+        let rows = rows();
+        let mut swapped = rows.clone();
+        swapped.swap(0, 1);
+        assert_eq!(defects(&rows, &deliver(&swapped)), Defects { out_of_order: 1, ..Defects::default() });
+        let again = deliver(swapped.iter().chain(&rows[..4]));
+        assert_eq!(defects(&rows, &again).out_of_order, 1);
+        assert!(!defects(&rows, &again).is_at_least_once());
+    }
+
+    #[test]
+    fn what_was_never_committed_or_has_no_id_is_a_phantom() {
+        let rows = rows();
+        let mut topics = deliver(rows.iter().chain([&row("order-9", 1)]));
+        assert_eq!(defects(&rows, &topics), Defects { phantom: 1, ..Defects::default() });
+        topics.records[0].id = None;
+        assert_eq!(defects(&rows, &topics), Defects { phantom: 2, lost: 1, ..Defects::default() });
+    }
+
+    #[test]
+    fn a_record_in_another_partition_or_topic_than_its_key_and_type_call_for_is_found() {
+        let rows = rows();
+        let mut topics = deliver(&rows);
+        topics.ends.clear();
+        topics.records[3].partition += 1;
+        topics.records[7].topic = "outbox.event.invoice".into();
+        assert_eq!(defects(&rows, &topics), Defects { wrong_partition: 2, ..Defects::default() });
+    }
+
+    #[test]
+    fn a_record_whose_key_or_value_differs_from_the_row_is_altered() {
+        let rows = rows();
+        let mut topics = deliver(&rows);
+        topics.records[0].payload = fingerprint(None);
+        topics.records[1].key = None;
+        assert_eq!(defects(&rows, &topics), Defects { altered: 2, ..Defects::default() });
+        assert_ne!(fingerprint(None), fingerprint(Some(b"")));
+    }
+
+    #[test]
+    fn a_record_nobody_read_counts_even_where_no_event_is_missing() {
+        let rows = rows();
+        let mut topics = deliver(rows.iter().chain(&rows[11..]));
+        topics.records.pop();
+        assert_eq!(defects(&rows, &topics), Defects { unread: 1, ..Defects::default() });
+    }
+
+    #[test]
+    fn the_partition_of_a_key_is_the_one_kafkas_own_clients_choose() {
+        // Computed with `Utils.murmur2` of kafka-clients 4.3.1.
+        let known: [(&[u8], u32); 5] = [
+            (b"21", 0xc5f2_f8ec),
+            (b"foobar", 0xd0e4_7bbe),
+            (b"a-little-bit-long-string", 0xc53b_1da0),
+            (b"a-little-bit-longer-string", 0xa768_c9c3),
+            (b"abc", 0x1c94_221b),
+        ];
+        for (key, hash) in known {
+            assert_eq!(murmur2(key), hash, "{:?}", String::from_utf8_lossy(key));
+        }
+    }
+
+    #[test]
+    fn percentiles_take_the_nearest_rank() {
+        let verdict = Verdict { latencies_us: (1..=100).map(|ms| ms * 1000).collect(), ..Verdict::default() };
+        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|share| verdict.latency_ms(share).unwrap()), [1.0, 50.0, 99.0, 100.0]);
+        assert_eq!(Verdict::default().latency_ms(0.5), None);
+    }
+}
