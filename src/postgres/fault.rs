@@ -1,0 +1,239 @@
+//! What Postgres, the network or TLS say, to what the operator is told and what follows from it.
+//!
+//! Decided by SQLSTATE and error type, never by a message's text: the server's language is its own (A23). Of a
+//! server's error only SQLSTATE and message are passed on; its DETAIL can hold the values of a row (D3).
+//! <https://www.postgresql.org/docs/current/errcodes-appendix.html>
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+use tokio_rustls::rustls;
+
+use crate::error::{Error, Kind};
+
+/// What was being done when it went wrong; the SQLSTATE alone does not tell a slot from a publication.
+#[derive(Debug, Clone, Copy)]
+pub enum While<'a> {
+    /// Opening a session with `host:port/database as user`.
+    Connecting(&'a str),
+    /// Running SQL; in words that follow "while", such as `reading the publication "orders"`.
+    Querying(&'a str),
+    /// Starting to stream from this slot.
+    Starting(&'a str),
+    /// Streaming from this slot.
+    Streaming(&'a str),
+}
+
+impl fmt::Display for While<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            While::Connecting(place) => write!(f, "connecting to Postgres at {place}"),
+            While::Querying(what) => f.write_str(what),
+            While::Starting(slot) => write!(f, "starting to stream from slot {slot}"),
+            While::Streaming(slot) => write!(f, "streaming from slot {slot}"),
+        }
+    }
+}
+
+/// Whether this SQLSTATE says that the server is going down, is coming up, or has ended our session for it:
+/// `admin_shutdown`, `crash_shutdown`, `cannot_connect_now`.
+pub fn is_shutdown(sqlstate: &str) -> bool {
+    matches!(sqlstate, "57P01" | "57P02" | "57P03")
+}
+
+/// An error the server reported.
+pub fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
+    let kind = kind_of(act, sqlstate);
+    let error = Error::new(kind, format_args!("while {act}: {} (SQLSTATE {})", one_line(message), one_line(sqlstate)));
+    match remedy(act, sqlstate) {
+        Some(remedy) => error.remedy(remedy),
+        None => error,
+    }
+}
+
+/// An error of a session of tokio-postgres.
+pub fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
+    if let Some(report) = error.as_db_error() {
+        return server(act, report.code().code(), report.message());
+    }
+    let causes = || std::iter::successors(Some(error as &dyn StdError), |error| StdError::source(*error));
+    if let Some(io) = causes().find_map(|cause| cause.downcast_ref::<io::Error>()) {
+        return self::io(act, io);
+    }
+    let text: Vec<String> = causes().map(ToString::to_string).collect();
+    let kind = match act {
+        _ if error.is_closed() => Kind::PostgresUnreachable,
+        // No socket failed and the server reported nothing: what is left is that the two cannot agree.
+        While::Connecting(_) => Kind::PostgresRefused,
+        While::Querying(_) | While::Starting(_) | While::Streaming(_) => Kind::Bug,
+    };
+    Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))))
+}
+
+/// An error of the socket, or of the TLS layer on it.
+pub fn io(act: While<'_>, error: &io::Error) -> Error {
+    match (act, error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>())) {
+        (While::Connecting(_), Some(refusal)) => tls(act, refusal),
+        // What authentication fails with on our side, such as a server that does not know the password either.
+        (While::Connecting(_), None) if error.raw_os_error().is_none() && error.kind() == io::ErrorKind::Other => {
+            Error::new(Kind::PostgresRefused, format_args!("while {act}: {}", one_line(&error.to_string())))
+        }
+        _ => Error::new(Kind::PostgresUnreachable, format_args!("while {act}: {}", one_line(&error.to_string()))),
+    }
+}
+
+fn tls(act: While<'_>, refusal: &rustls::Error) -> Error {
+    let error = Error::new(
+        Kind::PostgresRefused,
+        format_args!("while {act}: no TLS connection: {}", one_line(&refusal.to_string())),
+    );
+    if matches!(refusal, rustls::Error::InvalidCertificate(_)) {
+        return error.remedy("check sslrootcert and the host's name against the server's certificate");
+    }
+    error.remedy("check sslmode, sslcert and sslkey against the server's ssl settings and pg_hba.conf")
+}
+
+/// No answer within the time allowed.
+pub fn timeout(act: While<'_>, after: std::time::Duration) -> Error {
+    Error::new(Kind::PostgresUnreachable, format_args!("while {act}: no answer within {} ms", after.as_millis()))
+}
+
+/// Bytes that are not the protocol.
+pub fn protocol(act: While<'_>, what: impl fmt::Display) -> Error {
+    Error::new(
+        Kind::PostgresUnreachable,
+        format_args!("while {act}: the peer does not speak Postgres' protocol: {what}"),
+    )
+}
+
+fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
+    let streaming = matches!(act, While::Streaming(_));
+    let on_slot = matches!(act, While::Starting(_) | While::Streaming(_));
+    match sqlstate {
+        "3D000" | "42501" | "57P04" => Kind::PostgresRefused,
+        "55006" => Kind::SlotActive,
+        // The walsender names a missing publication only when a change meets it; the slot was there, or we would not stream.
+        "42704" if streaming => Kind::Publication,
+        "42704" | "42710" | "55000" => Kind::SlotUnusable,
+        "58P01" if on_slot => Kind::SlotUnusable,
+        "42P01" | "42703" | "3F000" => Kind::Publication,
+        // All slots are taken: not a load that passes.
+        "53400" => Kind::PostgresUnfit,
+        // A row that decoding or its output cannot get through comes again at every attempt (A20).
+        "54000" if streaming => Kind::Event,
+        "55P03" | "25P03" => Kind::PostgresUnreachable,
+        _ => match (sqlstate.get(..2).unwrap_or_default(), streaming) {
+            ("28", _) => Kind::PostgresRefused,
+            ("08" | "40" | "53" | "57" | "58", _) => Kind::PostgresUnreachable,
+            ("22" | "XX", true) => Kind::Event,
+            _ => Kind::PostgresUnfit,
+        },
+    }
+}
+
+fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
+    let text = match (sqlstate, act) {
+        ("28P01", _) => "check the password, and that the role has one: ALTER ROLE … PASSWORD".to_owned(),
+        ("28000", _) => {
+            "check that pg_hba.conf has a line for this role, database and address (not one for the keyword replication), \
+             and that the role may log in: ALTER ROLE … LOGIN"
+                .to_owned()
+        }
+        ("3D000" | "57P04", _) => "check the name of the database".to_owned(),
+        ("42501", While::Querying(_)) => "grant the role what the message names".to_owned(),
+        ("42501", _) => "ALTER ROLE … REPLICATION (on a managed service: grant its replication role)".to_owned(),
+        ("55006", _) => "stop the other session, or wait: this relay takes over once the slot is free".to_owned(),
+        ("42704", While::Starting(slot)) => format!("create the slot: walrelay setup --slot {slot}"),
+        ("42704", While::Streaming(slot)) => format!(
+            "the publication does not exist where the slot reads, even if it was created since: walrelay status --slot {slot}"
+        ),
+        ("55000" | "58P01", While::Starting(slot) | While::Streaming(slot)) => {
+            format!("the slot cannot be read from any more, or never could: walrelay status --slot {slot}")
+        }
+        ("53300", _) => "if this does not pass: raise max_connections or max_wal_senders".to_owned(),
+        ("53400", _) => "raise max_replication_slots, or drop a slot nobody uses".to_owned(),
+        ("54000" | "XX000", While::Streaming(_)) => {
+            "if a value is too large to be sent: deliver that row by hand, then move the slot past its transaction with \
+             pg_replication_slot_advance"
+                .to_owned()
+        }
+        _ => return None,
+    };
+    Some(text)
+}
+
+/// A peer's text as one line of bounded length, without characters that would act on a terminal or a log.
+fn one_line(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 500;
+    text.chars().take(CHARACTERS_MAX).map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Disposition;
+
+    #[test]
+    fn a_sqlstate_decides_together_with_what_was_being_done() {
+        let connecting = While::Connecting("h:1/d as u");
+        let querying = While::Querying("reading the catalog");
+        let starting = While::Starting("s");
+        let streaming = While::Streaming("s");
+        for (act, sqlstate, kind) in [
+            (connecting, "28P01", Kind::PostgresRefused),
+            (connecting, "28000", Kind::PostgresRefused),
+            (connecting, "3D000", Kind::PostgresRefused),
+            (connecting, "42501", Kind::PostgresRefused),
+            (connecting, "53300", Kind::PostgresUnreachable),
+            (connecting, "57P03", Kind::PostgresUnreachable),
+            (starting, "55006", Kind::SlotActive),
+            (starting, "42704", Kind::SlotUnusable),
+            (starting, "55000", Kind::SlotUnusable),
+            (starting, "58P01", Kind::SlotUnusable),
+            (streaming, "42704", Kind::Publication),
+            (streaming, "57P01", Kind::PostgresUnreachable),
+            (streaming, "XX000", Kind::Event),
+            (streaming, "54000", Kind::Event),
+            (streaming, "22021", Kind::Event),
+            (querying, "57014", Kind::PostgresUnreachable),
+            (querying, "42P01", Kind::Publication),
+            (querying, "53400", Kind::PostgresUnfit),
+            (querying, "42601", Kind::PostgresUnfit),
+            (querying, "", Kind::PostgresUnfit),
+            (querying, "ä", Kind::PostgresUnfit),
+        ] {
+            let error = server(act, sqlstate, "text");
+            assert_eq!(error.kind(), kind, "{sqlstate} while {act}");
+        }
+    }
+
+    #[test]
+    fn a_halt_for_the_slot_or_the_login_says_what_to_do() {
+        for sqlstate in ["28P01", "28000", "3D000", "42501", "42704", "55000"] {
+            let error = server(While::Starting("orders"), sqlstate, "text");
+            assert_eq!(error.kind().disposition(), Disposition::Halt);
+            assert!(error.what_to_do().is_some(), "{sqlstate}");
+        }
+        let error = server(While::Starting("orders"), "42704", "text");
+        assert_eq!(error.what_to_do(), Some("create the slot: walrelay setup --slot orders"));
+    }
+
+    #[test]
+    fn a_hostile_message_stays_one_line_of_bounded_length() {
+        let error = server(While::Querying("x"), "57\n01", &format!("a\nb\u{1b}[2J{}", "c".repeat(100_000)));
+        assert!(!error.cause().contains(['\n', '\u{1b}']));
+        assert!(error.cause().len() < 1000);
+    }
+
+    #[test]
+    fn a_broken_socket_is_retried_and_a_bad_certificate_is_not() {
+        let act = While::Connecting("h:1/d as u");
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
+        assert_eq!(io(act, &reset).kind(), Kind::PostgresUnreachable);
+        let certificate = rustls::Error::InvalidCertificate(rustls::CertificateError::Expired);
+        let wrapped = io::Error::new(io::ErrorKind::InvalidData, certificate.clone());
+        assert_eq!(io(act, &wrapped).kind(), Kind::PostgresRefused);
+        assert_eq!(io(While::Streaming("s"), &wrapped).kind(), Kind::PostgresUnreachable);
+    }
+}

@@ -1,0 +1,79 @@
+//! Names and texts on their way into SQL (P11). Replication commands take no parameters, so quoting is all there is.
+
+use crate::error::{Error, Kind, Result};
+
+/// `name` as a quoted identifier.
+///
+/// # Errors
+/// [`Kind::Config`] for a name that is empty or holds NUL, which no quoting carries.
+pub fn quote_ident(name: &str) -> Result<String> {
+    if name.is_empty() {
+        return Err(Error::new(Kind::Config, "a name for Postgres is empty"));
+    }
+    without_nul(name)?;
+    Ok(format!("\"{}\"", name.replace('"', "\"\"")))
+}
+
+/// `text` as a string constant, whatever `standard_conforming_strings` says.
+///
+/// # Errors
+/// [`Kind::Config`] for a text that holds NUL.
+pub fn quote_literal(text: &str) -> Result<String> {
+    without_nul(text)?;
+    let quoted = text.replace('\'', "''");
+    // Only an escape string has one meaning for a backslash under both settings.
+    Ok(if quoted.contains('\\') { format!(" E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") })
+}
+
+/// The value of `publication_names` in `START_REPLICATION`: a list of identifiers within a literal.
+///
+/// The server parses the literal first and then splits the list as it does any list of identifiers, folding what is
+/// not quoted. The replication grammar knows no escape strings: a backslash stands for itself in its literals.
+/// <https://www.postgresql.org/docs/current/protocol-logical-replication.html>
+///
+/// # Errors
+/// [`Kind::Config`] for a name that is empty or holds NUL.
+pub fn publication_list_literal<'a>(publications: impl IntoIterator<Item = &'a str>) -> Result<String> {
+    let names: Vec<String> = publications.into_iter().map(quote_ident).collect::<Result<_>>()?;
+    Ok(format!("'{}'", names.join(",").replace('\'', "''")))
+}
+
+fn without_nul(text: &str) -> Result<()> {
+    match text.contains('\0') {
+        true => {
+            Err(Error::new(Kind::Config, format_args!("{text:?} holds a NUL character, which Postgres cannot take")))
+        }
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_keep_quotes_case_and_commas() {
+        assert_eq!(quote_ident("orders").unwrap(), r#""orders""#);
+        assert_eq!(quote_ident(r#"We,ird"x'; DROP"#).unwrap(), r#""We,ird""x'; DROP""#);
+    }
+
+    #[test]
+    fn literals_mean_the_same_under_both_settings_of_standard_conforming_strings() {
+        assert_eq!(quote_literal("it's").unwrap(), "'it''s'");
+        assert_eq!(quote_literal(r"a\'b").unwrap(), r" E'a\\''b'");
+    }
+
+    #[test]
+    fn publication_names_are_quoted_twice() {
+        assert_eq!(publication_list_literal(["p"]).unwrap(), r#"'"p"'"#);
+        assert_eq!(publication_list_literal([r#"My "Pub,x'"#, r"b\"]).unwrap(), r#"'"My ""Pub,x''","b\"'"#);
+    }
+
+    #[test]
+    fn what_no_quoting_carries_is_refused() {
+        assert!(quote_ident("").is_err());
+        assert!(quote_ident("a\0").is_err());
+        assert!(quote_literal("a\0").is_err());
+        assert!(publication_list_literal(["a\0"]).is_err());
+    }
+}

@@ -1,0 +1,172 @@
+//! A session for ordinary SQL, and how it tells that the server is going down.
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tokio_postgres::config::{ChannelBinding as Binding, SslMode as Mode, SslNegotiation};
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{Client, Connection, NoTls};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::error::{Error, Kind, Result};
+use crate::postgres::conninfo::{ChannelBinding, ConnInfo, Target};
+use crate::postgres::fault::{self, While};
+use crate::postgres::transport::{self, Login, Opened, Socket};
+
+/// What decides how values are written and how long a statement may wait, whatever role and database say.
+/// Settings this server does not know are left out by it.
+///
+/// Statements are not bounded by the server: creating a slot waits for every open transaction (A24). Whoever runs one
+/// bounds it with a timeout of its own. Names are looked up in `pg_catalog` alone, so that nothing in a schema others
+/// may write to is ever called by mistake.
+const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (VALUES \
+    ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('IntervalStyle', 'postgres'), ('bytea_output', 'hex'), \
+    ('extra_float_digits', '1'), ('lock_timeout', '0'), ('statement_timeout', '0'), ('idle_session_timeout', '0'), \
+    ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'), ('search_path', '')) \
+    AS wanted (name, value) JOIN pg_catalog.pg_settings USING (name)";
+
+/// A session for SQL. Dropping it ends the session.
+#[derive(Debug)]
+pub struct SqlSession {
+    client: Client,
+    ended: watch::Receiver<Option<Ended>>,
+}
+
+/// Why a session is over.
+#[derive(Debug, Clone)]
+pub enum Ended {
+    /// The server ended it: it shuts down, or somebody terminated the session. A new session tells which.
+    Shutdown(Error),
+    /// The connection broke, or was closed by us.
+    Lost(Error),
+}
+
+impl Ended {
+    /// What happened.
+    pub fn error(&self) -> &Error {
+        match self {
+            Ended::Shutdown(error) | Ended::Lost(error) => error,
+        }
+    }
+}
+
+impl SqlSession {
+    /// Opens a session with the first server of `info` that gives one.
+    ///
+    /// Text is UTF-8, dates are ISO, times are UTC; names outside `pg_catalog` need their schema; statements have no
+    /// time limit of their own. Bounded by `connect_timeout` per server. Nothing is retried.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds, [`Kind::Config`] for unreadable certificate or password files.
+    pub async fn connect(info: &ConnInfo, application_name: &str) -> Result<SqlSession> {
+        transport::connect(info, &SqlLogin { info, application_name }).await
+    }
+
+    /// The client. Turn its errors into ours with [`fault::sql`].
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The client, for transactions.
+    pub fn client_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
+    /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold while querying.
+    ///
+    /// A fast shutdown of the server is announced here while its walsenders still live and wait for us (A8). Where a
+    /// query was under way, the query gets the announcement and this gets [`Ended::Lost`].
+    pub fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
+        let mut ended = self.ended.clone();
+        async move {
+            let outcome = ended.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());
+            outcome.unwrap_or_else(|| Ended::Lost(Error::new(Kind::PostgresUnreachable, "the SQL session is over")))
+        }
+    }
+}
+
+struct SqlLogin<'a> {
+    info: &'a ConnInfo,
+    application_name: &'a str,
+}
+
+impl Login for SqlLogin<'_> {
+    type Session = SqlSession;
+
+    async fn log_in(&self, target: &Target, opened: Opened) -> Result<SqlSession> {
+        let place = transport::place(self.info, target);
+        let act = While::Connecting(&place);
+        let mut config = self.config(target)?;
+        let session = match opened.tls {
+            None => {
+                config.ssl_mode(Mode::Disable);
+                let (client, connection) =
+                    config.connect_raw(opened.socket, NoTls).await.map_err(|error| fault::sql(act, &error))?;
+                SqlSession { client, ended: drive(connection, &place) }
+            }
+            Some((tls, name)) => {
+                // The server has agreed to TLS already: "direct" makes the library begin with the handshake.
+                config.ssl_mode(Mode::Require).ssl_negotiation(SslNegotiation::Direct);
+                let connector = MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(tls), &name)
+                    .unwrap_or_else(|never| match never {});
+                let (client, connection) =
+                    config.connect_raw(opened.socket, connector).await.map_err(|error| fault::sql(act, &error))?;
+                SqlSession { client, ended: drive(connection, &place) }
+            }
+        };
+        session.client.batch_execute(SETTINGS).await.map_err(|error| fault::sql(act, &error))?;
+        if self.info.primary_only() {
+            let row = session.client.query_one("SELECT pg_catalog.pg_is_in_recovery()", &[]).await;
+            let in_recovery = row.and_then(|row| row.try_get::<_, bool>(0)).map_err(|error| fault::sql(act, &error))?;
+            if in_recovery {
+                return Err(in_recovery_error(act));
+            }
+        }
+        Ok(session)
+    }
+}
+
+/// The server is a standby where a primary is asked for: another one of the list may do, or this one after promotion.
+pub(super) fn in_recovery_error(act: While<'_>) -> Error {
+    Error::new(Kind::PostgresUnreachable, format_args!("while {act}: the server is a standby"))
+}
+
+impl SqlLogin<'_> {
+    fn config(&self, target: &Target) -> Result<tokio_postgres::Config> {
+        let mut config = tokio_postgres::Config::new();
+        config.user(self.info.user()).dbname(self.info.database()).application_name(self.application_name);
+        if let Some(options) = self.info.options() {
+            config.options(options);
+        }
+        if let Some(password) = self.info.password_for(target)? {
+            config.password(password.expose());
+        }
+        config.channel_binding(match self.info.tls().channel_binding {
+            ChannelBinding::Disable => Binding::Disable,
+            ChannelBinding::Prefer => Binding::Prefer,
+            ChannelBinding::Require => Binding::Require,
+        });
+        Ok(config)
+    }
+}
+
+/// Runs the connection on a task of its own, which ends with the session and leaves the reason behind.
+fn drive<S, T>(connection: Connection<S, T>, place: &str) -> watch::Receiver<Option<Ended>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, receiver) = watch::channel(None);
+    let what = format!("the SQL session with {place} was open");
+    tokio::spawn(async move {
+        let act = While::Querying(&what);
+        let ended = match connection.await {
+            Ok(()) => Ended::Lost(Error::new(Kind::PostgresUnreachable, format_args!("while {act}: it was closed"))),
+            Err(error) if error.code().is_some_and(|code| fault::is_shutdown(code.code())) => {
+                Ended::Shutdown(fault::sql(act, &error))
+            }
+            Err(error) => Ended::Lost(fault::sql(act, &error)),
+        };
+        sender.send_replace(Some(ended));
+    });
+    receiver
+}
