@@ -1,6 +1,30 @@
 //! The Kafka producer.
+//!
+//! | file | its room |
+//! |---|---|
+//! | [`options`], [`properties`] | what librdkafka is told, and what nobody may tell it |
+//! | [`faults`] | error code to what becomes of the relay |
+//! | [`connection`] | whether Kafka answers |
+//! | [`redact`] | secrets out of librdkafka's words |
+//! | `context` | librdkafka's callbacks, on its polling thread |
+//! | [`producer`] | the producer's life, and a handle on it for the position |
+//! | [`kafka`] | [`Sink`] |
 
 use std::future::Future;
+
+pub mod connection;
+mod context;
+pub mod faults;
+pub mod kafka;
+pub mod options;
+pub mod producer;
+pub mod properties;
+pub mod redact;
+
+pub use connection::Connection;
+pub(crate) use context::{code, log};
+pub use kafka::KafkaSink;
+pub use producer::Producer;
 
 use crate::error::Error;
 use crate::route::Record;
@@ -40,6 +64,7 @@ pub trait Sink: Send {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;
 
     /// Waits until there is something to report and appends it to `into`, in no particular order across partitions.
-    /// Safe to cancel.
+    /// After [`EnqueueError::Full`] it returns within a millisecond even with nothing appended: offer the record again.
+    /// Of several failures the first appended is the one that says most. Safe to cancel.
     fn deliveries(&mut self, into: &mut Vec<Delivery>) -> impl Future<Output = ()> + Send;
 }

@@ -1,5 +1,7 @@
 //! Where the position is kept, and whether it belongs to this server and slot.
 
+pub mod kafka;
+
 use std::future::Future;
 
 use serde::{Deserialize, Serialize};

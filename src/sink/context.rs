@@ -1,0 +1,228 @@
+//! What librdkafka calls back into: delivery reports, errors, logs. Runs on the producer's polling thread.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::Message;
+use rdkafka::producer::{DeliveryResult, ProducerContext};
+use tokio::sync::{Notify, oneshot};
+
+use super::Ticket;
+use super::connection::Tracker;
+use super::faults::{self, Subject};
+use super::redact::Redactor;
+use crate::error::{Error, Kind, Result};
+
+/// Marks the opaque of a record whose sender waits for it itself; all others are tickets.
+const AWAITED: usize = 1 << (usize::BITS - 1);
+
+/// One record that was not delivered.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) ticket: Ticket,
+    pub(super) code: RDKafkaErrorCode,
+    pub(super) topic: String,
+    pub(super) partition: i32,
+    pub(super) record_bytes: usize,
+}
+
+impl Failure {
+    pub(super) fn subject(&self) -> Subject<'_> {
+        Subject {
+            topic: Some(&self.topic),
+            partition: Some(self.partition),
+            record_bytes: Some(self.record_bytes),
+        }
+    }
+}
+
+/// Delivery reports nobody has taken yet.
+#[derive(Debug, Default)]
+pub(super) struct Reports {
+    pub(super) acked: Vec<Ticket>,
+    pub(super) failed: Vec<Failure>,
+}
+
+/// Shared between the sink and the polling thread.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    reports: Mutex<Reports>,
+    /// Woken when the first report lies there; one task waits.
+    pub(super) wake: Notify,
+    /// A record was not delivered: none behind it may be taken.
+    pub(super) failed: AtomicBool,
+    awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
+    next_awaited: AtomicUsize,
+}
+
+impl Shared {
+    pub(super) fn reports(&self) -> MutexGuard<'_, Reports> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An opaque for a record whose delivery is told to the receiver.
+    pub(super) fn await_one(&self) -> (usize, oneshot::Receiver<Result<()>>) {
+        let (sender, receiver) = oneshot::channel();
+        let opaque = AWAITED | self.next_awaited.fetch_add(1, Ordering::Relaxed);
+        self.awaited().insert(opaque, sender);
+        (opaque, receiver)
+    }
+
+    /// The record with this opaque was not taken after all.
+    pub(super) fn forget(&self, opaque: usize) {
+        self.awaited().remove(&opaque);
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, HashMap<usize, oneshot::Sender<Result<()>>>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The opaque of an event's record.
+///
+/// # Errors
+/// The ticket is one no ledger ever gives out: half of all numbers belong to records with a waiting sender.
+pub(super) fn opaque(ticket: Ticket) -> Result<usize> {
+    let opaque = usize::try_from(ticket.0).ok().filter(|opaque| opaque & AWAITED == 0);
+    opaque.ok_or_else(|| Error::new(Kind::Bug, "tickets have run out"))
+}
+
+/// The producer's callbacks. They only note what happened.
+pub(super) struct Context {
+    pub(super) shared: Arc<Shared>,
+    pub(super) tracker: Arc<Tracker>,
+    pub(super) redactor: Redactor,
+    /// Asks the probe to look whether a broker still answers; dropped with the producer, which ends the probe.
+    pub(super) suspicion: SyncSender<()>,
+    pub(super) last_error: Arc<Mutex<String>>,
+    pub(super) closing: Arc<AtomicBool>,
+}
+
+impl ProducerContext for Context {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
+        if opaque & AWAITED != 0 {
+            let outcome = match result {
+                Ok(_) => Ok(()),
+                Err((error, message)) => Err(faults::explain(code(error), subject(message))),
+            };
+            if let Some(sender) = self.shared.awaited().remove(&opaque) {
+                // Whoever waited has gone; the record is where it is.
+                sender.send(outcome).ok();
+            }
+            return;
+        }
+        let ticket = Ticket(opaque as u64);
+        let mut reports = self.shared.reports();
+        let first = reports.acked.is_empty() && reports.failed.is_empty();
+        match result {
+            Ok(_) => reports.acked.push(ticket),
+            Err((error, message)) => {
+                self.shared.failed.store(true, Ordering::Release);
+                let record_bytes = message.payload_len() + message.key_len();
+                let (topic, partition) = (message.topic().to_owned(), message.partition());
+                reports.failed.push(Failure { ticket, code: code(error), topic, partition, record_bytes });
+            }
+        }
+        drop(reports);
+        if first {
+            self.shared.wake.notify_one();
+            if result.is_ok() && !self.tracker.is_up() {
+                self.tracker.up();
+            }
+        }
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        log(&self.redactor, level, facility, text);
+    }
+
+    fn stats_raw(&self, statistics: &[u8]) {
+        tracing::debug!(target: "librdkafka", statistics = %String::from_utf8_lossy(statistics));
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        if self.closing.load(Ordering::Relaxed) {
+            return;
+        }
+        let reason = self.redactor.clean(reason);
+        let code = code(&error);
+        if refuses_connection(code) {
+            let known = faults::explain(code, Subject::default());
+            let refusal = Error::new(known.kind(), format!("{known}: {reason}"));
+            return self.tracker.refused(match known.what_to_do() {
+                Some(remedy) => refusal.remedy(remedy),
+                None => refusal,
+            });
+        }
+        if code == RDKafkaErrorCode::Fatal {
+            tracing::warn!(target: "librdkafka", reason, "the producer is finished");
+        }
+        // That all are down says less than why one of them is.
+        if code != RDKafkaErrorCode::AllBrokersDown {
+            *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+        }
+        // Full means that the probe has been asked already.
+        self.suspicion.try_send(()).ok();
+    }
+}
+
+/// Whether a broker answered and would not have us, so that waiting alone does not help.
+fn refuses_connection(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    [Code::Authentication, Code::SaslAuthenticationFailed, Code::UnsupportedSASLMechanism, Code::IllegalSASLState, Code::SSL]
+        .contains(&code)
+}
+
+/// The code of an error; errors without one are faults of the client.
+pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
+    match error {
+        // The library keeps this one to itself.
+        KafkaError::AdminOp(code) => *code,
+        other => other.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail),
+    }
+}
+
+fn subject<'a>(message: &'a rdkafka::message::BorrowedMessage<'_>) -> Subject<'a> {
+    let record_bytes = Some(message.payload_len() + message.key_len());
+    Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes }
+}
+
+/// librdkafka's log, with secrets taken out; what is an error to it is a warning here, because it goes on.
+pub(crate) fn log(redactor: &Redactor, level: RDKafkaLogLevel, facility: &str, text: &str) {
+    use RDKafkaLogLevel as Level;
+    match level {
+        Level::Emerg | Level::Alert | Level::Critical => {
+            tracing::error!(target: "librdkafka", facility, "{}", redactor.clean(text));
+        }
+        Level::Error | Level::Warning => tracing::warn!(target: "librdkafka", facility, "{}", redactor.clean(text)),
+        Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{}", redactor.clean(text)),
+        Level::Debug => {
+            if tracing::enabled!(target: "librdkafka", tracing::Level::DEBUG) {
+                tracing::debug!(target: "librdkafka", facility, "{}", redactor.clean(text));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_and_awaited_records_never_share_an_opaque() {
+        let shared = Shared::default();
+        let (awaited, _) = shared.await_one();
+        assert_ne!(awaited & AWAITED, 0);
+        assert_eq!(opaque(Ticket(7)).unwrap(), 7);
+        assert_eq!(opaque(Ticket(u64::MAX)).unwrap_err().kind(), Kind::Bug);
+    }
+}

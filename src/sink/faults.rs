@@ -1,0 +1,257 @@
+//! From librdkafka's error codes to what becomes of the relay: the one table.
+
+use rdkafka::error::RDKafkaErrorCode::{self, *};
+
+use crate::error::{Error, Kind};
+
+/// What an error code was about, as far as it is known.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Subject<'a> {
+    /// The topic.
+    pub topic: Option<&'a str>,
+    /// The partition; negative where none was chosen yet.
+    pub partition: Option<i32>,
+    /// Bytes of the record's key and value.
+    pub record_bytes: Option<usize>,
+}
+
+/// Codes that mean the same to an operator. `{topic}` in a remedy is replaced.
+struct Fault {
+    codes: &'static [RDKafkaErrorCode],
+    kind: Kind,
+    what: &'static str,
+    remedy: &'static str,
+}
+
+/// What is not listed is taken for a fault a new producer may heal: nothing is lost by trying again.
+const FAULTS: &[Fault] = &[
+    Fault {
+        codes: &[MessageSizeTooLarge, MessageBatchTooLarge, InvalidMessageSize],
+        kind: Kind::Record,
+        what: "the broker takes no record this large (this one, or one sent together with it)",
+        remedy: "raise max.message.bytes of topic {topic}, or keep large payloads out of the outbox with a CHECK",
+    },
+    Fault {
+        codes: &[InvalidMessage, InvalidRecord, InvalidTimestamp],
+        kind: Kind::Record,
+        what: "the broker found the record (or one sent together with it) invalid",
+        remedy: "the broker's log says why; a compacted topic takes no record without a key",
+    },
+    Fault {
+        codes: &[TopicAuthorizationFailed],
+        kind: Kind::KafkaRefused,
+        what: "the Kafka user may not use the topic",
+        remedy: "grant it: kafka-acls --add --allow-principal User:… --operation Write --operation Describe --topic {topic}",
+    },
+    Fault {
+        codes: &[ClusterAuthorizationFailed],
+        kind: Kind::KafkaRefused,
+        what: "the Kafka user may not do this on the cluster",
+        remedy: "grant it: kafka-acls --add --allow-principal User:… --operation IdempotentWrite --cluster; creating \
+                 topics needs Create",
+    },
+    Fault {
+        codes: &[GroupAuthorizationFailed, TransactionalIdAuthorizationFailed, DelegationTokenAuthorizationFailed],
+        kind: Kind::KafkaRefused,
+        what: "the Kafka user is not authorised",
+        remedy: "look at the user's ACLs: kafka-acls --list --principal User:…",
+    },
+    Fault {
+        codes: &[
+            Authentication,
+            SaslAuthenticationFailed,
+            UnsupportedSASLMechanism,
+            IllegalSASLState,
+            SecurityDisabled,
+            DelegationTokenExpired,
+            DelegationTokenNotFound,
+            DelegationTokenAuthDisabled,
+        ],
+        kind: Kind::KafkaRefused,
+        what: "Kafka refuses our credentials",
+        remedy: "check sasl.mechanism, sasl.username, sasl.password and security.protocol of the Kafka properties",
+    },
+    Fault {
+        codes: &[SSL],
+        kind: Kind::KafkaRefused,
+        what: "the TLS connection to Kafka fails",
+        remedy: "check ssl.ca.location, the name in the broker's certificate and security.protocol",
+    },
+    Fault {
+        codes: &[UnknownTopicOrPartition, UnknownTopic, UnknownPartition, UnknownTopicId],
+        kind: Kind::KafkaRefused,
+        what: "the topic does not exist",
+        remedy: "create it: kafka-topics --create --topic {topic} --partitions … --replication-factor …",
+    },
+    Fault {
+        codes: &[InvalidTopic, InvalidArgument],
+        kind: Kind::KafkaRefused,
+        what: "Kafka does not allow this topic",
+        remedy: "a topic has 1 to 249 of the characters a-z A-Z 0-9 . _ - : check the aggregate type and the prefix",
+    },
+    Fault {
+        codes: &[
+            PolicyViolation,
+            UnsupportedFeature,
+            UnsupportedVersion,
+            UnsupportedForMessageFormat,
+            UnsupportedCompressionType,
+            BadCompression,
+            InvalidRequiredAcks,
+            InvalidConfig,
+            InvalidReplicationFactor,
+            InvalidPartitions,
+            NotImplemented,
+        ],
+        kind: Kind::KafkaRefused,
+        what: "the broker does not support or allow what is asked of it",
+        remedy: "compare the broker's version and policies with the Kafka properties",
+    },
+    Fault {
+        codes: &[
+            Fatal,
+            GaplessGuarantee,
+            Inconsistent,
+            OutOfOrderSequenceNumber,
+            UnknownProducerId,
+            InvalidProducerEpoch,
+            InvalidProducerIdMapping,
+            ProducerFenced,
+            Fenced,
+        ],
+        kind: Kind::KafkaUnreachable,
+        what: "the producer could not go on without risking order or loss",
+        remedy: "",
+    },
+    Fault {
+        codes: &[PurgeQueue, PurgeInflight, InvalidDifferentRecord, BrokerDestroy, DestroyBroker],
+        kind: Kind::KafkaUnreachable,
+        what: "the record was given up together with another one",
+        remedy: "",
+    },
+    Fault {
+        codes: &[
+            BrokerTransportFailure,
+            AllBrokersDown,
+            Resolve,
+            OperationTimedOut,
+            RequestTimedOut,
+            NetworkException,
+            BrokerNotAvailable,
+            TimedOutQueue,
+            MessageTimedOut,
+        ],
+        kind: Kind::KafkaUnreachable,
+        what: "no Kafka broker answers",
+        remedy: "check that the brokers run, that their advertised.listeners can be reached from here, and `brokers`",
+    },
+    Fault {
+        codes: &[
+            LeaderNotAvailable,
+            NotLeaderForPartition,
+            NotEnoughReplicas,
+            NotEnoughReplicasAfterAppend,
+            ISRInsufficient,
+            ReplicaNotAvailable,
+            KafkaStorageError,
+        ],
+        kind: Kind::KafkaUnreachable,
+        what: "the partition cannot take records now",
+        remedy: "check that enough brokers run for the topic's min.insync.replicas, and their disks",
+    },
+];
+
+/// What kind of error a code is.
+pub fn kind(code: RDKafkaErrorCode) -> Kind {
+    find(code).map_or(Kind::KafkaUnreachable, |fault| fault.kind)
+}
+
+/// A code in the operator's words: what happened, to which topic, what to do.
+pub fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
+    let place = place(subject);
+    let Some(fault) = find(code) else {
+        return Error::new(Kind::KafkaUnreachable, format!("Kafka failed{place}: {code}"));
+    };
+    let error = Error::new(fault.kind, format!("{}{place}: {code}", fault.what));
+    if fault.remedy.is_empty() {
+        return error;
+    }
+    error.remedy(fault.remedy.replace("{topic}", subject.topic.unwrap_or("TOPIC")))
+}
+
+fn find(code: RDKafkaErrorCode) -> Option<&'static Fault> {
+    FAULTS.iter().find(|fault| fault.codes.contains(&code))
+}
+
+fn place(subject: Subject<'_>) -> String {
+    let mut place = String::new();
+    if let Some(topic) = subject.topic {
+        place.push_str(&format!(" (topic {topic}"));
+        if let Some(partition) = subject.partition.filter(|partition| *partition >= 0) {
+            place.push_str(&format!(", partition {partition}"));
+        }
+        if let Some(bytes) = subject.record_bytes {
+            place.push_str(&format!(", {bytes} bytes"));
+        }
+        place.push(')');
+    }
+    place
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Disposition;
+
+    #[test]
+    fn no_code_is_in_the_table_twice() {
+        let mut seen = Vec::new();
+        for code in FAULTS.iter().flat_map(|fault| fault.codes) {
+            assert!(!seen.contains(code), "{code:?} is listed twice");
+            seen.push(*code);
+        }
+    }
+
+    #[test]
+    fn whatever_stops_the_relay_has_a_remedy() {
+        for fault in FAULTS.iter().filter(|fault| fault.kind.disposition() == Disposition::Halt) {
+            assert!(!fault.remedy.is_empty(), "{} leaves the operator alone", fault.what);
+        }
+    }
+
+    #[test]
+    fn a_code_becomes_the_kind_that_fits_what_can_be_done_about_it() {
+        for (code, expected) in [
+            (MessageSizeTooLarge, Kind::Record),
+            (InvalidRecord, Kind::Record),
+            (InvalidMessage, Kind::Record),
+            (TopicAuthorizationFailed, Kind::KafkaRefused),
+            (ClusterAuthorizationFailed, Kind::KafkaRefused),
+            (GroupAuthorizationFailed, Kind::KafkaRefused),
+            (SaslAuthenticationFailed, Kind::KafkaRefused),
+            (UnknownTopicOrPartition, Kind::KafkaRefused),
+            (InvalidTopic, Kind::KafkaRefused),
+            (UnsupportedVersion, Kind::KafkaRefused),
+            (GaplessGuarantee, Kind::KafkaUnreachable),
+            (OutOfOrderSequenceNumber, Kind::KafkaUnreachable),
+            (BrokerTransportFailure, Kind::KafkaUnreachable),
+            (NotEnoughReplicas, Kind::KafkaUnreachable),
+            (PurgeQueue, Kind::KafkaUnreachable),
+            (Unknown, Kind::KafkaUnreachable),
+            (ThrottlingQuotaExceeded, Kind::KafkaUnreachable),
+        ] {
+            assert_eq!(kind(code), expected, "{code:?}");
+            assert_eq!(explain(code, Subject::default()).kind(), expected, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_topic_partition_size_and_what_to_do() {
+        let subject = Subject { topic: Some("outbox.event.order"), partition: Some(3), record_bytes: Some(2_000_000) };
+        let error = explain(MessageSizeTooLarge, subject);
+        assert!(error.cause().contains("(topic outbox.event.order, partition 3, 2000000 bytes)"), "{error}");
+        assert!(error.what_to_do().unwrap().contains("max.message.bytes of topic outbox.event.order"));
+        let nowhere = explain(AllBrokersDown, Subject { partition: Some(-1), ..Subject::default() });
+        assert!(!nowhere.cause().contains("partition"), "{nowhere}");
+    }
+}

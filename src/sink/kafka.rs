@@ -1,0 +1,277 @@
+//! [`Sink`] on librdkafka.
+
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::connection::{Connection, Tracker};
+use super::context::{Context, Failure, Reports, Shared, opaque};
+use super::faults::{self, Subject};
+use super::options::{self, Options};
+use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
+use super::{Delivery, EnqueueError, Sink, Ticket};
+use crate::config::KafkaConfig;
+use crate::error::{Disposition, Error, Kind, Result};
+use crate::route::Record;
+
+/// What Kafka adds to a record that travels alone, at most: a batch header and the lengths around key and value.
+/// <https://kafka.apache.org/documentation/#recordbatch>
+const RECORD_OVERHEAD_BYTES: usize = 61 + 40;
+/// Lengths around a header's name and value, at most.
+const HEADER_OVERHEAD_BYTES: usize = 10;
+
+/// A failure brings others with it. They are collected for this long, so that the one that says most comes first.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// How long [`KafkaSink::close`] waits for librdkafka's threads, which may be inside a call of the operating system.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The producer. Made in a Tokio runtime; holds one polling thread and one that looks whether Kafka answers.
+pub struct KafkaSink {
+    inner: Arc<Inner>,
+    message_max_bytes: usize,
+    /// Swapped with the vectors the polling thread fills, so that no report allocates.
+    spare: Reports,
+    failures: Vec<Failure>,
+    report_failures_at: Option<Instant>,
+    /// The failure that said most: why nothing more is taken.
+    finished: Option<Error>,
+    full: bool,
+}
+
+/// What a cluster said of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reach {
+    /// Brokers in the cluster.
+    pub brokers: usize,
+    /// Topics that were asked for and are not there (or hidden from this user).
+    pub missing: Vec<String>,
+}
+
+impl KafkaSink {
+    /// Makes the producer. Connects in the background: see [`KafkaSink::connection`] and [`KafkaSink::check`].
+    ///
+    /// # Errors
+    /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
+    pub fn connect(config: &KafkaConfig) -> Result<KafkaSink> {
+        for setting in options::weakened(config) {
+            tracing::warn!(setting, "the identity of Kafka's brokers is not verified");
+        }
+        Self::with_options(Options::producer(config)?)
+    }
+
+    fn with_options(options: Options) -> Result<KafkaSink> {
+        let (suspicion, suspected) = std::sync::mpsc::sync_channel(1);
+        let shared = Arc::new(Shared::default());
+        let tracker = Arc::new(Tracker::new());
+        let closing = Arc::new(AtomicBool::new(false));
+        let last_error = Arc::new(Mutex::new(String::new()));
+        let context = Context {
+            shared: Arc::clone(&shared),
+            tracker: Arc::clone(&tracker),
+            redactor: options.redactor.clone(),
+            suspicion,
+            last_error: Arc::clone(&last_error),
+            closing: Arc::clone(&closing),
+        };
+        let client: ThreadedProducer<Context> =
+            options.client.create_with_context(context).map_err(|error| options.creation_error(&error))?;
+        let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone: watch::Sender::new(()) });
+        let weak = Arc::downgrade(&inner);
+        std::thread::Builder::new()
+            .name("kafka-probe".to_owned())
+            .spawn(move || probe(&weak, &suspected))
+            .map_err(|error| Error::new(Kind::Prerequisite, format!("no thread can be started: {error}")))?;
+        Ok(KafkaSink {
+            inner,
+            message_max_bytes: options.message_max_bytes,
+            spare: Reports::default(),
+            failures: Vec::new(),
+            report_failures_at: None,
+            finished: None,
+            full: false,
+        })
+    }
+
+    /// A handle for records that are not events.
+    pub fn producer(&self) -> Producer {
+        Producer { inner: Arc::downgrade(&self.inner), tracker: Arc::clone(&self.inner.tracker) }
+    }
+
+    /// Whether Kafka answers.
+    pub fn connection(&self) -> Connection {
+        self.inner.tracker.now()
+    }
+
+    /// The same, to be woken at each change.
+    pub fn watch_connection(&self) -> watch::Receiver<Connection> {
+        self.inner.tracker.subscribe()
+    }
+
+    /// Records librdkafka has and has not reported on: queued, sent, or with a report nobody has polled.
+    pub fn in_librdkafka(&self) -> usize {
+        usize::try_from(self.inner.client.in_flight_count()).unwrap_or_default()
+    }
+
+    /// Asks any broker for the cluster's metadata and says which of `topics` it does not have. Creates none.
+    ///
+    /// # Errors
+    /// [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
+    pub async fn check(&self, topics: &[&str], timeout: Duration) -> Result<Reach> {
+        let inner = Arc::clone(&self.inner);
+        let asked = tokio::task::spawn_blocking(move || inner.metadata(timeout));
+        let metadata = asked.await.map_err(|error| Error::new(Kind::Bug, error))??;
+        let exists = |topic: &str| metadata.topics().iter().any(|known| known.name() == topic && known.error().is_none());
+        let missing = topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect();
+        Ok(Reach { brokers: metadata.brokers().len(), missing })
+    }
+
+    /// Gives up what was not acked and frees the producer. Dropping does the same without waiting for the end.
+    pub async fn close(self) {
+        let mut gone = self.inner.gone.subscribe();
+        drop(self);
+        // The sender is never used: the only change is its end.
+        if tokio::time::timeout(CLOSE_TIMEOUT, gone.changed()).await.is_err() {
+            tracing::warn!("the Kafka producer is still being freed");
+        }
+    }
+
+    /// Moves what is to be reported; whether there was anything.
+    fn take_reports(&mut self, into: &mut Vec<Delivery>) -> bool {
+        mem::swap(&mut self.spare, &mut *self.inner.shared.reports());
+        let mut any = !self.spare.acked.is_empty();
+        into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
+        self.failures.append(&mut self.spare.failed);
+        if !self.failures.is_empty() {
+            let now = Instant::now();
+            if *self.report_failures_at.get_or_insert(now + SETTLE) <= now {
+                any = true;
+                self.report_failures(into);
+            }
+        }
+        any
+    }
+
+    fn report_failures(&mut self, into: &mut Vec<Delivery>) {
+        self.order_failures();
+        for failure in mem::take(&mut self.failures) {
+            let error = self.explain(&failure);
+            self.finished.get_or_insert_with(|| error.clone());
+            into.push(Delivery::Failed(failure.ticket, error));
+        }
+    }
+
+    /// What stops the relay first; of a batch that was refused for its size, the largest record first.
+    fn order_failures(&mut self) {
+        self.failures.sort_by_key(|failure| {
+            let halts = faults::kind(failure.code).disposition() == Disposition::Halt;
+            (!halts, std::cmp::Reverse(failure.record_bytes), failure.ticket)
+        });
+    }
+
+    fn explain(&self, failure: &Failure) -> Error {
+        let subject = failure.subject();
+        let error = faults::explain(failure.code, subject);
+        match error.kind().disposition() {
+            Disposition::Halt => error,
+            Disposition::Retry => self.inner.fatal(subject).unwrap_or(error),
+        }
+    }
+
+    /// Why nothing more is taken after a failure.
+    fn why_finished(&mut self) -> Error {
+        self.failures.append(&mut self.inner.shared.reports().failed);
+        self.order_failures();
+        let first = self.failures.first().map(|failure| self.explain(failure));
+        let unknown = || Error::new(Kind::KafkaUnreachable, "an earlier record was not delivered");
+        self.finished.clone().or(first).unwrap_or_else(unknown)
+    }
+
+    fn too_large(&self, record: &Record<'_>) -> Option<Error> {
+        let headers = record.headers.iter();
+        let headers: usize =
+            headers.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len) + HEADER_OVERHEAD_BYTES).sum();
+        let size = record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len) + headers + RECORD_OVERHEAD_BYTES;
+        let limit = self.message_max_bytes;
+        (size > limit).then(|| {
+            let cause = format!("a record for topic {} has {size} bytes, more than message.max.bytes, {limit}", record.topic);
+            Error::new(Kind::Record, cause).remedy(format!(
+                "raise message.max.bytes of the Kafka properties and max.message.bytes of topic {}, or keep large payloads \
+                 out of the outbox with a CHECK",
+                record.topic
+            ))
+        })
+    }
+}
+
+impl Sink for KafkaSink {
+    fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        let subject = Subject { topic: Some(record.topic), ..Subject::default() };
+        if self.inner.shared.failed.load(Ordering::Acquire) {
+            return Err(EnqueueError::Refused(self.why_finished()));
+        }
+        if let Some(error) = self.too_large(record) {
+            return Err(EnqueueError::Refused(error));
+        }
+        let headers = (!record.headers.is_empty()).then(|| {
+            let headers = OwnedHeaders::new_with_capacity(record.headers.len());
+            record.headers.iter().fold(headers, |headers, (key, value)| headers.insert(Header { key, value: *value }))
+        });
+        let record = BaseRecord {
+            topic: record.topic,
+            partition: None,
+            payload: record.value,
+            key: record.key,
+            timestamp: None,
+            headers,
+            delivery_opaque: opaque(ticket).map_err(EnqueueError::Refused)?,
+        };
+        let Err((error, _)) = self.inner.client.send(record) else { return Ok(()) };
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
+            self.full = true;
+            return Err(EnqueueError::Full);
+        }
+        Err(EnqueueError::Refused(self.inner.refusal(&error, subject)))
+    }
+
+    async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
+        loop {
+            if self.take_reports(into) {
+                self.full = false;
+                return;
+            }
+            let now = Instant::now();
+            let full_until = self.full.then(|| now + FULL_RETRY);
+            let wake_at = [full_until, self.report_failures_at.filter(|_| !self.failures.is_empty())];
+            let woken = self.inner.shared.wake.notified();
+            match wake_at.into_iter().flatten().min() {
+                None => woken.await,
+                Some(at) => {
+                    // Elapsed or woken: what matters is what lies there now.
+                    let elapsed = tokio::time::timeout_at(at, woken).await.is_err();
+                    if elapsed && full_until == Some(at) {
+                        self.full = false;
+                        self.take_reports(into);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for KafkaSink {
+    fn drop(&mut self) {
+        retire(Arc::clone(&self.inner));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,333 @@
+use std::collections::BTreeMap;
+
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{Headers, Message};
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+use rdkafka::{Offset, TopicPartitionList};
+
+use super::*;
+use crate::config::Secret;
+
+type Cluster = MockCluster<'static, DefaultProducerContext>;
+
+const TOPIC: &str = "outbox.event.order";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn cluster(partitions: i32) -> Cluster {
+    let cluster = MockCluster::new(1).unwrap();
+    cluster.create_topic(TOPIC, partitions, 1).unwrap();
+    cluster
+}
+
+fn config(brokers: String, properties: &[(&str, &str)]) -> KafkaConfig {
+    let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
+    KafkaConfig { brokers, properties, max_in_flight_bytes: 8 << 20, max_in_flight_events: 10_000 }
+}
+
+fn sink(cluster: &Cluster) -> KafkaSink {
+    KafkaSink::connect(&config(cluster.bootstrap_servers(), &[])).unwrap()
+}
+
+fn record<'a>(key: &'a [u8], value: &'a [u8]) -> Record<'a> {
+    Record { topic: TOPIC, key: Some(key), value: Some(value), headers: &[] }
+}
+
+fn enqueue_numbers(sink: &mut KafkaSink, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        sink.enqueue(&record(b"o-1", number.to_string().as_bytes()), Ticket(number)).unwrap();
+    }
+}
+
+/// Waits for this many deliveries.
+async fn delivered(sink: &mut KafkaSink, count: usize) -> Vec<Delivery> {
+    let mut deliveries = Vec::new();
+    let all = async {
+        while deliveries.len() < count {
+            sink.deliveries(&mut deliveries).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, all).await.expect("not all was delivered in time");
+    deliveries
+}
+
+/// Tickets of acked records, in ascending order; panics at a failure.
+fn acked(deliveries: &[Delivery]) -> Vec<u64> {
+    let ticket = |delivery: &Delivery| match delivery {
+        Delivery::Acked(ticket) => ticket.0,
+        Delivery::Failed(ticket, error) => panic!("{ticket:?} failed: {error}"),
+    };
+    let mut tickets: Vec<u64> = deliveries.iter().map(ticket).collect();
+    tickets.sort_unstable();
+    tickets
+}
+
+struct Read {
+    partition: i32,
+    key: Option<Vec<u8>>,
+    value: Option<Vec<u8>>,
+    headers: Vec<(String, Option<Vec<u8>>)>,
+}
+
+/// The first `count` records of the topic; in order per partition.
+fn read(cluster: &Cluster, partitions: i32, count: usize) -> Vec<Read> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", cluster.bootstrap_servers())
+        .set("group.id", "test")
+        .create()
+        .unwrap();
+    let mut assignment = TopicPartitionList::new();
+    for partition in 0..partitions {
+        assignment.add_partition_offset(TOPIC, partition, Offset::Beginning).unwrap();
+    }
+    consumer.assign(&assignment).unwrap();
+    let mut records = Vec::new();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while records.len() < count && std::time::Instant::now() < deadline {
+        let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) else { continue };
+        let headers = message.headers().map(|headers| {
+            let owned = |header: Header<'_, &[u8]>| (header.key.to_owned(), header.value.map(<[u8]>::to_vec));
+            headers.iter().map(owned).collect()
+        });
+        records.push(Read {
+            partition: message.partition(),
+            key: message.key().map(<[u8]>::to_vec),
+            value: message.payload().map(<[u8]>::to_vec),
+            headers: headers.unwrap_or_default(),
+        });
+    }
+    assert_eq!(records.len(), count, "the topic holds fewer records");
+    records
+}
+
+fn numbers(records: &[Read]) -> Vec<u64> {
+    let number = |record: &Read| String::from_utf8(record.value.clone().unwrap()).unwrap().parse().unwrap();
+    records.iter().map(number).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_record_is_acked_once_and_lies_in_the_topic_in_order() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    enqueue_numbers(&mut sink, 0..2_000);
+    let deliveries = delivered(&mut sink, 2_000).await;
+    assert_eq!(acked(&deliveries), (0..2_000).collect::<Vec<_>>());
+    assert_eq!(numbers(&read(&cluster, 1, 2_000)), (0..2_000).collect::<Vec<_>>());
+    assert_eq!(sink.connection(), Connection::Up);
+    sink.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn null_and_empty_keys_values_and_headers_stay_what_they_are() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    let headers: &[(&str, Option<&[u8]>)] = &[("id", Some(b"1")), ("empty", Some(b"")), ("null", None)];
+    sink.enqueue(&Record { topic: TOPIC, key: None, value: None, headers: &[] }, Ticket(0)).unwrap();
+    sink.enqueue(&Record { topic: TOPIC, key: Some(b""), value: Some(b""), headers }, Ticket(1)).unwrap();
+    delivered(&mut sink, 2).await;
+    let records = read(&cluster, 1, 2);
+    assert_eq!((&records[0].key, &records[0].value, records[0].headers.len()), (&None, &None, 0));
+    assert_eq!((&records[1].key, &records[1].value), (&Some(Vec::new()), &Some(Vec::new())));
+    let expected = [("id", Some(b"1".to_vec())), ("empty", Some(Vec::new())), ("null", None)];
+    assert_eq!(records[1].headers, expected.map(|(name, value)| (name.to_owned(), value)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_that_pass_are_retried_in_order_without_loss() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    cluster.request_errors(
+        RDKafkaApiKey::Produce,
+        &[
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__TRANSPORT,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION,
+        ],
+    );
+    enqueue_numbers(&mut sink, 0..500);
+    assert_eq!(acked(&delivered(&mut sink, 500).await), (0..500).collect::<Vec<_>>());
+    assert_eq!(numbers(&read(&cluster, 1, 500)), (0..500).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_enqueued_while_the_broker_was_down_arrives_in_order_when_it_is_back() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    let mut connection = sink.watch_connection();
+    tokio::time::timeout(PATIENCE, connection.wait_for(|state| *state == Connection::Up)).await.unwrap().unwrap();
+    enqueue_numbers(&mut sink, 0..100);
+    cluster.broker_down(-1).unwrap();
+    enqueue_numbers(&mut sink, 100..200);
+    let down = connection.wait_for(|state| matches!(state, Connection::Down { .. }));
+    tokio::time::timeout(PATIENCE, down).await.unwrap().unwrap();
+    cluster.broker_up(-1).unwrap();
+    assert_eq!(acked(&delivered(&mut sink, 200).await), (0..200).collect::<Vec<_>>());
+    assert_eq!(numbers(&read(&cluster, 1, 200)), (0..200).collect::<Vec<_>>());
+    tokio::time::timeout(PATIENCE, connection.wait_for(|state| *state == Connection::Up)).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_delivery() {
+    let cluster = cluster(1);
+    let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
+    options.client.set("queue.buffering.max.messages", "10");
+    let mut sink = KafkaSink::with_options(options).unwrap();
+    let (mut deliveries, mut full) = (Vec::new(), 0);
+    for number in 0..1_000 {
+        while let Err(error) = sink.enqueue(&record(b"o-1", number.to_string().as_bytes()), Ticket(number)) {
+            assert!(matches!(error, EnqueueError::Full), "{error:?}");
+            full += 1;
+            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.expect("nobody woke the queue");
+        }
+    }
+    assert!(full > 0, "the queue never was full");
+    let missing = 1_000 - deliveries.len();
+    deliveries.extend(delivered(&mut sink, missing).await);
+    assert_eq!(acked(&deliveries), (0..1_000).collect::<Vec<_>>());
+    assert_eq!(numbers(&read(&cluster, 1, 1_000)), (0..1_000).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_is_offered_again_even_if_nothing_is_ever_delivered() {
+    let cluster = cluster(1);
+    cluster.broker_down(-1).unwrap();
+    let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
+    options.client.set("queue.buffering.max.messages", "1");
+    let mut sink = KafkaSink::with_options(options).unwrap();
+    enqueue_numbers(&mut sink, 0..1);
+    assert_eq!(sink.in_librdkafka(), 1);
+    assert!(matches!(sink.enqueue(&record(b"o-1", b"1"), Ticket(1)), Err(EnqueueError::Full)));
+    let mut deliveries = Vec::new();
+    tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
+    assert!(deliveries.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_too_large_is_refused_before_it_is_sent_and_the_next_one_passes() {
+    let cluster = cluster(1);
+    let mut sink = KafkaSink::connect(&config(cluster.bootstrap_servers(), &[("message.max.bytes", "2000")])).unwrap();
+    let Err(EnqueueError::Refused(error)) = sink.enqueue(&record(b"o-1", &[b'x'; 2_000]), Ticket(0)) else {
+        panic!("taken")
+    };
+    assert_eq!(error.kind(), Kind::Record);
+    for part in [TOPIC, "2104 bytes", "message.max.bytes, 2000"] {
+        assert!(error.cause().contains(part), "{error}");
+    }
+    assert!(error.what_to_do().unwrap().contains("max.message.bytes"));
+    let headers: &[(&str, Option<&[u8]>)] = &[("big", Some(&[b'x'; 2_000]))];
+    let hidden = Record { topic: TOPIC, key: None, value: None, headers };
+    assert!(matches!(sink.enqueue(&hidden, Ticket(0)), Err(EnqueueError::Refused(_))));
+    enqueue_numbers(&mut sink, 1..2);
+    assert_eq!(acked(&delivered(&mut sink, 1).await), [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_refused_record_ends_the_producer_and_nothing_behind_it_is_delivered() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    enqueue_numbers(&mut sink, 0..10);
+    assert_eq!(acked(&delivered(&mut sink, 10).await).len(), 10);
+    cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE]);
+    enqueue_numbers(&mut sink, 10..20);
+    let failed = delivered(&mut sink, 10).await;
+    let Delivery::Failed(_, first) = &failed[0] else { panic!("acked") };
+    assert_eq!(first.kind(), Kind::Record);
+    assert!(first.cause().contains(TOPIC), "{first}");
+    assert!(failed.iter().all(|delivery| matches!(delivery, Delivery::Failed(..))));
+    let Err(EnqueueError::Refused(error)) = sink.enqueue(&record(b"o-1", b"20"), Ticket(20)) else { panic!("taken") };
+    assert_eq!(error.kind(), Kind::Record);
+    sink.close().await;
+    assert_eq!(numbers(&read(&cluster, 1, 10)), (0..10).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_we_may_not_write_to_is_a_refusal_that_names_it() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED]);
+    enqueue_numbers(&mut sink, 0..1);
+    let failed = delivered(&mut sink, 1).await;
+    let Delivery::Failed(Ticket(0), error) = &failed[0] else { panic!("acked") };
+    assert_eq!(error.kind(), Kind::KafkaRefused);
+    assert!(error.what_to_do().unwrap().contains(&format!("--topic {TOPIC}")), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_go_where_java_puts_them() {
+    let cluster = cluster(8);
+    let mut sink = sink(&cluster);
+    let golden = [("o-1", 2), ("o-2", 7), ("o-3", 4), ("o-4", 4), ("o-5", 2), ("o-7", 0), ("o-9", 6), ("", 1), ("c-1", 7)];
+    for (ticket, (key, _)) in golden.iter().enumerate() {
+        sink.enqueue(&record(key.as_bytes(), b""), Ticket(ticket as u64)).unwrap();
+    }
+    delivered(&mut sink, golden.len()).await;
+    let placed = read(&cluster, 8, golden.len()).into_iter();
+    let placed: BTreeMap<_, _> = placed.map(|read| (String::from_utf8(read.key.unwrap()).unwrap(), read.partition)).collect();
+    assert_eq!(placed, golden.iter().map(|(key, partition)| ((*key).to_owned(), *partition)).collect());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_for_deliveries_can_be_cancelled_without_losing_one() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    enqueue_numbers(&mut sink, 0..200);
+    let mut deliveries = Vec::new();
+    let all = async {
+        while deliveries.len() < 200 {
+            tokio::select! {
+                biased;
+                () = sink.deliveries(&mut deliveries) => {}
+                () = tokio::task::yield_now() => {}
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, all).await.unwrap();
+    assert_eq!(acked(&deliveries), (0..200).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_does_not_wait_for_a_broker_that_is_down_and_ends_every_handle() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    sink.check(&[], PATIENCE).await.unwrap();
+    cluster.broker_down(-1).unwrap();
+    enqueue_numbers(&mut sink, 0..100);
+    let producer = sink.producer();
+    let waiting = tokio::spawn({
+        let producer = producer.clone();
+        async move { producer.deliver(TOPIC, 0, b"k", b"v").await }
+    });
+    while sink.in_librdkafka() < 101 {
+        tokio::task::yield_now().await;
+    }
+    let started = Instant::now();
+    sink.close().await;
+    assert!(started.elapsed() < CLOSE_TIMEOUT, "closing took {:?}", started.elapsed());
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), Kind::KafkaUnreachable);
+    assert_eq!(producer.deliver(TOPIC, 0, b"k", b"v").await.unwrap_err().kind(), Kind::KafkaUnreachable);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_names_missing_topics_and_an_unreachable_broker() {
+    let cluster = cluster(1);
+    let sink = sink(&cluster);
+    let reach = sink.check(&[TOPIC, "nowhere"], PATIENCE).await.unwrap();
+    assert_eq!(reach, Reach { brokers: 1, missing: vec!["nowhere".to_owned()] });
+    // Bound and never accepted from: the port answers nobody.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = KafkaSink::connect(&config(silent.local_addr().unwrap().to_string(), &[])).unwrap();
+    let error = nobody.check(&[], Duration::from_millis(300)).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::KafkaUnreachable);
+    assert!(matches!(nobody.connection(), Connection::Down { .. }));
+}
+
+#[test]
+fn a_file_that_a_property_names_and_that_is_missing_is_a_fault_of_the_configuration() {
+    let config = config("127.0.0.1:9".to_owned(), &[("security.protocol", "ssl"), ("ssl.ca.location", "/nowhere/ca.pem")]);
+    let error = KafkaSink::connect(&config).err().unwrap();
+    assert_eq!(error.kind(), Kind::Config);
+    assert!(error.cause().contains("ssl.ca.location"), "{error}");
+}

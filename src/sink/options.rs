@@ -1,0 +1,216 @@
+//! From the configuration to what librdkafka is told.
+
+use std::ffi::CString;
+
+use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::KafkaError;
+
+use crate::config::KafkaConfig;
+use crate::error::{Error, Kind, Result};
+
+pub use super::properties::check_properties;
+use super::redact::Redactor;
+
+/// What the promises need; no property may change it.
+const FIXED: &[(&str, &str)] = &[
+    // Retries neither duplicate nor reorder.
+    ("enable.idempotence", "true"),
+    // A record that is refused ends the producer instead of letting the next ones pass (P2).
+    ("enable.gapless.guarantee", "true"),
+    // An ack means every in-sync replica has it (P1).
+    ("acks", "all"),
+    // Records never expire: an expired one is a gap that later ones have passed already (P2).
+    ("message.timeout.ms", "0"),
+    // Where Java clients put the same key; librdkafka's own default differs for nine keys in ten.
+    ("partitioner", "murmur2_random"),
+];
+
+/// Defaults, open to change by a property.
+const DEFAULTS: &[(&str, &str)] = &[
+    ("client.id", "walrelay"),
+    // Long enough to fill batches while draining, short enough not to be seen in the latency of one event.
+    ("linger.ms", "1"),
+    // Firewalls forget silent connections, and an idle outbox is silent.
+    ("socket.keepalive.enable", "true"),
+    // A broker that is back is noticed after 2 s instead of 10 s.
+    ("reconnect.backoff.max.ms", "2000"),
+    // What a broker accepts by default: whatever the topic takes is not refused by us.
+    ("message.max.bytes", "1048588"),
+];
+
+/// Beginnings of properties that say how to reach a broker: all that a reader needs of a producer's properties.
+const CONNECTION_PREFIXES: &[&str] = &[
+    "api.", "broker.", "client.", "connections.", "debug", "enable.sasl.", "enable.ssl.", "https.", "log", "metadata.",
+    "reconnect.", "sasl.", "security.", "socket.", "ssl.",
+];
+
+/// What librdkafka is told, and what the sink itself needs to know of it.
+pub struct Options {
+    /// The producer's configuration.
+    pub client: ClientConfig,
+    /// The largest record taken, in bytes: key, value, headers and what Kafka adds.
+    pub message_max_bytes: usize,
+    /// Takes secrets out of what librdkafka says.
+    pub redactor: Redactor,
+}
+
+impl Options {
+    /// The producer's options.
+    ///
+    /// # Errors
+    /// [`Kind::Config`]: see [`check_properties`].
+    pub fn producer(config: &KafkaConfig) -> Result<Options> {
+        check_properties(&config.properties)?;
+        let mut client = ClientConfig::new();
+        for (name, value) in DEFAULTS {
+            client.set(*name, *value);
+        }
+        // librdkafka counts a record until after its delivery report, so twice our own bound is never the limit; the
+        // constant part leaves room for one record above the bound and for the position.
+        let queue_kbytes = config.max_in_flight_bytes.saturating_mul(2).div_ceil(1024).saturating_add(64 * 1024);
+        let queue_messages = config.max_in_flight_events.saturating_mul(2).saturating_add(1_000);
+        client.set("queue.buffering.max.kbytes", queue_kbytes.min(i32::MAX as usize).to_string());
+        client.set("queue.buffering.max.messages", queue_messages.min(i32::MAX as usize).to_string());
+        for (name, value) in &config.properties {
+            client.set(name, value.expose());
+        }
+        for (name, value) in FIXED {
+            client.set(*name, *value);
+        }
+        finish(client, config)
+    }
+
+    /// Options for a client that only reads, describes and creates: the same brokers, seen with the same eyes.
+    ///
+    /// # Errors
+    /// [`Kind::Config`]: see [`check_properties`].
+    pub fn reader(config: &KafkaConfig) -> Result<Options> {
+        check_properties(&config.properties)?;
+        let mut client = ClientConfig::new();
+        client.set("client.id", "walrelay");
+        client.set("socket.keepalive.enable", "true");
+        for (name, value) in &config.properties {
+            if CONNECTION_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
+                client.set(name, value.expose());
+            }
+        }
+        finish(client, config)
+    }
+
+    /// What librdkafka says when it cannot make a client of these options.
+    pub fn creation_error(&self, error: &KafkaError) -> Error {
+        let cause = match error {
+            KafkaError::ClientCreation(text) => self.redactor.clean(text),
+            KafkaError::ClientConfig(_, text, name, _) => self.redactor.clean(&format!("{name}: {text}")),
+            other => self.redactor.clean(&other.to_string()),
+        };
+        Error::new(Kind::Config, format!("no Kafka client can be made of this configuration: {cause}"))
+            .remedy("check the Kafka properties and the files they name")
+    }
+}
+
+fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
+    if config.brokers.trim().is_empty() || CString::new(config.brokers.as_str()).is_err() {
+        return Err(Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …"));
+    }
+    client.set("bootstrap.servers", &config.brokers);
+    let level = match (client.get("debug"), client.get("log_level")) {
+        (Some(debug), _) if !debug.is_empty() => RDKafkaLogLevel::Debug,
+        (_, Some("0" | "1" | "2" | "3")) => RDKafkaLogLevel::Error,
+        (_, Some("4")) => RDKafkaLogLevel::Warning,
+        (_, Some("7")) => RDKafkaLogLevel::Debug,
+        _ => RDKafkaLogLevel::Info,
+    };
+    client.set_log_level(level);
+    let redactor = Redactor::new(&config.properties);
+    let mut options = Options { client, message_max_bytes: 0, redactor };
+    let native = options.client.create_native_config().map_err(|error| options.creation_error(&error))?;
+    let limit = native.get("message.max.bytes").map_err(|error| options.creation_error(&error))?;
+    options.message_max_bytes =
+        limit.parse().map_err(|_| Error::new(Kind::Bug, "librdkafka's message.max.bytes is not a number"))?;
+    Ok(options)
+}
+
+/// Names the settings that make a connection weaker than it looks, for a warning at start.
+pub fn weakened(config: &KafkaConfig) -> Vec<String> {
+    let weak = [("ssl.endpoint.identification.algorithm", "none"), ("enable.ssl.certificate.verification", "false")];
+    let is_set = |(name, value): &&(&str, &str)| {
+        config.properties.get(*name).is_some_and(|given| given.expose().eq_ignore_ascii_case(value))
+    };
+    weak.iter().filter(is_set).map(|(name, value)| format!("{name}={value}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::config::Secret;
+
+    fn config(properties: &[(&str, &str)]) -> KafkaConfig {
+        let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
+        KafkaConfig {
+            brokers: "127.0.0.1:9".to_owned(),
+            properties,
+            max_in_flight_bytes: 32 << 20,
+            max_in_flight_events: 100_000,
+        }
+    }
+
+    #[test]
+    fn the_promises_do_not_depend_on_properties() {
+        let options = Options::producer(&config(&[("linger.ms", "20"), ("client.id", "mine")])).unwrap();
+        for (name, value) in FIXED {
+            assert_eq!(options.client.get(name), Some(*value));
+        }
+        assert_eq!(options.client.get("linger.ms"), Some("20"));
+        assert_eq!(options.client.get("client.id"), Some("mine"));
+        let native = options.client.create_native_config().unwrap();
+        assert_eq!(native.get("ssl.endpoint.identification.algorithm").unwrap(), "https");
+        assert_eq!(native.get("request.required.acks").unwrap(), "-1");
+    }
+
+    #[test]
+    fn the_queue_of_librdkafka_is_always_larger_than_what_may_be_in_flight() {
+        for (bytes, events) in [(1, 1), (32 << 20, 100_000), (usize::MAX, usize::MAX)] {
+            let config = KafkaConfig { max_in_flight_bytes: bytes, max_in_flight_events: events, ..config(&[]) };
+            let options = Options::producer(&config).unwrap();
+            let number = |name: &str| options.client.get(name).unwrap().parse::<usize>().unwrap();
+            assert!(number("queue.buffering.max.kbytes") > (bytes / 1024).min(i32::MAX as usize - 1));
+            assert!(number("queue.buffering.max.messages") > events.min(i32::MAX as usize - 1));
+        }
+    }
+
+    #[test]
+    fn the_size_limit_is_the_brokers_default_or_what_was_given() {
+        assert_eq!(Options::producer(&config(&[])).unwrap().message_max_bytes, 1_048_588);
+        let options = Options::producer(&config(&[("message.max.bytes", "2000")])).unwrap();
+        assert_eq!(options.message_max_bytes, 2000);
+    }
+
+    #[test]
+    fn a_reader_gets_what_it_needs_to_connect_and_nothing_about_producing() {
+        let given = [("security.protocol", "ssl"), ("compression.type", "lz4"), ("linger.ms", "9"), ("client.id", "x")];
+        let options = Options::reader(&config(&given)).unwrap();
+        assert_eq!(options.client.get("security.protocol"), Some("ssl"));
+        assert_eq!(options.client.get("client.id"), Some("x"));
+        for name in ["compression.type", "linger.ms", "acks", "queue.buffering.max.kbytes"] {
+            assert_eq!(options.client.get(name), None);
+        }
+    }
+
+    #[test]
+    fn a_refused_property_and_missing_brokers_stop_here_too() {
+        assert_eq!(Options::producer(&config(&[("acks", "1")])).err().unwrap().kind(), Kind::Config);
+        let nowhere = KafkaConfig { brokers: " ".to_owned(), properties: BTreeMap::new(), ..config(&[]) };
+        assert_eq!(Options::producer(&nowhere).err().unwrap().kind(), Kind::Config);
+    }
+
+    #[test]
+    fn a_connection_that_checks_no_certificate_is_named() {
+        assert_eq!(weakened(&config(&[])), Vec::<String>::new());
+        let named = weakened(&config(&[("enable.ssl.certificate.verification", "false")]));
+        assert_eq!(named, ["enable.ssl.certificate.verification=false"]);
+    }
+}

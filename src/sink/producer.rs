@@ -1,0 +1,180 @@
+//! The one producer: owned by the sink, borrowed by whoever else has a record to deliver through it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig, ThreadedProducer};
+use tokio::sync::watch;
+
+use super::connection::{Connection, Tracker};
+use super::context::{Context, Shared, code};
+use super::faults::{self, Subject};
+use crate::error::{Error, Kind, Result};
+
+/// How long a full queue is left alone before the same record is offered again.
+pub(super) const FULL_RETRY: Duration = Duration::from_millis(1);
+
+/// How often a broker is asked while none answers, and how long the first answer may take.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+/// The timeout doubles up to this, for clusters far away or with very many topics.
+const PROBE_TIMEOUT_MAX: Duration = Duration::from_secs(16);
+
+/// librdkafka's producer and what belongs to it.
+pub(super) struct Inner {
+    pub(super) client: ThreadedProducer<Context>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) tracker: Arc<Tracker>,
+    pub(super) closing: Arc<AtomicBool>,
+    pub(super) last_error: Arc<Mutex<String>>,
+    /// Dropped when the producer is gone.
+    pub(super) gone: watch::Sender<()>,
+}
+
+impl Inner {
+    /// The fatal error this producer ended with, if it did.
+    pub(super) fn fatal(&self, subject: Subject<'_>) -> Option<Error> {
+        let (code, reason) = self.client.client().fatal_error()?;
+        let known = faults::explain(code, subject);
+        let reason = self.client.context().redactor.clean(&reason);
+        let error = Error::new(known.kind(), format!("{known}: {reason}"));
+        Some(match known.what_to_do() {
+            Some(remedy) => error.remedy(remedy),
+            None => error,
+        })
+    }
+
+    /// What a failed `send` means for this record.
+    pub(super) fn refusal(&self, error: &KafkaError, subject: Subject<'_>) -> Error {
+        if matches!(error, KafkaError::Nul(_)) {
+            return Error::new(Kind::Record, "a topic name holds a NUL character").remedy("correct the aggregate type");
+        }
+        self.fatal(subject).unwrap_or_else(|| faults::explain(code(error), subject))
+    }
+
+    /// Asks any broker for the cluster's metadata. Blocks.
+    pub(super) fn metadata(&self, timeout: Duration) -> Result<rdkafka::metadata::Metadata> {
+        let metadata = self.client.client().fetch_metadata(None, timeout).map_err(|error| {
+            let last = self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let code = code(&error);
+            let because = if last.is_empty() { code.to_string() } else { last };
+            match self.tracker.now() {
+                Connection::Refused(refusal) => refusal,
+                Connection::Up | Connection::Down { .. } => {
+                    Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}")).remedy(
+                        "check that the brokers run, that their advertised.listeners can be reached from here, and \
+                         `brokers`",
+                    )
+                }
+            }
+        })?;
+        self.tracker.up();
+        Ok(metadata)
+    }
+}
+
+/// Ends a producer on a thread of its own: gives up what is queued or in flight, then frees it.
+///
+/// Requests on the wire may still be written by the broker: they extend what it has of this producer without a gap.
+pub(super) fn retire(inner: Arc<Inner>) {
+    inner.closing.store(true, Ordering::Relaxed);
+    let end = move || {
+        inner.client.purge(PurgeConfig::default().queue().inflight());
+        let mut inner = inner;
+        loop {
+            // Others hold it for the length of one call; freeing it blocks, so it has to happen here.
+            match Arc::try_unwrap(inner) {
+                Ok(last) => return drop(last),
+                Err(shared) => inner = shared,
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("kafka-close".to_owned()).spawn(end) {
+        tracing::warn!(%error, "no thread to close the producer on; closing it here");
+    }
+}
+
+/// Looks whether a broker answers whenever there is doubt, until the producer is gone.
+pub(super) fn probe(inner: &Weak<Inner>, suspicion: &Receiver<()>) {
+    let mut timeout = PROBE_TIMEOUT_MIN;
+    loop {
+        let Some(alive) = inner.upgrade().filter(|inner| !inner.closing.load(Ordering::Relaxed)) else { return };
+        match alive.metadata(timeout) {
+            Ok(_) => timeout = PROBE_TIMEOUT_MIN,
+            Err(error) => {
+                alive.tracker.down(error.cause().to_owned());
+                timeout = (timeout * 2).min(PROBE_TIMEOUT_MAX);
+            }
+        }
+        let up = alive.tracker.is_up();
+        drop(alive);
+        let ended = if up {
+            suspicion.recv().is_err()
+        } else {
+            suspicion.recv_timeout(PROBE_EVERY) == Err(RecvTimeoutError::Disconnected)
+        };
+        if ended {
+            return;
+        }
+    }
+}
+
+/// A handle on the sink's producer for records that are not events: the position. Cheap to clone.
+///
+/// It does not keep the producer alive: when the sink is closed or dropped, it fails with [`Kind::KafkaUnreachable`].
+#[derive(Clone)]
+pub struct Producer {
+    pub(super) inner: Weak<Inner>,
+    pub(super) tracker: Arc<Tracker>,
+}
+
+impl Producer {
+    /// Delivers one record and waits for the broker's ack, as long as that takes.
+    ///
+    /// A cancelled call leaves the record on its way.
+    ///
+    /// # Errors
+    /// Why it was not delivered; the table in [`faults`] says what kind that is.
+    pub async fn deliver(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
+        let reply = loop {
+            match self.offer(topic, partition, key, value)? {
+                Some(reply) => break reply,
+                None => tokio::time::sleep(FULL_RETRY).await,
+            }
+        };
+        reply.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// Whether Kafka answers.
+    pub fn connection(&self) -> Connection {
+        self.tracker.now()
+    }
+
+    /// `None`: the queue is full.
+    fn offer(
+        &self,
+        topic: &str,
+        partition: i32,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Option<tokio::sync::oneshot::Receiver<Result<()>>>> {
+        let inner = self.inner.upgrade().filter(|inner| !inner.closing.load(Ordering::Relaxed)).ok_or_else(closed)?;
+        let (opaque, reply) = inner.shared.await_one();
+        let record = BaseRecord::with_opaque_to(topic, opaque).partition(partition).key(key).payload(value);
+        let Err((error, _)) = inner.client.send(record) else { return Ok(Some(reply)) };
+        inner.shared.forget(opaque);
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
+            return Ok(None);
+        }
+        let record_bytes = Some(key.len() + value.len());
+        Err(inner.refusal(&error, Subject { topic: Some(topic), partition: Some(partition), record_bytes }))
+    }
+}
+
+fn closed() -> Error {
+    Error::new(Kind::KafkaUnreachable, "the Kafka producer was closed")
+}

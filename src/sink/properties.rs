@@ -1,0 +1,210 @@
+//! librdkafka properties an operator may not set, each with the promise it would break.
+
+use std::collections::BTreeMap;
+
+use rdkafka::ClientConfig;
+use rdkafka::error::KafkaError;
+
+use crate::config::Secret;
+use crate::error::{Error, Kind, Result};
+
+/// Shorter statistics intervals cost more than they tell: the document grows with brokers times partitions.
+const STATISTICS_INTERVAL_MS_MIN: u64 = 5_000;
+
+/// Property names and what would go wrong. Every alias of a name is listed with it.
+/// Names: <https://github.com/confluentinc/librdkafka/blob/v2.12.1/CONFIGURATION.md>.
+const REFUSED: &[(&[&str], &str)] = &[
+    (
+        &["acks", "request.required.acks"],
+        "walrelay confirms an LSN only after all in-sync replicas have the event, so it is always `all`",
+    ),
+    (
+        &["enable.idempotence"],
+        "without it a retry can duplicate events or change their order, so it is always `true`",
+    ),
+    (
+        &["enable.gapless.guarantee"],
+        "without it events behind a failed one would be published before it, so it is always `true`",
+    ),
+    (
+        &["max.in.flight", "max.in.flight.requests.per.connection"],
+        "the idempotent producer chooses the largest number that keeps the order",
+    ),
+    (
+        &["message.timeout.ms", "delivery.timeout.ms"],
+        "an event that expires leaves a gap which the events behind it have already passed, so events never expire",
+    ),
+    (
+        &["retries", "message.send.max.retries"],
+        "an event given up after some retries leaves a gap, so retries never end",
+    ),
+    (
+        &["partitioner"],
+        "keys must go to the partitions where Java clients put them, so it is always `murmur2_random`",
+    ),
+    (
+        &["transactional.id", "transaction.timeout.ms"],
+        "walrelay does not use Kafka transactions, and a producer with a transactional.id sends nothing outside one",
+    ),
+    (
+        &[
+            "queue.buffering.max.messages",
+            "queue.buffering.max.kbytes",
+            "queue.buffering.max.ms",
+            "queue.buffering.backpressure.threshold",
+        ],
+        "the queue is sized from max_in_flight_bytes and max_in_flight_events, which bound memory; for \
+         queue.buffering.max.ms use linger.ms",
+    ),
+    (&["bootstrap.servers", "metadata.broker.list"], "the brokers are given once, as `brokers` of the kafka section"),
+    (&["delivery.report.only.error"], "without reports of success nothing could ever be confirmed"),
+    (&["queuing.strategy", "msg_order_cmp"], "it changes the order in which events leave the queue"),
+    (&["topic.blacklist"], "events for a topic that is blacked out would wait for ever"),
+    (&["builtin.features", "plugin.library.paths", "interceptors"], "what is linked into walrelay is fixed when it is built"),
+    (
+        &["opaque", "default_topic_conf", "enabled_events", "log.queue", "ssl_key", "ssl_certificate", "ssl_ca"],
+        "it cannot be given as text",
+    ),
+];
+
+/// Beginnings of names, likewise.
+const REFUSED_PREFIXES: &[(&str, &str)] = &[
+    ("test.", "events would be delivered to a broker inside the process and be lost with it"),
+    ("internal.", "it belongs to librdkafka itself"),
+];
+
+/// Ends of names, likewise.
+const REFUSED_SUFFIXES: &[(&str, &str)] = &[("_cb", "it is a callback and cannot be given as text")];
+
+/// Two names of one property: which of the two would win is not defined.
+const ALIASES: &[[&str; 2]] = &[
+    ["compression.type", "compression.codec"],
+    ["sasl.mechanism", "sasl.mechanisms"],
+    ["sasl.oauthbearer.client.id", "sasl.oauthbearer.client.credentials.client.id"],
+    ["sasl.oauthbearer.client.secret", "sasl.oauthbearer.client.credentials.client.secret"],
+];
+
+/// Whether these librdkafka properties can be passed on: none breaks a promise, all exist, all values are valid.
+///
+/// # Errors
+/// [`Kind::Config`] naming the property and the reason, never its value. Files a property names are opened only when
+/// the producer is created.
+pub fn check_properties(properties: &BTreeMap<String, Secret>) -> Result<()> {
+    for (name, value) in properties {
+        if let Some(why) = refusal(name, value) {
+            return Err(Error::new(Kind::Config, format!("the Kafka property {name} cannot be set: {why}"))
+                .remedy(format!("remove {name} from the Kafka properties")));
+        }
+        known_and_valid(name, value)?;
+    }
+    for [name, alias] in ALIASES {
+        if properties.contains_key(*name) && properties.contains_key(*alias) {
+            let cause = format!("the Kafka properties {name} and {alias} are two names of one property");
+            return Err(Error::new(Kind::Config, cause).remedy("keep one of them"));
+        }
+    }
+    Ok(())
+}
+
+fn refusal(name: &str, value: &Secret) -> Option<String> {
+    if name == "statistics.interval.ms" {
+        let interval_ms: u64 = value.expose().trim().parse().ok()?;
+        return (1..STATISTICS_INTERVAL_MS_MIN)
+            .contains(&interval_ms)
+            .then(|| format!("below {STATISTICS_INTERVAL_MS_MIN} ms it slows down the producer; 0 switches it off"));
+    }
+    let listed = REFUSED.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| *why);
+    let prefixed = || REFUSED_PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| *why);
+    let suffixed = || REFUSED_SUFFIXES.iter().find(|(suffix, _)| name.ends_with(suffix)).map(|(_, why)| *why);
+    listed.or_else(prefixed).or_else(suffixed).map(str::to_owned)
+}
+
+/// Asks librdkafka itself. Its message quotes the value, which may be a secret in the wrong place.
+fn known_and_valid(name: &str, value: &Secret) -> Result<()> {
+    match ClientConfig::new().set(name, value.expose()).create_native_config() {
+        Ok(_) => Ok(()),
+        Err(KafkaError::ClientConfig(_, description, _, _)) => {
+            let description = without_value(&description, value);
+            Err(Error::new(Kind::Config, format!("the Kafka property {name} is not valid: {description}"))
+                .remedy("see librdkafka's CONFIGURATION.md for names and values"))
+        }
+        Err(_) => Err(Error::new(Kind::Config, format!("the Kafka property {name:?} or its value holds a NUL character"))),
+    }
+}
+
+fn without_value(description: &str, value: &Secret) -> String {
+    let parts = value.expose().split([',', '\n', ' ']).map(str::trim).filter(|part| !part.is_empty());
+    let mut parts: Vec<&str> = parts.chain([value.expose()]).filter(|part| !part.is_empty()).collect();
+    parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
+    // Quoted, it is the value; bare, it may be a common word, and only a long one can be a secret.
+    parts.into_iter().fold(description.to_owned(), |text, part| {
+        let text = text.replace(&format!("\"{part}\""), "***");
+        if part.len() >= 4 { text.replace(part, "***") } else { text }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(name: &str, value: &str) -> Result<()> {
+        check_properties(&BTreeMap::from([(name.to_owned(), Secret::new(value))]))
+    }
+
+    #[test]
+    fn what_would_break_a_promise_is_refused_with_its_name_and_the_reason() {
+        let names = REFUSED.iter().flat_map(|(names, _)| names.iter().copied());
+        for name in names.chain(["test.mock.num.brokers", "internal.termination.signal", "dr_cb", "dr_msg_cb"]) {
+            let error = check(name, "1").unwrap_err();
+            assert_eq!(error.kind(), Kind::Config);
+            assert!(error.cause().contains(&format!("{name} cannot be set: ")), "{error}");
+            assert!(error.what_to_do().is_some());
+        }
+    }
+
+    #[test]
+    fn what_every_secured_cluster_needs_is_accepted() {
+        let properties = [
+            ("security.protocol", "sasl_ssl"),
+            ("sasl.mechanism", "SCRAM-SHA-512"),
+            ("sasl.username", "relay"),
+            ("sasl.password", "pa,ss word"),
+            ("ssl.ca.location", "/etc/ssl/certs"),
+            ("compression.type", "zstd"),
+            ("linger.ms", "5"),
+            ("debug", "broker,security"),
+            ("statistics.interval.ms", "0"),
+        ];
+        let properties = properties.map(|(name, value)| (name.to_owned(), Secret::new(value)));
+        assert_eq!(check_properties(&BTreeMap::from(properties)), Ok(()));
+    }
+
+    #[test]
+    fn an_unknown_name_or_an_invalid_value_is_named_and_the_value_is_not() {
+        let unknown = check("sasl.pasword", "canary-secret").unwrap_err();
+        assert!(unknown.cause().contains("sasl.pasword"), "{unknown}");
+        let invalid = check("security.protocol", "canary-secret").unwrap_err();
+        assert!(invalid.cause().contains("security.protocol"), "{invalid}");
+        let list = check("debug", "broker,canary-secret").unwrap_err();
+        let number = check("linger.ms", "canary-secret").unwrap_err();
+        let nul = check("sasl.password", "canary-secret\0").unwrap_err();
+        for error in [unknown, invalid, list, number, nul] {
+            assert_eq!(error.kind(), Kind::Config);
+            assert!(!error.cause().contains("canary"), "{error}");
+        }
+    }
+
+    #[test]
+    fn one_property_under_two_names_is_refused() {
+        let properties = [("sasl.mechanism", "PLAIN"), ("sasl.mechanisms", "PLAIN")];
+        let properties = properties.map(|(name, value)| (name.to_owned(), Secret::new(value)));
+        let error = check_properties(&BTreeMap::from(properties)).unwrap_err();
+        assert!(error.cause().contains("sasl.mechanism and sasl.mechanisms"), "{error}");
+    }
+
+    #[test]
+    fn statistics_are_off_or_rare() {
+        assert!(check("statistics.interval.ms", "1000").is_err());
+        assert_eq!(check("statistics.interval.ms", "5000"), Ok(()));
+    }
+}

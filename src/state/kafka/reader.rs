@@ -1,0 +1,112 @@
+//! Reads the topic once, from its beginning to the end it has now. Blocks; meant for a thread of its own.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::Message;
+use rdkafka::{Offset, TopicPartitionList};
+
+use super::{ASK_TIMEOUT, PARTITION};
+use crate::error::{Error, Kind, Result};
+use crate::sink::faults::{self, Subject};
+use crate::sink::options::Options;
+use crate::sink::redact::Redactor;
+
+/// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
+const GROUP: &str = "walrelay-state-reader";
+
+/// Reading gives up after this long without a record or an answer.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Logs what librdkafka says; its errors come back from the calls.
+pub(super) struct Quiet(pub(super) Redactor);
+
+impl ClientContext for Quiet {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        crate::sink::log(&self.0, level, facility, text);
+    }
+
+    fn error(&self, _: KafkaError, reason: &str) {
+        tracing::debug!(target: "librdkafka", "{}", self.0.clean(reason));
+    }
+}
+
+impl ConsumerContext for Quiet {}
+
+/// A consumer that reads one partition for one purpose and leaves no trace.
+pub(super) fn consumer(mut options: Options) -> Result<BaseConsumer<Quiet>> {
+    options
+        .client
+        .set("group.id", GROUP)
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        .set("isolation.level", "read_committed")
+        .set("enable.partition.eof", "true")
+        .set("auto.offset.reset", "error")
+        .set("allow.auto.create.topics", "false");
+    let context = Quiet(options.redactor.clone());
+    options.client.create_with_context(context).map_err(|error| options.creation_error(&error))
+}
+
+/// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
+pub(super) fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
+    let consumer = consumer(options)?;
+    let fault = |error: &KafkaError| explain(error, topic);
+    let (low, high) = consumer.fetch_watermarks(topic, PARTITION, ASK_TIMEOUT).map_err(|error| fault(&error))?;
+    if low >= high {
+        return Ok(None);
+    }
+    let mut assignment = TopicPartitionList::new();
+    assignment
+        .add_partition_offset(topic, PARTITION, Offset::Offset(low))
+        .and_then(|()| consumer.assign(&assignment))
+        .map_err(|error| fault(&error))?;
+    let mut newest = None;
+    let mut heard = Instant::now();
+    while heard.elapsed() < SILENCE_TIMEOUT {
+        match consumer.poll(Duration::from_millis(100)) {
+            None => {}
+            Some(Ok(message)) => {
+                heard = Instant::now();
+                if message.offset() < high && message.key() == Some(key) {
+                    newest = message.payload().map(<[u8]>::to_vec);
+                }
+                if message.offset() >= high - 1 {
+                    return Ok(newest);
+                }
+            }
+            // The last offsets may hold nothing that can be read: compacted away, or a transaction's end.
+            Some(Err(KafkaError::PartitionEOF(_))) => return Ok(newest),
+            Some(Err(error)) if heals(&error) => tracing::debug!(topic, %error, "reading the position"),
+            Some(Err(error)) => return Err(fault(&error)),
+        }
+    }
+    let seconds = SILENCE_TIMEOUT.as_secs();
+    Err(Error::new(Kind::KafkaUnreachable, format!("topic {topic} could not be read: nothing came for {seconds} s")))
+}
+
+/// librdkafka goes on by itself, or it is about the group, which is none of our business.
+fn heals(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    let code = crate::sink::code(error);
+    let about_group =
+        [Code::GroupAuthorizationFailed, Code::NotCoordinator, Code::CoordinatorNotAvailable, Code::CoordinatorLoadInProgress];
+    let passing = [Code::BrokerTransportFailure, Code::AllBrokersDown, Code::Resolve, Code::OperationTimedOut];
+    about_group.contains(&code) || passing.contains(&code)
+}
+
+/// An error of a client in the operator's words.
+pub(super) fn explain(error: &KafkaError, topic: &str) -> Error {
+    let code = crate::sink::code(error);
+    let error = faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
+    if code != RDKafkaErrorCode::TopicAuthorizationFailed {
+        return error;
+    }
+    error.remedy(format!(
+        "grant what the position needs: kafka-acls --add --allow-principal User:… --operation Read --operation Write \
+         --operation Describe --topic {topic}"
+    ))
+}
