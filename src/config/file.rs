@@ -94,7 +94,8 @@ impl Reader<'_> {
     /// Dotted keys and tables come to the same: `kafka.properties.linger.ms`, however it was cut in two.
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) -> Result<()> {
         for (name, value) in table {
-            let key = if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
+            let key =
+                if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
             let line = line_of(self.text, name.span().start);
             let under = |parent: &str| key.strip_prefix(parent).is_some_and(|rest| rest.starts_with('.'));
             match value.get_ref() {
@@ -238,7 +239,10 @@ mod tests {
             ("[slot]\nwal_sender_timeout = 10", "w.toml:2: slot.wal_sender_timeout must be a duration with its unit"),
             ("[slot]\nmax_message_bytes = true", "w.toml:2: slot.max_message_bytes must be a size"),
             ("[kafka.properties]\n\"a.b\" = 1\na.b = 2", "w.toml:3: kafka.properties.a.b is set twice"),
-            ("[kafka.properties]\nx = [1]", "w.toml:2: kafka.properties.x is neither text nor a number nor true or false"),
+            (
+                "[kafka.properties]\nx = [1]",
+                "w.toml:2: kafka.properties.x is neither text nor a number nor true or false",
+            ),
             ("[kafka]\nproperties = 1", "w.toml:2: kafka.properties is a table, not a value"),
         ];
         for (text, cause) in table {
@@ -263,8 +267,10 @@ mod tests {
 
     #[test]
     fn properties_may_be_written_dotted_quoted_or_as_tables_and_need_no_quotes_around_numbers() {
-        let file = parse("w.toml", "[kafka.properties]\n\"linger.ms\" = 5\nsasl.mechanism = \"PLAIN\"\na.b.c = true\n").unwrap();
-        let read: Vec<_> = file.properties.iter().map(|(name, entry)| (name.as_str(), entry.text.as_str(), entry.line)).collect();
+        let file = parse("w.toml", "[kafka.properties]\n\"linger.ms\" = 5\nsasl.mechanism = \"PLAIN\"\na.b.c = true\n")
+            .unwrap();
+        let read: Vec<_> =
+            file.properties.iter().map(|(name, entry)| (name.as_str(), entry.text.as_str(), entry.line)).collect();
         assert_eq!(read, [("a.b.c", "true", 4), ("linger.ms", "5", 2), ("sasl.mechanism", "PLAIN", 3)]);
     }
 

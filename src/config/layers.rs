@@ -64,7 +64,8 @@ impl Settings {
     /// Lays flags over environment over file over defaults. An empty variable is one that is not set.
     pub fn new(flags: &Flags, environment: &Environment, file: Option<&ConfigFile>) -> Settings {
         let mut settings = Settings::default();
-        settings.environment = environment.iter().map(|(name, text)| (name.clone(), Secret::new(text.clone()))).collect();
+        settings.environment =
+            environment.iter().map(|(name, text)| (name.clone(), Secret::new(text.clone()))).collect();
         for setting in setting::ALL {
             let from_flag = || Some((flags.get(setting.key)?.clone(), Origin::Flag(setting.flag?)));
             let from_environment = || {
@@ -159,7 +160,8 @@ impl Settings {
 /// Whether a connection string, of either form, holds a password.
 pub fn holds_password(url: &str) -> bool {
     let user_and_password = url.split_once("://").and_then(|(_, rest)| rest.split(['/', '?']).next()?.rsplit_once('@'));
-    let in_authority = user_and_password.and_then(|(user, _)| user.split_once(':')).is_some_and(|(_, word)| !word.is_empty());
+    let in_authority =
+        user_and_password.and_then(|(user, _)| user.split_once(':')).is_some_and(|(_, word)| !word.is_empty());
     in_authority || url.contains("password=") || url.contains("password =")
 }
 
@@ -208,11 +210,8 @@ mod tests {
     #[test]
     fn a_property_may_come_from_the_environment_and_beats_the_file() {
         let file = file::parse("w.toml", "[kafka.properties]\nsasl.password = \"a\"\nlinger.ms = 5").unwrap();
-        let settings = Settings::new(
-            &Flags::new(),
-            &environment(&[("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "b")]),
-            Some(&file),
-        );
+        let settings =
+            Settings::new(&Flags::new(), &environment(&[("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "b")]), Some(&file));
         assert_eq!(settings.properties()["sasl.password"].text.expose(), "b");
         assert_eq!(settings.properties()["linger.ms"].origin.to_string(), "w.toml:3");
     }

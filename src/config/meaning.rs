@@ -10,8 +10,8 @@ use super::layers::{Given, Settings};
 use super::setting::{self, Form, Setting};
 use super::unit::{exact_bytes, exact_duration, parse_bytes, parse_duration};
 use super::{
-    Config, KafkaConfig, OutboxConfig, ProcessConfig, RouteConfig, Secret, SlotName, SourceConfig, StateConfig, StoreKind,
-    TableName,
+    Config, KafkaConfig, OutboxConfig, ProcessConfig, RouteConfig, Secret, SlotName, SourceConfig, StateConfig,
+    StoreKind, TableName,
 };
 use crate::error::{Error, Kind, Result};
 use crate::postgres::conninfo::ConnInfo;
@@ -131,10 +131,9 @@ impl Settings {
             }
         }
         let host_and_port = |broker: &str| !broker.trim().is_empty() && !broker.trim().contains(char::is_whitespace);
-        let brokers =
-            self.checked(&setting::BROKERS, "HOST:PORT, or several with commas between", |text| {
-                text.split(',').all(host_and_port)
-            })?;
+        let brokers = self.checked(&setting::BROKERS, "HOST:PORT, or several with commas between", |text| {
+            text.split(',').all(host_and_port)
+        })?;
         let properties = self.properties().iter().map(|(name, given)| (name.clone(), given.text.clone()));
         Ok(KafkaConfig {
             brokers,
@@ -230,7 +229,8 @@ impl Settings {
     {
         let given = self.required(setting)?;
         given.text.expose().parse().map_err(|error| {
-            Error::new(Kind::Config, format!("{}: {}: {error}", given.origin, setting.key)).remedy(format!("write {allowed}"))
+            Error::new(Kind::Config, format!("{}: {}: {error}", given.origin, setting.key))
+                .remedy(format!("write {allowed}"))
         })
     }
 
@@ -251,7 +251,8 @@ impl Settings {
             Some(given) => (given.origin.to_string(), given.text.expose()),
             None => (String::new(), ""),
         };
-        Error::new(Kind::Config, format!("{origin}: {} cannot be {text:?}", setting.key)).remedy(format!("write {allowed}"))
+        Error::new(Kind::Config, format!("{origin}: {} cannot be {text:?}", setting.key))
+            .remedy(format!("write {allowed}"))
     }
 }
 
@@ -306,7 +307,10 @@ mod tests {
             ("http.listen = 'somewhere:80'", "w.toml:4: http.listen cannot be \"somewhere:80\""),
             ("route.topic_prefix = 'a/b'", "w.toml:4: route.topic_prefix cannot be \"a/b\""),
             ("slot.publication = ''", "w.toml:4: \"\" cannot be a publication's name: Postgres allows 1 to 63 bytes"),
-            ("outbox.table = 'a.b.c'", "w.toml:4: outbox.table: \"a.b.c\" is not a table name: it must be TABLE or SCHEMA.TABLE"),
+            (
+                "outbox.table = 'a.b.c'",
+                "w.toml:4: outbox.table: \"a.b.c\" is not a table name: it must be TABLE or SCHEMA.TABLE",
+            ),
             ("outbox.columns.id = ''", "w.toml:4: outbox.columns.id cannot be \"\""),
         ];
         for (line, cause) in table {
@@ -320,10 +324,7 @@ mod tests {
     fn what_is_required_says_how_to_set_it() {
         let error = settings("database.url = 'postgres://u@h/d'").config(false).unwrap_err();
         assert_eq!(error.cause(), "slot.name is not set");
-        assert_eq!(
-            error.what_to_do(),
-            Some("set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file")
-        );
+        assert_eq!(error.what_to_do(), Some("set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file"));
     }
 
     #[test]
@@ -336,7 +337,8 @@ mod tests {
 
     #[test]
     fn brokers_are_not_set_twice_over() {
-        let error = settings(&format!("{LEAST}[kafka.properties]\nbootstrap.servers = 'x:1'")).config(false).unwrap_err();
+        let error =
+            settings(&format!("{LEAST}[kafka.properties]\nbootstrap.servers = 'x:1'")).config(false).unwrap_err();
         assert_eq!(
             error.cause(),
             "w.toml:5: bootstrap.servers is what walrelay calls kafka.brokers, and kafka.brokers is set too"

@@ -71,21 +71,13 @@ pub const PUBLICATION: Setting = text("slot.publication", Some("publication"), N
 
 /// `wal_sender_timeout` of our session. Ten seconds: a dead server, or a dead relay that still holds the slot, is
 /// noticed within ten seconds instead of Postgres' sixty, for one small message every three.
-pub const WAL_SENDER_TIMEOUT: Setting = Setting {
-    key: "slot.wal_sender_timeout",
-    flag: None,
-    default: Some("10s"),
-    form: Form::Duration(SECOND, HOUR),
-};
+pub const WAL_SENDER_TIMEOUT: Setting =
+    Setting { key: "slot.wal_sender_timeout", flag: None, default: Some("10s"), form: Form::Duration(SECOND, HOUR) };
 
 /// Largest message taken from the server. 64 MiB: sixty times what a broker takes by default, and small enough that
 /// one row cannot take the process down. Postgres itself ends at 1 GiB.
-pub const MAX_MESSAGE_BYTES: Setting = Setting {
-    key: "slot.max_message_bytes",
-    flag: None,
-    default: Some("64MiB"),
-    form: Form::Bytes(64 * KIB, GIB),
-};
+pub const MAX_MESSAGE_BYTES: Setting =
+    Setting { key: "slot.max_message_bytes", flag: None, default: Some("64MiB"), form: Form::Bytes(64 * KIB, GIB) };
 
 /// The outbox table. `public.outbox`: what `setup --create-table` makes.
 pub const TABLE: Setting = text("outbox.table", Some("table"), Some("public.outbox"));

@@ -65,8 +65,15 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_and_without_units() {
-        let table =
-            [("0", 0), ("17", 17), ("17B", 17), ("2kB", 2_000), ("32MiB", 33_554_432), ("32 mib", 33_554_432), ("1GiB", 1 << 30)];
+        let table = [
+            ("0", 0),
+            ("17", 17),
+            ("17B", 17),
+            ("2kB", 2_000),
+            ("32MiB", 33_554_432),
+            ("32 mib", 33_554_432),
+            ("1GiB", 1 << 30),
+        ];
         for (text, bytes) in table {
             assert_eq!(parse_bytes(text), Some(bytes), "{text}");
         }
