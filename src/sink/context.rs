@@ -33,7 +33,11 @@ pub(super) struct Failure {
 
 impl Failure {
     pub(super) fn subject(&self) -> Subject<'_> {
-        Subject { topic: Some(&self.topic), partition: Some(self.partition), record_bytes: Some(self.record_bytes) }
+        Subject {
+            topic: Some(&self.topic),
+            partition: Some(self.partition),
+            record_bytes: Some(self.record_bytes),
+        }
     }
 }
 
@@ -174,14 +178,8 @@ impl ClientContext for Context {
 /// Whether a broker answered and would not have us, so that waiting alone does not help.
 fn refuses_connection(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
-    [
-        Code::Authentication,
-        Code::SaslAuthenticationFailed,
-        Code::UnsupportedSASLMechanism,
-        Code::IllegalSASLState,
-        Code::SSL,
-    ]
-    .contains(&code)
+    [Code::Authentication, Code::SaslAuthenticationFailed, Code::UnsupportedSASLMechanism, Code::IllegalSASLState, Code::SSL]
+        .contains(&code)
 }
 
 /// The code of an error; errors without one are faults of the client.

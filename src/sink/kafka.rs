@@ -128,8 +128,7 @@ impl KafkaSink {
         let inner = Arc::clone(&self.inner);
         let asked = tokio::task::spawn_blocking(move || inner.metadata(timeout));
         let metadata = asked.await.map_err(|error| Error::new(Kind::Bug, error))??;
-        let exists =
-            |topic: &str| metadata.topics().iter().any(|known| known.name() == topic && known.error().is_none());
+        let exists = |topic: &str| metadata.topics().iter().any(|known| known.name() == topic && known.error().is_none());
         let missing = topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect();
         Ok(Reach { brokers: metadata.brokers().len(), missing })
     }
@@ -199,8 +198,7 @@ impl KafkaSink {
         let headers = record.headers.iter();
         let headers: usize =
             headers.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len) + HEADER_OVERHEAD_BYTES).sum();
-        let size =
-            record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len) + headers + RECORD_OVERHEAD_BYTES;
+        let size = record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len) + headers + RECORD_OVERHEAD_BYTES;
         let limit = self.message_max_bytes;
         (size > limit).then(|| {
             let cause = format!("a record for topic {} has {size} bytes, more than message.max.bytes, {limit}", record.topic);

@@ -41,21 +41,8 @@ const DEFAULTS: &[(&str, &str)] = &[
 
 /// Beginnings of properties that say how to reach a broker: all that a reader needs of a producer's properties.
 const CONNECTION_PREFIXES: &[&str] = &[
-    "api.",
-    "broker.",
-    "client.",
-    "connections.",
-    "debug",
-    "enable.sasl.",
-    "enable.ssl.",
-    "https.",
-    "log",
-    "metadata.",
-    "reconnect.",
-    "sasl.",
-    "security.",
-    "socket.",
-    "ssl.",
+    "api.", "broker.", "client.", "connections.", "debug", "enable.sasl.", "enable.ssl.", "https.", "log", "metadata.",
+    "reconnect.", "sasl.", "security.", "socket.", "ssl.",
 ];
 
 /// What librdkafka is told, and what the sink itself needs to know of it.

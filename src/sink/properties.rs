@@ -18,7 +18,10 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["acks", "request.required.acks"],
         "walrelay confirms an LSN only after all in-sync replicas have the event, so it is always `all`",
     ),
-    (&["enable.idempotence"], "without it a retry can duplicate events or change their order, so it is always `true`"),
+    (
+        &["enable.idempotence"],
+        "without it a retry can duplicate events or change their order, so it is always `true`",
+    ),
     (
         &["enable.gapless.guarantee"],
         "without it events behind a failed one would be published before it, so it is always `true`",
@@ -35,7 +38,10 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["retries", "message.send.max.retries"],
         "an event given up after some retries leaves a gap, so retries never end",
     ),
-    (&["partitioner"], "keys must go to the partitions where Java clients put them, so it is always `murmur2_random`"),
+    (
+        &["partitioner"],
+        "keys must go to the partitions where Java clients put them, so it is always `murmur2_random`",
+    ),
     (
         &["transactional.id", "transaction.timeout.ms"],
         "walrelay does not use Kafka transactions, and a producer with a transactional.id sends nothing outside one",
@@ -54,10 +60,7 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["delivery.report.only.error"], "without reports of success nothing could ever be confirmed"),
     (&["queuing.strategy", "msg_order_cmp"], "it changes the order in which events leave the queue"),
     (&["topic.blacklist"], "events for a topic that is blacked out would wait for ever"),
-    (
-        &["builtin.features", "plugin.library.paths", "interceptors"],
-        "what is linked into walrelay is fixed when it is built",
-    ),
+    (&["builtin.features", "plugin.library.paths", "interceptors"], "what is linked into walrelay is fixed when it is built"),
     (
         &["opaque", "default_topic_conf", "enabled_events", "log.queue", "ssl_key", "ssl_certificate", "ssl_ca"],
         "it cannot be given as text",
@@ -125,9 +128,7 @@ fn known_and_valid(name: &str, value: &Secret) -> Result<()> {
             Err(Error::new(Kind::Config, format!("the Kafka property {name} is not valid: {description}"))
                 .remedy("see librdkafka's CONFIGURATION.md for names and values"))
         }
-        Err(_) => {
-            Err(Error::new(Kind::Config, format!("the Kafka property {name:?} or its value holds a NUL character")))
-        }
+        Err(_) => Err(Error::new(Kind::Config, format!("the Kafka property {name:?} or its value holds a NUL character"))),
     }
 }
 

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use crate::config::Secret;
 
 /// Parts of a property's name that make its value a secret.
-const SECRET_PARTS: [&str; 6] =
-    ["password", "secret", "passphrase", ".pem", "oauthbearer.config", "oauthbearer.extensions"];
+const SECRET_PARTS: [&str; 6] = ["password", "secret", "passphrase", ".pem", "oauthbearer.config", "oauthbearer.extensions"];
 
 /// Shorter values are not looked for: they would be found in every word, and they protect nothing.
 const SECRET_CHARS_MIN: usize = 4;

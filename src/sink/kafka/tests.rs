@@ -259,15 +259,13 @@ async fn a_topic_we_may_not_write_to_is_a_refusal_that_names_it() {
 async fn keys_go_where_java_puts_them() {
     let cluster = cluster(8);
     let mut sink = sink(&cluster);
-    let golden =
-        [("o-1", 2), ("o-2", 7), ("o-3", 4), ("o-4", 4), ("o-5", 2), ("o-7", 0), ("o-9", 6), ("", 1), ("c-1", 7)];
+    let golden = [("o-1", 2), ("o-2", 7), ("o-3", 4), ("o-4", 4), ("o-5", 2), ("o-7", 0), ("o-9", 6), ("", 1), ("c-1", 7)];
     for (ticket, (key, _)) in golden.iter().enumerate() {
         sink.enqueue(&record(key.as_bytes(), b""), Ticket(ticket as u64)).unwrap();
     }
     delivered(&mut sink, golden.len()).await;
     let placed = read(&cluster, 8, golden.len()).into_iter();
-    let placed: BTreeMap<_, _> =
-        placed.map(|read| (String::from_utf8(read.key.unwrap()).unwrap(), read.partition)).collect();
+    let placed: BTreeMap<_, _> = placed.map(|read| (String::from_utf8(read.key.unwrap()).unwrap(), read.partition)).collect();
     assert_eq!(placed, golden.iter().map(|(key, partition)| ((*key).to_owned(), *partition)).collect());
 }
 
@@ -328,8 +326,7 @@ async fn a_check_names_missing_topics_and_an_unreachable_broker() {
 
 #[test]
 fn a_file_that_a_property_names_and_that_is_missing_is_a_fault_of_the_configuration() {
-    let config =
-        config("127.0.0.1:9".to_owned(), &[("security.protocol", "ssl"), ("ssl.ca.location", "/nowhere/ca.pem")]);
+    let config = config("127.0.0.1:9".to_owned(), &[("security.protocol", "ssl"), ("ssl.ca.location", "/nowhere/ca.pem")]);
     let error = KafkaSink::connect(&config).err().unwrap();
     assert_eq!(error.kind(), Kind::Config);
     assert!(error.cause().contains("ssl.ca.location"), "{error}");

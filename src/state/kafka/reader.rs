@@ -92,12 +92,8 @@ pub(super) fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option
 fn heals(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     let code = crate::sink::code(error);
-    let about_group = [
-        Code::GroupAuthorizationFailed,
-        Code::NotCoordinator,
-        Code::CoordinatorNotAvailable,
-        Code::CoordinatorLoadInProgress,
-    ];
+    let about_group =
+        [Code::GroupAuthorizationFailed, Code::NotCoordinator, Code::CoordinatorNotAvailable, Code::CoordinatorLoadInProgress];
     let passing = [Code::BrokerTransportFailure, Code::AllBrokersDown, Code::Resolve, Code::OperationTimedOut];
     about_group.contains(&code) || passing.contains(&code)
 }

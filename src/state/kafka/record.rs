@@ -32,8 +32,7 @@ pub(super) fn encode(stored: &Stored) -> Result<Vec<u8>> {
         walrelay: env!("CARGO_PKG_VERSION").to_owned(),
         stored: stored.clone(),
     };
-    serde_json::to_vec(&envelope)
-        .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written: {error}")))
+    serde_json::to_vec(&envelope).map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written: {error}")))
 }
 
 /// # Errors
