@@ -1,1 +1,42 @@
-fn main() {}
+//! The program: one command, its exit code, and at most three lines about what went wrong.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+use walrelay::cli::output::{Failure, Outcome, error_lines};
+use walrelay::cli::{Cli, Command, DemoArgs, run};
+use walrelay::error::{Error, Kind};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => {
+            let outcome = runtime.block_on(act(&cli.command));
+            // What still runs in the background has nothing left to do that anybody waits for.
+            runtime.shutdown_background();
+            outcome
+        }
+        Err(error) => Err(Error::new(Kind::Prerequisite, format!("no threads to be had: {error}")).into()),
+    };
+    match outcome {
+        Ok(()) | Err(Failure::PipeClosed) => ExitCode::SUCCESS,
+        Err(Failure::Error(error)) => {
+            // Where standard error is closed, the exit code says it alone.
+            writeln!(std::io::stderr().lock(), "{}", error_lines(&error)).unwrap_or_default();
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+async fn act(command: &Command) -> Outcome {
+    match command {
+        Command::Demo(args) => demo(args).await,
+        command => run::dispatch(command).await,
+    }
+}
+
+// TEMPORARY until the branches meet: becomes a call into `walrelay::demo`.
+async fn demo(_args: &DemoArgs) -> Outcome {
+    std::future::ready(Err(Error::new(Kind::Bug, "the demo is not linked into this build").into())).await
+}

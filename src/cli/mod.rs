@@ -1,1 +1,346 @@
-//! cli
+//! The commands: what was typed, and who does it.
+//!
+//! This file holds only the shape of the command line. What a command needs beyond its flags comes from
+//! [`load`], and what it prints goes through [`output`].
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::config::layers::Flags;
+use crate::config::setting;
+use crate::config::unit::{parse_bytes, parse_duration};
+
+pub mod check_config;
+pub mod load;
+pub mod output;
+pub mod prompt;
+pub mod run;
+pub mod session;
+pub mod setup;
+pub mod sql;
+pub mod status;
+pub mod teardown;
+
+/// Relays an outbox table through a Postgres logical replication slot into Kafka.
+#[derive(Debug, Parser)]
+#[command(name = "walrelay", version, about, max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Relay events until told to stop
+    #[command(after_help = RUN_HELP)]
+    Run(RunArgs),
+    /// Check the server, then create publication and slot, and the table if wanted
+    #[command(after_help = SETUP_HELP)]
+    Setup(SetupArgs),
+    /// Drop the slot and its publication; never the table
+    #[command(after_help = TEARDOWN_HELP)]
+    Teardown(TeardownArgs),
+    /// Show how the slot and its relay are doing
+    #[command(after_help = STATUS_HELP)]
+    Status(StatusArgs),
+    /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
+    #[command(after_help = DEMO_HELP)]
+    Demo(DemoArgs),
+    /// Check a configuration and print what it comes to, with secrets as ***
+    #[command(name = "check-config", after_help = CHECK_CONFIG_HELP)]
+    CheckConfig(CheckConfigArgs),
+}
+
+/// What every command that talks to Postgres takes.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// The replication slot [env: WALRELAY_SLOT]
+    #[arg(long, value_name = "NAME")]
+    pub slot: Option<String>,
+    /// Connection string of the outbox's database, best without a password: a command line can be read by everybody on
+    /// the machine. Without it, PGHOST, PGUSER, PGPASSFILE and so on hold [env: WALRELAY_DATABASE_URL]
+    #[arg(long, value_name = "URL")]
+    pub database_url: Option<String>,
+    /// The publication; walrelay_<slot> by default [env: WALRELAY_PUBLICATION]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
+    /// A configuration file [env: WALRELAY_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// What the configuration file may say, too.
+    #[command(flatten)]
+    pub settings: RunSettings,
+    /// Start where slot and server stand now, whatever the stored position says. For once, after a slot was made anew or
+    /// the server was replaced: events between the two are not relayed
+    #[arg(long)]
+    pub adopt_slot: bool,
+}
+
+/// The settings of `run` that have flags.
+#[derive(Debug, Args)]
+pub struct RunSettings {
+    /// Slot, database, publication, file.
+    #[command(flatten)]
+    pub common: Common,
+    /// Kafka's bootstrap servers, with commas between [env: WALRELAY_BROKERS]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub brokers: Option<String>,
+    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+    /// Where the position is kept; kafka by default [env: WALRELAY_STATE_STORE]
+    #[arg(long, value_name = "STORE")]
+    pub state_store: Option<StateStore>,
+    /// Serve metrics and health here; a port alone means 127.0.0.1; off by default [env: WALRELAY_HTTP]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub http: Option<String>,
+    /// How long a stop waits for acks; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
+    #[arg(long, value_name = "DURATION")]
+    pub shutdown_timeout: Option<String>,
+    /// Form of log lines; text by default [env: WALRELAY_LOG_FORMAT]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// What to log, such as info or walrelay=debug; info by default [env: WALRELAY_LOG]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+/// Where the position is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StateStore {
+    /// In a compacted Kafka topic
+    Kafka,
+    /// In the table walrelay.position of the outbox's database
+    Postgres,
+    /// In the slot only: more copies after a crash of the server, and no check of what belongs to what
+    Slot,
+}
+
+/// Form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One object per line
+    Json,
+}
+
+/// `setup`.
+#[derive(Debug, Args)]
+pub struct SetupArgs {
+    /// Slot, database, publication, file.
+    #[command(flatten)]
+    pub common: Common,
+    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+    /// Create the table too, where it does not exist
+    #[arg(long)]
+    pub create_table: bool,
+    /// Change nothing; print the SQL, ready for psql
+    #[arg(long)]
+    pub dry_run: bool,
+    /// How long a statement may take: creating a slot waits for every transaction that is under way
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    pub timeout: Duration,
+}
+
+/// `teardown`.
+#[derive(Debug, Args)]
+pub struct TeardownArgs {
+    /// Slot, database, publication, file.
+    #[command(flatten)]
+    pub common: Common,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Also where a relay streams from the slot (it is cut off), or events were not relayed yet (the slot will not
+    /// deliver them)
+    #[arg(long)]
+    pub force: bool,
+    /// Leave the publication
+    #[arg(long)]
+    pub keep_publication: bool,
+}
+
+/// `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Slot, database, publication, file.
+    #[command(flatten)]
+    pub common: Common,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Go on, every SECS seconds
+    #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "2", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub watch: Option<u64>,
+    /// Unhealthy when more than this is not confirmed; takes 16MiB, too
+    #[arg(long, value_name = "N", value_parser = bytes)]
+    pub max_lag_bytes: Option<u64>,
+    /// Unhealthy when the lag is longer than this, where it is known
+    #[arg(long, value_name = "N")]
+    pub max_lag_seconds: Option<u64>,
+}
+
+/// `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// How long to write events
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// How many connections write
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub writers: u16,
+    /// A real Kafka to relay into
+    #[arg(long, value_name = "HOST:PORT")]
+    pub brokers: Option<String>,
+    /// Where initdb and postgres are; searched for by default
+    #[arg(long, value_name = "DIR")]
+    pub postgres_bin: Option<PathBuf>,
+    /// Print the verdict as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `check-config`.
+#[derive(Debug, Args)]
+pub struct CheckConfigArgs {
+    /// The same settings `run` takes: they are laid over the file as they would be there.
+    #[command(flatten)]
+    pub settings: RunSettings,
+}
+
+impl Common {
+    /// What was typed, by setting.
+    pub fn flags(&self) -> Flags {
+        let mut flags = Flags::new();
+        put(&mut flags, &setting::SLOT, self.slot.as_deref());
+        put(&mut flags, &setting::DATABASE_URL, self.database_url.as_deref());
+        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
+        flags
+    }
+}
+
+impl RunSettings {
+    /// What was typed, by setting.
+    pub fn flags(&self) -> Flags {
+        let mut flags = self.common.flags();
+        put(&mut flags, &setting::BROKERS, self.brokers.as_deref());
+        put(&mut flags, &setting::TABLE, self.table.as_deref());
+        put(&mut flags, &setting::STATE_STORE, self.state_store.and_then(word).as_deref());
+        put(&mut flags, &setting::HTTP, self.http.as_deref());
+        put(&mut flags, &setting::SHUTDOWN_TIMEOUT, self.shutdown_timeout.as_deref());
+        put(&mut flags, &setting::LOG_FORMAT, self.log_format.and_then(word).as_deref());
+        put(&mut flags, &setting::LOG_FILTER, self.log.as_deref());
+        flags
+    }
+}
+
+impl SetupArgs {
+    /// What was typed, by setting.
+    pub fn flags(&self) -> Flags {
+        let mut flags = self.common.flags();
+        put(&mut flags, &setting::TABLE, self.table.as_deref());
+        flags
+    }
+}
+
+fn put(flags: &mut Flags, setting: &setting::Setting, text: Option<&str>) {
+    flags.extend(text.map(|text| (setting.key, text.to_owned())));
+}
+
+fn word(value: impl ValueEnum) -> Option<String> {
+    Some(value.to_possible_value()?.get_name().to_owned())
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let allowed = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
+    let duration = parse_duration(text).filter(|duration| allowed.contains(duration));
+    duration.ok_or_else(|| "write a duration up to 24h, such as 60s or 5m".to_owned())
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 16MiB".to_owned())
+}
+
+const AFTER_HELP: &str = "\
+Start here:
+  walrelay demo                                              see it work; needs only Postgres' programs
+  walrelay setup --slot orders --create-table                table, publication and slot in your database
+  walrelay run --slot orders --brokers localhost:9092        relay until Ctrl-C
+
+Every setting may be a flag, a WALRELAY_* variable or a key of the configuration file, in this order of precedence.";
+
+const RUN_HELP: &str = "\
+Examples:
+  walrelay run --slot orders --brokers localhost:9092
+  walrelay run --config walrelay.toml --http 9187
+  PGHOST=db PGUSER=relay PGPASSFILE=~/.pgpass walrelay run --slot orders --brokers kafka:9092 --log-format json
+
+Exit codes:
+  0 stopped, everything confirmed   2 configuration   3 stopped with events not acked
+  11, 12 Postgres refuses or is not fit   14 slot   15 publication or table   16 position does not belong here
+  20 event cannot be decoded or routed   21 record refused   31 Kafka refuses   70 a bug
+  A server that cannot be reached is tried again for as long as it takes.";
+
+const SETUP_HELP: &str = "\
+Examples:
+  walrelay setup --slot orders --create-table
+  walrelay setup --slot orders --table sales.outbox --dry-run | psql
+
+What is there already and fits is left alone. Publication and slot come in this order for a reason: a slot cannot
+decode what was written before its publication existed.
+
+Exit codes:
+  0 all there   2 configuration   10 Postgres cannot be reached   11 refuses   12 is not fit, or transactions are in
+  the way   14 a slot that does not fit   15 a publication or table that does not fit";
+
+const TEARDOWN_HELP: &str = "\
+Examples:
+  walrelay teardown --slot orders
+  walrelay teardown --slot orders --yes
+
+The stored position stays where it is; a later slot of the same name is started with `run --adopt-slot`.
+
+Exit codes:
+  0 gone   2 configuration, or not confirmed   10 Postgres cannot be reached   11 refuses   13 a relay streams from the
+  slot   14 events were not relayed yet";
+
+const STATUS_HELP: &str = "\
+Examples:
+  walrelay status --slot orders
+  walrelay status --slot orders --json --max-lag-bytes 64MiB
+  walrelay status --slot orders --watch 5
+
+Exit codes:
+  0 healthy   1 no relay, lost, or over a limit   2 configuration   10 Postgres cannot be reached   11 refuses
+  14 no such slot";
+
+const DEMO_HELP: &str = "\
+Examples:
+  walrelay demo
+  walrelay demo --seconds 30 --writers 8 --brokers localhost:9092
+
+Exit codes:
+  0 every event verified   1 not verified   2 configuration   4 Postgres' programs are missing";
+
+const CHECK_CONFIG_HELP: &str = "\
+Examples:
+  walrelay check-config --config walrelay.toml
+  walrelay check-config --config walrelay.toml --slot orders
+
+Exit codes:
+  0 `run` would take it   2 it would not; the file and line are named";
+
+#[cfg(test)]
+mod tests;

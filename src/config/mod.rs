@@ -1,13 +1,28 @@
 //! What was meant: a configuration that has been checked, in types that cannot hold what makes no sense.
 //!
-//! What was *typed* (file, environment, flags) lives in the submodules and becomes this once, at start.
+//! What was *typed* becomes this once, at start:
+//!
+//! | module | its room |
+//! |---|---|
+//! | [`setting`] | every setting there is, its default and why |
+//! | [`file`] | `walrelay.toml`: keys, values, lines |
+//! | [`layers`] | flag over environment over file over default |
+//! | [`meaning`] | text to validated types |
+//! | [`effective`] | and back to text, for people |
+//! | [`name`], [`secret`], [`unit`] | the types values are made of |
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+pub mod effective;
+pub mod file;
+pub mod layers;
+pub mod meaning;
 pub mod name;
 pub mod secret;
+pub mod setting;
+pub mod unit;
 
 pub use name::{SlotName, TableName};
 pub use secret::Secret;

@@ -1,0 +1,31 @@
+-- The outbox table. A writer gives aggregatetype, aggregateid, type and payload, and may give id; the rest fills itself.
+-- Migrations only go forward: this file never changes once it was released.
+create table {table} (
+    id uuid not null primary key default gen_random_uuid(),
+    -- It becomes part of a topic's name. One row that cannot be routed would stop the line, so it is not let in.
+    aggregatetype text not null
+        constraint aggregatetype_fits_a_topic_name check (aggregatetype ~ '^[a-zA-Z0-9._-]{1,200}$'),
+    aggregateid text,
+    type text,
+    payload jsonb,
+    -- For reading the table itself: the order of insertion, which is not that of commits, and the transaction.
+    seq bigint not null generated always as identity,
+    xid xid8 not null default pg_current_xact_id(),
+    created_at timestamptz not null default now(),
+    -- Producers and brokers take records of about 1 MB; what is above 900 000 bytes is left for key, headers and framing.
+    constraint payload_fits_a_kafka_record check (octet_length(payload::text) <= 900000),
+    constraint key_and_type_fit_a_kafka_record check (
+        octet_length(coalesce(aggregateid, '')) + octet_length(coalesce(type, '')) <= 32768
+    )
+);
+
+comment on table {table} is
+    'Transactional outbox: insert an event in the transaction it belongs to, walrelay publishes it to Kafka. Rows may be deleted at any time after their commit.';
+comment on column {table}.id is 'Names the event for ever; consumers drop duplicates by it.';
+comment on column {table}.aggregatetype is 'Selects the topic.';
+comment on column {table}.aggregateid is 'Key of the record: events with the same one keep their order. Null: no key, no order.';
+comment on column {table}.type is 'Type of the event, sent as a header.';
+comment on column {table}.payload is 'Value of the record. Null: a tombstone.';
+comment on column {table}.seq is 'Order of insertion, not of commits.';
+comment on column {table}.xid is 'The transaction that inserted the row.';
+comment on column {table}.created_at is 'Start of the transaction that inserted the row: delete old rows by it.';

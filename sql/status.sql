@@ -1,0 +1,37 @@
+-- A slot ($1), its relay and how far behind it is. No row: it does not exist. Columns that older majors lack are read
+-- through jsonb and are null there. Any role may read this; another role's session shows as null without pg_monitor.
+select
+    s.slot_name::text as slot,
+    s.slot_type as kind,
+    s.plugin::text as plugin,
+    s.database::text as database,
+    s.active as active,
+    s.active_pid as pid,
+    nullif(r.application_name, '') as application,
+    host(r.client_addr) as client,
+    s.confirmed_flush_lsn::text as confirmed_lsn,
+    s.restart_lsn::text as restart_lsn,
+    w.lsn::text as current_lsn,
+    greatest(pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn), 0)::bigint as retained_bytes,
+    greatest(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint as lag_bytes,
+    case
+        when s.confirmed_flush_lsn >= w.lsn then 0
+        when s.active then extract(epoch from r.flush_lag)
+        else extract(epoch from now() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)
+    end::float8 as lag_seconds,
+    extract(epoch from now() - r.reply_time)::float8 as reply_age_seconds,
+    s.wal_status as wal_status,
+    s.safe_wal_size as safe_wal_bytes,
+    to_jsonb(s) ->> 'invalidation_reason' as invalidation_reason,
+    (to_jsonb(s) ->> 'conflicting')::boolean as conflicting,
+    s.two_phase as two_phase,
+    (to_jsonb(s) ->> 'failover')::boolean as failover
+from pg_catalog.pg_replication_slots s
+cross join (
+    select case
+        when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_receive_lsn()
+        else pg_catalog.pg_current_wal_flush_lsn()
+    end as lsn
+) as w
+left join pg_catalog.pg_stat_replication r on r.pid = s.active_pid
+where s.slot_name = $1::text

@@ -1,0 +1,25 @@
+//! Asking the person at the terminal.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use crate::error::{Error, Kind, Result};
+
+/// Asks `question` and waits for the answer. Only `y` and `yes` are yes.
+///
+/// # Errors
+/// [`Kind::Config`] where there is no terminal to ask at, or the answer is not yes.
+pub fn confirm(question: &str) -> Result<()> {
+    let stdin = io::stdin();
+    if !stdin.is_terminal() {
+        return Err(Error::new(Kind::Config, "there is no terminal to ask at").remedy("pass --yes if you are sure"));
+    }
+    let failed = |error: io::Error| Error::new(Kind::Config, format!("the terminal cannot be asked: {error}"));
+    let mut stderr = io::stderr().lock();
+    write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush()).map_err(failed)?;
+    let mut answer = String::new();
+    stdin.lock().read_line(&mut answer).map_err(failed)?;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Error::new(Kind::Config, "not confirmed, nothing was changed")),
+    }
+}

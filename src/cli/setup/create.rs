@@ -1,0 +1,86 @@
+//! Runs the statements of a plan. Creating a slot is the one that can take long: it waits for every transaction that is
+//! under way, a prepared one included (A24).
+
+use std::time::Duration;
+
+use crate::cli::output::{Outcome, note};
+use crate::cli::session::{Session, column};
+use crate::cli::setup::plan::Step;
+use crate::cli::sql;
+use crate::config::unit::exact_duration;
+use crate::error::{Error, Kind, Result};
+use crate::postgres::conninfo::ConnInfo;
+
+/// How often a waiting person is told what the slot waits for.
+const REPORT_EVERY: Duration = Duration::from_secs(2);
+/// How much longer than the server we wait for the server to give up.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Bounds every statement of the session by `timeout`, and nothing by a lock timeout that role or database may have.
+///
+/// # Errors
+/// What the session gives.
+pub async fn limit(session: &Session, timeout: Duration) -> Result<()> {
+    let sql = format!("set lock_timeout = 0; set statement_timeout = {}", timeout.as_millis());
+    session.run("setting time limits", &sql).await
+}
+
+/// Creates the slot, and tells every two seconds which transactions it waits for.
+///
+/// # Errors
+/// [`Kind::PostgresUnfit`] where it is not there after `timeout`; the server then leaves nothing behind.
+pub async fn slot(session: &Session, database: &ConnInfo, step: &Step, timeout: Duration) -> Outcome {
+    let pid: i32 =
+        match session.row("asking for the session's pid", "select pg_catalog.pg_backend_pid() as pid", &[]).await? {
+            Some(row) => column(&row, "pid")?,
+            None => return Err(Error::new(Kind::Bug, "the session has no pid").into()),
+        };
+    // The second session is opened before it is needed: when all connections are taken, that is known first.
+    let observer = Session::connect(database, "setup").await?;
+    let deadline = tokio::time::sleep(timeout + GRACE);
+    tokio::pin!(deadline);
+    let mut report = tokio::time::interval_at(tokio::time::Instant::now() + REPORT_EVERY, REPORT_EVERY);
+    let creating = session.run(&step.doing, &step.sql);
+    tokio::pin!(creating);
+    let mut waits = String::new();
+    loop {
+        tokio::select! {
+            created = &mut creating => return match created {
+                Ok(()) => Ok(()),
+                Err(error) if error.cause().contains("SQLSTATE 57014") => Err(too_late(step, timeout, &waits).into()),
+                Err(error) => Err(error.into()),
+            },
+            () = &mut deadline => return Err(too_late(step, timeout, &waits).into()),
+            _ = report.tick() => {
+                waits = blockers(&observer, pid).await?;
+                note(if waits.is_empty() { "waiting".to_owned() } else { format!("waiting for {waits}") });
+            }
+        }
+    }
+}
+
+fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {
+    let for_whom = if waits.is_empty() { String::new() } else { format!(" for {waits}") };
+    let cause = format!("gave up {} after {}, waiting{for_whom}", step.doing, exact_duration(timeout));
+    Error::new(Kind::PostgresUnfit, cause).remedy(
+        "let these transactions end, or end them (select pg_terminate_backend(PID); or rollback prepared 'NAME';), \
+         or wait longer with --timeout; then run setup again",
+    )
+}
+
+/// Who is in the way of the backend `pid`, without what they are doing: that may hold data.
+async fn blockers(observer: &Session, pid: i32) -> Result<String> {
+    let rows = observer.rows("asking what the slot waits for", sql::WAITS, &[&pid]).await?;
+    let blockers = rows.iter().map(|row| {
+        let blocker: i32 = column(row, "pid")?;
+        if blocker == 0 {
+            let names: Option<String> = column(row, "prepared")?;
+            return Ok(format!("a prepared transaction ({})", names.as_deref().unwrap_or("of another database")));
+        }
+        let (role, application): (String, String) = (column(row, "role")?, column(row, "application")?);
+        let age: Option<i64> = column(row, "age_seconds")?;
+        let age = age.map(|seconds| format!(", in its transaction for {seconds} s")).unwrap_or_default();
+        Ok(format!("pid {blocker} (role {role:?}, application {application:?}{age})"))
+    });
+    Ok(blockers.collect::<Result<Vec<_>>>()?.join(", "))
+}

@@ -1,0 +1,74 @@
+//! `walrelay setup`: look, decide, do.
+//!
+//! [`catalog`] reads what is there, [`plan`] decides without I/O, [`create`] runs the statements.
+
+pub mod catalog;
+pub mod create;
+pub mod plan;
+
+use crate::cli::SetupArgs;
+use crate::cli::load::Loaded;
+use crate::cli::output::{Outcome, note, print, print_line};
+use crate::cli::session::Session;
+use plan::{Object, Plan, Wanted};
+
+/// Creates what is missing, leaves what fits, and refuses what does not fit with the SQL to fix it.
+///
+/// # Errors
+/// [`crate::error::Kind::PostgresUnfit`], [`crate::error::Kind::PostgresRefused`],
+/// [`crate::error::Kind::Publication`], [`crate::error::Kind::SlotUnusable`], and what connecting gives.
+pub async fn setup(args: &SetupArgs) -> Outcome {
+    let loaded = Loaded::new(&args.flags(), args.common.config.as_deref())?;
+    for warning in loaded.settings.warnings() {
+        note(format_args!("warning: {warning}"));
+    }
+    let (source, outbox) = (loaded.settings.source()?, loaded.settings.outbox()?);
+    let session = Session::connect(&source.database, "setup").await?;
+    let found = catalog::look(&session, &source, &outbox).await?;
+    let wanted = Wanted {
+        slot: &source.slot,
+        publication: &source.publication,
+        outbox: &outbox,
+        create_table: args.create_table,
+    };
+    let plan = plan::plan(&wanted, &found)?;
+    if args.dry_run {
+        return print(&script(&plan, args.timeout));
+    }
+    plan.refusal()?;
+    for present in &plan.present {
+        print_line(present)?;
+    }
+    create::limit(&session, args.timeout).await?;
+    for step in &plan.steps {
+        print_line(format_args!("{}\n", step.sql.trim_end()))?;
+        match step.object {
+            Object::Table | Object::Publication => session.run(&step.doing, &step.sql).await?,
+            Object::Slot => create::slot(&session, &source.database, step, args.timeout).await?,
+        }
+        print_line(&step.done)?;
+    }
+    for remark in &plan.remarks {
+        print_line(format_args!("note: {remark}"))?;
+    }
+    print_line(format_args!("Ready. Next: walrelay run --slot {} --brokers HOST:PORT", source.slot))
+}
+
+/// The plan as a script for `psql`: what stands in the way is a comment, because whoever runs it may have other rights.
+fn script(plan: &Plan, timeout: std::time::Duration) -> String {
+    let mut lines =
+        vec!["-- walrelay setup: stops at the first error.".to_owned(), "\\set ON_ERROR_STOP on".to_owned()];
+    let comment = |text: &str| text.lines().map(|line| format!("-- {line}")).collect::<Vec<_>>().join("\n");
+    for obstacle in &plan.obstacles {
+        lines.push(comment(&format!("IN THE WAY: {}", obstacle.cause())));
+        lines.extend(obstacle.what_to_do().map(|remedy| comment(&format!("    fix: {remedy}"))));
+    }
+    lines.extend(plan.present.iter().chain(&plan.remarks).map(|text| comment(text)));
+    if plan.steps.is_empty() {
+        lines.push("-- Nothing to do.".to_owned());
+    } else {
+        lines.push(format!("set lock_timeout = 0;\nset statement_timeout = {};", timeout.as_millis()));
+        lines.extend(plan.steps.iter().map(|step| format!("\n{}", step.sql)));
+    }
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,365 @@
+//! What has to be done, decided from what is there. Pure.
+
+use crate::cli::setup::catalog::{Found, Publication, Server, Slot, Table};
+use crate::cli::sql::{self, Value, fill};
+use crate::config::{OutboxConfig, SlotName, setting};
+use crate::error::{Error, Kind, Result};
+
+/// Logical decoding in the shape we need: `two_phase`, `wal_status` and the messages of protocol version 1.
+const VERSION_MIN: i32 = 14_00_00;
+/// A slot can be kept on standbys from here on.
+const FAILOVER_SINCE: i32 = 17_00_00;
+
+/// What is to be there in the end.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The slot.
+    pub slot: &'a SlotName,
+    /// The publication.
+    pub publication: &'a str,
+    /// The table and its columns.
+    pub outbox: &'a OutboxConfig,
+    /// Whether to create the table where it does not exist.
+    pub create_table: bool,
+}
+
+/// What a step makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Object {
+    /// The table.
+    Table,
+    /// The publication.
+    Publication,
+    /// The slot.
+    Slot,
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// What it makes.
+    pub object: Object,
+    /// In words that follow "while".
+    pub doing: String,
+    /// To be said afterwards.
+    pub done: String,
+    /// The statement, or several.
+    pub sql: String,
+}
+
+/// What to do, in this order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Statements: table, publication, slot, as far as each is missing.
+    pub steps: Vec<Step>,
+    /// What is there already and fits.
+    pub present: Vec<String>,
+    /// What the operator should know.
+    pub remarks: Vec<String>,
+    /// What keeps this role on this server from doing the steps.
+    pub obstacles: Vec<Error>,
+}
+
+impl Plan {
+    /// All obstacles as one error.
+    ///
+    /// # Errors
+    /// The first obstacle's kind, with what they say and what to do about each.
+    pub fn refusal(&self) -> Result<()> {
+        let Some(first) = self.obstacles.first() else { return Ok(()) };
+        let causes: Vec<_> = self.obstacles.iter().map(Error::cause).collect();
+        let remedies: Vec<_> = self.obstacles.iter().filter_map(Error::what_to_do).collect();
+        Err(Error::new(first.kind(), causes.join("; ")).remedy(remedies.join("; ")))
+    }
+}
+
+/// What to do, so that what is `wanted` comes from what was `found`.
+///
+/// # Errors
+/// Something is there and does not fit; the remedy has the SQL.
+pub fn plan(wanted: &Wanted<'_>, found: &Found) -> Result<Plan> {
+    let mut plan = Plan::default();
+    serves(&found.server, &mut plan);
+    table(wanted, found, &mut plan)?;
+    publication(wanted, found, &mut plan)?;
+    slot(wanted, found, &mut plan)?;
+    remarks(wanted, found, &mut plan);
+    Ok(plan)
+}
+
+fn serves(server: &Server, plan: &mut Plan) {
+    let mut unfit =
+        |cause: String, remedy: &str| plan.obstacles.push(Error::new(Kind::PostgresUnfit, cause).remedy(remedy));
+    if server.version < VERSION_MIN {
+        unfit(format!("the server is Postgres {}", server.version / 10_000), "walrelay needs Postgres 14 or later");
+    }
+    if server.in_recovery {
+        unfit("the server is a standby".to_owned(), "connect to the primary");
+    }
+    if server.wal_level != "logical" {
+        unfit(
+            format!("wal_level is {}, not logical", server.wal_level),
+            "alter system set wal_level = 'logical'; and restart the server (on Amazon RDS: rds.logical_replication = 1)",
+        );
+    }
+}
+
+fn table(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
+    let name = &wanted.outbox.table;
+    match (&found.table, wanted.create_table) {
+        (Some(table), _) => {
+            table_fits(wanted.outbox, table)?;
+            plan.present.push(format!("table {name} is there"));
+        }
+        (None, false) => {
+            return Err(Error::new(
+                Kind::Publication,
+                format!("table {name} does not exist in database {}", found.server.database),
+            )
+            .remedy("name yours with --table, or let setup create it with --create-table"));
+        }
+        (None, true) => {
+            if columns(wanted.outbox).any(|(setting, column)| setting.default != Some(column)) {
+                let cause =
+                    "the table cannot be created: [outbox.columns] gives its columns other names than setup does";
+                return Err(
+                    Error::new(Kind::Config, cause).remedy("remove [outbox.columns], or create the table yourself")
+                );
+            }
+            plan.steps.push(Step {
+                object: Object::Table,
+                doing: format!("creating table {name}"),
+                done: format!("table {name} created"),
+                sql: fill(sql::CREATE_TABLE, &[("table", Value::Table(name))])?,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn table_fits(outbox: &OutboxConfig, table: &Table) -> Result<()> {
+    let name = &outbox.table;
+    let unfit = |cause: String, remedy: String| Err(Error::new(Kind::Publication, cause).remedy(remedy));
+    if !matches!(table.kind.as_str(), "r" | "p") {
+        return unfit(format!("{name} is not a table"), "name the outbox table with --table".to_owned());
+    }
+    if table.persistence != "p" {
+        let sql = format!("alter table {name} set logged;");
+        return unfit(format!("table {name} is unlogged or temporary, and so is in no write-ahead log"), sql);
+    }
+    let missing: Vec<_> =
+        columns(outbox).filter(|(_, column)| !table.columns.iter().any(|has| has == column)).collect();
+    if !missing.is_empty() {
+        let names: Vec<_> = missing.iter().map(|(_, column)| *column).collect();
+        let keys: Vec<_> = missing.iter().map(|(setting, _)| setting.key).collect();
+        return unfit(
+            format!("table {name} has no column {} that can be published", names.join(", ")),
+            format!("name the columns it has with {} in the configuration file", keys.join(", ")),
+        );
+    }
+    Ok(())
+}
+
+fn columns(outbox: &OutboxConfig) -> impl Iterator<Item = (setting::Setting, &str)> {
+    [
+        (setting::COLUMN_ID, outbox.id.as_str()),
+        (setting::COLUMN_AGGREGATE_TYPE, &outbox.aggregate_type),
+        (setting::COLUMN_AGGREGATE_ID, &outbox.aggregate_id),
+        (setting::COLUMN_TYPE, &outbox.event_type),
+        (setting::COLUMN_PAYLOAD, &outbox.payload),
+    ]
+    .into_iter()
+}
+
+fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
+    let values = [("publication", Value::Name(wanted.publication)), ("table", Value::Table(&wanted.outbox.table))];
+    let name = wanted.publication;
+    match (&found.publication, &found.slot) {
+        (Some(publication), _) => {
+            let partitioned = found.table.as_ref().is_some_and(|table| table.kind == "p");
+            publication_fits(wanted, publication, partitioned)?;
+            plan.present
+                .push(format!("publication {name} is there and publishes inserts into {}", wanted.outbox.table));
+        }
+        (None, Some(_)) => {
+            // A slot decodes with the catalog of the time of each change: there is no publication in its past (A11).
+            let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(wanted.slot.as_str()))])?;
+            return Err(Error::new(
+                Kind::Publication,
+                format!("slot {} is there and publication {name} is not; a slot cannot decode what was written before its publication", wanted.slot),
+            )
+            .remedy(format!("name the publication it was made for with --publication, or drop the slot and run setup again: {drop}")));
+        }
+        (None, None) => {
+            refuse_if(plan, !found.server.may_create, || {
+                Error::new(
+                    Kind::PostgresRefused,
+                    format!(
+                        "role {} may not create publications in database {}",
+                        found.server.role, found.server.database
+                    ),
+                )
+                .remedy(grant("grant create on database {database} to {role};", &found.server))
+            });
+            refuse_if(plan, found.table.as_ref().is_some_and(|table| !table.owned), || {
+                Error::new(
+                    Kind::PostgresRefused,
+                    format!("role {} does not own table {}", found.server.role, wanted.outbox.table),
+                )
+                .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run")
+            });
+            plan.steps.push(Step {
+                object: Object::Publication,
+                doing: format!("creating publication {name}"),
+                done: format!("publication {name} created"),
+                sql: fill(sql::CREATE_PUBLICATION, &values)?,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn publication_fits(wanted: &Wanted<'_>, publication: &Publication, partitioned: bool) -> Result<()> {
+    let table = &wanted.outbox.table;
+    let values = [("publication", Value::Name(wanted.publication)), ("table", Value::Table(table))];
+    let exactly_ours =
+        matches!(publication.tables.as_slice(), [(schema, name)] if schema == table.schema() && name == table.table());
+    let set_table = "alter publication {publication} set table {table};";
+    let faults = [
+        (publication.all_tables, "publishes all tables", "drop publication {publication};"),
+        (publication.publishes_schemas, "publishes whole schemas", set_table),
+        (
+            !publication.all_tables && !publication.publishes_schemas && !exactly_ours,
+            "does not publish exactly the outbox table",
+            set_table,
+        ),
+        (publication.row_filter, "has a row filter, which drops events silently", set_table),
+        (publication.column_list, "has a column list, which hides columns silently", set_table),
+        (
+            publication.other_than_inserts || !publication.inserts,
+            "does not publish exactly inserts",
+            "alter publication {publication} set (publish = 'insert');",
+        ),
+        (
+            partitioned && !publication.via_root,
+            "publishes partitions under their own names",
+            "alter publication {publication} set (publish_via_partition_root = true);",
+        ),
+    ];
+    let present = || faults.iter().filter(|(present, ..)| *present);
+    let what: Vec<_> = present().map(|(_, what, _)| *what).collect();
+    if what.is_empty() {
+        return Ok(());
+    }
+    let mut statements: Vec<_> = present().map(|(.., sql)| fill(sql, &values)).collect::<Result<_>>()?;
+    if publication.all_tables {
+        statements.truncate(1);
+        statements.push("and run setup again, or name another publication with --publication".to_owned());
+    }
+    statements.dedup();
+    let cause = format!("publication {} does not fit table {table}: it {}", wanted.publication, what.join(", and "));
+    Err(Error::new(Kind::Publication, cause).remedy(statements.join(" ")))
+}
+
+fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
+    let server = &found.server;
+    let name = wanted.slot.as_str();
+    if let Some(slot) = &found.slot {
+        slot_fits(wanted.slot, slot, server)?;
+        plan.present
+            .push(format!("slot {name} is there, confirmed to {}", slot.confirmed_lsn.as_deref().unwrap_or("nothing")));
+        return Ok(());
+    }
+    refuse_if(plan, !server.may_replicate, || {
+        Error::new(Kind::PostgresRefused, format!("role {} may not create replication slots", server.role))
+            .remedy(grant("alter role {role} replication; (on Amazon RDS: grant rds_replication to {role};)", server))
+    });
+    refuse_if(plan, server.free_slots < 1, || {
+        Error::new(Kind::PostgresUnfit, "all replication slots are taken")
+            .remedy("drop one that nobody needs, or raise max_replication_slots and restart the server")
+    });
+    refuse_if(plan, server.free_senders < 1, || {
+        Error::new(Kind::PostgresUnfit, "all walsenders are taken")
+            .remedy("raise max_wal_senders and restart the server")
+    });
+    let template = if server.version >= FAILOVER_SINCE { sql::CREATE_SLOT_FAILOVER } else { sql::CREATE_SLOT };
+    plan.steps.push(Step {
+        object: Object::Slot,
+        doing: format!("creating slot {name}"),
+        done: format!("slot {name} created: everything committed from now on will be relayed"),
+        sql: fill(template, &[("slot", Value::Text(name))])?,
+    });
+    Ok(())
+}
+
+fn slot_fits(name: &SlotName, slot: &Slot, server: &Server) -> Result<()> {
+    let unusable = |cause: String| Error::new(Kind::SlotUnusable, format!("slot {name} {cause}"));
+    let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(name.as_str()))])?;
+    let other_name = |cause: String| unusable(cause).remedy(format!("choose another --slot, or drop this one: {drop}"));
+    let plugin = slot.plugin.as_deref().unwrap_or_default();
+    if slot.kind != "logical" {
+        return Err(other_name("is a physical slot".to_owned()));
+    }
+    if plugin != "pgoutput" {
+        return Err(other_name(format!("uses the plugin {plugin}, not pgoutput")));
+    }
+    if slot.database.as_deref() != Some(server.database.as_str()) {
+        let database = slot.database.as_deref().unwrap_or_default();
+        return Err(unusable(format!("belongs to database {database}, not {}", server.database)).remedy(
+            "slot names are shared by all databases of a server: choose another --slot, or connect to that database",
+        ));
+    }
+    if slot.temporary || slot.two_phase {
+        let what = if slot.temporary {
+            "is temporary"
+        } else {
+            "decodes prepared transactions before their commit (two_phase)"
+        };
+        return Err(other_name(what.to_owned()));
+    }
+    if slot.wal_status.as_deref() == Some("lost") || slot.invalidation_reason.is_some() {
+        let why = slot.invalidation_reason.as_deref().unwrap_or("wal_removed");
+        return Err(unusable(format!("is lost ({why}): the log it needs is gone")).remedy(format!(
+            "drop it, run setup again, and start with `run --adopt-slot`; events in between have to be sent otherwise: {drop}"
+        )));
+    }
+    if slot.confirmed_lsn.is_none() {
+        let pid = slot.active_pid.map(|pid| format!(" by pid {pid}")).unwrap_or_default();
+        return Err(unusable(format!("is still being created{pid}, and waits for transactions that are under way"))
+            .remedy("wait for it, or end that session: select pg_terminate_backend(pid);"));
+    }
+    Ok(())
+}
+
+fn remarks(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) {
+    plan.remarks.push(match found.server.max_slot_wal_keep_size.as_str() {
+        "-1" => {
+            "max_slot_wal_keep_size is -1: while no relay runs, the slot keeps write-ahead log until the disk is full; \
+                 watch `walrelay status`, or bound it and risk losing the slot"
+                .to_owned()
+        }
+        size => format!(
+            "max_slot_wal_keep_size is {size}: a relay that falls further behind loses the slot, and with it events; \
+             watch `walrelay status`"
+        ),
+    });
+    if found.server.version >= FAILOVER_SINCE && found.slot.as_ref().is_some_and(|slot| slot.failover == Some(false)) {
+        plan.remarks.push(format!("slot {} is not kept on standbys (failover is off)", wanted.slot));
+    }
+}
+
+fn refuse_if(plan: &mut Plan, in_the_way: bool, error: impl FnOnce() -> Error) {
+    if in_the_way {
+        plan.obstacles.push(error());
+    }
+}
+
+/// A statement with the role's and database's names quoted; these names come from the server.
+fn grant(template: &str, server: &Server) -> String {
+    let values = [("role", Value::Name(&server.role)), ("database", Value::Name(&server.database))];
+    fill(template, &values).unwrap_or_else(|_| template.to_owned())
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,200 @@
+use super::*;
+
+fn outbox(table: &str) -> OutboxConfig {
+    OutboxConfig {
+        table: table.parse().unwrap(),
+        id: "id".into(),
+        aggregate_type: "aggregatetype".into(),
+        aggregate_id: "aggregateid".into(),
+        event_type: "type".into(),
+        payload: "payload".into(),
+    }
+}
+
+fn found() -> Found {
+    let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"].map(str::to_owned).to_vec();
+    Found {
+        server: Server {
+            version: 15_00_18,
+            wal_level: "logical".into(),
+            in_recovery: false,
+            free_slots: 1,
+            free_senders: 1,
+            max_slot_wal_keep_size: "-1".into(),
+            may_replicate: true,
+            may_create: true,
+            role: "app".into(),
+            database: "shop".into(),
+        },
+        table: Some(Table { kind: "r".into(), persistence: "p".into(), owned: true, columns }),
+        publication: None,
+        slot: None,
+    }
+}
+
+fn fitting_publication() -> Publication {
+    Publication {
+        all_tables: false,
+        publishes_schemas: false,
+        inserts: true,
+        other_than_inserts: false,
+        via_root: false,
+        tables: vec![("public".into(), "outbox".into())],
+        row_filter: false,
+        column_list: false,
+    }
+}
+
+fn fitting_slot() -> Slot {
+    Slot {
+        kind: "logical".into(),
+        plugin: Some("pgoutput".into()),
+        database: Some("shop".into()),
+        temporary: false,
+        two_phase: false,
+        active_pid: None,
+        confirmed_lsn: Some("0/1".into()),
+        wal_status: Some("reserved".into()),
+        invalidation_reason: None,
+        failover: None,
+    }
+}
+
+fn planned(create_table: bool, found: &Found) -> Result<Plan> {
+    let outbox = outbox("outbox");
+    let slot: SlotName = "orders".parse().unwrap();
+    plan(&Wanted { slot: &slot, publication: "walrelay_orders", outbox: &outbox, create_table }, found)
+}
+
+fn objects(plan: &Plan) -> Vec<Object> {
+    plan.steps.iter().map(|step| step.object).collect()
+}
+
+#[test]
+fn the_order_is_table_publication_slot() {
+    let plan = planned(true, &Found { table: None, ..found() }).unwrap();
+    assert_eq!(objects(&plan), [Object::Table, Object::Publication, Object::Slot]);
+    assert!(plan.refusal().is_ok());
+}
+
+#[test]
+fn what_is_there_and_fits_is_left_alone() {
+    let all = Found { publication: Some(fitting_publication()), slot: Some(fitting_slot()), ..found() };
+    let plan = planned(true, &all).unwrap();
+    assert_eq!((plan.steps.len(), plan.present.len()), (0, 3));
+}
+
+#[test]
+fn a_slot_is_made_for_failover_where_the_server_can() {
+    let mut newer = found();
+    newer.server.version = 17_00_00;
+    let sql = |found: &Found| planned(false, found).unwrap().steps.last().unwrap().sql.clone();
+    assert_eq!(sql(&found()), "select lsn from pg_catalog.pg_create_logical_replication_slot('orders', 'pgoutput');");
+    assert!(sql(&newer).contains("failover => true"));
+}
+
+#[test]
+fn a_server_or_role_that_cannot_is_refused_with_everything_that_is_wrong() {
+    let mut bad = found();
+    bad.server.wal_level = "replica".into();
+    bad.server.may_replicate = false;
+    bad.server.role = "we\"ird".into();
+    let plan = planned(false, &bad).unwrap();
+    let error = plan.refusal().unwrap_err();
+    assert_eq!(error.kind(), Kind::PostgresUnfit);
+    assert_eq!(error.cause(), "wal_level is replica, not logical; role we\"ird may not create replication slots");
+    assert!(error.what_to_do().unwrap().contains(r#"alter role "we""ird" replication;"#));
+    assert_eq!(objects(&plan), [Object::Publication, Object::Slot], "a dry run still has the script");
+}
+
+#[test]
+fn a_publication_that_does_not_fit_comes_with_the_sql_that_fixes_it() {
+    let fitting = fitting_publication;
+    let two = vec![("public".to_owned(), "outbox".to_owned()), ("public".to_owned(), "orders".to_owned())];
+    let set_table = r#"alter publication "walrelay_orders" set table "public"."outbox";"#;
+    let set_publish = r#"alter publication "walrelay_orders" set (publish = 'insert');"#;
+    let table = [
+        (Publication { tables: two, ..fitting() }, set_table.to_owned()),
+        (Publication { tables: vec![], ..fitting() }, set_table.to_owned()),
+        (Publication { row_filter: true, ..fitting() }, set_table.to_owned()),
+        (Publication { column_list: true, row_filter: true, ..fitting() }, set_table.to_owned()),
+        (Publication { publishes_schemas: true, ..fitting() }, set_table.to_owned()),
+        (Publication { other_than_inserts: true, ..fitting() }, set_publish.to_owned()),
+        (Publication { inserts: false, ..fitting() }, set_publish.to_owned()),
+        (
+            Publication { column_list: true, other_than_inserts: true, ..fitting() },
+            format!("{set_table} {set_publish}"),
+        ),
+    ];
+    for (publication, sql) in table {
+        let error = planned(false, &Found { publication: Some(publication), ..found() }).unwrap_err();
+        assert_eq!((error.kind(), error.what_to_do()), (Kind::Publication, Some(sql.as_str())), "{}", error.cause());
+    }
+    let all = Publication { all_tables: true, tables: vec![], ..fitting() };
+    let error = planned(false, &Found { publication: Some(all), ..found() }).unwrap_err();
+    assert!(error.what_to_do().unwrap().starts_with(r#"drop publication "walrelay_orders";"#));
+}
+
+#[test]
+fn a_partitioned_table_is_published_as_its_root() {
+    let mut partitioned = Found { publication: Some(fitting_publication()), ..found() };
+    partitioned.table.as_mut().unwrap().kind = "p".into();
+    assert!(
+        planned(false, &partitioned).unwrap_err().what_to_do().unwrap().contains("publish_via_partition_root = true")
+    );
+    partitioned.publication.as_mut().unwrap().via_root = true;
+    assert!(planned(false, &partitioned).is_ok());
+}
+
+#[test]
+fn a_slot_without_its_publication_is_not_given_a_new_one() {
+    let error = planned(false, &Found { slot: Some(fitting_slot()), ..found() }).unwrap_err();
+    assert_eq!(error.kind(), Kind::Publication);
+    assert!(error.what_to_do().unwrap().contains("pg_drop_replication_slot('orders')"));
+}
+
+#[test]
+fn a_slot_that_does_not_fit_is_refused() {
+    let fitting = fitting_slot;
+    let table = [
+        (Slot { kind: "physical".into(), plugin: None, ..fitting() }, "slot orders is a physical slot"),
+        (Slot { plugin: Some("wal2json".into()), ..fitting() }, "slot orders uses the plugin wal2json, not pgoutput"),
+        (Slot { database: Some("other".into()), ..fitting() }, "slot orders belongs to database other, not shop"),
+        (Slot { temporary: true, ..fitting() }, "slot orders is temporary"),
+        (
+            Slot { two_phase: true, ..fitting() },
+            "slot orders decodes prepared transactions before their commit (two_phase)",
+        ),
+        (
+            Slot { wal_status: Some("lost".into()), ..fitting() },
+            "slot orders is lost (wal_removed): the log it needs is gone",
+        ),
+        (
+            Slot { confirmed_lsn: None, active_pid: Some(7), ..fitting() },
+            "slot orders is still being created by pid 7, and waits for transactions that are under way",
+        ),
+    ];
+    for (slot, cause) in table {
+        let found = Found { publication: Some(fitting_publication()), slot: Some(slot), ..found() };
+        let error = planned(false, &found).unwrap_err();
+        assert_eq!((error.kind(), error.cause()), (Kind::SlotUnusable, cause));
+        assert!(error.what_to_do().is_some());
+    }
+}
+
+#[test]
+fn a_table_that_does_not_fit_is_refused() {
+    let with = |change: fn(&mut Table)| {
+        let mut found = found();
+        change(found.table.as_mut().unwrap());
+        planned(false, &found).unwrap_err()
+    };
+    assert_eq!(with(|table| table.kind = "v".into()).cause(), "public.outbox is not a table");
+    assert_eq!(
+        with(|table| table.persistence = "u".into()).what_to_do(),
+        Some("alter table public.outbox set logged;")
+    );
+    let error = with(|table| table.columns.truncate(3));
+    assert_eq!(error.cause(), "table public.outbox has no column type, payload that can be published");
+    assert!(planned(false, &Found { table: None, ..found() }).is_err(), "a table is only created when asked for");
+}

@@ -1,0 +1,129 @@
+//! Statements that take names: templates from `sql/` with everything quoted that is put in (P11).
+
+use crate::config::TableName;
+use crate::error::{Error, Kind, Result};
+use crate::postgres::quote::{quote_ident, quote_literal};
+
+/// The table's DDL: the first migration.
+pub const CREATE_TABLE: &str = include_str!("../../migrations/0001_outbox.sql");
+/// The publication.
+pub const CREATE_PUBLICATION: &str = include_str!("../../sql/create_publication.sql");
+/// Its end.
+pub const DROP_PUBLICATION: &str = include_str!("../../sql/drop_publication.sql");
+/// The slot, before Postgres 17.
+pub const CREATE_SLOT: &str = include_str!("../../sql/create_slot.sql");
+/// The slot, with failover.
+pub const CREATE_SLOT_FAILOVER: &str = include_str!("../../sql/create_slot_failover.sql");
+/// Its end.
+pub const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
+/// What the server and role can do.
+pub const SERVER: &str = include_str!("../../sql/server.sql");
+/// A table.
+pub const TABLE: &str = include_str!("../../sql/table.sql");
+/// A publication.
+pub const PUBLICATION: &str = include_str!("../../sql/publication.sql");
+/// Whether it publishes schemas.
+pub const PUBLICATION_SCHEMAS: &str = include_str!("../../sql/publication_schemas.sql");
+/// A slot.
+pub const SLOT: &str = include_str!("../../sql/slot.sql");
+/// What a backend waits for.
+pub const WAITS: &str = include_str!("../../sql/waits.sql");
+/// What a slot still has.
+pub const PENDING: &str = include_str!("../../sql/pending.sql");
+/// A slot, its relay and its lag.
+pub const STATUS: &str = include_str!("../../sql/status.sql");
+
+/// What a placeholder stands for.
+#[derive(Debug, Clone, Copy)]
+pub enum Value<'a> {
+    /// A name, put in as a quoted identifier.
+    Name(&'a str),
+    /// A table, put in with its schema.
+    Table(&'a TableName),
+    /// Text, put in as a quoted literal.
+    Text(&'a str),
+}
+
+/// `template` with every `{placeholder}` replaced by its quoted value. What is put in is not looked at again.
+///
+/// # Errors
+/// [`Kind::Bug`] for a placeholder without a value, [`Kind::Config`] for a value that cannot be quoted.
+pub fn fill(template: &str, values: &[(&str, Value<'_>)]) -> Result<String> {
+    let mut sql = String::with_capacity(template.len());
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once('{') {
+        sql.push_str(before);
+        // A brace that encloses no name is SQL's own, as in a pattern's {1,200}.
+        let name = after.split_once('}').filter(|(name, _)| is_placeholder(name));
+        let Some((name, behind)) = name else {
+            sql.push('{');
+            rest = after;
+            continue;
+        };
+        let value = values.iter().find(|(known, _)| *known == name);
+        let (_, value) = value.ok_or_else(|| Error::new(Kind::Bug, format!("nothing to put in for {{{name}}}")))?;
+        sql.push_str(&quoted(*value)?);
+        rest = behind;
+    }
+    sql.push_str(rest);
+    Ok(sql.trim_end().to_owned())
+}
+
+fn is_placeholder(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+}
+
+fn quoted(value: Value<'_>) -> Result<String> {
+    match value {
+        Value::Name(name) => quote_ident(name),
+        Value::Table(table) => Ok(format!("{}.{}", quote_ident(table.schema())?, quote_ident(table.table())?)),
+        Value::Text(text) => quote_literal(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_names_stay_names() {
+        let table: TableName = r#""Sa.les"."out"";drop table x;--""#.parse().unwrap();
+        let values = [("publication", Value::Name(r#"p" for all tables; --"#)), ("table", Value::Table(&table))];
+        insta::assert_snapshot!(fill(CREATE_PUBLICATION, &values).unwrap(), @r#"
+        create publication "p"" for all tables; --" for table "Sa.les"."out"";drop table x;--"
+            with (publish = 'insert', publish_via_partition_root = true);
+        "#);
+        let quote = fill(DROP_SLOT, &[("slot", Value::Text("a'); drop table x; --"))]).unwrap();
+        assert_eq!(quote, "select pg_catalog.pg_drop_replication_slot('a''); drop table x; --');");
+    }
+
+    #[test]
+    fn what_is_put_in_is_not_filled_again() {
+        let values = [("a", Value::Name("{b}")), ("b", Value::Name("x"))];
+        assert_eq!(fill("{a} {b}", &values).unwrap(), r#""{b}" "x""#);
+    }
+
+    #[test]
+    fn a_brace_that_is_no_placeholder_stays() {
+        assert_eq!(fill("~ '{1,200}' {", &[]).unwrap(), "~ '{1,200}' {");
+    }
+
+    #[test]
+    fn a_placeholder_without_a_value_and_a_value_with_nul_are_refused() {
+        assert_eq!(fill("{a}", &[]).unwrap_err().kind(), Kind::Bug);
+        assert!(fill("{a}", &[("a", Value::Name("x\0y"))]).is_err());
+        assert!(fill("{a}", &[("a", Value::Text("x\0y"))]).is_err());
+    }
+
+    #[test]
+    fn every_template_can_be_filled() {
+        let table: TableName = "outbox".parse().unwrap();
+        let values = [("table", Value::Table(&table)), ("publication", Value::Name("p")), ("slot", Value::Text("s"))];
+        for template in
+            [CREATE_TABLE, CREATE_PUBLICATION, DROP_PUBLICATION, CREATE_SLOT, CREATE_SLOT_FAILOVER, DROP_SLOT]
+        {
+            let sql = fill(template, &values).unwrap();
+            assert!(sql.ends_with(';') && !sql.contains("{table}"), "{sql}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! `walrelay status`: one query, one report.
+
+pub mod report;
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use crate::cli::StatusArgs;
+use crate::cli::load::Loaded;
+use crate::cli::output::{Outcome, note, print, print_line};
+use crate::cli::session::{Session, column};
+use crate::cli::sql;
+use crate::config::SlotName;
+use crate::error::{Error, Kind, Result};
+use report::{Limits, Report};
+
+/// Clears the screen and starts at its top left.
+const REDRAW: &str = "\x1b[H\x1b[2J";
+
+/// Prints how the slot is doing, once or until interrupted.
+///
+/// # Errors
+/// [`Kind::SlotUnusable`] where it does not exist, [`Kind::Unhealthy`] where it is not well, and what connecting gives.
+/// While watching, being unhealthy does not end it.
+pub async fn status(args: &StatusArgs) -> Outcome {
+    let loaded = Loaded::new(&args.common.flags(), args.common.config.as_deref())?;
+    for warning in loaded.settings.warnings() {
+        note(format_args!("warning: {warning}"));
+    }
+    let (slot, database) = (loaded.settings.slot()?, loaded.settings.database()?);
+    let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
+    let session = Session::connect(&database, "status").await?;
+    let Some(seconds) = args.watch else {
+        let report = read(&session, &slot, &limits).await?;
+        print_line(if args.json { report.json()? } else { report.table().trim_end().to_owned() })?;
+        return Ok(report.verdict()?);
+    };
+    let redraw = std::io::stdout().is_terminal() && !args.json;
+    let mut tick = tokio::time::interval(Duration::from_secs(seconds));
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let report = read(&session, &slot, &limits).await?;
+        match (redraw, args.json) {
+            (true, _) => print(&format!("{REDRAW}{}", report.table()))?,
+            (false, true) => print_line(report.json()?)?,
+            (false, false) => print_line(report.line())?,
+        }
+    }
+}
+
+async fn read(session: &Session, slot: &SlotName, limits: &Limits) -> Result<Report> {
+    let row = session.row("asking for the slot's status", sql::STATUS, &[&slot.as_str()]).await?;
+    let row = row.ok_or_else(|| {
+        Error::new(Kind::SlotUnusable, format!("slot {slot} does not exist"))
+            .remedy(format!("create it: walrelay setup --slot {slot}"))
+    })?;
+    let mut report = Report {
+        slot: column(&row, "slot")?,
+        healthy: true,
+        problems: Vec::new(),
+        kind: column(&row, "kind")?,
+        plugin: column(&row, "plugin")?,
+        database: column(&row, "database")?,
+        active: column(&row, "active")?,
+        pid: column(&row, "pid")?,
+        application: column(&row, "application")?,
+        client: column(&row, "client")?,
+        confirmed_lsn: column(&row, "confirmed_lsn")?,
+        restart_lsn: column(&row, "restart_lsn")?,
+        current_lsn: column(&row, "current_lsn")?,
+        retained_bytes: column(&row, "retained_bytes")?,
+        lag_bytes: column(&row, "lag_bytes")?,
+        lag_seconds: column(&row, "lag_seconds")?,
+        reply_age_seconds: column(&row, "reply_age_seconds")?,
+        wal_status: column(&row, "wal_status")?,
+        safe_wal_bytes: column(&row, "safe_wal_bytes")?,
+        invalidation_reason: column(&row, "invalidation_reason")?,
+        conflicting: column(&row, "conflicting")?,
+        two_phase: column(&row, "two_phase")?,
+        failover: column(&row, "failover")?,
+    };
+    report.judge(limits);
+    Ok(report)
+}

@@ -1,0 +1,292 @@
+//! What `status` says of a slot, and whether it is well. Pure.
+
+use std::fmt::Display;
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use crate::config::unit::human_bytes;
+use crate::error::{Error, Kind, Result};
+
+/// What the caller still calls healthy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Most bytes of WAL that may be unconfirmed.
+    pub lag_bytes: Option<u64>,
+    /// Longest lag, where it is known.
+    pub lag_seconds: Option<u64>,
+}
+
+/// A slot as its server sees it. The fields are the keys of `status --json`, where `null` is "not known": the server's
+/// major does not have it, or the role may not see it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The slot.
+    pub slot: String,
+    /// Whether it is well: no problems.
+    pub healthy: bool,
+    /// What is wrong, a sentence each.
+    pub problems: Vec<String>,
+    /// `logical`, or the wrong thing.
+    pub kind: String,
+    /// `pgoutput`, or the wrong thing.
+    pub plugin: Option<String>,
+    /// Its database.
+    pub database: Option<String>,
+    /// Whether somebody streams from it.
+    pub active: bool,
+    /// The walsender that does.
+    pub pid: Option<i32>,
+    /// Who that is, by its own words.
+    pub application: Option<String>,
+    /// From where.
+    pub client: Option<String>,
+    /// Up to where the relay confirmed.
+    pub confirmed_lsn: Option<String>,
+    /// From where WAL is kept: the start of the oldest transaction that is not confirmed.
+    pub restart_lsn: Option<String>,
+    /// The end of WAL that is on the server's disk.
+    pub current_lsn: Option<String>,
+    /// WAL kept for the slot: `current_lsn - restart_lsn`.
+    pub retained_bytes: Option<i64>,
+    /// WAL not confirmed: `current_lsn - confirmed_lsn`. WAL of other tables counts until the relay confirms past it.
+    pub lag_bytes: Option<i64>,
+    /// Nothing unconfirmed: 0. Active: `pg_stat_replication.flush_lag`, how long the WAL confirmed last had waited for
+    /// its confirmation; a relay that has stopped confirming keeps its last value, so watch `lag_bytes` as well.
+    /// Inactive: the time since it became so, from Postgres 17 on.
+    pub lag_seconds: Option<f64>,
+    /// Since the relay last said anything.
+    pub reply_age_seconds: Option<f64>,
+    /// `reserved`, `extended`, `unreserved` or `lost`.
+    pub wal_status: Option<String>,
+    /// WAL that can still be written before the slot may be lost; `null` without a bound.
+    pub safe_wal_bytes: Option<i64>,
+    /// Why it can no longer be used, from Postgres 17 on.
+    pub invalidation_reason: Option<String>,
+    /// Whether it was lost to a conflict with recovery, from Postgres 16 on.
+    pub conflicting: Option<bool>,
+    /// Whether it decodes prepared transactions at their prepare; walrelay's never do.
+    pub two_phase: bool,
+    /// Whether standbys keep a copy, from Postgres 17 on.
+    pub failover: Option<bool>,
+}
+
+impl Report {
+    /// Fills in `problems` and `healthy`.
+    pub fn judge(&mut self, limits: &Limits) {
+        let mut problems = Vec::new();
+        let reason = self.invalidation_reason.as_deref();
+        if self.kind != "logical" || self.plugin.as_deref() != Some("pgoutput") {
+            problems.push("it is not a slot of walrelay: not pgoutput".to_owned());
+        }
+        match self.wal_status.as_deref() {
+            Some("lost") => problems.push(format!("it is lost ({})", reason.unwrap_or("wal_removed"))),
+            _ if reason.is_some() => problems.push(format!("it is invalid ({})", reason.unwrap_or_default())),
+            Some("unreserved") => {
+                problems.push("it is about to be lost: its WAL may go at the next checkpoint".to_owned())
+            }
+            _ => {}
+        }
+        if self.conflicting == Some(true) && reason.is_none() {
+            problems.push("it conflicts with recovery".to_owned());
+        }
+        match (self.active, self.confirmed_lsn.is_some()) {
+            (_, false) if self.restart_lsn.is_some() => problems.push("it is still being created".to_owned()),
+            (false, _) => problems.push("no relay streams from it".to_owned()),
+            (true, _) => {}
+        }
+        if let (Some(most), Some(lag)) = (limits.lag_bytes, self.lag_bytes)
+            && u64::try_from(lag).is_ok_and(|lag| lag > most)
+        {
+            problems.push(format!("{} are not confirmed, more than {}", bytes(lag), human_bytes(most)));
+        }
+        if let (Some(most), Some(lag)) = (limits.lag_seconds, self.lag_seconds)
+            && std::time::Duration::try_from_secs_f64(lag).is_ok_and(|lag| lag > std::time::Duration::from_secs(most))
+        {
+            problems.push(format!("it is {lag:.1} s behind, more than {most} s"));
+        }
+        self.healthy = problems.is_empty();
+        self.problems = problems;
+    }
+
+    /// The exit code's side of it.
+    ///
+    /// # Errors
+    /// [`Kind::Unhealthy`] with the problems.
+    pub fn verdict(&self) -> Result<()> {
+        if self.healthy {
+            return Ok(());
+        }
+        let error =
+            Error::new(Kind::Unhealthy, format!("slot {} is not well: {}", self.slot, self.problems.join("; ")));
+        Err(match (self.wal_status.as_deref(), self.active) {
+            (Some("lost"), _) => error.remedy(format!(
+                "its events are gone from the log: walrelay teardown --slot {0}, then setup, then run --adopt-slot",
+                self.slot
+            )),
+            (_, false) => error.remedy(format!("start a relay: walrelay run --slot {}", self.slot)),
+            (_, true) => error.remedy("look at the relay's log: Kafka may be slow or away"),
+        })
+    }
+
+    /// One JSON object on one line.
+    ///
+    /// # Errors
+    /// [`Kind::Bug`]; numbers and text can always be written.
+    pub fn json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| Error::new(Kind::Bug, format!("the status is no JSON: {error}")))
+    }
+
+    /// One line for a log.
+    pub fn line(&self) -> String {
+        format!(
+            "slot={} healthy={} active={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
+            self.slot,
+            self.healthy,
+            self.active,
+            or_dash(self.confirmed_lsn.as_deref()),
+            or_dash(self.lag_bytes),
+            or_dash(self.lag_seconds.map(|seconds| format!("{seconds:.1}"))),
+            or_dash(self.retained_bytes),
+            or_dash(self.wal_status.as_deref()),
+        )
+    }
+
+    /// An aligned table for people.
+    pub fn table(&self) -> String {
+        let relay = match (self.active, self.pid) {
+            (true, Some(pid)) => {
+                let application = self.application.as_deref().unwrap_or("?");
+                format!(
+                    "pid {pid}, {application} from {}",
+                    self.client.as_deref().unwrap_or("a local socket or unknown")
+                )
+            }
+            (true, None) => "connected".to_owned(),
+            (false, _) => "none".to_owned(),
+        };
+        let invalid = self.invalidation_reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        let safe = match self.safe_wal_bytes {
+            Some(safe) => format!("{} more may be written before the slot can be lost", bytes(safe)),
+            None => "no bound (max_slot_wal_keep_size)".to_owned(),
+        };
+        let health =
+            if self.healthy { "healthy".to_owned() } else { format!("UNHEALTHY: {}", self.problems.join("; ")) };
+        let rows = [
+            ("slot", self.slot.clone()),
+            ("health", health),
+            ("database", or_dash(self.database.as_deref())),
+            ("relay", relay),
+            ("last heard", or_dash(self.reply_age_seconds.map(|age| format!("{} ago", seconds(age))))),
+            ("confirmed", or_dash(self.confirmed_lsn.as_deref())),
+            ("current", or_dash(self.current_lsn.as_deref())),
+            ("lag", format!("{}, {}", or_dash(self.lag_bytes.map(bytes)), or_dash(self.lag_seconds.map(seconds)))),
+            (
+                "WAL kept",
+                format!("{} from {}", or_dash(self.retained_bytes.map(bytes)), or_dash(self.restart_lsn.as_deref())),
+            ),
+            ("WAL status", format!("{}{invalid}", or_dash(self.wal_status.as_deref()))),
+            ("WAL bound", safe),
+            ("failover", or_dash(self.failover.map(|failover| if failover { "kept on standbys" } else { "off" }))),
+        ];
+        let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+        rows.iter().fold(String::new(), |mut table, (name, value)| {
+            // Writing to a String does not fail.
+            writeln!(table, "{name:width$}  {value}").unwrap_or_default();
+            table
+        })
+    }
+}
+
+fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+fn bytes(bytes: i64) -> String {
+    human_bytes(u64::try_from(bytes).unwrap_or_default())
+}
+
+fn seconds(seconds: f64) -> String {
+    if seconds < 60.0 { format!("{seconds:.1} s") } else { format!("{:.0} min", seconds / 60.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            slot: "orders".into(),
+            healthy: true,
+            problems: vec![],
+            kind: "logical".into(),
+            plugin: Some("pgoutput".into()),
+            database: Some("shop".into()),
+            active: true,
+            pid: Some(7),
+            application: Some("walrelay".into()),
+            client: Some("10.0.0.1".into()),
+            confirmed_lsn: Some("0/2000000".into()),
+            restart_lsn: Some("0/1000000".into()),
+            current_lsn: Some("0/2100000".into()),
+            retained_bytes: Some(17 << 20),
+            lag_bytes: Some(1 << 20),
+            lag_seconds: Some(0.25),
+            reply_age_seconds: Some(1.5),
+            wal_status: Some("reserved".into()),
+            safe_wal_bytes: None,
+            invalidation_reason: None,
+            conflicting: None,
+            two_phase: false,
+            failover: None,
+        }
+    }
+
+    fn problems(change: impl FnOnce(&mut Report), limits: Limits) -> String {
+        let mut report = report();
+        change(&mut report);
+        report.judge(&limits);
+        assert_eq!(report.healthy, report.verdict().is_ok());
+        report.problems.join("; ")
+    }
+
+    #[test]
+    fn a_slot_is_judged_by_what_an_operator_would_be_woken_for() {
+        let none = Limits::default();
+        assert_eq!(problems(|_| {}, none), "");
+        assert_eq!(problems(|report| report.active = false, none), "no relay streams from it");
+        assert_eq!(problems(|report| report.wal_status = Some("lost".into()), none), "it is lost (wal_removed)");
+        assert_eq!(
+            problems(|report| report.wal_status = Some("unreserved".into()), none),
+            "it is about to be lost: its WAL may go at the next checkpoint"
+        );
+        assert_eq!(problems(|report| report.wal_status = Some("extended".into()), none), "");
+        assert_eq!(
+            problems(|report| report.invalidation_reason = Some("idle_timeout".into()), none),
+            "it is invalid (idle_timeout)"
+        );
+        assert_eq!(problems(|report| report.confirmed_lsn = None, none), "it is still being created");
+    }
+
+    #[test]
+    fn a_limit_is_the_most_that_is_still_healthy_and_what_is_not_known_is_not_over_it() {
+        let bytes = |most| Limits { lag_bytes: Some(most), ..Limits::default() };
+        let seconds = |most| Limits { lag_seconds: Some(most), ..Limits::default() };
+        assert_eq!(problems(|_| {}, bytes(1 << 20)), "");
+        assert_eq!(problems(|_| {}, bytes((1 << 20) - 1)), "1.0 MiB are not confirmed, more than 1023 KiB");
+        assert_eq!(problems(|report| report.lag_seconds = Some(5.0), seconds(5)), "");
+        assert_eq!(problems(|report| report.lag_seconds = Some(5.5), seconds(5)), "it is 5.5 s behind, more than 5 s");
+        assert_eq!(problems(|report| report.lag_seconds = None, seconds(0)), "");
+    }
+
+    #[test]
+    fn the_table_is_aligned_and_in_units_people_read() {
+        insta::assert_snapshot!(report().table(), @"");
+    }
+
+    #[test]
+    fn what_is_not_known_is_null_in_json() {
+        let json: serde_json::Value = serde_json::from_str(&report().json().unwrap()).unwrap();
+        assert!(json["failover"].is_null() && json["lag_bytes"] == 1 << 20 && json["healthy"] == true);
+    }
+}

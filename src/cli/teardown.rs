@@ -1,0 +1,149 @@
+//! `walrelay teardown`: the slot, then its publication; never the table.
+
+use std::time::Duration;
+
+use crate::cli::TeardownArgs;
+use crate::cli::load::Loaded;
+use crate::cli::output::{Outcome, note, print_line};
+use crate::cli::prompt::confirm;
+use crate::cli::session::{Session, column};
+use crate::cli::setup::catalog::{self, Publication, Slot};
+use crate::cli::sql::{self, Value, fill};
+use crate::config::{SlotName, SourceConfig};
+use crate::error::{Error, Kind, Result};
+use crate::postgres::quote::quote_ident;
+
+/// How many messages of the slot are looked at when counting what was not relayed: to refuse, one would do.
+const PENDING_MESSAGES: i32 = 10_000;
+/// How long decoding may take for that.
+const PENDING_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a walsender that was told to end may take.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+const RELEASE_POLL: Duration = Duration::from_millis(100);
+
+/// Drops the slot and the publication, after asking. What is gone already is said to be gone.
+///
+/// # Errors
+/// [`Kind::SlotActive`] and [`Kind::SlotUnusable`] where that would cut off a relay or lose events, without `--force`;
+/// [`Kind::Publication`] where others use the publication.
+pub async fn teardown(args: &TeardownArgs) -> Outcome {
+    let loaded = Loaded::new(&args.common.flags(), args.common.config.as_deref())?;
+    for warning in loaded.settings.warnings() {
+        note(format_args!("warning: {warning}"));
+    }
+    let source = loaded.settings.source()?;
+    let session = Session::connect(&source.database, "teardown").await?;
+    let server = catalog::server(&session).await?;
+    let slot = catalog::slot(&session, source.slot.as_str()).await?;
+    let publication = match args.keep_publication {
+        true => None,
+        false => catalog::publication(&session, &source.publication, &server).await?,
+    };
+    if let Some(publication) = &publication {
+        only_one_table(&source.publication, publication)?;
+    }
+    if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
+        nothing_is_lost(&session, &source, slot).await?;
+    }
+    let doomed: Vec<_> = [
+        slot.as_ref().map(|_| format!("slot {}", source.slot)),
+        publication.as_ref().map(|_| format!("publication {}", source.publication)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if doomed.is_empty() {
+        return print_line(format_args!("Nothing to drop: slot {} is not there.", source.slot));
+    }
+    if !args.yes {
+        let lost = if args.force { " Events that were not relayed yet will not be." } else { "" };
+        confirm(&format!("Drop {} at {}?{lost}", doomed.join(" and "), source.database.describe()))?;
+    }
+    if let Some(slot) = &slot {
+        if args.force {
+            release(&session, &source.slot, slot).await?;
+        }
+        let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(source.slot.as_str()))])?;
+        print_line(&drop)?;
+        session.run(&format!("dropping slot {}", source.slot), &drop).await?;
+    }
+    if publication.is_some() {
+        let drop = fill(sql::DROP_PUBLICATION, &[("publication", Value::Name(&source.publication))])?;
+        print_line(&drop)?;
+        session.run(&format!("dropping publication {}", source.publication), &drop).await?;
+    }
+    print_line(format_args!(
+        "Dropped {}. The table is untouched. The stored position stays too: a later slot of this name is started with \
+         `walrelay run --slot {} --adopt-slot`.",
+        doomed.join(" and "),
+        source.slot
+    ))
+}
+
+/// `setup` makes publications of one table; what publishes more was not made for one relay.
+fn only_one_table(name: &str, publication: &Publication) -> Result<()> {
+    if publication.tables.len() == 1 && !publication.all_tables && !publication.publishes_schemas {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Publication,
+        format!("publication {name} does not publish exactly one table: others may need it"),
+    )
+    .remedy("keep it with --keep-publication, and drop it yourself if it is not needed"))
+}
+
+async fn nothing_is_lost(session: &Session, source: &SourceConfig, slot: &Slot) -> Result<()> {
+    let name = &source.slot;
+    if let Some(pid) = slot.active_pid {
+        return Err(Error::new(Kind::SlotActive, format!("slot {name} is in use by pid {pid}"))
+            .remedy("stop the relay first; --force cuts it off"));
+    }
+    let ours = slot.plugin.as_deref() == Some("pgoutput") && slot.confirmed_lsn.is_some();
+    let lost = slot.wal_status.as_deref() == Some("lost") || slot.invalidation_reason.is_some();
+    if !ours {
+        return Err(Error::new(Kind::SlotUnusable, format!("slot {name} is not one of walrelay's"))
+            .remedy("name the slot with --slot; --force drops it all the same"));
+    }
+    if lost {
+        return Ok(());
+    }
+    let limit = format!("set statement_timeout = {}", PENDING_TIMEOUT.as_millis());
+    session.run("setting a time limit", &limit).await?;
+    let publications = quote_ident(&source.publication)?;
+    let doing = format!("counting what slot {name} has not relayed");
+    let row = session.row(&doing, sql::PENDING, &[&name.as_str(), &publications, &PENDING_MESSAGES]).await;
+    session.run("lifting the time limit", "set statement_timeout = 0").await?;
+    let row = row.map_err(|error| {
+        Error::new(
+            Kind::SlotUnusable,
+            format!("whether slot {name} has events that were not relayed cannot be told: {error}"),
+        )
+        .remedy("let the relay catch up and stop it; --force drops the slot all the same")
+    })?;
+    let (inserts, more): (i64, bool) = match &row {
+        Some(row) => (column(row, "inserts")?, column(row, "more")?),
+        None => (0, false),
+    };
+    if inserts == 0 && !more {
+        return Ok(());
+    }
+    let at_least = if more { "at least " } else { "" };
+    Err(Error::new(Kind::SlotUnusable, format!("slot {name} has {at_least}{inserts} events that were not relayed"))
+        .remedy("let the relay catch up and stop it; --force drops the slot all the same"))
+}
+
+/// Ends the session that uses the slot, and waits until the slot is free.
+async fn release(session: &Session, name: &SlotName, slot: &Slot) -> Result<()> {
+    let Some(pid) = slot.active_pid else { return Ok(()) };
+    let doing = format!("ending pid {pid}, which uses slot {name}");
+    session.row(&doing, "select pg_catalog.pg_terminate_backend($1::int)", &[&pid]).await?;
+    let deadline = tokio::time::Instant::now() + RELEASE_TIMEOUT;
+    while catalog::slot(session, name.as_str()).await?.is_some_and(|slot| slot.active_pid == Some(pid)) {
+        if tokio::time::Instant::now() >= deadline {
+            return Err(Error::new(Kind::SlotActive, format!("pid {pid} was told to end and still uses slot {name}"))
+                .remedy("stop the relay, then try again"));
+        }
+        tokio::time::sleep(RELEASE_POLL).await;
+    }
+    Ok(())
+}

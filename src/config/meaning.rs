@@ -1,0 +1,369 @@
+//! From settings to what they mean: every value is checked here, once, and an error names where it was typed.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::layers::{Given, Settings};
+use super::setting::{self, Form, Setting};
+use super::unit::{exact_bytes, exact_duration, parse_bytes, parse_duration};
+use super::{
+    Config, KafkaConfig, OutboxConfig, ProcessConfig, RouteConfig, Secret, SlotName, SourceConfig, StateConfig,
+    StoreKind, TableName,
+};
+use crate::error::{Error, Kind, Result};
+use crate::postgres::conninfo::ConnInfo;
+
+/// `NAMEDATALEN` - 1: Postgres cuts longer names without a word.
+const IDENTIFIER_BYTES_MAX: usize = 63;
+/// Longest topic name Kafka takes.
+const TOPIC_BYTES_MAX: usize = 249;
+/// Properties that are `kafka.brokers` by another name.
+const BROKERS_PROPERTIES: &[&str] = &["bootstrap.servers", "metadata.broker.list"];
+
+impl Settings {
+    /// Everything `walrelay run` needs. `adopt_slot` is an argument because it is a decision of one start.
+    ///
+    /// # Errors
+    /// [`Kind::Config`]: what was typed where, and what is allowed.
+    pub fn config(&self, adopt_slot: bool) -> Result<Config> {
+        Ok(Config {
+            source: self.source()?,
+            outbox: self.outbox()?,
+            route: self.route()?,
+            kafka: self.kafka()?,
+            state: self.state(adopt_slot)?,
+            process: self.process()?,
+        })
+    }
+
+    /// How to reach the database.
+    ///
+    /// # Errors
+    /// As [`Settings::config`].
+    pub fn database(&self) -> Result<ConnInfo> {
+        let given = self.get(&setting::DATABASE_URL);
+        ConnInfo::parse(given.map(|given| given.text.expose()), &|name| self.variable(name)).map_err(|error| {
+            let cause = given.map(|given| format!("{}: {}", given.origin, error.cause()));
+            let again = Error::new(Kind::Config, cause.unwrap_or_else(|| error.cause().to_owned()));
+            again.remedy(error.what_to_do().unwrap_or("write it as postgres://USER@HOST:PORT/DATABASE"))
+        })
+    }
+
+    /// The slot's name.
+    ///
+    /// # Errors
+    /// As [`Settings::config`].
+    pub fn slot(&self) -> Result<SlotName> {
+        self.parsed(&setting::SLOT, "lower-case letters, digits and underscores, 63 at most")
+    }
+
+    /// The server, the slot and the publication.
+    ///
+    /// # Errors
+    /// As [`Settings::config`].
+    pub fn source(&self) -> Result<SourceConfig> {
+        let slot = self.slot()?;
+        let publication = match self.get(&setting::PUBLICATION) {
+            Some(given) => given.text.expose().to_owned(),
+            None => format!("walrelay_{slot}"),
+        };
+        if !(1..=IDENTIFIER_BYTES_MAX).contains(&publication.len()) || publication.contains('\0') {
+            let origin = self.get(&setting::PUBLICATION).or_else(|| self.get(&setting::SLOT));
+            let origin = origin.map(|given| format!("{}: ", given.origin)).unwrap_or_default();
+            return Err(Error::new(
+                Kind::Config,
+                format!("{origin}{publication:?} cannot be a publication's name: Postgres allows 1 to 63 bytes"),
+            )
+            .remedy(format!("set a shorter one: {}", setting::PUBLICATION.how_to_set())));
+        }
+        Ok(SourceConfig {
+            database: self.database()?,
+            slot,
+            publication,
+            wal_sender_timeout: self.duration(&setting::WAL_SENDER_TIMEOUT)?,
+            max_message_bytes: self.size(&setting::MAX_MESSAGE_BYTES)?,
+        })
+    }
+
+    /// The outbox table and its columns.
+    ///
+    /// # Errors
+    /// As [`Settings::config`].
+    pub fn outbox(&self) -> Result<OutboxConfig> {
+        let table = self.parsed::<TableName>(&setting::TABLE, "TABLE or SCHEMA.TABLE, quoted as in SQL")?;
+        let column = |setting: &Setting| {
+            let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
+            self.checked(setting, "a column's name, 1 to 63 bytes, without SQL quotes", fits)
+        };
+        Ok(OutboxConfig {
+            table,
+            id: column(&setting::COLUMN_ID)?,
+            aggregate_type: column(&setting::COLUMN_AGGREGATE_TYPE)?,
+            aggregate_id: column(&setting::COLUMN_AGGREGATE_ID)?,
+            event_type: column(&setting::COLUMN_TYPE)?,
+            payload: column(&setting::COLUMN_PAYLOAD)?,
+        })
+    }
+
+    fn route(&self) -> Result<RouteConfig> {
+        let prefix_fits = |prefix: &str| prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_topic_byte);
+        let header_fits = |name: &str| !name.is_empty() && !name.contains('\0');
+        Ok(RouteConfig {
+            topic_prefix: self.checked(
+                &setting::TOPIC_PREFIX,
+                "fewer than 249 letters, digits, dots, underscores and hyphens",
+                prefix_fits,
+            )?,
+            id_header: self.checked(&setting::ID_HEADER, "a header's name, not empty", header_fits)?,
+        })
+    }
+
+    fn kafka(&self) -> Result<KafkaConfig> {
+        for name in BROKERS_PROPERTIES {
+            if let Some(given) = self.properties().get(*name) {
+                let both = if self.get(&setting::BROKERS).is_some() { ", and kafka.brokers is set too" } else { "" };
+                let cause = format!("{}: {name} is what walrelay calls kafka.brokers{both}", given.origin);
+                return Err(Error::new(Kind::Config, cause)
+                    .remedy(format!("remove it and set {}", setting::BROKERS.how_to_set())));
+            }
+        }
+        let host_and_port = |broker: &str| !broker.trim().is_empty() && !broker.trim().contains(char::is_whitespace);
+        let brokers = self.checked(&setting::BROKERS, "HOST:PORT, or several with commas between", |text| {
+            text.split(',').all(host_and_port)
+        })?;
+        let properties = self.properties().iter().map(|(name, given)| (name.clone(), given.text.clone()));
+        Ok(KafkaConfig {
+            brokers,
+            properties: properties.collect::<BTreeMap<String, Secret>>(),
+            max_in_flight_bytes: self.size(&setting::MAX_IN_FLIGHT_BYTES)?,
+            max_in_flight_events: self.size(&setting::MAX_IN_FLIGHT_EVENTS)?,
+        })
+    }
+
+    fn state(&self, adopt_slot: bool) -> Result<StateConfig> {
+        let store = match self.checked(&setting::STATE_STORE, "kafka, postgres or slot", |_| true)?.as_str() {
+            "kafka" => StoreKind::Kafka,
+            "postgres" => StoreKind::Postgres,
+            "slot" => StoreKind::Slot,
+            _ => return Err(self.not_allowed(&setting::STATE_STORE, "kafka, postgres or slot")),
+        };
+        let topic_fits = |topic: &str| {
+            (1..=TOPIC_BYTES_MAX).contains(&topic.len())
+                && topic.bytes().all(is_topic_byte)
+                && !matches!(topic, "." | "..")
+        };
+        let key_fits = |key: &str| (1..=255).contains(&key.len()) && !key.contains(char::is_control);
+        let key = match self.get(&setting::STATE_KEY) {
+            None => self.slot()?.to_string(),
+            Some(_) => self.checked(&setting::STATE_KEY, "1 to 255 bytes without control characters", key_fits)?,
+        };
+        Ok(StateConfig {
+            store,
+            topic: self.checked(&setting::STATE_TOPIC, "a topic's name", topic_fits)?,
+            key,
+            adopt_slot,
+        })
+    }
+
+    fn process(&self) -> Result<ProcessConfig> {
+        Ok(ProcessConfig {
+            http: self.http()?,
+            shutdown_timeout: self.duration(&setting::SHUTDOWN_TIMEOUT)?,
+            ready_within: self.duration(&setting::READY_WITHIN)?,
+            log_json: self.log_json()?,
+            log_filter: self.checked(&setting::LOG_FILTER, "a filter such as info or walrelay=debug", |text| {
+                !text.trim().is_empty()
+            })?,
+        })
+    }
+
+    fn log_json(&self) -> Result<bool> {
+        match self.checked(&setting::LOG_FORMAT, "text or json", |_| true)?.as_str() {
+            "json" => Ok(true),
+            "text" => Ok(false),
+            _ => Err(self.not_allowed(&setting::LOG_FORMAT, "text or json")),
+        }
+    }
+
+    /// A port alone listens on loopback only; whoever wants more writes the address out.
+    fn http(&self) -> Result<Option<SocketAddr>> {
+        const ALLOWED: &str = "a PORT (on 127.0.0.1 only), or ADDRESS:PORT such as 0.0.0.0:9187 or [::1]:9187";
+        let Some(given) = self.get(&setting::HTTP) else { return Ok(None) };
+        let text = given.text.expose();
+        let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
+        let loopback = || Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.parse().ok()?));
+        match text.parse().ok().or_else(loopback) {
+            Some(address) => Ok(Some(address)),
+            None => Err(self.not_allowed(&setting::HTTP, ALLOWED)),
+        }
+    }
+
+    fn duration(&self, setting: &Setting) -> Result<Duration> {
+        let Form::Duration(least, most) = setting.form else { return Err(bug(setting)) };
+        let allowed = format!("a duration from {} to {}, such as 10s", exact_duration(least), exact_duration(most));
+        let value = parse_duration(self.required(setting)?.text.expose());
+        value.filter(|value| (least..=most).contains(value)).ok_or_else(|| self.not_allowed(setting, allowed))
+    }
+
+    fn size(&self, setting: &Setting) -> Result<usize> {
+        let text = self.required(setting)?.text.expose();
+        let (value, (least, most), allowed) = match setting.form {
+            Form::Bytes(least, most) => (
+                parse_bytes(text),
+                (least, most),
+                format!("a size from {} to {}, such as 32MiB", exact_bytes(least), exact_bytes(most)),
+            ),
+            Form::Count(least, most) => (text.parse().ok(), (least, most), format!("a number from {least} to {most}")),
+            Form::Text | Form::Duration(..) | Form::OneOf(_) => return Err(bug(setting)),
+        };
+        let value = value.filter(|value| (least..=most).contains(value)).and_then(|value| value.try_into().ok());
+        value.ok_or_else(|| self.not_allowed(setting, allowed))
+    }
+
+    fn parsed<T>(&self, setting: &Setting, allowed: &str) -> Result<T>
+    where
+        T: FromStr<Err: Display>,
+    {
+        let given = self.required(setting)?;
+        given.text.expose().parse().map_err(|error| {
+            Error::new(Kind::Config, format!("{}: {}: {error}", given.origin, setting.key))
+                .remedy(format!("write {allowed}"))
+        })
+    }
+
+    fn checked(&self, setting: &Setting, allowed: &str, fits: impl Fn(&str) -> bool) -> Result<String> {
+        let text = self.required(setting)?.text.expose();
+        if fits(text) { Ok(text.to_owned()) } else { Err(self.not_allowed(setting, allowed)) }
+    }
+
+    fn required(&self, setting: &Setting) -> Result<&Given> {
+        self.get(setting).ok_or_else(|| {
+            Error::new(Kind::Config, format!("{} is not set", setting.key))
+                .remedy(format!("set {}", setting.how_to_set()))
+        })
+    }
+
+    fn not_allowed(&self, setting: &Setting, allowed: impl Display) -> Error {
+        let (origin, text) = match self.get(setting) {
+            Some(given) => (given.origin.to_string(), given.text.expose()),
+            None => (String::new(), ""),
+        };
+        Error::new(Kind::Config, format!("{origin}: {} cannot be {text:?}", setting.key))
+            .remedy(format!("write {allowed}"))
+    }
+}
+
+fn bug(setting: &Setting) -> Error {
+    Error::new(Kind::Bug, format!("{} is read as something else than it is", setting.key))
+}
+
+fn is_topic_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::file;
+    use crate::config::layers::{Environment, Flags};
+
+    fn settings(file_text: &str) -> Settings {
+        let file = file::parse("w.toml", file_text).unwrap();
+        Settings::new(&Flags::new(), &Environment::new(), Some(&file))
+    }
+
+    const LEAST: &str = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
+
+    #[test]
+    fn the_least_configuration_gets_the_defaults() {
+        let config = settings(LEAST).config(false).unwrap();
+        assert_eq!(config.source.publication, "walrelay_orders");
+        assert_eq!(config.source.wal_sender_timeout, Duration::from_secs(10));
+        assert_eq!(config.source.max_message_bytes, 64 << 20);
+        assert_eq!(config.outbox.table.to_string(), "public.outbox");
+        assert_eq!(config.outbox.aggregate_id, "aggregateid");
+        assert_eq!(config.route.topic_prefix, "outbox.event.");
+        assert_eq!((config.kafka.max_in_flight_bytes, config.kafka.max_in_flight_events), (32 << 20, 100_000));
+        assert_eq!((config.state.store, config.state.topic.as_str()), (StoreKind::Kafka, "walrelay-state"));
+        assert_eq!(config.state.key, "orders");
+        assert_eq!(config.process.http, None);
+        assert_eq!(config.process.shutdown_timeout, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_value_that_makes_no_sense_is_refused_where_it_was_typed() {
+        let table = [
+            ("slot.wal_sender_timeout = '0s'", "w.toml:4: slot.wal_sender_timeout cannot be \"0s\""),
+            ("slot.wal_sender_timeout = '10'", "w.toml:4: slot.wal_sender_timeout cannot be \"10\""),
+            ("slot.max_message_bytes = '2GiB'", "w.toml:4: slot.max_message_bytes cannot be \"2GiB\""),
+            ("kafka.max_in_flight_events = 0", "w.toml:4: kafka.max_in_flight_events cannot be \"0\""),
+            ("kafka.max_in_flight_bytes = -1", "w.toml:4: kafka.max_in_flight_bytes cannot be \"-1\""),
+            ("state.store = 'redis'", "w.toml:4: state.store cannot be \"redis\""),
+            ("state.topic = 'a b'", "w.toml:4: state.topic cannot be \"a b\""),
+            ("log.format = 'xml'", "w.toml:4: log.format cannot be \"xml\""),
+            ("http.listen = 'somewhere:80'", "w.toml:4: http.listen cannot be \"somewhere:80\""),
+            ("route.topic_prefix = 'a/b'", "w.toml:4: route.topic_prefix cannot be \"a/b\""),
+            ("slot.publication = ''", "w.toml:4: \"\" cannot be a publication's name: Postgres allows 1 to 63 bytes"),
+            (
+                "outbox.table = 'a.b.c'",
+                "w.toml:4: outbox.table: \"a.b.c\" is not a table name: it must be TABLE or SCHEMA.TABLE",
+            ),
+            ("outbox.columns.id = ''", "w.toml:4: outbox.columns.id cannot be \"\""),
+        ];
+        for (line, cause) in table {
+            let error = settings(&format!("{LEAST}{line}")).config(false).unwrap_err();
+            assert_eq!((error.cause(), error.kind()), (cause, Kind::Config), "{line}");
+            assert!(error.what_to_do().is_some_and(|todo| !todo.is_empty()), "{line}: nothing to do");
+        }
+    }
+
+    #[test]
+    fn what_is_required_says_how_to_set_it() {
+        let error = settings("database.url = 'postgres://u@h/d'").config(false).unwrap_err();
+        assert_eq!(error.cause(), "slot.name is not set");
+        assert_eq!(error.what_to_do(), Some("set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file"));
+    }
+
+    #[test]
+    fn a_long_slot_name_needs_a_publication_of_its_own() {
+        let slot = "s".repeat(60);
+        let least = LEAST.replace("orders", &slot);
+        assert!(settings(&least).source().is_err());
+        assert!(settings(&format!("{least}slot.publication = 'p'")).source().is_ok());
+    }
+
+    #[test]
+    fn brokers_are_not_set_twice_over() {
+        let error =
+            settings(&format!("{LEAST}[kafka.properties]\nbootstrap.servers = 'x:1'")).config(false).unwrap_err();
+        assert_eq!(
+            error.cause(),
+            "w.toml:5: bootstrap.servers is what walrelay calls kafka.brokers, and kafka.brokers is set too"
+        );
+    }
+
+    #[test]
+    fn a_port_alone_listens_on_loopback() {
+        for (text, address) in [
+            ("9187", "127.0.0.1:9187"),
+            (":9187", "127.0.0.1:9187"),
+            ("localhost:9187", "127.0.0.1:9187"),
+            ("0.0.0.0:9187", "0.0.0.0:9187"),
+            ("[::1]:9187", "[::1]:9187"),
+        ] {
+            let config = settings(&format!("{LEAST}http.listen = '{text}'")).config(false).unwrap();
+            assert_eq!(config.process.http.unwrap().to_string(), address, "{text}");
+        }
+    }
+
+    #[test]
+    fn no_secret_is_in_the_debug_form() {
+        let text = LEAST.replace("u@h", "u:canary1@h") + "[kafka.properties]\nsasl.password = 'canary2'";
+        let config = settings(&text).config(true).unwrap();
+        assert!(!format!("{config:?}").contains("canary"), "a password is in {config:?}");
+        assert_eq!(config.kafka.properties["sasl.password"].expose(), "canary2");
+    }
+}

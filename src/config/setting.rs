@@ -1,0 +1,237 @@
+//! Every setting there is: its key, its flag, its variable, its default and why it is that.
+//!
+//! `docs/configuration.md` is held to this table by a test.
+
+use std::time::Duration;
+
+/// One thing that can be set.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// Its key in the file, with the tables it is in: `slot.name`.
+    pub key: &'static str,
+    /// Its flag, without the dashes, if it has one.
+    pub flag: Option<&'static str>,
+    /// What holds where nothing is set. `None`: it is required, or follows from something else.
+    pub default: Option<&'static str>,
+    /// What it may be.
+    pub form: Form,
+}
+
+/// What a setting's value may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Text; what reads it says what is allowed.
+    Text,
+    /// Bytes, both ends allowed.
+    Bytes(u64, u64),
+    /// A number, both ends allowed.
+    Count(u64, u64),
+    /// A duration, both ends allowed.
+    Duration(Duration, Duration),
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+}
+
+impl Setting {
+    /// Its environment variable: the flag's name in capitals, or the key's where there is no flag.
+    pub fn variable(&self) -> String {
+        let name = self.flag.unwrap_or(self.key);
+        let mut variable = String::from("WALRELAY_");
+        variable.extend(name.chars().map(|c| if matches!(c, '.' | '-') { '_' } else { c.to_ascii_uppercase() }));
+        variable
+    }
+
+    /// How to set it, in one line.
+    pub fn how_to_set(&self) -> String {
+        let (table, key) = self.key.rsplit_once('.').unwrap_or(("", self.key));
+        let flag = self.flag.map(|flag| format!("--{flag}, ")).unwrap_or_default();
+        format!("{flag}{} or `{key}` in [{table}] of the configuration file", self.variable())
+    }
+}
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+const GIB: u64 = 1024 * MIB;
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+const fn text(key: &'static str, flag: Option<&'static str>, default: Option<&'static str>) -> Setting {
+    Setting { key, flag, default, form: Form::Text }
+}
+
+/// How to reach Postgres. No default of ours: without it the `PG*` variables and their own defaults hold, so that
+/// whatever works with `psql` works here.
+pub const DATABASE_URL: Setting = text("database.url", Some("database-url"), None);
+
+/// The slot. Required: two relays on one slot would throw each other out, so nobody gets one by accident.
+pub const SLOT: Setting = text("slot.name", Some("slot"), None);
+
+/// The publication. Follows from the slot's name, because `setup` makes the two together.
+pub const PUBLICATION: Setting = text("slot.publication", Some("publication"), None);
+
+/// `wal_sender_timeout` of our session. Ten seconds: a dead server, or a dead relay that still holds the slot, is
+/// noticed within ten seconds instead of Postgres' sixty, for one small message every three.
+pub const WAL_SENDER_TIMEOUT: Setting =
+    Setting { key: "slot.wal_sender_timeout", flag: None, default: Some("10s"), form: Form::Duration(SECOND, HOUR) };
+
+/// Largest message taken from the server. 64 MiB: sixty times what a broker takes by default, and small enough that
+/// one row cannot take the process down. Postgres itself ends at 1 GiB.
+pub const MAX_MESSAGE_BYTES: Setting =
+    Setting { key: "slot.max_message_bytes", flag: None, default: Some("64MiB"), form: Form::Bytes(64 * KIB, GIB) };
+
+/// The outbox table. `public.outbox`: what `setup --create-table` makes.
+pub const TABLE: Setting = text("outbox.table", Some("table"), Some("public.outbox"));
+
+/// Column of the event's id. This name and the four below are those of Debezium's Outbox Event Router, so that a
+/// table made for it works unchanged.
+pub const COLUMN_ID: Setting = text("outbox.columns.id", None, Some("id"));
+/// Column that selects the topic.
+pub const COLUMN_AGGREGATE_TYPE: Setting = text("outbox.columns.aggregatetype", None, Some("aggregatetype"));
+/// Column of the record's key.
+pub const COLUMN_AGGREGATE_ID: Setting = text("outbox.columns.aggregateid", None, Some("aggregateid"));
+/// Column of the event's type.
+pub const COLUMN_TYPE: Setting = text("outbox.columns.type", None, Some("type"));
+/// Column of the record's value.
+pub const COLUMN_PAYLOAD: Setting = text("outbox.columns.payload", None, Some("payload"));
+
+/// Text before the aggregate type in the topic. The Outbox Event Router's: consumers need not change.
+pub const TOPIC_PREFIX: Setting = text("route.topic_prefix", None, Some("outbox.event."));
+/// Header with the event's id. The Outbox Event Router's: consumers that drop duplicates by it need not change.
+pub const ID_HEADER: Setting = text("route.id_header", None, Some("id"));
+
+/// `bootstrap.servers`. Required: there is no broker anybody could guess.
+pub const BROKERS: Setting = text("kafka.brokers", Some("brokers"), None);
+
+/// Bytes in flight. 32 MiB: the product of 100 MiB/s and a slow ack of 300 ms, and less than a small container has.
+pub const MAX_IN_FLIGHT_BYTES: Setting = Setting {
+    key: "kafka.max_in_flight_bytes",
+    flag: None,
+    default: Some("32MiB"),
+    form: Form::Bytes(64 * KIB, 64 * GIB),
+};
+
+/// Events in flight. 100 000: librdkafka's own bound on its queue. It bounds the bookkeeping of tiny events, which the
+/// bound on payload bytes would not see.
+pub const MAX_IN_FLIGHT_EVENTS: Setting = Setting {
+    key: "kafka.max_in_flight_events",
+    flag: None,
+    default: Some("100000"),
+    form: Form::Count(1, 10_000_000),
+};
+
+/// Where the position is kept. Kafka: it needs no right to write in the database, and goes with the records.
+pub const STATE_STORE: Setting = Setting {
+    key: "state.store",
+    flag: Some("state-store"),
+    default: Some("kafka"),
+    form: Form::OneOf(&["kafka", "postgres", "slot"]),
+};
+/// Topic of the Kafka store. One for all relays of a cluster; each has its own key in it.
+pub const STATE_TOPIC: Setting = text("state.topic", None, Some("walrelay-state"));
+/// Key in the store. Follows from the slot's name. Two *servers* with slots of one name need two keys.
+pub const STATE_KEY: Setting = text("state.key", None, None);
+
+/// Address of metrics and health. Off: nothing listens that nobody asked for.
+pub const HTTP: Setting = text("http.listen", Some("http"), None);
+/// Not ready after this long without progress. A minute: longer than a broker's election or a connection's back-off,
+/// shorter than anybody's patience.
+pub const READY_WITHIN: Setting = Setting {
+    key: "http.ready_within",
+    flag: None,
+    default: Some("60s"),
+    form: Form::Duration(SECOND, Duration::from_secs(24 * 3600)),
+};
+
+/// Form of log lines. Text: for the person who tries it; whoever ships logs says so.
+pub const LOG_FORMAT: Setting = Setting {
+    key: "log.format",
+    flag: Some("log-format"),
+    default: Some("text"),
+    form: Form::OneOf(&["text", "json"]),
+};
+/// What is logged. `info`: start, stop, faults and their end; nothing per event.
+pub const LOG_FILTER: Setting = text("log.filter", Some("log"), Some("info"));
+
+/// How long a stop waits for acks. Thirty seconds: longer than a broker's election. Whatever kills after a grace period
+/// of its own has to wait a little longer than this.
+pub const SHUTDOWN_TIMEOUT: Setting = Setting {
+    key: "shutdown.timeout",
+    flag: Some("shutdown-timeout"),
+    default: Some("30s"),
+    form: Form::Duration(Duration::ZERO, HOUR),
+};
+
+/// Table whose keys are librdkafka's.
+pub const KAFKA_PROPERTIES: &str = "kafka.properties";
+/// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is `sasl.password`.
+pub const KAFKA_PROPERTY_VARIABLE: &str = "WALRELAY_KAFKA_PROPERTY_";
+/// Variable that names the configuration file.
+pub const CONFIG_VARIABLE: &str = "WALRELAY_CONFIG";
+
+/// All of them, in the order of the file.
+pub const ALL: &[Setting] = &[
+    DATABASE_URL,
+    SLOT,
+    PUBLICATION,
+    WAL_SENDER_TIMEOUT,
+    MAX_MESSAGE_BYTES,
+    TABLE,
+    COLUMN_ID,
+    COLUMN_AGGREGATE_TYPE,
+    COLUMN_AGGREGATE_ID,
+    COLUMN_TYPE,
+    COLUMN_PAYLOAD,
+    TOPIC_PREFIX,
+    ID_HEADER,
+    BROKERS,
+    MAX_IN_FLIGHT_BYTES,
+    MAX_IN_FLIGHT_EVENTS,
+    STATE_STORE,
+    STATE_TOPIC,
+    STATE_KEY,
+    HTTP,
+    READY_WITHIN,
+    LOG_FORMAT,
+    LOG_FILTER,
+    SHUTDOWN_TIMEOUT,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_is_named_after_the_flag_or_else_the_key() {
+        assert_eq!(DATABASE_URL.variable(), "WALRELAY_DATABASE_URL");
+        assert_eq!(BROKERS.variable(), "WALRELAY_BROKERS");
+        assert_eq!(STATE_STORE.variable(), "WALRELAY_STATE_STORE");
+        assert_eq!(MAX_MESSAGE_BYTES.variable(), "WALRELAY_SLOT_MAX_MESSAGE_BYTES");
+    }
+
+    #[test]
+    fn no_two_settings_share_a_key_or_a_variable() {
+        let mut seen = std::collections::BTreeSet::new();
+        for setting in ALL {
+            assert!(seen.insert(setting.key.to_owned()), "{} is there twice", setting.key);
+            assert!(seen.insert(setting.variable()), "{} is there twice", setting.variable());
+        }
+    }
+
+    #[test]
+    fn the_manual_names_every_setting_with_its_variable_flag_and_default() {
+        let manual = include_str!("../../docs/configuration.md");
+        for setting in ALL {
+            let key = setting.key.rsplit('.').next().unwrap();
+            let row = manual.lines().find(|line| {
+                line.starts_with(&format!("| `{key}` |")) && line.contains(&format!("`{}`", setting.variable()))
+            });
+            let row = row.unwrap_or_else(|| panic!("docs/configuration.md has no row for {}", setting.key));
+            if let Some(flag) = setting.flag {
+                assert!(row.contains(&format!("`--{flag}`")), "the row of {} lacks its flag", setting.key);
+            }
+            if let Some(default) = setting.default {
+                assert!(row.contains(&format!("`{default}`")), "the row of {} lacks its default", setting.key);
+            }
+        }
+    }
+}
