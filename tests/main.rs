@@ -1,1 +1,2 @@
-
+//! The tests.
+mod support;

@@ -211,6 +211,8 @@ impl State {
                 Err(_) => return connection.cut.store(true, Ordering::Relaxed),
             };
             let started = Instant::now();
+            // They may have changed while it waited for bytes.
+            let conditions = *self.conditions(way).lock().expect("conditions");
             std::thread::sleep(conditions.latency);
             // What was read as the way went dark is lost with it only once it is resumed or cut: it waits here.
             while self.conditions(way).lock().expect("conditions").blackhole {

@@ -278,7 +278,7 @@ fn a_postgres_comes_back_with_its_data_after_a_kill_and_after_a_fast_shutdown() 
     assert_eq!(server.sql().number("select n from kept"), 7);
     server.stop_fast(Duration::from_secs(20));
     server.start();
-    assert_eq!(server.sql().text("show wal_level"), "logical");
+    assert_eq!(server.sql().text("select current_setting('wal_level')"), "logical");
 }
 
 #[test]
