@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a pump sleeps in a read before it looks at the conditions again.
 const TICK: Duration = Duration::from_millis(10);
@@ -210,10 +210,13 @@ impl State {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
                 Err(_) => return connection.cut.store(true, Ordering::Relaxed),
             };
-            let started = Instant::now();
             // They may have changed while it waited for bytes.
             let conditions = *self.conditions(way).lock().expect("conditions");
-            std::thread::sleep(conditions.latency);
+            let paced = match conditions.bytes_per_second {
+                0 => Duration::ZERO,
+                rate => Duration::from_secs_f64(length as f64 / rate as f64),
+            };
+            std::thread::sleep(conditions.latency + paced);
             // What was read as the way went dark is lost with it only once it is resumed or cut: it waits here.
             while self.conditions(way).lock().expect("conditions").blackhole {
                 if connection.cut.load(Ordering::Relaxed) {
@@ -223,10 +226,6 @@ impl State {
             }
             if to.write_all(piece.get(..length).expect("what was read")).is_err() {
                 return connection.cut.store(true, Ordering::Relaxed);
-            }
-            if conditions.bytes_per_second > 0 {
-                let due = Duration::from_secs_f64(length as f64 / conditions.bytes_per_second as f64);
-                std::thread::sleep(due.saturating_sub(started.elapsed()));
             }
         }
     }
@@ -238,6 +237,8 @@ fn reset_on_close(stream: &TcpStream) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::support::wait::{eventually, throughout};
 

@@ -158,6 +158,13 @@ impl Relay {
         self.get("/metrics").map(|(_, body)| body).unwrap_or_default()
     }
 
+    /// One sample of `/metrics`, by its name with labels.
+    pub(crate) fn metric(&self, sample: &str) -> Option<f64> {
+        let text = self.metrics();
+        let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;
+        value.split_whitespace().next()?.parse().ok()
+    }
+
     fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;

@@ -1,9 +1,11 @@
 //! What one test has to itself: a database, a slot, topics, on servers it shares with the others.
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::checker::{Delivered, Findings, Row, check};
+use super::proxy::Proxy;
 use super::relay::{Relay, RelayCommand};
 use super::seed::Witness;
 use super::servers::{Kafka, Postgres};
@@ -51,7 +53,9 @@ impl World {
     #[track_caller]
     pub(crate) fn bare(postgres: &Postgres, brokers: &str) -> World {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("t{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        // No two runs share a name, on servers that outlive them: positions of an earlier one would be a mismatch.
+        static RUN: LazyLock<u32> = LazyLock::new(|| fastrand::u32(..0x0100_0000));
+        let name = format!("t{:06x}_{}", *RUN, COUNT.fetch_add(1, Ordering::Relaxed));
         postgres.sql().run(&format!("create database {name}"));
         let world = World {
             database_url: postgres.url(&name),
@@ -185,15 +189,39 @@ impl World {
         self.sql().text(&format!("select {expression} from pg_replication_slots where slot_name = '{}'", self.name))
     }
 
+    /// The walsender's pid; 0 while nobody streams.
+    #[track_caller]
+    pub(crate) fn walsender(&self) -> i64 {
+        self.slot("coalesce(active_pid, 0)").parse().unwrap_or(0)
+    }
+
+    /// Waits until somebody streams from the slot, ready or not, and gives the walsender's pid.
+    #[track_caller]
+    pub(crate) fn wait_streaming(&self) -> i64 {
+        eventually("somebody streams", Duration::from_secs(30), || self.walsender(), |pid| *pid != 0)
+    }
+
+    /// The server's place in the log, in bytes from zero.
+    #[track_caller]
+    pub(crate) fn wal(&self) -> i64 {
+        self.sql().number("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint")
+    }
+
+    /// This database's URL with the proxy in the server's place.
+    pub(crate) fn url_through(&self, proxy: &Proxy) -> String {
+        let (credentials, rest) = self.database_url.split_once('@').expect("a user in the URL");
+        let path = rest.split_once('/').map_or("", |(_, path)| path);
+        format!("{credentials}@{}/{path}", proxy.address())
+    }
+
     /// Waits until the slot is confirmed up to what is in the log by now.
     #[track_caller]
     pub(crate) fn wait_confirmed(&self, deadline: Duration) {
-        let goal = self.sql().number("select (pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint");
+        let goal = self.sql().number("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint");
         eventually("the slot is confirmed", deadline, || self.confirmed(), |confirmed| *confirmed >= goal);
     }
 }
 
-/// Drops its database with `force` would race with relays on their way out; the server goes with the run anyway.
 #[test]
 fn the_lab_reads_back_what_it_wrote_and_the_checker_agrees() {
     use rdkafka::ClientConfig;
