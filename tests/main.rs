@@ -22,5 +22,14 @@
 //! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, and for longer runs `WALRELAY_TEST_CHAOS_SECONDS`,
 //! `WALRELAY_TEST_RESTARTS`, `WALRELAY_TEST_ROWS`.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a test that panics has failed, and its helpers are tests too"
+)]
+
 mod live;
 mod support;

@@ -115,9 +115,9 @@ fn settings_of_database_and_role_do_not_change_a_byte() {
     world.setup();
     let insert = |key: &str| {
         let kind = world.kind(0);
-        world.sql().run(&format!(
-            "insert into outbox values (gen_random_uuid(), '{kind}', '{key}', 'T', '\\x00ff27225c0a')"
-        ));
+        world
+            .sql()
+            .run(&format!("insert into outbox values (gen_random_uuid(), '{kind}', '{key}', 'T', '\\x00ff27225c0a')"));
     };
     let mut relay = world.relay();
     insert("plain");

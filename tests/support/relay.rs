@@ -124,14 +124,6 @@ impl Relay {
         self.get("/readyz").is_some_and(|(status, _)| status == 200)
     }
 
-    /// Waits until its log holds `text`.
-    #[track_caller]
-    pub(crate) fn wait_log(&mut self, text: &str, deadline: Duration) {
-        let caller = Location::caller();
-        let found = wait::until(deadline, || self.process.log().contains(text).then_some(()));
-        assert!(found.is_some(), "{caller}: {text:?} is not in the log:\n{}", self.process.log_tail(30));
-    }
-
     /// Waits for its end and gives the exit code.
     #[track_caller]
     pub(crate) fn wait_exit(&mut self, deadline: Duration) -> Option<i32> {

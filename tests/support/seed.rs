@@ -14,9 +14,9 @@ pub(crate) fn seed() -> u64 {
 /// A generator of its own for `part`, the same in every run with the same seed.
 pub(crate) fn generator(part: &str) -> fastrand::Rng {
     // FNV-1a: a stable hash is all it takes to tell the parts apart.
-    let hash = part.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = part
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
     fastrand::Rng::with_seed(seed() ^ hash)
 }
 

@@ -244,8 +244,7 @@ fn the_lab_reads_back_what_it_wrote_and_the_checker_agrees() {
         &[],
     );
     for row in &rows {
-        let (id, kind, key, value): (String, String, String, String) =
-            (row.get(0), row.get(1), row.get(2), row.get(3));
+        let (id, kind, key, value): (String, String, String, String) = (row.get(0), row.get(1), row.get(2), row.get(3));
         let headers = OwnedHeaders::new().insert(Header { key: "id", value: Some(&id) });
         let topic = format!("outbox.event.{kind}");
         producer.send(BaseRecord::to(&topic).key(&key).payload(&value).headers(headers)).unwrap();

@@ -69,8 +69,7 @@ impl Kafka {
         assert!(copied.success(), "could not copy {}", formatted.display());
 
         let port = free_port();
-        let doors: Vec<Door> =
-            (0..DOORS).map(|_| Door { listens: free_port(), advertised: free_port() }).collect();
+        let doors: Vec<Door> = (0..DOORS).map(|_| Door { listens: free_port(), advertised: free_port() }).collect();
         let text = configuration(&base, port, free_port(), &doors);
         std::fs::write(base.join("server.properties"), text).expect("server.properties");
         let brokers = format!("127.0.0.1:{port}");

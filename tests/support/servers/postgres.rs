@@ -197,10 +197,8 @@ fn with_database(url: &str, database: &str) -> String {
 
 /// Where the programs of a major were put.
 fn found(major: u32) -> Option<PathBuf> {
-    let candidates = [
-        PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")),
-        directory().join(format!("postgres-{major}/bin")),
-    ];
+    let candidates =
+        [PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")), directory().join(format!("postgres-{major}/bin"))];
     candidates.into_iter().find(|programs| programs.join("postgres").exists())
 }
 
