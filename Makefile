@@ -40,8 +40,9 @@ soak: prerequisites ## a minute of chaos per test, twenty restarts, five million
 	WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_RESTARTS=20 WALRELAY_TEST_ROWS=5000000 \
 		cargo test --locked $(FEATURES) --test walrelay -- --test-threads=1 --nocapture live::order live::position live::memory
 
-drain: prerequisites ## how fast 300 000 waiting events drain, beside pg_recvlogical (release build)
-	cargo test --locked --release --test walrelay -- --ignored --nocapture drains_at_a_rate
+drain: prerequisites build ## how fast 300 000 waiting events drain, beside pg_recvlogical (release build)
+	WALRELAY_TEST_BINARY=$(CURDIR)/target/release/walrelay \
+		cargo test --locked $(FEATURES) --test walrelay -- --ignored --nocapture drains_at_a_rate
 
 mutants: prerequisites ## change the core and see that a test notices (needs cargo-mutants)
 	cargo mutants --profile dev --cargo-arg=--locked -f 'src/position.rs' -f 'src/ledger/**' -f 'src/event/**' -f 'src/decode/**' -- --lib

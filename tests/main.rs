@@ -19,7 +19,7 @@
 //! | [`live::drain`] | how fast a backlog drains, beside `pg_recvlogical` (`make drain`) |
 //!
 //! Environment: `WALRELAY_TEST_SEED`, `WALRELAY_TEST_BROKERS`, `WALRELAY_TEST_DATABASE_URL` (a superuser's),
-//! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, and for longer runs `WALRELAY_TEST_CHAOS_SECONDS`,
+//! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, `WALRELAY_TEST_BINARY` (another `walrelay` than the one just built), and for longer runs `WALRELAY_TEST_CHAOS_SECONDS`,
 //! `WALRELAY_TEST_RESTARTS`, `WALRELAY_TEST_ROWS`.
 
 #![expect(
@@ -27,7 +27,6 @@
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    clippy::print_stdout,
     reason = "a test that panics has failed, and its helpers are tests too"
 )]
 

@@ -58,7 +58,8 @@ impl RelayCommand {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_walrelay"));
+        let program = std::env::var_os("WALRELAY_TEST_BINARY");
+        let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_walrelay").into()));
         // Nothing of the caller's own set-up may steer the program under test.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
