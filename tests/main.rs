@@ -1,4 +1,34 @@
-//! walrelay's tests.
+//! The tests, in one binary: the servers they need are started once, when the first test asks.
+//!
+//! `support` is the lab, and tests itself. `live` runs `walrelay` as an operator does, one module per promise:
+//!
+//! | module | what breaks, and what must hold |
+//! |---|---|
+//! | [`live::confirm`] | P1: killed in mid-flight, one topic stalled: nothing is confirmed that was not acked |
+//! | [`live::order`] | P2: kills and cuts under eight writers: commit order per aggregate, Java's partitions |
+//! | [`live::skipped`] | P3: what cannot be routed or produced stops the relay and is named |
+//! | [`live::memory`] | P4: one huge transaction in bounded memory, resumed inside after a kill |
+//! | [`live::pressure`] | P5: a frozen broker costs no connection; a silent server does |
+//! | [`live::idle`] | P6: an idle outbox pins no WAL, whoever else is busy |
+//! | [`live::shutdown`] | P7: Postgres shuts down fast, Kafka up or not |
+//! | [`live::publication`] | P8: publication and table altered under way; hostile session settings |
+//! | [`live::connections`] | P9: what heals is retried, what does not ends with its exit code |
+//! | [`live::stopping`] | P10: SIGTERM drains and confirms; the second one leaves |
+//! | [`live::secrets`] | P11: no secret and no payload in any output |
+//! | [`live::position`] | the stored position after crashes, restores and changes of server or slot |
+//! | [`live::drain`] | how fast a backlog drains, beside `pg_recvlogical` (`make drain`) |
+//!
+//! Environment: `WALRELAY_TEST_SEED`, `WALRELAY_TEST_BROKERS`, `WALRELAY_TEST_DATABASE_URL` (a superuser's),
+//! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, `WALRELAY_TEST_BINARY` (another `walrelay` than the one just built), and for longer runs `WALRELAY_TEST_CHAOS_SECONDS`,
+//! `WALRELAY_TEST_RESTARTS`, `WALRELAY_TEST_ROWS`.
 
-#[path = "simulation/main.rs"]
-mod simulation;
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that panics has failed, and its helpers are tests too"
+)]
+
+mod live;
+mod support;

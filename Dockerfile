@@ -1,0 +1,26 @@
+# The relay in a small image. librdkafka, OpenSSL, zstd and zlib are linked in: the runtime needs the C library,
+# libgcc and the roots of trust.
+
+FROM rust:1-bookworm AS build
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends cmake perl \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target \
+    cargo build --locked --release \
+    && install -m 0755 target/release/walrelay /usr/local/bin/walrelay
+
+FROM debian:bookworm-slim
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin walrelay
+COPY --from=build /usr/local/bin/walrelay /usr/local/bin/walrelay
+COPY LICENSE /usr/share/doc/walrelay/LICENSE
+USER 10001:10001
+# SIGTERM, the default, drains; give the container longer than --shutdown-timeout before it is killed.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/usr/local/bin/walrelay"]
+CMD ["run"]

@@ -1,0 +1,48 @@
+# Everything goes through cargo; this names the usual runs. `make` alone lists them.
+
+# One profile and one set of features for linting and testing: librdkafka and OpenSSL are built once.
+FEATURES = --features failpoints
+
+.PHONY: help prerequisites build demo check fmt lint docs compose test soak drain mutants
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
+
+prerequisites: ## install what is missing and fetch the test servers, once
+	@scripts/prerequisites
+
+build: ## the release binary
+	@scripts/prerequisites --minimal
+	cargo build --locked --release
+
+demo: ## the main job on a private, throw-away Postgres, verified
+	@scripts/prerequisites --minimal
+	cargo run --locked --quiet -- demo
+
+check: fmt lint docs compose ## what CI checks before it tests
+
+fmt: ## formatting
+	cargo fmt --check
+
+lint: ## clippy, warnings are errors
+	cargo clippy --locked --all-targets $(FEATURES) -- -D warnings
+
+docs: ## the documentation builds, and its links lead somewhere
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items $(FEATURES)
+
+compose: ## docker-compose.yml is what the Compose specification allows
+	@scripts/check-compose
+
+test: prerequisites ## all tests, on real servers
+	cargo test --locked $(FEATURES) -- --test-threads=2
+
+soak: prerequisites ## a minute of chaos per test, twenty restarts, five million rows
+	WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_RESTARTS=20 WALRELAY_TEST_ROWS=5000000 \
+		cargo test --locked $(FEATURES) --test walrelay -- --test-threads=1 --nocapture live::order live::position live::memory
+
+drain: prerequisites build ## how fast 300 000 waiting events drain, beside pg_recvlogical (release build)
+	WALRELAY_TEST_BINARY=$(CURDIR)/target/release/walrelay \
+		cargo test --locked $(FEATURES) --test walrelay -- --ignored --nocapture drains_at_a_rate
+
+mutants: prerequisites ## change the core and see that a test notices (needs cargo-mutants)
+	cargo mutants --profile dev --cargo-arg=--locked -f 'src/position.rs' -f 'src/ledger/**' -f 'src/event/**' -f 'src/decode/**' -- --lib

@@ -1,0 +1,84 @@
+//! P1: nothing is confirmed that was not acked.
+
+use std::time::Duration;
+
+use crate::support::proxy::Way;
+use crate::support::servers::{Kafka, Postgres, kafka::PARTITIONS};
+use crate::support::topic;
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+#[test]
+fn a_kill_in_mid_flight_with_one_topic_stalled_loses_nothing() {
+    let world = World::new();
+    let stalled = world.topic(1);
+    topic::create(&world.brokers, &stalled, PARTITIONS, &[]);
+    let mut relay = world.relay();
+    let sql = world.sql();
+    for aggregate in ["a", "b", "c", "d"] {
+        world.emit_to(&sql, 1, aggregate);
+    }
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(world.delivered(), 4);
+
+    topic::stall(&world.brokers, &stalled);
+    // The stall has begun when this event does not arrive while later ones of other topics do.
+    world.emit_to(&sql, 1, "a");
+    let behind = world.wal();
+    let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
+    eventually(
+        "other topics go on",
+        ARRIVAL,
+        || topic::count(&world.brokers, &world.topic(0)) + topic::count(&world.brokers, &world.topic(2)),
+        |records| *records >= 300,
+    );
+    assert_eq!(topic::count(&world.brokers, &stalled), 4, "the stalled topic took a record");
+    assert!(world.confirmed() < behind, "confirmed behind an event that was never acked");
+
+    relay.kill_hard();
+    assert!(world.confirmed() < behind, "confirmed behind an event that was never acked");
+    writers.stop();
+    topic::release(&world.brokers, &stalled);
+    let _relay = world.relay();
+    world.assert_all_delivered();
+    world.wait_confirmed(ARRIVAL);
+}
+
+#[test]
+fn a_kill_while_no_ack_comes_back_loses_nothing() {
+    let (proxy, brokers) = Kafka::shared().behind_proxy();
+    let world = World::new();
+    let mut relay = world.run().option("--brokers", &brokers).start();
+    relay.wait_ready();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+
+    // Requests arrive, acks do not: the broker has records nobody was told about.
+    proxy.blackhole(Way::Down);
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(150);
+    writers.stop();
+    let goal = world.wal();
+    eventually("records without acks", ARRIVAL, || world.delivered(), |records| *records > 1);
+    assert!(world.confirmed() < goal, "confirmed without an ack");
+    relay.kill_hard();
+
+    let _relay = world.relay();
+    let findings = world.assert_all_delivered();
+    assert!(findings.duplicates > 0, "records that were in the topic without an ack have to come again");
+}
+
+#[test]
+fn rows_that_committed_while_no_relay_ran_arrive_when_it_starts() {
+    let world = World::on(Postgres::shared(), Kafka::shared().brokers());
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(200);
+    writers.stop();
+    let mut relay = world.relay();
+    let findings = world.assert_all_delivered();
+    assert_eq!(findings.duplicates, 0);
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
+}

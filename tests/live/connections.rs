@@ -1,0 +1,159 @@
+//! P9: what heals is retried with back-off; what does not ends with a cause, a remedy and an exit code.
+
+use std::time::Duration;
+
+use crate::support::relay::RelayCommand;
+use crate::support::servers::postgres::GUARDED_ROLE;
+use crate::support::servers::{Kafka, Postgres, free_port};
+use crate::support::wait::{eventually, throughout};
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+const EXIT: Duration = Duration::from_secs(30);
+
+/// `command` ends with `code`, and says why in a line that holds `cause`.
+#[track_caller]
+fn assert_ends(command: &RelayCommand, code: i32, cause: &str) {
+    let mut relay = command.start();
+    let exit = relay.wait_exit(EXIT);
+    let log = relay.log();
+    assert_eq!(exit, Some(code), "{log}");
+    assert!(log.lines().any(|line| line.contains(cause)), "no line names {cause:?}:\n{log}");
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+#[test]
+fn a_wrong_password_ends_with_11() {
+    let postgres = Postgres::private(15, &[]);
+    postgres.sql().run(&format!("create role {GUARDED_ROLE} login replication password 'right'"));
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    let url = postgres.url_as(&format!("{GUARDED_ROLE}:wrong"), &world.name);
+    assert_ends(&world.run().option("--database-url", &url), 11, GUARDED_ROLE);
+}
+
+#[test]
+fn a_role_that_may_not_replicate_ends_with_11() {
+    let postgres = Postgres::private(15, &[]);
+    postgres.sql().run("create role plain login");
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    assert_ends(&world.run().option("--database-url", &postgres.url_as("plain", &world.name)), 11, "plain");
+}
+
+#[test]
+fn a_missing_database_ends_with_11() {
+    let world = World::new();
+    let url = Postgres::shared().url("there_is_no_such_database");
+    assert_ends(&world.run().option("--database-url", &url), 11, "there_is_no_such_database");
+}
+
+#[test]
+fn a_missing_slot_ends_with_14() {
+    let world = World::new();
+    assert_ends(&world.run().option("--slot", "there_is_no_such_slot"), 14, "there_is_no_such_slot");
+}
+
+#[test]
+fn a_slot_of_another_plugin_ends_with_14() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    let name = &world.name;
+    let sql = world.sql();
+    sql.run(&format!("select pg_drop_replication_slot('{name}')"));
+    sql.run(&format!("select pg_create_physical_replication_slot('{name}')"));
+    assert_ends(&world.run(), 14, name);
+}
+
+#[test]
+fn a_wal_level_without_logical_decoding_ends_with_12() {
+    let postgres = Postgres::private(15, &[("wal_level", "replica")]);
+    let world = World::bare(&postgres, Kafka::shared().brokers());
+    assert_ends(&world.run(), 12, "wal_level");
+    let output = world.command("setup").output();
+    assert_eq!(output.status.code(), Some(12), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn an_unknown_option_or_a_bad_slot_name_ends_with_2() {
+    let world = World::new();
+    assert_eq!(world.run().flag("--no-such-option").output().status.code(), Some(2));
+    assert_eq!(world.run().option("--slot", "Not A Slot").output().status.code(), Some(2));
+}
+
+#[test]
+fn a_server_that_is_not_up_yet_is_waited_for() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    world.emit(&world.sql(), "a");
+    postgres.stop_fast(EXIT);
+    let mut relay = world.run().start();
+    throughout("the relay waits", Duration::from_secs(3), || relay.process.exited().is_none() && !relay.is_ready());
+    postgres.start();
+    world.assert_all_delivered();
+    relay.wait_ready();
+}
+
+#[test]
+fn a_broker_that_is_not_up_yet_is_waited_for() {
+    let world = World::new();
+    world.emit(&world.sql(), "a");
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let mut relay = world.run().option("--brokers", &nobody).start();
+    throughout("the relay waits", Duration::from_secs(4), || relay.process.exited().is_none() && !relay.is_ready());
+    let code = relay.terminate(EXIT);
+    assert!(code.is_some(), "it was killed by a signal instead of leaving");
+    let _relay = world.relay();
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+}
+
+#[test]
+fn a_broker_that_restarts_again_and_again_loses_and_reorders_nothing() {
+    let kafka = Kafka::private();
+    let world = World::on(Postgres::shared(), kafka.brokers());
+    let mut relay = world.relay();
+    let writers = world.workload(&Plan { pause: Duration::from_millis(20), ..Plan::default() });
+    for _ in 0..2 {
+        writers.wait_for(100);
+        kafka.kill_hard();
+        writers.wait_for(50);
+        kafka.start();
+    }
+    writers.stop();
+    assert!(relay.process.exited().is_none(), "a restart of the broker ended the relay");
+    world.assert_all_delivered();
+    world.wait_confirmed(ARRIVAL);
+}
+
+#[test]
+fn a_terminated_walsender_is_replaced() {
+    let world = World::new();
+    let mut relay = world.relay();
+    let sql = world.sql();
+    let writers = world.workload(&Plan::default());
+    for _ in 0..5 {
+        writers.wait_for(30);
+        let walsender = world.wait_streaming();
+        sql.run(&format!("select pg_terminate_backend({walsender})"));
+        eventually("another walsender", ARRIVAL, || world.walsender(), |pid| ![0, walsender].contains(pid));
+    }
+    writers.stop();
+    world.assert_all_delivered();
+    assert!(relay.process.exited().is_none());
+}
+
+#[test]
+fn a_second_relay_waits_for_the_slot_and_takes_over() {
+    let world = World::new();
+    let mut first = world.relay();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    let walsender = world.wait_streaming();
+    let mut second = world.run().start();
+    throughout("the second waits and the first goes on", Duration::from_secs(3), || {
+        second.process.exited().is_none() && !second.is_ready() && world.walsender() == walsender
+    });
+    first.kill_hard();
+    second.wait_ready();
+    world.emit(&world.sql(), "a");
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+    assert_ne!(world.wait_streaming(), walsender);
+}

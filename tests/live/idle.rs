@@ -1,0 +1,68 @@
+//! P6: an idle outbox pins no WAL.
+
+use std::time::Duration;
+
+use crate::support::servers::Postgres;
+use crate::support::sql::Sql;
+use crate::support::wait::eventually;
+use crate::support::world::{ARRIVAL, World};
+
+const FOLLOWS: Duration = Duration::from_secs(20);
+
+/// Writes about `mib` MiB of WAL that has nothing to do with an outbox, in many transactions.
+fn write_noise(sql: &Sql, mib: u32) {
+    sql.run("create table if not exists neighbour (n bigint, filling text)");
+    for _ in 0..mib * 4 {
+        sql.run("insert into neighbour select n, repeat('z', 200) from generate_series(1, 900) n");
+    }
+}
+
+/// The slot follows noise written through `sql`, and so does what it keeps.
+#[track_caller]
+fn assert_follows(world: &World, sql: &Sql) {
+    let start = world.confirmed();
+    write_noise(sql, 8);
+    assert!(world.wal() > start + (4 << 20), "no noise was written");
+    world.wait_confirmed(FOLLOWS);
+    assert_eq!(world.delivered(), 1, "noise became an event");
+}
+
+#[test]
+fn an_idle_outbox_follows_a_busy_table_of_its_own_database() {
+    let world = World::new();
+    let mut relay = world.run().start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_follows(&world, &world.sql());
+}
+
+#[test]
+fn an_idle_outbox_follows_a_busy_database_next_door() {
+    let world = World::new();
+    let neighbour = World::bare(Postgres::shared(), &world.brokers);
+    let mut relay = world.run().start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_follows(&world, &neighbour.sql());
+}
+
+#[test]
+fn an_event_of_a_transaction_that_was_open_while_the_idle_slot_moved_on_is_not_lost() {
+    let world = World::new();
+    let mut relay = world.relay();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    let open = world.sql();
+    open.run("begin");
+    world.emit(&open, "open");
+    let row_at = world.wal();
+    write_noise(&world.sql(), 2);
+    eventually("confirmed behind the open row", FOLLOWS, || world.confirmed(), |confirmed| *confirmed >= row_at);
+    // The row lies below what is confirmed; only its commit does not.
+    relay.kill_hard();
+    open.run("commit");
+    let _relay = world.relay();
+    world.assert_all_delivered();
+}

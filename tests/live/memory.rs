@@ -1,0 +1,66 @@
+//! P4: memory is bounded by bytes in flight, whatever the size of a transaction.
+
+use std::time::Duration;
+
+use crate::support::seed::from_environment;
+use crate::support::wait::eventually;
+use crate::support::world::World;
+
+const ARRIVAL: Duration = Duration::from_secs(240);
+const BUDGET: &str = "[kafka]\nmax_in_flight_bytes = \"8MiB\"\n";
+
+/// The budget in flight, the producer's copies and bookkeeping of it, and the program itself.
+const RESIDENT_BYTES_MAX: u64 = 96 << 20;
+
+/// One transaction over 500 aggregates, larger as a whole than the relay may ever be.
+fn commit_at_once(world: &World, rows: u64) {
+    let kind = world.kind(0);
+    world.sql().run(&format!(
+        "insert into outbox select gen_random_uuid(), '{kind}', '{kind}-' || n % 500, 'Changed',
+            jsonb_build_object('v', n, 'of', '{kind}-' || n % 500, 'filling', repeat('x', 400))
+         from generate_series(1, {rows}) n"
+    ));
+}
+
+#[test]
+fn a_transaction_of_many_rows_passes_in_bounded_memory() {
+    let rows = from_environment("WALRELAY_TEST_ROWS", 200_000);
+    let world = World::new();
+    let mut relay = world.run().config_file(BUDGET).start();
+    relay.wait_ready();
+    commit_at_once(&world, rows);
+    let goal = i64::try_from(rows).unwrap();
+    eventually("all rows arrive", ARRIVAL, || world.delivered(), |records| *records >= goal);
+    let peak = relay.process.resident_peak_bytes().unwrap();
+    eprintln!("{rows} rows in one transaction: {} MiB at most", peak >> 20);
+    assert!(peak < RESIDENT_BYTES_MAX, "{} MiB resident", peak >> 20);
+    let findings = world.check();
+    findings.assert_sound();
+    assert_eq!(findings.duplicates, 0);
+    world.wait_confirmed(ARRIVAL);
+}
+
+#[test]
+fn a_relay_killed_inside_a_transaction_resumes_inside_it() {
+    let world = World::new();
+    let mut relay = world.run().config_file(BUDGET).start();
+    relay.wait_ready();
+    let before = world.confirmed();
+    commit_at_once(&world, 200_000);
+    eventually("half of it has arrived", ARRIVAL, || world.delivered(), |records| *records > 100_000);
+    relay.kill_hard();
+    let at_kill = world.delivered();
+    assert!(at_kill < 200_000, "the kill came too late to show anything");
+    assert!(world.confirmed() < world.wal() && world.confirmed() >= before);
+
+    let _relay = world.relay();
+    eventually("all of it has arrived", ARRIVAL, || world.check(), |findings| findings.lost.is_empty());
+    let findings = world.check();
+    findings.assert_sound();
+    eprintln!("killed at {at_kill} of 200000, {} copies", findings.duplicates);
+    assert!(
+        i64::try_from(findings.duplicates).unwrap() < at_kill,
+        "it began at the start of the transaction again: {} copies",
+        findings.duplicates
+    );
+}

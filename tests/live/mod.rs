@@ -1,0 +1,15 @@
+//! The program as a whole, on real servers, with faults.
+
+mod confirm;
+mod connections;
+mod drain;
+mod idle;
+mod memory;
+mod order;
+mod position;
+mod pressure;
+mod publication;
+mod secrets;
+mod shutdown;
+mod skipped;
+mod stopping;

@@ -1,0 +1,104 @@
+//! P2: per aggregate, Kafka order is commit order.
+
+use std::time::{Duration, Instant};
+
+use crate::support::proxy::{Conditions, Proxy, Way};
+use crate::support::seed::{from_environment, generator};
+use crate::support::servers::{Kafka, Postgres, kafka::PARTITIONS};
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+fn chaos() -> Duration {
+    Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 15))
+}
+
+#[test]
+fn eight_writers_and_a_relay_killed_every_few_seconds_lose_and_reorder_nothing() {
+    let world = World::new();
+    let mut chance = generator("kills of the relay");
+    let writers = world.workload(&Plan { writers: 8, ..Plan::default() });
+    let started = Instant::now();
+    let mut kills = 0;
+    while started.elapsed() < chaos() {
+        let before = world.delivered();
+        let mut relay = world.run().start();
+        // A relay that delivers nothing before it is killed would prove nothing.
+        eventually("something new arrives", ARRIVAL, || world.delivered(), |records| *records > before);
+        std::thread::sleep(Duration::from_millis(chance.u64(0..2500)));
+        relay.kill_hard();
+        kills += 1;
+    }
+    let committed = writers.stop();
+    let _relay = world.relay();
+    let findings = world.assert_all_delivered();
+    eprintln!("{kills} kills, {committed} transactions, {} copies", findings.duplicates);
+    assert!(kills >= 2);
+}
+
+#[test]
+fn connections_that_break_in_every_way_lose_and_reorder_nothing() {
+    let world = World::new();
+    let postgres = Proxy::before(&Postgres::shared().address());
+    let (kafka, brokers) = Kafka::shared().behind_proxy();
+    let mut chance = generator("broken connections");
+    let mut relay = world
+        .run()
+        .option("--brokers", &brokers)
+        .option("--database-url", &world.url_through(&postgres))
+        .config_file("[slot]\nwal_sender_timeout = \"2s\"\n")
+        .start();
+    relay.wait_ready();
+    let writers = world.workload(&Plan::default());
+    let started = Instant::now();
+    let mut faults = 0;
+    while started.elapsed() < chaos() {
+        let proxy = if chance.bool() { &postgres } else { &kafka };
+        let way = if chance.bool() { Way::Up } else { Way::Down };
+        match chance.u8(..6) {
+            0 => proxy.cut(),
+            1 => proxy.refuse(),
+            2 => proxy.half_close(way),
+            3 => proxy.blackhole(way),
+            4 => proxy.set(way, Conditions { slice_bytes: chance.usize(1..40), ..Conditions::default() }),
+            _ => proxy.set(way, Conditions { latency: Duration::from_millis(60), ..Conditions::default() }),
+        }
+        faults += 1;
+        std::thread::sleep(Duration::from_millis(chance.u64(100..1500)));
+        proxy.resume();
+        std::thread::sleep(Duration::from_millis(chance.u64(0..500)));
+    }
+    writers.stop();
+    assert!(relay.process.exited().is_none(), "a broken connection ended the relay");
+    let findings = world.assert_all_delivered();
+    eprintln!("{faults} faults, {} copies", findings.duplicates);
+}
+
+/// Java's `Utils.murmur2` of each key; its default partitioner takes the positive part modulo the partitions.
+const JAVA_MURMUR2: [(&str, i32); 8] = [
+    ("21", -973_932_308),
+    ("foobar", -790_332_482),
+    ("a-little-bit-long-string", -985_981_536),
+    ("a-little-bit-longer-string", -1_486_304_829),
+    ("lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58_897_971),
+    ("abc", 479_470_107),
+    ("", 275_646_681),
+    ("grün-ключ", 2_123_814_092),
+];
+
+#[test]
+fn a_key_goes_to_the_partition_javas_producer_would_choose() {
+    let world = World::new();
+    let _relay = world.relay();
+    let sql = world.sql();
+    for (key, _) in JAVA_MURMUR2 {
+        world.emit(&sql, key);
+    }
+    world.assert_all_delivered();
+    let records = world.records(0);
+    for (key, hash) in JAVA_MURMUR2 {
+        let record = records.iter().find(|record| record.key.as_deref() == Some(key.as_bytes()));
+        let record = record.unwrap_or_else(|| panic!("no record with the key {key:?}"));
+        assert_eq!(record.partition, (hash & 0x7fff_ffff) % PARTITIONS, "{key:?}");
+    }
+}

@@ -1,0 +1,153 @@
+//! The stored position, after crashes, restores and changes of server or slot.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::support::seed::from_environment;
+use crate::support::servers::{Kafka, Postgres};
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+const EXIT: Duration = Duration::from_secs(30);
+const MISMATCH: Option<i32> = Some(16);
+
+/// Rounds of a server's crash or restart.
+fn restarts() -> u64 {
+    from_environment("WALRELAY_TEST_RESTARTS", 6)
+}
+
+#[test]
+fn a_server_that_crashes_takes_confirmed_positions_back_and_nothing_comes_twice() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    let mut relay = world.relay();
+    let mut went_back = 0;
+    for _ in 0..restarts() {
+        let writers = world.workload(&Plan::default());
+        writers.wait_for(40);
+        writers.stop();
+        world.assert_all_delivered();
+        world.wait_confirmed(ARRIVAL);
+        let confirmed = world.confirmed();
+        postgres.kill_hard();
+        postgres.start();
+        went_back += u64::from(world.confirmed() < confirmed);
+    }
+    assert!(relay.process.exited().is_none(), "a crash of Postgres ended the relay");
+    let findings = world.assert_all_delivered();
+    eprintln!("{} crashes, {went_back} of them took the slot back", restarts());
+    assert_eq!(findings.duplicates, 0);
+}
+
+#[test]
+fn a_server_that_crashes_under_load_loses_and_reorders_nothing() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    let mut relay = world.relay();
+    let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
+    for _ in 0..restarts() {
+        writers.wait_for(80);
+        postgres.kill_hard();
+        postgres.start();
+    }
+    writers.stop();
+    assert!(relay.process.exited().is_none(), "a crash of Postgres ended the relay");
+    let findings = world.assert_all_delivered();
+    eprintln!("{} crashes under load, {} copies", restarts(), findings.duplicates);
+}
+
+#[test]
+fn a_position_kept_in_postgres_or_in_the_slot_resumes_too() {
+    for store in ["postgres", "slot"] {
+        let world = World::new();
+        let mut relay = world.run().option("--state-store", store).start();
+        relay.wait_ready();
+        let writers = world.workload(&Plan::default());
+        writers.wait_for(100);
+        relay.kill_hard();
+        writers.wait_for(20);
+        writers.stop();
+        let mut relay = world.run().option("--state-store", store).start();
+        relay.wait_ready();
+        let copies = world.assert_all_delivered().duplicates;
+        world.wait_confirmed(ARRIVAL);
+        assert_eq!(relay.terminate(EXIT), Some(0));
+        let mut relay = world.run().option("--state-store", store).start();
+        relay.wait_ready();
+        world.emit(&world.sql(), "a");
+        assert_eq!(world.assert_all_delivered().duplicates, copies, "a clean stop made copies in {store}");
+    }
+}
+
+#[test]
+fn a_slot_dropped_and_made_anew_is_refused() {
+    let world = World::new();
+    let mut relay = world.relay();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+
+    let name = &world.name;
+    sql.run(&format!("select pg_drop_replication_slot('{name}')"));
+    world.emit(&sql, "lost to the slot");
+    sql.run(&format!("select pg_create_logical_replication_slot('{name}', 'pgoutput')"));
+    world.emit(&sql, "after");
+    let mut relay = world.run().start();
+    assert_eq!(relay.wait_exit(EXIT), MISMATCH, "{}", relay.log());
+    assert!(relay.log().contains("--adopt-slot"), "no remedy is named:\n{}", relay.log());
+    assert_eq!(world.delivered(), 1);
+}
+
+#[test]
+fn another_server_under_the_same_key_is_refused() {
+    let world = World::new();
+    let mut relay = world.relay();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+
+    let other = Postgres::private(15, &[]);
+    let elsewhere = World::on(&other, &world.brokers);
+    elsewhere.emit(&elsewhere.sql(), "a");
+    let mut relay = elsewhere.run().config_file(&format!("[state]\nkey = \"{}\"\n", world.name)).start();
+    assert_eq!(relay.wait_exit(EXIT), MISMATCH, "{}", relay.log());
+    assert_eq!(elsewhere.delivered(), 0);
+}
+
+#[test]
+fn an_older_copy_of_the_server_is_refused() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    let mut relay = world.relay();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    postgres.stop_fast(EXIT);
+    let backup = postgres.data().with_file_name("backup");
+    copy(postgres.data(), &backup);
+
+    postgres.start();
+    let mut relay = world.relay();
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(100);
+    writers.stop();
+    world.assert_all_delivered();
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    let delivered = world.delivered();
+    postgres.stop_fast(EXIT);
+
+    std::fs::remove_dir_all(postgres.data()).unwrap();
+    copy(&backup, postgres.data());
+    postgres.start();
+    world.emit(&world.sql(), "after the restore");
+    let mut relay = world.run().start();
+    assert_eq!(relay.wait_exit(EXIT), MISMATCH, "{}", relay.log());
+    assert_eq!(world.delivered(), delivered);
+}
+
+fn copy(from: &std::path::Path, to: &std::path::Path) {
+    let copied = Command::new("cp").arg("-a").args([from, to]).status().expect("cp");
+    assert!(copied.success());
+}

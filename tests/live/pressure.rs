@@ -1,0 +1,89 @@
+//! P5: when Kafka is slow, reading stops and status updates go on; a silent peer is dead.
+
+use std::time::{Duration, Instant};
+
+use crate::support::proxy::{Conditions, Proxy, Way};
+use crate::support::servers::{Kafka, Postgres};
+use crate::support::wait::{eventually, throughout};
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+const SHORT_TIMEOUT: &str = "[slot]\nwal_sender_timeout = \"3s\"\n[kafka]\nmax_in_flight_bytes = \"256KiB\"\n";
+
+#[test]
+fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() {
+    let kafka = Kafka::private();
+    let world = World::on(Postgres::shared(), kafka.brokers());
+    let mut relay = world.run().config_file(SHORT_TIMEOUT).start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    let walsender = world.wait_streaming();
+
+    kafka.freeze();
+    // Several times the bytes in flight that are allowed, so that reading has to stop and the socket fills.
+    let writers = world.workload(&Plan { filling: 4000, pause: Duration::ZERO, ..Plan::default() });
+    throughout("the same connection lives", Duration::from_secs(9), || world.walsender() == walsender);
+    let held = world.confirmed();
+    writers.stop();
+    assert!(held < world.wal());
+    kafka.thaw();
+
+    let findings = world.assert_all_delivered();
+    assert_eq!(world.walsender(), walsender, "the connection was lost");
+    assert_eq!(findings.duplicates, 0);
+    world.wait_confirmed(ARRIVAL);
+}
+
+#[test]
+fn a_row_that_trickles_in_for_longer_than_the_timeout_keeps_its_connection() {
+    let world = World::new();
+    let proxy = Proxy::before(&Postgres::shared().address());
+    let mut relay = world
+        .run()
+        .option("--database-url", &world.url_through(&proxy))
+        .config_file("[slot]\nwal_sender_timeout = \"2s\"\n")
+        .start();
+    relay.wait_ready();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    let walsender = world.wait_streaming();
+
+    proxy.set(Way::Down, Conditions { bytes_per_second: 80_000, slice_bytes: 2000, ..Conditions::default() });
+    sql.run(&format!("select emit('{}', 'large', 500000)", world.kind(0)));
+    eventually("the row arrives", ARRIVAL, || world.delivered(), |records| *records == 2);
+    assert_eq!(world.walsender(), walsender, "the connection was lost");
+    world.assert_all_delivered();
+}
+
+#[test]
+fn a_server_that_falls_silent_is_left_and_found_again() {
+    let world = World::new();
+    let proxy = Proxy::before(&Postgres::shared().address());
+    let mut relay = world
+        .run()
+        .option("--database-url", &world.url_through(&proxy))
+        .config_file("[slot]\nwal_sender_timeout = \"2s\"\n")
+        .start();
+    relay.wait_ready();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    let (walsender, connections) = (world.wait_streaming(), proxy.accepted());
+
+    proxy.blackhole(Way::Down);
+    let silent_since = Instant::now();
+    world.emit(&sql, "a");
+    eventually(
+        "a new connection is tried",
+        Duration::from_secs(20),
+        || proxy.accepted(),
+        |accepted| *accepted > connections,
+    );
+    assert!(silent_since.elapsed() >= Duration::from_secs(1), "given up too soon: {:?}", silent_since.elapsed());
+    proxy.resume();
+    world.assert_all_delivered();
+    assert_ne!(world.wait_streaming(), walsender);
+    assert!(relay.process.exited().is_none());
+}

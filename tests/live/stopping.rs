@@ -1,0 +1,85 @@
+//! P10: SIGTERM and SIGINT stop intake, wait for acks, confirm, leave; a second leaves at once.
+
+use std::time::{Duration, Instant};
+
+use crate::support::proxy::Way;
+use crate::support::servers::Kafka;
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+const SHUTDOWN_TIMEOUT: i32 = 3;
+
+#[test]
+fn a_stop_under_load_drains_and_confirms_so_that_nothing_comes_twice() {
+    let world = World::new();
+    for signal in ["TERM", "INT", "TERM"] {
+        let mut relay = world.relay();
+        let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
+        writers.wait_for(60);
+        relay.process.signal(signal);
+        assert_eq!(relay.wait_exit(Duration::from_secs(20)), Some(0), "{}", relay.log());
+        writers.stop();
+    }
+    let _relay = world.relay();
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+}
+
+#[test]
+fn a_stop_confirms_everything_that_was_delivered() {
+    let world = World::new();
+    let mut relay = world.relay();
+    let sql = world.sql();
+    for _ in 0..10 {
+        world.emit(&sql, "a");
+    }
+    let end = world.wal();
+    eventually("they arrive", ARRIVAL, || world.delivered(), |records| *records == 10);
+    assert_eq!(relay.terminate(Duration::from_secs(20)), Some(0));
+    let pending = sql.number(&format!(
+        "select count(*) from pg_logical_slot_peek_binary_changes('{0}', null, null,
+            'proto_version', '1', 'publication_names', 'walrelay_{0}') where get_byte(data, 0) = ascii('I')",
+        world.name
+    ));
+    assert_eq!(pending, 0, "confirmed {} of {end}", world.confirmed());
+}
+
+#[test]
+fn a_stop_with_kafka_frozen_ends_at_its_deadline_and_says_so() {
+    let world = World::new();
+    let (proxy, brokers) = Kafka::shared().behind_proxy();
+    let mut relay = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "2s").start();
+    relay.wait_ready();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    proxy.blackhole(Way::Down);
+    world.emit(&sql, "a");
+    eventually("it is in flight", ARRIVAL, || relay.metric("walrelay_in_flight_events"), |n| *n == Some(1.0));
+    let started = Instant::now();
+    assert_eq!(relay.terminate(Duration::from_secs(12)), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
+    assert!(started.elapsed() >= Duration::from_secs(2), "it did not wait: {:?}", started.elapsed());
+    let _relay = world.relay();
+    world.assert_all_delivered();
+}
+
+#[test]
+fn a_second_signal_leaves_at_once() {
+    let world = World::new();
+    let (proxy, brokers) = Kafka::shared().behind_proxy();
+    let mut relay = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "120s").start();
+    relay.wait_ready();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    proxy.blackhole(Way::Down);
+    world.emit(&sql, "a");
+    eventually("it is in flight", ARRIVAL, || relay.metric("walrelay_in_flight_events"), |n| *n == Some(1.0));
+    relay.process.signal("TERM");
+    eventually("intake has stopped", ARRIVAL, || relay.is_ready(), |ready| !ready);
+    assert!(relay.process.exited().is_none(), "the first signal did not wait for acks");
+    relay.process.signal("TERM");
+    assert_ne!(relay.wait_exit(Duration::from_secs(4)), Some(0), "events in flight were called delivered");
+    let _relay = world.relay();
+    world.assert_all_delivered();
+}

@@ -1,0 +1,14 @@
+//! The lab: real servers, a proxy between, writers, and a checker that knows what must have arrived.
+
+pub(crate) mod checker;
+pub(crate) mod guardian;
+pub(crate) mod process;
+pub(crate) mod proxy;
+pub(crate) mod relay;
+pub(crate) mod seed;
+pub(crate) mod servers;
+pub(crate) mod sql;
+pub(crate) mod topic;
+pub(crate) mod wait;
+pub(crate) mod workload;
+pub(crate) mod world;

@@ -1,0 +1,100 @@
+//! A child process: its log, its signals, its end.
+
+use std::fs::File;
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use super::{guardian, wait};
+
+/// A running child with its output in a file. Dropping it kills it with -9.
+pub(crate) struct Process {
+    child: Child,
+    name: String,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with both outputs appended to `log`.
+    pub(crate) fn start(name: &str, mut command: Command, log: &Path) -> Process {
+        let output = File::options().create(true).append(true).open(log).expect("log file");
+        command.stdin(Stdio::null()).stdout(output.try_clone().expect("log file")).stderr(output);
+        let child = command.spawn().unwrap_or_else(|error| panic!("{name} did not start: {error}"));
+        guardian::watch(child.id());
+        Process { child, name: name.to_owned(), log: log.to_owned() }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written so far.
+    pub(crate) fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// The last lines of its log, for a failure message.
+    pub(crate) fn log_tail(&self, lines: usize) -> String {
+        let log = self.log();
+        let skipped = log.lines().count().saturating_sub(lines);
+        log.lines().skip(skipped).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Sends a signal by name: `TERM`, `INT`, `STOP`, `CONT`. Nothing happens to one that has ended.
+    pub(crate) fn signal(&mut self, name: &str) {
+        if self.exited().is_none() {
+            signal(self.pid(), name);
+        }
+    }
+
+    /// The exit status, if it has ended.
+    pub(crate) fn exited(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("wait for a child")
+    }
+
+    /// Waits for its end, or panics where it was called.
+    #[track_caller]
+    pub(crate) fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
+        let caller = Location::caller();
+        match wait::until(deadline, || self.exited()) {
+            Some(status) => status,
+            None => panic!("{caller}: {} still runs after {deadline:?}; its log:\n{}", self.name, self.log_tail(40)),
+        }
+    }
+
+    /// SIGKILL, and gone.
+    pub(crate) fn kill_hard(&mut self) {
+        self.child.kill().expect("kill a child");
+        self.child.wait().expect("wait for a child");
+    }
+
+    /// Highest resident memory so far, in bytes; `None` once it has ended.
+    pub(crate) fn resident_peak_bytes(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    }
+
+    /// User and system time so far, in milliseconds (clock ticks of 10 ms); `None` once it has ended.
+    pub(crate) fn cpu_ms(&self) -> Option<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        Some((fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?) * 10)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ended = self.child.kill().and_then(|()| self.child.wait());
+        }
+        guardian::release(self.child.id());
+    }
+}
+
+/// Sends a signal by name to a process of ours that is not our child (a walsender, say).
+pub(crate) fn signal(pid: u32, name: &str) {
+    let sent = Command::new("sh").args(["-c", &format!("kill -s {name} {pid}")]).status().expect("sh");
+    assert!(sent.success(), "could not send {name} to {pid}");
+}

@@ -1,0 +1,184 @@
+//! The program under test, as an operator runs it.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::panic::Location;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::guardian::run_directory;
+use super::process::Process;
+use super::servers::free_port;
+use super::wait;
+
+/// How long a relay may take to become ready on two busy cores.
+const READY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// A `walrelay` command before it runs.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RelayCommand {
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+impl RelayCommand {
+    /// `walrelay COMMAND`, with nothing else.
+    pub(crate) fn new(command: &str) -> RelayCommand {
+        RelayCommand { arguments: vec![command.to_owned()], environment: Vec::new() }
+    }
+
+    /// Adds an option with its value, replacing one that is there.
+    pub(crate) fn option(mut self, name: &str, value: &str) -> RelayCommand {
+        if let Some(at) = self.arguments.iter().position(|argument| argument == name) {
+            self.arguments.drain(at..(at + 2).min(self.arguments.len()));
+        }
+        self.arguments.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Adds an option without a value.
+    pub(crate) fn flag(mut self, name: &str) -> RelayCommand {
+        self.arguments.push(name.to_owned());
+        self
+    }
+
+    /// Sets a variable for the process alone.
+    pub(crate) fn variable(mut self, name: &str, value: &str) -> RelayCommand {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Writes a configuration file and passes it.
+    pub(crate) fn config_file(self, toml: &str) -> RelayCommand {
+        let path = fresh_path("config.toml");
+        std::fs::write(&path, toml).expect("a configuration file");
+        self.option("--config", &path.to_string_lossy())
+    }
+
+    fn command(&self) -> Command {
+        let program = std::env::var_os("WALRELAY_TEST_BINARY");
+        let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_walrelay").into()));
+        // Nothing of the caller's own set-up may steer the program under test.
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            if name.starts_with("WALRELAY_") || name.starts_with("PG") || name == "FAILPOINTS" || name == "RUST_LOG" {
+                command.env_remove(name);
+            }
+        }
+        command.args(&self.arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.current_dir(run_directory());
+        command
+    }
+
+    /// Runs it to its end and gives what it wrote. For commands that end by themselves.
+    #[track_caller]
+    pub(crate) fn output(&self) -> Output {
+        self.command().stdin(Stdio::null()).output().expect("walrelay")
+    }
+
+    /// Runs it to its end; panics with its words unless it succeeds.
+    #[track_caller]
+    pub(crate) fn succeed(&self) -> String {
+        let output = self.output();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "walrelay {:?}: {}\n{words}", self.arguments.first(), output.status);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Starts it with HTTP on a free port.
+    pub(crate) fn start(&self) -> Relay {
+        let port = free_port();
+        let command = self.clone().option("--http", &format!("127.0.0.1:{port}"));
+        let process = Process::start("walrelay", command.command(), &fresh_path("log"));
+        Relay { process, port }
+    }
+}
+
+fn fresh_path(suffix: &str) -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    run_directory().join(format!("walrelay-{}.{suffix}", COUNT.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// A running relay. Dropping it kills it with -9; in a failing test its last lines are shown.
+pub(crate) struct Relay {
+    pub(crate) process: Process,
+    port: u16,
+}
+
+impl Relay {
+    /// Waits until `/readyz` says yes.
+    #[track_caller]
+    pub(crate) fn wait_ready(&mut self) {
+        let caller = Location::caller();
+        let ready = wait::until(READY_DEADLINE, || {
+            if let Some(status) = self.process.exited() {
+                panic!("{caller}: the relay ended ({status}) before it was ready:\n{}", self.process.log_tail(30));
+            }
+            self.is_ready().then_some(())
+        });
+        assert!(ready.is_some(), "{caller}: not ready within {READY_DEADLINE:?}:\n{}", self.process.log_tail(30));
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.get("/readyz").is_some_and(|(status, _)| status == 200)
+    }
+
+    /// Waits for its end and gives the exit code.
+    #[track_caller]
+    pub(crate) fn wait_exit(&mut self, deadline: Duration) -> Option<i32> {
+        self.process.wait_exit(deadline).code()
+    }
+
+    /// SIGTERM, then its exit code.
+    #[track_caller]
+    pub(crate) fn terminate(&mut self, deadline: Duration) -> Option<i32> {
+        self.process.signal("TERM");
+        self.wait_exit(deadline)
+    }
+
+    pub(crate) fn kill_hard(&mut self) {
+        self.process.kill_hard();
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// The text of `/metrics`; empty while nobody answers.
+    pub(crate) fn metrics(&self) -> String {
+        self.get("/metrics").map(|(_, body)| body).unwrap_or_default()
+    }
+
+    /// One sample of `/metrics`, by its name with labels.
+    pub(crate) fn metric(&self, sample: &str) -> Option<f64> {
+        let text = self.metrics();
+        let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;
+        value.split_whitespace().next()?.parse().ok()
+    }
+
+    fn get(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.split_whitespace().nth(1)?.parse().ok()?, body.to_owned()))
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- the relay's last lines ---\n{}\n---", self.process.log_tail(40));
+        }
+    }
+}
+
+#[test]
+fn an_option_given_twice_keeps_the_last_value() {
+    let command = RelayCommand::new("run").option("--slot", "a").option("--http", "h").option("--slot", "b");
+    assert_eq!(command.arguments, ["run", "--http", "h", "--slot", "b"]);
+}

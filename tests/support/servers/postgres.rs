@@ -1,0 +1,293 @@
+//! A real Postgres.
+
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::{directory, free_port, missing};
+use crate::support::guardian::run_directory;
+use crate::support::process::Process;
+use crate::support::sql::Sql;
+use crate::support::wait;
+
+const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// The role that has to show a password; every other one is trusted.
+pub(crate) const GUARDED_ROLE: &str = "guarded";
+
+/// A server with its data directory; the process comes and goes.
+pub(crate) struct Postgres {
+    major: u32,
+    programs: PathBuf,
+    data: PathBuf,
+    log: PathBuf,
+    /// A URL of the database `postgres`.
+    url: String,
+    process: Mutex<Option<Process>>,
+}
+
+impl Postgres {
+    /// The one for all tests: never stopped by any. Major 15, or `WALRELAY_TEST_DATABASE_URL`.
+    pub(crate) fn shared() -> &'static Postgres {
+        static SHARED: OnceLock<Postgres> = OnceLock::new();
+        SHARED.get_or_init(|| match std::env::var("WALRELAY_TEST_DATABASE_URL") {
+            Ok(url) => Postgres {
+                major: 0,
+                programs: PathBuf::new(),
+                data: PathBuf::new(),
+                log: PathBuf::new(),
+                url,
+                process: Mutex::new(None),
+            },
+            Err(_) => Postgres::private(15, &[("max_replication_slots", "60"), ("max_wal_senders", "60")]),
+        })
+    }
+
+    /// One of its own, with `settings` on top of what logical replication needs.
+    #[track_caller]
+    pub(crate) fn private(major: u32, settings: &[(&str, &str)]) -> Postgres {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let programs = programs(major);
+        let base = run_directory().join(format!("postgres-{major}-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        std::fs::create_dir(&base).expect("directory of a Postgres");
+        if let Some(owner) = owner() {
+            chown(&base, Some(owner), None).expect("chown");
+        }
+        let data = base.join("data");
+        let mut initdb = unprivileged(&programs.join("initdb"));
+        initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N", "-D"]).arg(&data);
+        let made = initdb.current_dir(&base).output().expect("initdb");
+        assert!(made.status.success(), "initdb failed: {}", String::from_utf8_lossy(&made.stderr));
+
+        let port = free_port();
+        let mut configuration = format!(
+            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\nwal_level = logical\n\
+             max_replication_slots = 20\nmax_wal_senders = 20\nmax_connections = 200\nshared_buffers = 64MB\n\
+             fsync = off\nmax_wal_size = 4GB\nlc_messages = 'C'\n"
+        );
+        for (name, value) in settings {
+            configuration.push_str(&format!("{name} = '{value}'\n"));
+        }
+        append(&data.join("postgresql.conf"), &configuration);
+        let rules = format!("host all {GUARDED_ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n");
+        std::fs::write(data.join("pg_hba.conf"), rules).expect("pg_hba.conf");
+
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
+        let log = base.join("log");
+        let server = Postgres { major, programs, data, log, url, process: Mutex::new(None) };
+        server.start();
+        server
+    }
+
+    /// Majors that are here: 15 from the distribution, the others from `scripts/prerequisites`.
+    pub(crate) fn majors() -> Vec<u32> {
+        (14..=18).filter(|major| found(*major).is_some()).collect()
+    }
+
+    pub(crate) fn major(&self) -> u32 {
+        self.major
+    }
+
+    /// The URL of a database on this server.
+    pub(crate) fn url(&self, database: &str) -> String {
+        with_database(&self.url, database)
+    }
+
+    /// `postgres://user@host:port` with other credentials and database.
+    pub(crate) fn url_as(&self, user_and_password: &str, database: &str) -> String {
+        let url = self.url(database);
+        match url.split_once('@') {
+            Some((_, rest)) => format!("postgres://{user_and_password}@{rest}"),
+            None => url,
+        }
+    }
+
+    /// Host and port, for a proxy in front.
+    pub(crate) fn address(&self) -> String {
+        let rest = self.url.split_once("://").map_or(self.url.as_str(), |(_, rest)| rest);
+        let authority = rest.split(['/', '?']).next().unwrap_or(rest);
+        authority.rsplit('@').next().unwrap_or(authority).to_owned()
+    }
+
+    /// A session in the database `postgres`.
+    #[track_caller]
+    pub(crate) fn sql(&self) -> Sql {
+        Sql::connect(&self.url)
+    }
+
+    /// The data directory, for what has to be copied while the server is down.
+    pub(crate) fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// A program of this major, such as `pg_recvlogical` where it is there.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.programs.join(name)
+    }
+
+    /// Starts it on the data and port it has, and waits until it answers.
+    #[track_caller]
+    pub(crate) fn start(&self) {
+        let started = Instant::now();
+        let mut slot = self.process.lock().expect("process");
+        assert!(slot.is_none(), "it already runs");
+        loop {
+            let mut command = unprivileged(&self.programs.join("postgres"));
+            command.arg("-D").arg(&self.data).current_dir(&self.data);
+            let mut process = Process::start("postgres", command, &self.log);
+            let answered = wait::until(START_DEADLINE, || {
+                if process.exited().is_some() {
+                    return Some(false);
+                }
+                Sql::try_connect(&self.url).is_ok().then_some(true)
+            });
+            if answered == Some(true) {
+                *slot = Some(process);
+                return;
+            }
+            // After kill -9 the backends of the one before may still be on their way out, holding the shared memory.
+            assert!(started.elapsed() < START_DEADLINE, "Postgres did not start:\n{}", process.log_tail(20));
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// SIGKILL to the postmaster; its backends notice and go.
+    pub(crate) fn kill_hard(&self) {
+        if let Some(mut process) = self.process.lock().expect("process").take() {
+            process.kill_hard();
+        }
+    }
+
+    /// Begins a fast shutdown (SIGINT) without waiting for its end.
+    pub(crate) fn begin_fast_shutdown(&self) {
+        if let Some(process) = self.process.lock().expect("process").as_mut() {
+            process.signal("INT");
+        }
+    }
+
+    /// Fast shutdown; gives how long it took, or panics with the log after `deadline`.
+    #[track_caller]
+    pub(crate) fn stop_fast(&self, deadline: Duration) -> Duration {
+        let started = Instant::now();
+        self.begin_fast_shutdown();
+        if let Some(mut process) = self.process.lock().expect("process").take() {
+            process.wait_exit(deadline);
+        }
+        started.elapsed()
+    }
+}
+
+fn append(path: &Path, text: &str) {
+    let before = std::fs::read_to_string(path).expect("read a file of a Postgres");
+    std::fs::write(path, before + text).expect("write a file of a Postgres");
+}
+
+/// `url` with another database in its path.
+fn with_database(url: &str, database: &str) -> String {
+    let (before, query) = url.split_once('?').map_or((url, None), |(before, query)| (before, Some(query)));
+    let authority_at = before.find("://").map_or(0, |at| at + 3);
+    let end = before.get(authority_at..).and_then(|rest| rest.find('/')).map_or(before.len(), |at| authority_at + at);
+    let server = before.get(..end).unwrap_or(before);
+    let query = query.map(|query| format!("?{query}")).unwrap_or_default();
+    format!("{server}/{database}{query}")
+}
+
+/// Where the programs of a major were put.
+fn found(major: u32) -> Option<PathBuf> {
+    let candidates =
+        [PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")), directory().join(format!("postgres-{major}/bin"))];
+    candidates.into_iter().find(|programs| programs.join("postgres").exists())
+}
+
+/// The programs of a major, where the user that runs them can reach them.
+#[track_caller]
+fn programs(major: u32) -> PathBuf {
+    let Some(programs) = found(major) else { missing(&format!("Postgres {major}")) };
+    if reachable(&programs) {
+        return programs;
+    }
+    // Somewhere below a home directory that is closed to others: give the server a copy of its own.
+    let copy = run_directory().join(format!("postgres-{major}"));
+    static COPYING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = COPYING.lock();
+    if !copy.exists() {
+        let from = programs.parent().unwrap_or(&programs);
+        let copied = Command::new("cp").arg("-r").arg(from).arg(&copy).status().expect("cp");
+        assert!(copied.success(), "could not copy {}", from.display());
+    }
+    copy.join("bin")
+}
+
+fn reachable(programs: &Path) -> bool {
+    let mut version = unprivileged(&programs.join("postgres"));
+    version.arg("--version").current_dir("/").output().is_ok_and(|output| output.status.success())
+}
+
+/// Who runs Postgres when the tests run as root.
+fn owner() -> Option<u32> {
+    if std::fs::metadata("/proc/self").ok()?.uid() != 0 {
+        return None;
+    }
+    let users = std::fs::read_to_string("/etc/passwd").ok()?;
+    let id = |name: &str| {
+        let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
+        line.split(':').nth(2)?.parse().ok()
+    };
+    id("postgres").or_else(|| id("nobody"))
+}
+
+/// A command that does not run as root: Postgres refuses to.
+fn unprivileged(program: &Path) -> Command {
+    let mut command = match owner() {
+        None => Command::new(program),
+        Some(owner) => {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid", &owner.to_string(), "--clear-groups", "--"]).arg(program);
+            command
+        }
+    };
+    // The tests' own connection settings are no business of the server's.
+    command.env_remove("PGDATA").env_remove("PGPORT").env_remove("PGHOST");
+    command
+}
+
+#[test]
+fn the_database_in_a_url_can_be_replaced() {
+    for (url, expected) in [
+        ("postgres://u@h:1/postgres?sslmode=disable", "postgres://u@h:1/x?sslmode=disable"),
+        ("postgres://u:p@h:1/postgres", "postgres://u:p@h:1/x"),
+        ("postgres://h", "postgres://h/x"),
+        ("postgres://h?a=b", "postgres://h/x?a=b"),
+    ] {
+        assert_eq!(with_database(url, "x"), expected);
+    }
+}
+
+#[test]
+fn a_postgres_comes_back_with_its_data_after_a_kill_and_after_a_fast_shutdown() {
+    let server = Postgres::private(15, &[]);
+    server.sql().run("create table kept (n int); insert into kept values (7)");
+    server.kill_hard();
+    assert!(Sql::try_connect(&server.url("postgres")).is_err());
+    server.start();
+    assert_eq!(server.sql().number("select n from kept"), 7);
+    server.stop_fast(Duration::from_secs(20));
+    server.start();
+    assert_eq!(server.sql().text("select current_setting('wal_level')"), "logical");
+}
+
+#[test]
+fn every_major_at_hand_starts_and_has_pgoutput() {
+    let majors = Postgres::majors();
+    assert!(majors.contains(&15), "Postgres 15 is missing: {majors:?}");
+    for major in majors {
+        let server = Postgres::private(major, &[]);
+        let sql = server.sql();
+        assert_eq!(sql.number("select current_setting('server_version_num')::int / 10000"), i64::from(major));
+        sql.run("select pg_create_logical_replication_slot('s', 'pgoutput')");
+        assert_eq!(server.major(), major);
+    }
+}

@@ -1,0 +1,169 @@
+//! Reading a topic as it is now, and making one as a test wants it.
+
+use std::time::Duration;
+
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One record, as the broker has it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Record {
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    pub(crate) key: Option<Vec<u8>>,
+    pub(crate) value: Option<Vec<u8>>,
+    pub(crate) headers: Vec<(String, Option<Vec<u8>>)>,
+    /// When the broker appended it, in milliseconds since the Unix epoch.
+    pub(crate) appended_at_ms: i64,
+}
+
+impl Record {
+    /// A header's value as text; empty where there is none.
+    pub(crate) fn header(&self, name: &str) -> String {
+        let value = self.headers.iter().find(|(found, _)| found == name).and_then(|(_, value)| value.as_deref());
+        String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
+    }
+
+    /// The key as text; empty where there is none.
+    pub(crate) fn key_text(&self) -> String {
+        String::from_utf8_lossy(self.key.as_deref().unwrap_or_default()).into_owned()
+    }
+
+    /// The value as text; empty where there is none.
+    pub(crate) fn value_text(&self) -> String {
+        String::from_utf8_lossy(self.value.as_deref().unwrap_or_default()).into_owned()
+    }
+}
+
+fn consumer(brokers: &str) -> BaseConsumer {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("group.id", "walrelay-tests").set("enable.auto.commit", "false");
+    config.set("log_level", "0").set("enable.partition.eof", "false").set("allow.auto.create.topics", "false");
+    config.create().expect("a consumer")
+}
+
+/// Partitions with the offsets behind their last records. Empty where the topic does not exist.
+fn ends(consumer: &BaseConsumer, topic: &str) -> Vec<(i32, i64, i64)> {
+    let metadata = consumer.fetch_metadata(Some(topic), PATIENCE).expect("metadata");
+    let partitions: Vec<i32> = metadata
+        .topics()
+        .iter()
+        .filter(|found| found.name() == topic && found.error().is_none())
+        .flat_map(|found| found.partitions().iter().map(|partition| partition.id()))
+        .collect();
+    let mut ends = Vec::new();
+    for partition in partitions {
+        match consumer.fetch_watermarks(topic, partition, PATIENCE) {
+            Ok((low, high)) => ends.push((partition, low, high)),
+            // A topic that came into being this moment has leaders the next.
+            Err(KafkaError::MetadataFetch(
+                RDKafkaErrorCode::LeaderNotAvailable
+                | RDKafkaErrorCode::UnknownTopicOrPartition
+                | RDKafkaErrorCode::UnknownPartition
+                | RDKafkaErrorCode::NotLeaderForPartition,
+            )) => {}
+            Err(error) => panic!("offsets of {topic} [{partition}]: {error}"),
+        }
+    }
+    ends
+}
+
+/// How many records the topic holds; 0 where it does not exist.
+pub(crate) fn count(brokers: &str, topic: &str) -> i64 {
+    ends(&consumer(brokers), topic).iter().map(|(_, low, high)| high - low).sum()
+}
+
+/// How many partitions it has; 0 where it does not exist.
+pub(crate) fn partitions(brokers: &str, topic: &str) -> usize {
+    ends(&consumer(brokers), topic).len()
+}
+
+/// Everything in the topic up to the high watermarks of this moment, by partition and offset.
+pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
+    let consumer = consumer(brokers);
+    let ends: Vec<_> = ends(&consumer, topic).into_iter().filter(|(_, low, high)| high > low).collect();
+    let mut assignment = TopicPartitionList::new();
+    for (partition, _, _) in &ends {
+        assignment.add_partition_offset(topic, *partition, Offset::Beginning).expect("an offset");
+    }
+    let mut left: i64 = ends.iter().map(|(_, low, high)| high - low).sum();
+    let mut records = Vec::new();
+    if left == 0 {
+        return records;
+    }
+    consumer.assign(&assignment).expect("assign");
+    while left > 0 {
+        let message = consumer.poll(PATIENCE).unwrap_or_else(|| panic!("{topic}: {left} records did not come"));
+        let message = message.unwrap_or_else(|error| panic!("{topic}: {error}"));
+        let end = ends.iter().find(|(partition, _, _)| *partition == message.partition());
+        // What is appended meanwhile is behind the end that was asked for.
+        if end.is_some_and(|(_, _, high)| message.offset() < *high) {
+            records.push(record(&message));
+            left -= 1;
+        }
+    }
+    records.sort_by_key(|record| (record.partition, record.offset));
+    records
+}
+
+fn record(message: &BorrowedMessage<'_>) -> Record {
+    let headers = message.headers().map_or_else(Vec::new, |headers| {
+        headers.iter().map(|header| (header.key.to_owned(), header.value.map(<[u8]>::to_vec))).collect()
+    });
+    Record {
+        partition: message.partition(),
+        offset: message.offset(),
+        key: message.key().map(<[u8]>::to_vec),
+        value: message.payload().map(<[u8]>::to_vec),
+        headers,
+        appended_at_ms: message.timestamp().to_millis().unwrap_or(-1),
+    }
+}
+
+fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("log_level", "0");
+    config.create().expect("an admin client")
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+}
+
+/// Makes a topic and waits until its partitions have leaders.
+pub(crate) fn create(brokers: &str, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
+    let mut new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
+    for (name, value) in settings {
+        new = new.set(name, value);
+    }
+    let made = block_on(admin(brokers).create_topics([&new], &AdminOptions::new())).expect("create a topic");
+    assert!(made.iter().all(Result::is_ok), "{made:?}");
+    super::wait::eventually(
+        "the new topic has leaders",
+        PATIENCE,
+        || self::partitions(brokers, topic),
+        |found| *found == usize::try_from(partitions).unwrap_or(0),
+    );
+}
+
+/// Makes writes to one topic fail with `NOT_ENOUGH_REPLICAS`, which producers retry: it stalls while the others go on.
+pub(crate) fn stall(brokers: &str, topic: &str) {
+    set_min_insync_replicas(brokers, topic, "2");
+}
+
+/// Ends what [`stall`] began.
+pub(crate) fn release(brokers: &str, topic: &str) {
+    set_min_insync_replicas(brokers, topic, "1");
+}
+
+fn set_min_insync_replicas(brokers: &str, topic: &str, value: &str) {
+    let change = AlterConfig::new(ResourceSpecifier::Topic(topic)).set("min.insync.replicas", value);
+    let done = block_on(admin(brokers).alter_configs([&change], &AdminOptions::new())).expect("alter a topic");
+    assert!(done.iter().all(Result::is_ok), "{done:?}");
+}

@@ -1,0 +1,259 @@
+//! What one test has to itself: a database, a slot, topics, on servers it shares with the others.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::checker::{Delivered, Findings, Row, check};
+use super::proxy::Proxy;
+use super::relay::{Relay, RelayCommand};
+use super::seed::Witness;
+use super::servers::{Kafka, Postgres};
+use super::sql::Sql;
+use super::topic::{self, Record};
+use super::wait::eventually;
+use super::workload::{Plan, SCHEMA, Workload};
+
+/// How long everything committed may take to arrive, once nothing is in the way (I8).
+pub(crate) const ARRIVAL: Duration = Duration::from_secs(45);
+
+/// The outbox table as applications make it.
+const OUTBOX: &str = "create table outbox (id uuid primary key, aggregatetype varchar(255), aggregateid varchar(255),
+    type varchar(255), payload jsonb)";
+
+/// One test's corner of the servers.
+pub(crate) struct World {
+    /// Names database and slot and begins every aggregate type.
+    pub(crate) name: String,
+    pub(crate) database_url: String,
+    pub(crate) brokers: String,
+    /// Aggregate types that are used; `kind(n)` and `topic(n)` count into them.
+    kinds: Vec<String>,
+    _witness: Witness,
+}
+
+impl World {
+    /// On the shared servers, with everything `walrelay setup` does.
+    #[track_caller]
+    pub(crate) fn new() -> World {
+        let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+        world.setup();
+        world
+    }
+
+    /// On these servers, with everything `walrelay setup` does.
+    #[track_caller]
+    pub(crate) fn on(postgres: &Postgres, brokers: &str) -> World {
+        let world = World::bare(postgres, brokers);
+        world.setup();
+        world
+    }
+
+    /// Database, tables and names only: no publication, no slot.
+    #[track_caller]
+    pub(crate) fn bare(postgres: &Postgres, brokers: &str) -> World {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        // No two runs share a name, on servers that outlive them: positions of an earlier one would be a mismatch.
+        static RUN: LazyLock<u32> = LazyLock::new(|| fastrand::u32(..0x0100_0000));
+        let name = format!("t{:06x}_{}", *RUN, COUNT.fetch_add(1, Ordering::Relaxed));
+        postgres.sql().run(&format!("create database {name}"));
+        let world = World {
+            database_url: postgres.url(&name),
+            brokers: brokers.to_owned(),
+            kinds: (0..3).map(|number| format!("{name}.kind{number}")).collect(),
+            name,
+            _witness: Witness,
+        };
+        world.sql().run(&format!("{OUTBOX}; {SCHEMA}"));
+        world
+    }
+
+    /// `walrelay setup`.
+    #[track_caller]
+    pub(crate) fn setup(&self) {
+        self.command("setup").succeed();
+    }
+
+    /// A command with slot and database.
+    pub(crate) fn command(&self, command: &str) -> RelayCommand {
+        RelayCommand::new(command).option("--slot", &self.name).option("--database-url", &self.database_url)
+    }
+
+    /// `walrelay run` with what it needs.
+    pub(crate) fn run(&self) -> RelayCommand {
+        self.command("run").option("--brokers", &self.brokers).option("--log-format", "json")
+    }
+
+    /// A relay that is ready.
+    #[track_caller]
+    pub(crate) fn relay(&self) -> Relay {
+        let mut relay = self.run().start();
+        relay.wait_ready();
+        relay
+    }
+
+    /// An SQL session in this test's database.
+    #[track_caller]
+    pub(crate) fn sql(&self) -> Sql {
+        Sql::connect(&self.database_url)
+    }
+
+    /// An aggregate type.
+    pub(crate) fn kind(&self, number: usize) -> &str {
+        &self.kinds[number]
+    }
+
+    /// Its topic.
+    pub(crate) fn topic(&self, number: usize) -> String {
+        format!("outbox.event.{}", self.kinds[number])
+    }
+
+    /// Writers over all aggregate types.
+    pub(crate) fn workload(&self, plan: &Plan) -> Workload {
+        Workload::start(&self.database_url, &self.kinds, plan)
+    }
+
+    /// Commits one event of `aggregate` in type 0.
+    #[track_caller]
+    pub(crate) fn emit(&self, sql: &Sql, aggregate: &str) {
+        self.emit_to(sql, 0, aggregate);
+    }
+
+    /// Commits one event of `aggregate` in a type.
+    #[track_caller]
+    pub(crate) fn emit_to(&self, sql: &Sql, kind: usize, aggregate: &str) {
+        sql.run(&format!("select emit('{}', '{aggregate}', 20)", self.kinds[kind]));
+    }
+
+    /// All records of a type's topic.
+    pub(crate) fn records(&self, kind: usize) -> Vec<Record> {
+        topic::read(&self.brokers, &self.topic(kind))
+    }
+
+    /// How many records there are in all topics.
+    pub(crate) fn delivered(&self) -> i64 {
+        (0..self.kinds.len()).map(|kind| topic::count(&self.brokers, &self.topic(kind))).sum()
+    }
+
+    /// Rows committed so far.
+    #[track_caller]
+    pub(crate) fn committed(&self) -> i64 {
+        self.sql().number("select count(*) from outbox")
+    }
+
+    /// The checker's findings on this moment. Stop the writers first.
+    #[track_caller]
+    pub(crate) fn check(&self) -> Findings {
+        let rows = self.sql().rows(
+            "select id::text, aggregateid, (payload->>'v')::bigint, payload::text from outbox where payload ? 'v'",
+            &[],
+        );
+        let rows: Vec<Row> = rows
+            .iter()
+            .map(|row| Row { id: row.get(0), aggregate: row.get(1), version: row.get(2), payload: row.get(3) })
+            .collect();
+        let mut delivered = Vec::new();
+        for kind in 0..self.kinds.len() {
+            delivered.extend(self.records(kind).iter().map(|record| Delivered {
+                id: record.header("id"),
+                key: record.key_text(),
+                topic: self.topic(kind),
+                partition: record.partition,
+                offset: record.offset,
+                payload: record.value_text(),
+            }));
+        }
+        check(&rows, &delivered)
+    }
+
+    /// Waits until every committed row has arrived, and gives the findings, which are sound.
+    #[track_caller]
+    pub(crate) fn assert_all_delivered(&self) -> Findings {
+        let committed = self.committed();
+        eventually("as many records as rows", ARRIVAL, || self.delivered(), |records| *records >= committed);
+        // With copies among them, as many records as rows does not mean all rows.
+        let findings = eventually("every row has arrived", ARRIVAL, || self.check(), |found| found.lost.is_empty());
+        findings.assert_sound();
+        findings
+    }
+
+    /// `confirmed_flush_lsn` in bytes from zero; 0 without a slot.
+    #[track_caller]
+    pub(crate) fn confirmed(&self) -> i64 {
+        self.slot("coalesce((confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, 0)").parse().unwrap_or(0)
+    }
+
+    /// An expression over the slot's row in `pg_replication_slots`, as text.
+    #[track_caller]
+    pub(crate) fn slot(&self, expression: &str) -> String {
+        self.sql().text(&format!("select {expression} from pg_replication_slots where slot_name = '{}'", self.name))
+    }
+
+    /// The walsender's pid; 0 while nobody streams.
+    #[track_caller]
+    pub(crate) fn walsender(&self) -> i64 {
+        self.slot("coalesce(active_pid, 0)").parse().unwrap_or(0)
+    }
+
+    /// Waits until somebody streams from the slot, ready or not, and gives the walsender's pid.
+    #[track_caller]
+    pub(crate) fn wait_streaming(&self) -> i64 {
+        eventually("somebody streams", Duration::from_secs(30), || self.walsender(), |pid| *pid != 0)
+    }
+
+    /// The server's place in the log, in bytes from zero.
+    #[track_caller]
+    pub(crate) fn wal(&self) -> i64 {
+        self.sql().number("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint")
+    }
+
+    /// This database's URL with the proxy in the server's place.
+    pub(crate) fn url_through(&self, proxy: &Proxy) -> String {
+        let (credentials, rest) = self.database_url.split_once('@').expect("a user in the URL");
+        let path = rest.split_once('/').map_or("", |(_, path)| path);
+        format!("{credentials}@{}/{path}", proxy.address())
+    }
+
+    /// Waits until the slot is confirmed up to what is in the log by now.
+    #[track_caller]
+    pub(crate) fn wait_confirmed(&self, deadline: Duration) {
+        let goal = self.sql().number("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint");
+        eventually("the slot is confirmed", deadline, || self.confirmed(), |confirmed| *confirmed >= goal);
+    }
+}
+
+#[test]
+fn the_lab_reads_back_what_it_wrote_and_the_checker_agrees() {
+    use rdkafka::ClientConfig;
+    use rdkafka::message::{Header, OwnedHeaders};
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+
+    let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+    let writers = world.workload(&Plan { writers: 3, ..Plan::default() });
+    writers.wait_for(100);
+    writers.stop();
+
+    // A relay of a few lines: rows by version, straight from the table.
+    let producer: BaseProducer = ClientConfig::new()
+        .set("bootstrap.servers", &world.brokers)
+        .set("partitioner", "murmur2_random")
+        .create()
+        .unwrap();
+    let rows = world.sql().rows(
+        "select id::text, aggregatetype, aggregateid, payload::text from outbox order by (payload->>'v')::bigint",
+        &[],
+    );
+    for row in &rows {
+        let (id, kind, key, value): (String, String, String, String) = (row.get(0), row.get(1), row.get(2), row.get(3));
+        let headers = OwnedHeaders::new().insert(Header { key: "id", value: Some(&id) });
+        let topic = format!("outbox.event.{kind}");
+        producer.send(BaseRecord::to(&topic).key(&key).payload(&value).headers(headers)).unwrap();
+        producer.poll(Duration::ZERO);
+    }
+    producer.flush(Duration::from_secs(30)).unwrap();
+
+    assert!(rows.len() >= 100);
+    let findings = world.assert_all_delivered();
+    assert_eq!(findings.duplicates, 0);
+    assert_eq!(topic::partitions(&world.brokers, &world.topic(0)), super::servers::kafka::PARTITIONS as usize);
+}
