@@ -1,6 +1,6 @@
 //! The tests, in one binary: the servers they need are started once, when the first test asks.
 //!
-//! `support` is the lab, and tests itself. `live` runs `walrelay` as an operator does, one module per promise:
+//! [`simulation`] drives the core through seeded schedules of a model. `support` is the lab, and tests itself. `live` runs `walrelay` as an operator does, one module per promise:
 //!
 //! | module | what breaks, and what must hold |
 //! |---|---|
@@ -31,4 +31,6 @@
 )]
 
 mod live;
+#[path = "simulation/main.rs"]
+mod simulation;
 mod support;

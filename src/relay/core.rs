@@ -277,7 +277,11 @@ impl Pending {
             topic: record.topic.to_owned(),
             key: record.key.map(<[u8]>::to_vec),
             value: record.value.map(<[u8]>::to_vec),
-            headers: record.headers.iter().map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec))).collect(),
+            headers: record
+                .headers
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec)))
+                .collect(),
             committed_at_us,
         }
     }

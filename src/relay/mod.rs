@@ -1,5 +1,241 @@
-//! The relay.
+//! The relay: one task that owns the position, and everything it needs to come back from what fails.
+//!
+//! Two lives are nested. A *producer's* life ([`core::Core`]) begins behind the delivered position and ends with the
+//! first delivery that fails. Inside it, a *session* begins with a connection to Postgres and ends with it; the next
+//! one goes on where the last stopped, so that losing Postgres sends nothing twice.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::Config;
+use crate::error::{Disposition, Error, Kind, Result};
+use crate::ledger::Limits;
+use crate::position::Position;
+use crate::sink::Producer;
+use crate::sink::kafka::KafkaSink;
+use crate::telemetry::{Side, Telemetry};
 
 pub mod backoff;
 pub mod core;
+mod pump;
+mod report;
+mod session;
 pub mod stop;
+
+use self::backoff::Backoff;
+use self::core::{Core, Setup};
+use self::pump::Ended;
+use self::session::Session;
+use self::stop::{Stop, StopSignal};
+
+/// Relays until told to stop or until a person has to act.
+///
+/// What was acked and stored when it returns is confirmed, unless Postgres could not be told.
+///
+/// # Errors
+/// Everything whose [`Disposition`] is halt, and [`Kind::ShutdownTimeout`] where a stop left events not acked. Faults
+/// that heal are retried here with back-off and never returned.
+pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
+    let mut relay = Relay {
+        epoch: Instant::now(),
+        backoff: Backoff::new(fastrand::Rng::new()),
+        life: None,
+        failing: None,
+        config,
+        telemetry,
+    };
+    let result = relay.run(&mut stop).await;
+    relay.end_life().await;
+    if let Err(error) = &result {
+        relay.telemetry.health.halted(error.cause());
+        relay.telemetry.metrics.error(error.kind());
+    }
+    result
+}
+
+/// How long Kafka has to answer before the slot is taken: a relay that cannot deliver leaves it to one that can.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What outlives a session.
+struct Relay {
+    /// The instant that times inside the core are since.
+    epoch: Instant,
+    backoff: Backoff,
+    life: Option<Life>,
+    /// What the current outage was reported as: one line per state, not per try (P9).
+    failing: Option<Kind>,
+    config: Config,
+    telemetry: Telemetry,
+}
+
+/// A producer and everything that hangs on it.
+enum Life {
+    /// No session yet. It begins behind the position, or behind what is stored where there is none.
+    New(KafkaSink, Option<Position>),
+    /// Under way.
+    Running(Box<Core<KafkaSink>>),
+}
+
+impl Life {
+    fn producer(&self) -> Producer {
+        match self {
+            Life::New(sink, _) => sink.producer(),
+            Life::Running(core) => core.sink().producer(),
+        }
+    }
+}
+
+impl Relay {
+    async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
+        loop {
+            let mut leave_at_once = stop.clone();
+            let ended = tokio::select! {
+                biased;
+                () = leave_at_once.at_least(Stop::Now) => return self.leave(),
+                ended = self.one_session(stop) => ended,
+            };
+            let error = match ended {
+                Ok(Ended::Stopped) => return self.leave(),
+                Ok(Ended::ServerShutDown) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
+                Err(error) if error.kind().disposition() == Disposition::Halt => return Err(error),
+                Err(error) => error,
+            };
+            if stop.asked() == Stop::No {
+                let wait = self.failed(&error);
+                if error.kind() == Kind::KafkaUnreachable {
+                    self.begin_new_life().await;
+                }
+                tokio::select! {
+                    () = stop.at_least(Stop::Drain) => {}
+                    () = tokio::time::sleep(wait) => {}
+                }
+            }
+            if stop.asked() != Stop::No {
+                return self.leave();
+            }
+        }
+    }
+
+    /// From connecting to Postgres until the connection, the producer or the relay ends.
+    async fn one_session(&mut self, stop: &mut StopSignal) -> Result<Ended> {
+        let life = match self.life.take() {
+            Some(life) => life,
+            None => Life::New(KafkaSink::connect(&self.config.kafka)?, None),
+        };
+        let life = self.life.insert(life);
+        if let Life::New(sink, _) = life {
+            sink.check(&[], CHECK_TIMEOUT).await?;
+        }
+        let mut leave = stop.clone();
+        let session = tokio::select! {
+            () = leave.at_least(Stop::Drain) => return Ok(Ended::Stopped),
+            session = Session::open(&self.config, life.producer(), life_confirmed(life)) => session?,
+        };
+        let life = self.life.take();
+        let mut core = self.enter(life, session.start_position())?;
+        self.telemetry.metrics.reconnect(Side::Postgres);
+        core.reconnected();
+        self.recovered(session.start_position());
+        let ended = pump::run(&mut core, session, &self.config, self.epoch, &self.telemetry, stop.clone()).await;
+        self.life = Some(Life::Running(core));
+        ended
+    }
+
+    /// The core that goes on behind `stored`, which the store holds and which belongs to this server and slot.
+    fn enter(&mut self, life: Option<Life>, stored: Position) -> Result<Box<Core<KafkaSink>>> {
+        let (sink, start) = match life {
+            Some(Life::Running(core)) if core.ledger().delivered().is_at_or_after(&stored) => return Ok(core),
+            Some(Life::Running(_)) | None => {
+                // Another relay had the slot in between and went further. What this one knows is out of date.
+                return Err(Error::new(
+                    Kind::SlotActive,
+                    "another relay served the slot in between; starting behind it",
+                ));
+            }
+            Some(Life::New(sink, resume)) => (sink, resume.filter(|it| it.is_at_or_after(&stored)).unwrap_or(stored)),
+        };
+        let setup = Setup {
+            slot: self.config.source.slot.clone(),
+            outbox: self.config.outbox.clone(),
+            route: self.config.route.clone(),
+            limits: Limits {
+                events: self.config.kafka.max_in_flight_events,
+                bytes: self.config.kafka.max_in_flight_bytes,
+            },
+        };
+        Ok(Box::new(Core::new(&setup, start, stored, sink, self.epoch.elapsed())))
+    }
+
+    /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.
+    async fn begin_new_life(&mut self) {
+        let resume = match &self.life {
+            Some(Life::Running(core)) => Some(core.ledger().delivered()),
+            // It has not produced anything; it may as well try again.
+            Some(Life::New(..)) | None => return,
+        };
+        self.end_life().await;
+        match KafkaSink::connect(&self.config.kafka) {
+            Ok(sink) => self.life = Some(Life::New(sink, resume)),
+            Err(error) => tracing::error!(%error, "a new producer could not be made"),
+        }
+    }
+
+    async fn end_life(&mut self) {
+        match self.life.take() {
+            Some(Life::New(sink, _)) => sink.close().await,
+            Some(Life::Running(core)) => core.into_sink().close().await,
+            None => {}
+        }
+    }
+
+    /// A stop ends here: well where nothing was left in flight.
+    fn leave(&self) -> Result<()> {
+        let left = match &self.life {
+            Some(Life::Running(core)) => core.ledger().in_flight_events() + usize::from(core.is_pending()),
+            Some(Life::New(..)) | None => 0,
+        };
+        if left == 0 {
+            tracing::info!("stopped: everything received was acked");
+            return Ok(());
+        }
+        let slot = &self.config.source.slot;
+        Err(Error::new(Kind::ShutdownTimeout, format_args!("stopped with {left} events of slot {slot} not acked"))
+            .remedy("nothing is lost: they are sent (again) at the next start"))
+    }
+
+    /// Reports an outage once, and says how long to wait before the next try.
+    fn failed(&mut self, error: &Error) -> Duration {
+        let wait = self.backoff.next_wait();
+        let side = if error.kind() == Kind::KafkaUnreachable { Side::Kafka } else { Side::Postgres };
+        self.telemetry.metrics.retry(side);
+        self.telemetry.metrics.error(error.kind());
+        self.telemetry.connected(side, false);
+        let slot = &self.config.source.slot;
+        if self.failing.replace(error.kind()) == Some(error.kind()) {
+            tracing::debug!(%slot, %error, tries = self.backoff.tries(), wait_ms = wait.as_millis(), "still failing");
+        } else {
+            tracing::warn!(%slot, %error, fix = error.what_to_do(), "interrupted; trying again until it works");
+        }
+        wait
+    }
+
+    fn recovered(&mut self, start: Position) {
+        self.telemetry.connected(Side::Postgres, true);
+        self.telemetry.connected(Side::Kafka, true);
+        let slot = &self.config.source.slot;
+        match self.failing.take() {
+            Some(_) => tracing::info!(%slot, tries = self.backoff.tries(), position = %start, "streaming again"),
+            None => tracing::info!(%slot, position = %start, "streaming"),
+        }
+        self.backoff.reset();
+    }
+}
+
+/// What this process knows to be confirmable while a session is opened.
+fn life_confirmed(life: &Life) -> crate::position::Lsn {
+    match life {
+        Life::New(..) => crate::position::Lsn::ZERO,
+        Life::Running(core) => core.confirmable(),
+    }
+}

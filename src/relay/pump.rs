@@ -28,8 +28,8 @@ use crate::sink::Delivery;
 use crate::sink::kafka::KafkaSink;
 use crate::source::catalog::{Fingerprint, compare};
 use crate::source::control::ControlEnd;
-use crate::source::feedback::Feedback;
-use crate::source::stream::{Status, WalMessage};
+use crate::source::feedback::{Action, Feedback};
+use crate::source::{Io, Status, WalMessage, WalSource, notice};
 use crate::telemetry::Telemetry;
 
 /// How often the catalogs are looked at when nothing else asks for it (P8).
@@ -60,7 +60,7 @@ enum Input {
     Stored(AnyStore, Position, Result<()>),
     Looked(Result<Fingerprint>, Option<Position>),
     Control(ControlEnd),
-    Socket(Result<usize>),
+    Socket(Result<Io>),
 }
 
 type Job = Pin<Box<dyn Future<Output = Input> + Send>>;
@@ -93,7 +93,9 @@ pub(super) async fn run(
         look_asked: false,
         storing: None,
         looking: None,
+        control_end: Box::pin(session.control.closed()),
         control_ended: false,
+        backlog: false,
         core,
         session,
         config,
@@ -102,13 +104,14 @@ pub(super) async fn run(
         stop,
     };
     let ended = pump.run().await;
-    pump.report.tell(pump.core, telemetry, Instant::now());
+    pump.report.tell(pump.core, pump.session.stream.received(), telemetry, Instant::now());
     let confirmed = pump.core.confirmable();
-    let Session { mut stream, .. } = pump.session;
-    let last = Status { received: pump.report.received, confirmed, reply_requested: false };
-    if tokio::time::timeout(FINISH_TIMEOUT, stream.finish(last)).await.is_err() {
-        tracing::debug!("the last status update did not reach the server in time");
+    let stream = pump.session.stream;
+    let last = Status { received: stream.received(), confirmed, reply_requested: false };
+    if let Err(error) = stream.finish(last, Instant::now() + FINISH_TIMEOUT).await {
+        tracing::debug!(%error, "the last status update may not have reached the server");
     }
+    failpoint::reached("confirmed");
     ended
 }
 
@@ -127,7 +130,10 @@ struct Pump<'a> {
     look_asked: bool,
     storing: Option<Job>,
     looking: Option<Job>,
+    control_end: Pin<Box<dyn Future<Output = ControlEnd> + Send>>,
     control_ended: bool,
+    /// Whether messages were left in the buffer for the next turn.
+    backlog: bool,
 }
 
 impl Pump<'_> {
@@ -138,15 +144,15 @@ impl Pump<'_> {
             }
             let now = Instant::now();
             self.begin_jobs(now);
-            self.tell_server(now);
+            let feedback = self.tell_server(now)?;
             if self.report.next <= now {
-                self.report.tell(self.core, self.telemetry, now);
+                self.report.tell(self.core, self.session.stream.received(), self.telemetry, now);
             }
             let left_over = self.has_left_over();
             if let Some(leaving) = self.leaving.take_if(|leaving| leaving.until <= now || !left_over) {
                 return leaving.with;
             }
-            match self.next_input(now).await {
+            match self.next_input(self.wake_at(now, feedback)).await {
                 // The producer is finished, and nothing that waits for it would come to an end.
                 Input::Deliveries => self.core.delivered(&mut self.deliveries)?,
                 input => {
@@ -164,16 +170,16 @@ impl Pump<'_> {
         if self.leaving.is_some() {
             return Ok(());
         }
+        self.backlog = false;
         for _ in 0..MESSAGES_PER_TURN {
             if !self.core.has_room() {
-                break;
+                return Ok(());
             }
+            let Some(message) = self.session.stream.next()? else { return Ok(()) };
             failpoint::reached("received");
-            let Some(message) = self.session.stream.next()? else { break };
             self.report.received_messages += 1;
             match message {
                 WalMessage::Data { wal_start, wal_end, body, .. } => {
-                    self.report.received = self.report.received.max(wal_start);
                     self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
                     if self.core.data(wal_start, body)? == Taken::Relation {
                         self.look_asked = true;
@@ -181,22 +187,20 @@ impl Pump<'_> {
                 }
                 WalMessage::Keepalive { wal_end, reply_requested } => {
                     self.report.keepalives += 1;
-                    self.report.received = self.report.received.max(wal_end);
                     self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
                     self.core.keepalive(wal_end);
                     if reply_requested {
                         self.feedback.reply_requested();
                     }
                 }
-                WalMessage::Notice(notice) => crate::source::notice::judge(&notice, &self.config.source)?,
-                WalMessage::ParameterStatus { name, value } => {
-                    crate::source::notice::parameter_changed(&name, &value)?;
-                }
+                WalMessage::Notice(notice) => notice::judge(&notice, &self.config.source)?,
+                WalMessage::ParameterStatus { name, value } => tracing::debug!(name, value, "a setting changed"),
                 WalMessage::CopyDone => {
                     return Err(Error::new(Kind::PostgresUnreachable, "Postgres ended the stream"));
                 }
             }
         }
+        self.backlog = true;
         Ok(())
     }
 
@@ -227,7 +231,6 @@ impl Pump<'_> {
         self.storing = Some(Box::pin(async move {
             failpoint::reached("storing");
             let result = store.store(&stored).await;
-            failpoint::reached("stored");
             Input::Stored(store, position, result)
         }));
     }
@@ -236,28 +239,48 @@ impl Pump<'_> {
         self.look_asked = false;
         self.next_look = now + LOOK_INTERVAL;
         self.telemetry.metrics.catalog_checks.inc();
-        let control = self.session.control.clone();
-        self.looking = Some(Box::pin(async move { Input::Looked(control.check_catalog().await, then_store) }));
+        let (control, before) = (self.session.control.clone(), self.session.fingerprint.clone());
+        let look = async move { Input::Looked(control.check_catalog(Some(before)).await, then_store) };
+        self.looking = Some(Box::pin(look));
     }
 
-    /// Puts a status update into the socket's way where one is due.
-    fn tell_server(&mut self, now: Instant) {
+    /// Puts a status update into the socket's way where one is due, and says when to look again.
+    ///
+    /// # Errors
+    /// The server fell silent (P5).
+    fn tell_server(&mut self, now: Instant) -> Result<Instant> {
+        self.feedback.set_reading(self.reads(), now);
         let confirmed = self.core.confirmable();
-        if let Some(reply_requested) = self.feedback.due(now, confirmed) {
-            failpoint::reached("confirming");
-            self.report.status_updates += 1;
-            let status = Status { received: self.report.received, confirmed, reply_requested };
-            self.session.stream.queue_status(status);
+        match self.feedback.action(now, confirmed) {
+            Action::Wait(until) => Ok(until),
+            Action::Send { reply_requested } => {
+                failpoint::reached("confirming");
+                self.report.status_updates += 1;
+                let received = self.session.stream.received();
+                self.session.stream.queue_status(Status { received, confirmed, reply_requested });
+                self.feedback.sent(now, confirmed, reply_requested);
+                Ok(now)
+            }
+            Action::Dead { silence } => Err(Error::new(
+                Kind::PostgresUnreachable,
+                format_args!(
+                    "Postgres has been silent for {} ms, and was asked for a sign of life",
+                    silence.as_millis()
+                ),
+            )),
         }
     }
 
+    /// Whether more may be read (P4).
+    fn reads(&self) -> bool {
+        self.leaving.is_none() && self.core.has_room()
+    }
+
     /// Waits for whatever comes first; the order is in the module's documentation.
-    async fn next_input(&mut self, now: Instant) -> Input {
-        let wake = self.wake_at(now);
-        let reads = self.core.has_room() && self.leaving.is_none();
-        // What is left in the buffer is taken in at once where there is room for it.
-        let backlog = reads && self.session.stream.has_buffered_message();
-        let stops = self.stop.asked() == Stop::No || self.leaving.is_none();
+    async fn next_input(&mut self, wake: Instant) -> Input {
+        let reads = self.reads();
+        let backlog = reads && self.backlog;
+        let stops = self.leaving.is_none();
         tokio::select! {
             biased;
             () = self.stop.at_least(Stop::Drain), if stops => Input::Stop,
@@ -265,36 +288,37 @@ impl Pump<'_> {
             () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
             done = job(&mut self.storing) => done,
             done = job(&mut self.looking) => done,
-            end = self.session.control.closed(), if !self.control_ended => Input::Control(end),
+            end = &mut self.control_end, if !self.control_ended => Input::Control(end),
             () = std::future::ready(()), if backlog => Input::Clock,
-            read = self.session.stream.ready_io(reads) => Input::Socket(read),
+            io = self.session.stream.ready_io(reads) => Input::Socket(io),
         }
     }
 
-    fn wake_at(&self, now: Instant) -> Instant {
-        let store = self.core.wake_at().map(|since| self.epoch + since);
-        let retry = self.core.is_pending().then(|| now + RETRY_INTERVAL);
-        let leave = self.leaving.as_ref().map(|leaving| leaving.until);
-        let due = self.feedback.wake_at().min(self.report.next).min(self.next_look.max(now + RETRY_INTERVAL));
+    /// When to look at the clock again: `feedback` says for itself.
+    fn wake_at(&self, now: Instant, feedback: Instant) -> Instant {
         // What is overdue and waits for something else than the clock must not spin it.
-        let store = store.map(|at| at.max(now + RETRY_INTERVAL));
+        let soon = now + RETRY_INTERVAL;
+        let store = self.core.wake_at().map(|since| (self.epoch + since).max(soon));
+        let retry = self.core.is_pending().then_some(soon);
+        let leave = self.leaving.as_ref().map(|leaving| leaving.until);
+        let due = feedback.min(self.report.next).min(self.next_look.max(soon));
         [store, retry, leave].into_iter().flatten().fold(due, Instant::min)
     }
 
     fn handle(&mut self, input: Input) -> Result<()> {
         match input {
-            Input::Clock => self.feedback.check_silence(Instant::now(), self.core.has_room() && self.leaving.is_none()),
             Input::Stop => {
                 self.telemetry.health.stopping();
                 self.leave(self.config.process.shutdown_timeout, Ok(Ended::Stopped));
                 Ok(())
             }
-            Input::Deliveries => Ok(()),
+            Input::Clock | Input::Deliveries => Ok(()),
             Input::Stored(store, position, result) => {
                 self.storing = None;
                 self.session.store = Some(store);
                 result?;
                 self.telemetry.metrics.positions_stored.inc();
+                failpoint::reached("stored");
                 self.core.stored(position);
                 Ok(())
             }
@@ -308,7 +332,7 @@ impl Pump<'_> {
             }
             Input::Control(end) => self.control_ended(end),
             Input::Socket(result) => {
-                let read = result?;
+                let read = result?.received_bytes;
                 if read > 0 {
                     self.report.received_bytes += read as u64;
                     self.feedback.heard(Instant::now());

@@ -23,7 +23,6 @@ pub(super) struct Report {
     pub(super) received_messages: u64,
     pub(super) keepalives: u64,
     pub(super) status_updates: u64,
-    pub(super) received: Lsn,
     pub(super) server_wal_end: Lsn,
 }
 
@@ -38,13 +37,12 @@ impl Report {
             received_messages: 0,
             keepalives: 0,
             status_updates: 0,
-            received: Lsn::ZERO,
             server_wal_end: Lsn::ZERO,
         }
     }
 
     /// Tells `telemetry` what has changed.
-    pub(super) fn tell<S: Sink>(&mut self, core: &mut Core<S>, telemetry: &Telemetry, now: Instant) {
+    pub(super) fn tell<S: Sink>(&mut self, core: &mut Core<S>, received: Lsn, telemetry: &Telemetry, now: Instant) {
         self.next = now + REPORT_INTERVAL;
         let (metrics, counts, before) = (&telemetry.metrics, core.counts(), self.counts);
         metrics.received_bytes.inc_by(std::mem::take(&mut self.received_bytes));
@@ -62,7 +60,7 @@ impl Report {
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
         metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
-        metrics.set_received_lsn(self.received);
+        metrics.set_received_lsn(received);
         metrics.set_server_wal_end_lsn(self.server_wal_end);
         metrics.set_stored_lsn(core.stored_position().end_lsn);
         metrics.set_confirmed_lsn(core.confirmable());

@@ -7,14 +7,16 @@ use std::future::Future;
 use std::time::Duration;
 
 use crate::config::{Config, StoreKind};
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::position::{Lsn, Position};
-use crate::sink::kafka::Producer;
+use crate::postgres::replication::WalSession;
+use crate::postgres::sql::SqlSession;
+use crate::sink::Producer;
 use crate::source::catalog::Fingerprint;
-use crate::source::control::Control;
+use crate::source::control::{Control, ControlEnd, Watched};
 use crate::source::preflight;
-use crate::source::stream::{Status, WalStream};
-use crate::state::check::{SlotNow, reconcile};
+use crate::source::{Status, WalSource, WalStream};
+use crate::state::check::{SlotNow, TimelineSwitch, reconcile};
 use crate::state::kafka::KafkaStore;
 use crate::state::postgres::{PostgresStore, SlotStore};
 use crate::state::{ServerIdentity, Store, Stored};
@@ -62,29 +64,39 @@ impl Session {
     /// Looks, connects, owns the slot, and finds out where to go on. `confirmed` is repeated to the server meanwhile.
     pub(super) async fn open(config: &Config, producer: Producer, confirmed: Lsn) -> Result<Session> {
         let source = &config.source;
-        let control = Control::connect(&source.database, source, &config.outbox).await?;
-        let facts = control.inspect().await?;
+        let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
+        let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outbox).await?;
         for warning in preflight::judge(&facts, &source.slot, &source.publication, &config.outbox)? {
             tracing::warn!(slot = %source.slot, "{warning}");
         }
-        let fingerprint = control.check_catalog().await?;
-        let mut stream = WalStream::connect(&source.database, source).await?;
-        let server = stream.identify_system().await?;
+        let watched = Watched {
+            slot: source.slot.clone(),
+            publication: source.publication.clone(),
+            table: config.outbox.table.clone(),
+        };
+        let control = Control::start(sql, watched);
+        let fingerprint = control.check_catalog(None).await?;
+        let mut wal = WalSession::connect(&source.database, source).await?;
+        let server = wal.identify_system().await?;
         let history = match server.timeline {
             1 => Vec::new(),
-            timeline => stream.timeline_history(timeline).await?,
+            timeline => wal.timeline_history(timeline).await?,
         };
-        stream.start(&source.slot, &source.publication).await?;
+        let history: Vec<_> = history
+            .iter()
+            .map(|switch| TimelineSwitch { timeline: switch.timeline, switch_lsn: switch.switch_lsn })
+            .collect();
+        let mut stream = WalStream::start(wal, &source.publication, source.max_message_bytes).await?;
 
         let status = Status { received: confirmed, confirmed, reply_requested: false };
         let read = read_position(config, producer, &control);
-        let (store, loaded) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, read).await?;
+        let (mut store, loaded) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, read).await?;
         let identity = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
         let slot = SlotNow {
             name: source.slot.to_string(),
-            confirmed_flush: facts.confirmed_flush(),
-            publication_oid: fingerprint.publication_oid,
-            table_oid: fingerprint.table_oid,
+            confirmed_flush: facts.slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default(),
+            publication_oid: facts.catalog.publication.map(|publication| publication.oid).unwrap_or_default(),
+            table_oid: facts.catalog.table.map(|table| table.oid).unwrap_or_default(),
         };
         let start = reconcile(loaded.as_ref(), &identity, &slot, server.xlogpos, &history, config.state.adopt_slot)?;
         for note in &start.notes {
@@ -97,14 +109,12 @@ impl Session {
             publication_oid: slot.publication_oid,
             table_oid: slot.table_oid,
         };
-        let mut session = Session { stream, control, store, fingerprint, identity };
-        if loaded.as_ref() != Some(&session.identity) {
+        if loaded.as_ref() != Some(&identity) {
             // What follows must not be confirmed against a record of something else.
-            let stored = session.identity.clone();
-            let write = session.store.store(&stored);
-            hold(&mut session.stream, source.wal_sender_timeout / 3, status, &session.control, write).await?;
+            let write = store.store(&identity);
+            hold(&mut stream, source.wal_sender_timeout / 3, status, &control, write).await?;
         }
-        Ok(session)
+        Ok(Session { stream, control, store: Some(store), fingerprint, identity })
     }
 
     /// Where delivery goes on, and what the store holds.
@@ -128,12 +138,12 @@ async fn read_position(config: &Config, producer: Producer, control: &Control) -
                     AnyStore::Kafka(KafkaStore::open(&config.kafka, &config.state, producer.clone()).await?)
                 }
                 StoreKind::Postgres => {
-                    AnyStore::Postgres(PostgresStore::open(control.clone(), &config.state.key).await?)
+                    AnyStore::Postgres(PostgresStore::open(control.clone(), config.state.key.as_str()).await?)
                 }
                 StoreKind::Slot => AnyStore::Slot(SlotStore),
             };
             let loaded = store.load().await?;
-            Ok((store, loaded))
+            Ok::<_, Error>((store, loaded))
         };
         match read.await {
             Err(error) if error.kind() == Kind::KafkaUnreachable => {
@@ -161,11 +171,19 @@ async fn hold<T>(
         tokio::select! {
             biased;
             done = &mut work => return done,
-            end = control.closed() => return Err(end.into_error()),
+            end = control.closed() => return Err(ended(end)),
             _ = tick.tick() => {
                 stream.queue_status(status);
                 stream.flush_output().await?;
             }
         }
+    }
+}
+
+/// The SQL session ended before the stream began.
+fn ended(end: ControlEnd) -> Error {
+    match end {
+        ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
+        ControlEnd::Lost(error) => error,
     }
 }

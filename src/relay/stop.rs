@@ -62,7 +62,8 @@ impl StopSignal {
 /// The signals cannot be listened to.
 pub fn on_signals() -> Result<StopSignal> {
     let (stopper, stop_signal) = stop_channel();
-    let listen = |kind| signal(kind).map_err(|error| Error::new(Kind::Bug, format_args!("cannot hear signals: {error}")));
+    let listen =
+        |kind| signal(kind).map_err(|error| Error::new(Kind::Bug, format_args!("cannot hear signals: {error}")));
     let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     tokio::spawn(async move {
         loop {
@@ -72,7 +73,9 @@ pub fn on_signals() -> Result<StopSignal> {
             };
             let stop = if stopper.asked() == Stop::No { Stop::Drain } else { Stop::Now };
             match stop {
-                Stop::Drain => tracing::info!(signal = name, "stopping: waiting for acks; a second signal leaves at once"),
+                Stop::Drain => {
+                    tracing::info!(signal = name, "stopping: waiting for acks; a second signal leaves at once")
+                }
                 _ => tracing::warn!(signal = name, "leaving at once"),
             }
             stopper.ask(stop);

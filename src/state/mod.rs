@@ -1,7 +1,7 @@
 //! Where the position is kept, and whether it belongs to this server and slot.
 
-pub mod kafka;
 pub mod check;
+pub mod kafka;
 pub mod postgres;
 
 use std::future::Future;

@@ -52,4 +52,10 @@ impl Telemetry {
     pub fn new(ready_within: Duration) -> Self {
         Telemetry { metrics: Metrics::new(), health: HealthHandle::new(ready_within) }
     }
+
+    /// One end was connected or lost.
+    pub fn connected(&self, side: Side, up: bool) {
+        self.metrics.connection(side, up);
+        self.health.connection(side, up);
+    }
 }

@@ -172,7 +172,8 @@ fn relation() -> Vec<u8> {
 }
 
 fn insert(aggregate: u8, version: u64) -> Vec<u8> {
-    let values = [format!("{aggregate}-{version}"), "order".into(), aggregate.to_string(), "t".into(), version.to_string()];
+    let values =
+        [format!("{aggregate}-{version}"), "order".into(), aggregate.to_string(), "t".into(), version.to_string()];
     let mut body = [b"I".as_slice(), &TABLE_OID.to_be_bytes(), b"N"].concat();
     body.extend(u16::try_from(values.len()).unwrap().to_be_bytes());
     for value in values {

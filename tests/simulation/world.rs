@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use walrelay::config::{OutboxConfig, RouteConfig};
 use walrelay::error::Error;
 use walrelay::ledger::Limits;
 use walrelay::ledger::confirm::Due;
 use walrelay::position::{Lsn, Position};
-use walrelay::config::{OutboxConfig, RouteConfig};
 use walrelay::relay::core::{Core, Setup};
 use walrelay::sink::Delivery;
 
