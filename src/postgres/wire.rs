@@ -24,6 +24,8 @@ pub struct Inbox {
     end: usize,
     frame_bytes_max: usize,
     small_rounds: u32,
+    /// Bytes still to come of a message nobody wants.
+    discard_bytes: usize,
 }
 
 /// One message: its type, and where its body is. Take the body before the next [`Inbox::poll_fill`].
@@ -55,7 +57,7 @@ pub enum FrameError {
 impl Inbox {
     /// An empty one that refuses messages of more than `frame_bytes_max`, headers included.
     pub fn new(frame_bytes_max: usize) -> Self {
-        Inbox { bytes: vec![0; READ_BYTES], start: 0, end: 0, frame_bytes_max, small_rounds: 0 }
+        Inbox { bytes: vec![0; READ_BYTES], start: 0, end: 0, frame_bytes_max, small_rounds: 0, discard_bytes: 0 }
     }
 
     /// Changes the bound for messages not taken yet.
@@ -105,6 +107,12 @@ impl Inbox {
     /// [`FrameError`], as soon as the header is there, and again at every later call.
     #[expect(clippy::should_implement_trait, reason = "an iterator cannot report errors and go on later")]
     pub fn next(&mut self) -> Result<Option<Frame>, FrameError> {
+        let discarded = self.discard_bytes.min(self.end.saturating_sub(self.start));
+        self.start += discarded;
+        self.discard_bytes -= discarded;
+        if self.discard_bytes > 0 {
+            return Ok(None);
+        }
         let Some(header) = self.bytes.get(self.start..self.end).and_then(<[u8]>::first_chunk::<HEADER_BYTES>) else {
             return Ok(None);
         };
@@ -126,6 +134,11 @@ impl Inbox {
         let body = self.start + HEADER_BYTES..self.start + frame_bytes;
         self.start += frame_bytes;
         Ok(Some(Frame { tag, body }))
+    }
+
+    /// Leaves out a message that [`Inbox::next`] refused for its size; the one behind it is next.
+    pub fn discard(&mut self, frame_bytes: usize) {
+        self.discard_bytes = frame_bytes;
     }
 
     /// The body of a message just taken.
@@ -232,7 +245,8 @@ mod tests {
         while !bytes.is_empty() && inbox.has_room() {
             match inbox.poll_fill(&mut cx, &mut bytes) {
                 Poll::Ready(Ok(received)) => total += received,
-                other => panic!("{other:?}"),
+                Poll::Ready(Err(error)) => panic!("{error}"),
+                Poll::Pending => panic!("a slice is never pending"),
             }
         }
         total
@@ -275,6 +289,26 @@ mod tests {
         let refused = FrameError::TooLarge { tag: b'd', frame_bytes: 0x8000_0000, frame_bytes_max: 2000 };
         assert_eq!(inbox.next(), Err(refused));
         assert_eq!(inbox.capacity_bytes(), READ_BYTES);
+    }
+
+    #[test]
+    fn a_message_that_is_discarded_takes_no_memory_and_the_next_is_found() {
+        let mut inbox = Inbox::new(2000);
+        let stream = [frame(b'd', &vec![1; 3 << 20]), frame(b'c', b"")].concat();
+        let mut taken = Vec::new();
+        for slice in stream.chunks(100_000) {
+            fill(&mut inbox, slice);
+            loop {
+                match inbox.next() {
+                    Ok(None) => break,
+                    Ok(Some(frame)) => taken.push(frame.tag),
+                    Err(FrameError::TooLarge { frame_bytes, .. }) => inbox.discard(frame_bytes),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        assert_eq!(taken, [b'c']);
+        assert!(inbox.capacity_bytes() <= inbox.limit());
     }
 
     #[test]

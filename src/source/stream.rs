@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
@@ -23,6 +24,9 @@ use crate::source::{Io, Status, WalMessage, WalSource, fault};
 const COPY_DONE: [u8; 5] = [b'c', 0, 0, 0, 4];
 const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
 
+/// How long a finished stream may take to let go of its slot before the socket is closed all the same.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// A started stream. Generic over the byte stream, so that tests can play the server.
 #[derive(Debug)]
 pub struct WalStream<S = Transport> {
@@ -32,9 +36,20 @@ pub struct WalStream<S = Transport> {
     outbox: Outbox,
     received: Lsn,
     confirmed: Lsn,
-    ended: bool,
+    end: End,
     /// A write that failed, kept while there may be something to read that says why.
     write_error: Option<io::Error>,
+}
+
+/// How far the server has ended the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    /// It has not.
+    Open,
+    /// It sends no more.
+    CopyDone,
+    /// It has let go of the slot and would take a statement.
+    Ready,
 }
 
 /// Bytes to be written: at most one status under way and one behind it.
@@ -61,7 +76,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
             outbox: Outbox::default(),
             received: Lsn::ZERO,
             confirmed: Lsn::ZERO,
-            ended: false,
+            end: End::Open,
             write_error: None,
         })
     }
@@ -136,7 +151,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
     fn take_frame(&mut self) -> Result<Option<Frame>> {
         loop {
             match self.inbox.next() {
-                Ok(Some(Frame { tag: b'C' | b'Z', .. })) if self.ended => {}
+                Ok(Some(Frame { tag: b'C' | b'Z', .. })) if self.end >= End::CopyDone => {}
                 Ok(frame) => return Ok(frame),
                 Err(error) => return self.refused(error).map(|()| None),
             }
@@ -155,18 +170,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
         Err(fault::frame(&self.slot, error, lsn))
     }
 
-    /// Reads and drops until the server has ended the stream.
-    async fn drain(&mut self) -> Result<()> {
+    /// Reads and drops until the server has come as far as `end`. What arrives is of no interest any more, however
+    /// large it is; only an error the server reports is.
+    async fn drain(&mut self, end: End) -> Result<()> {
         loop {
-            while let Some(message) = self.next()? {
-                if message == WalMessage::CopyDone {
-                    return Ok(());
+            match self.inbox.next() {
+                Ok(Some(frame)) => match frame.tag {
+                    b'c' => self.end = self.end.max(End::CopyDone),
+                    b'Z' => self.end = End::Ready,
+                    b'E' => return Err(reported(While::Streaming(self.slot.as_str()), self.inbox.body(&frame))),
+                    _ => {}
+                },
+                Ok(None) => {
+                    if self.end >= end {
+                        return Ok(());
+                    }
+                    self.ready_io(true).await?;
                 }
+                Err(FrameError::TooLarge { frame_bytes, .. }) => self.inbox.discard(frame_bytes),
+                Err(error @ FrameError::Length(_)) => return Err(fault::frame(&self.slot, error, None)),
             }
-            if self.ended {
-                return Ok(());
-            }
-            self.ready_io(true).await?;
         }
     }
 }
@@ -197,7 +220,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSource for WalStream<S> {
         match message {
             WalMessage::Data { wal_start, wal_end, .. } => self.received = self.received.max(wal_start).max(wal_end),
             WalMessage::Keepalive { wal_end, .. } => self.received = self.received.max(wal_end),
-            WalMessage::CopyDone => self.ended = true,
+            WalMessage::CopyDone => self.end = End::CopyDone,
             WalMessage::Notice(_) | WalMessage::ParameterStatus { .. } => {}
         }
         Ok(Some(message))
@@ -234,17 +257,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSource for WalStream<S> {
         self.queue_status(last);
         self.outbox.bytes.extend(COPY_DONE);
         // The server takes messages in order, so its end of the stream answers ours: the status has been processed.
-        let answered = timeout_at(deadline, self.drain()).await;
+        let answered = timeout_at(deadline, self.drain(End::CopyDone)).await;
         answered.unwrap_or_else(|_| Err(fault::not_finished(&self.slot)))?;
-        // By now nothing that can go wrong changes what was confirmed.
+        // By now nothing that can go wrong changes what was confirmed. Once the server is ready again the slot is free
+        // for a successor; in the middle of a large transaction that takes it long, and a closed socket is faster.
+        let patience = deadline.min(Instant::now() + RELEASE_PATIENCE);
+        drop(timeout_at(patience, self.drain(End::Ready)).await);
         self.outbox.bytes.extend(TERMINATE);
         let goodbye = async {
             poll_fn(|cx| self.poll_output(cx)).await?;
             poll_fn(|cx| Pin::new(&mut self.stream).poll_shutdown(cx)).await
         };
-        match timeout_at(deadline, goodbye).await {
-            Ok(Ok(()) | Err(_)) | Err(_) => Ok(()),
-        }
+        drop(timeout_at(patience, goodbye).await);
+        Ok(())
     }
 }
 

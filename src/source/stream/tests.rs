@@ -252,13 +252,13 @@ async fn what_a_hostile_server_sends_ends_in_an_error() {
 
 #[tokio::test]
 async fn a_server_that_ignores_a_setting_is_refused() {
-    for index in 0..SETTINGS.len() {
+    for (index, (name, _)) in SETTINGS.into_iter().enumerate() {
         let mut settings = SETTINGS.to_vec();
         settings.remove(index);
         let (client, mut server) = pipe();
         let error = log_in(&mut server, client, &settings, ["hex", "1"]).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Publication);
-        assert!(error.cause().contains(SETTINGS[index].0), "{error}");
+        assert!(error.cause().contains(name), "{error}");
     }
     for shown in [["escape", "1"], ["hex", "0"]] {
         let (client, mut server) = pipe();
@@ -364,16 +364,33 @@ async fn finishing_confirms_first_and_waits_for_the_servers_end() {
     let play = async {
         // Still on its way when the end is asked for.
         server.send(b'd', &change(60, &[0; 900])).await;
+        server.send(b'd', &change(65, &[0; 5000])).await;
         assert_eq!(status(&mut server).await, (50, 50, false));
         assert_eq!(server.expect(b'c').await, b"");
         server.send(b'd', &change(70, b"")).await;
         server.send(b'c', b"").await;
         server.send(b'C', b"COPY 0\0").await;
+        server.send(b'Z', b"I").await;
         assert_eq!(server.expect(b'X').await, b"");
         assert_eq!(server.0.read(&mut [0]).await.unwrap(), 0);
     };
     let (finished, ()) = tokio::join!(stream.finish(told(50, 50), deadline), play);
     finished.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_is_not_let_go_of_does_not_undo_what_was_confirmed() {
+    let (stream, mut server) = started().await;
+    let begun = Instant::now();
+    let play = async {
+        server.send(b'c', b"").await;
+        status(&mut server).await;
+        server.expect(b'c').await;
+        server.expect(b'X').await;
+    };
+    let (finished, ()) = tokio::join!(stream.finish(told(0, 0), begun + Duration::from_secs(30)), play);
+    finished.unwrap();
+    assert_eq!(begun.elapsed().as_secs(), 1);
 }
 
 #[tokio::test(start_paused = true)]
