@@ -321,6 +321,19 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    #[ignore = "needs a Kafka, named in WALRELAY_TEST_BROKERS"]
+    async fn named_brokers_are_used_and_left_without_topics_of_the_run() {
+        let brokers = std::env::var("WALRELAY_TEST_BROKERS").unwrap();
+        let options = Options { brokers: Some(brokers.clone()), ..options() };
+        let report = report(&options, stand_in(|_| {}), pending()).await.unwrap();
+        assert!(report.verified, "{report}");
+        let client: BaseProducer = ClientConfig::new().set("bootstrap.servers", &brokers).create().unwrap();
+        let metadata = client.client().fetch_metadata(None, Duration::from_secs(10)).unwrap();
+        let left: Vec<_> = metadata.topics().iter().filter(|topic| topic.name().contains("-demo-7-")).collect();
+        assert!(left.is_empty(), "{} topics are left", left.len());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn an_interrupted_run_ends_soon_and_is_not_verified() {
         let (started, is_started) = tokio::sync::oneshot::channel();
         let idle = |_: &Target| {
