@@ -30,10 +30,7 @@ fn main() -> ExitCode {
 }
 
 async fn act(command: &Command) -> Outcome {
-    match command {
-        Command::Demo(args) => demo(args).await,
-        command => run::dispatch(command).await,
-    }
+    if let Command::Demo(args) = command { demo(args).await } else { run::dispatch(command).await }
 }
 
 // TEMPORARY until the branches meet: becomes a call into `walrelay::demo`.

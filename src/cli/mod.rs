@@ -25,7 +25,7 @@ pub mod teardown;
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
 #[derive(Debug, Parser)]
-#[command(name = "walrelay", version, about, max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
+#[command(name = "walrelay", version, max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -65,9 +65,6 @@ pub struct Common {
     /// the machine. Without it, PGHOST, PGUSER, PGPASSFILE and so on hold [env: WALRELAY_DATABASE_URL]
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
-    /// The publication; walrelay_<slot> by default [env: WALRELAY_PUBLICATION]
-    #[arg(long, value_name = "NAME")]
-    pub publication: Option<String>,
     /// A configuration file [env: WALRELAY_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -88,9 +85,12 @@ pub struct RunArgs {
 /// The settings of `run` that have flags.
 #[derive(Debug, Args)]
 pub struct RunSettings {
-    /// Slot, database, publication, file.
+    /// Slot, database, file.
     #[command(flatten)]
     pub common: Common,
+    /// The publication; walrelay_<slot> by default [env: WALRELAY_PUBLICATION]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
     /// Kafka's bootstrap servers, with commas between [env: WALRELAY_BROKERS]
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
@@ -137,9 +137,12 @@ pub enum LogFormat {
 /// `setup`.
 #[derive(Debug, Args)]
 pub struct SetupArgs {
-    /// Slot, database, publication, file.
+    /// Slot, database, file.
     #[command(flatten)]
     pub common: Common,
+    /// The publication; walrelay_<slot> by default [env: WALRELAY_PUBLICATION]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
     /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
     #[arg(long, value_name = "TABLE")]
     pub table: Option<String>,
@@ -157,9 +160,12 @@ pub struct SetupArgs {
 /// `teardown`.
 #[derive(Debug, Args)]
 pub struct TeardownArgs {
-    /// Slot, database, publication, file.
+    /// Slot, database, file.
     #[command(flatten)]
     pub common: Common,
+    /// The publication; walrelay_<slot> by default [env: WALRELAY_PUBLICATION]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
@@ -175,7 +181,7 @@ pub struct TeardownArgs {
 /// `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Slot, database, publication, file.
+    /// Slot, database, file.
     #[command(flatten)]
     pub common: Common,
     /// Print one JSON object instead of a table
@@ -215,7 +221,7 @@ pub struct DemoArgs {
 /// `check-config`.
 #[derive(Debug, Args)]
 pub struct CheckConfigArgs {
-    /// The same settings `run` takes: they are laid over the file as they would be there.
+    /// The settings `run` takes, laid over the file as they would be there.
     #[command(flatten)]
     pub settings: RunSettings,
 }
@@ -226,7 +232,6 @@ impl Common {
         let mut flags = Flags::new();
         put(&mut flags, &setting::SLOT, self.slot.as_deref());
         put(&mut flags, &setting::DATABASE_URL, self.database_url.as_deref());
-        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
         flags
     }
 }
@@ -236,6 +241,7 @@ impl RunSettings {
     pub fn flags(&self) -> Flags {
         let mut flags = self.common.flags();
         put(&mut flags, &setting::BROKERS, self.brokers.as_deref());
+        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
         put(&mut flags, &setting::TABLE, self.table.as_deref());
         put(&mut flags, &setting::STATE_STORE, self.state_store.and_then(word).as_deref());
         put(&mut flags, &setting::HTTP, self.http.as_deref());
@@ -250,7 +256,17 @@ impl SetupArgs {
     /// What was typed, by setting.
     pub fn flags(&self) -> Flags {
         let mut flags = self.common.flags();
+        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
         put(&mut flags, &setting::TABLE, self.table.as_deref());
+        flags
+    }
+}
+
+impl TeardownArgs {
+    /// What was typed, by setting.
+    pub fn flags(&self) -> Flags {
+        let mut flags = self.common.flags();
+        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
         flags
     }
 }
@@ -275,35 +291,47 @@ fn bytes(text: &str) -> Result<u64, String> {
 
 const AFTER_HELP: &str = "\
 Start here:
-  walrelay demo                                              see it work; needs only Postgres' programs
-  walrelay setup --slot orders --create-table                table, publication and slot in your database
-  walrelay run --slot orders --brokers localhost:9092        relay until Ctrl-C
+  walrelay demo                                          see it work, on a Postgres of its own
+  walrelay setup --slot orders --create-table            table, publication and slot in yours
+  walrelay run --slot orders --brokers localhost:9092    relay until Ctrl-C
 
-Every setting may be a flag, a WALRELAY_* variable or a key of the configuration file, in this order of precedence.";
+A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
+the first of these counts.";
 
 const RUN_HELP: &str = "\
 Examples:
   walrelay run --slot orders --brokers localhost:9092
   walrelay run --config walrelay.toml --http 9187
-  PGHOST=db PGUSER=relay PGPASSFILE=~/.pgpass walrelay run --slot orders --brokers kafka:9092 --log-format json
+  PGHOST=db PGUSER=relay PGPASSFILE=~/.pgpass walrelay run --slot orders --brokers kafka:9092
 
 Exit codes:
-  0 stopped, everything confirmed   2 configuration   3 stopped with events not acked
-  11, 12 Postgres refuses or is not fit   14 slot   15 publication or table   16 position does not belong here
-  20 event cannot be decoded or routed   21 record refused   31 Kafka refuses   70 a bug
-  A server that cannot be reached is tried again for as long as it takes.";
+  0   told to stop, and everything acked was confirmed
+  2   the configuration cannot be meant like this
+  3   told to stop, and events were not acked in time; they are sent at the next start
+  11  Postgres refuses (31: Kafka refuses)
+  12  the server is not fit for logical replication
+  14  the slot is missing, lost, or not ours
+  15  publication or table are not as events need them
+  16  server, slot and stored position do not belong together
+  20  an event cannot be decoded or routed (21: Kafka refuses it)
+  70  a bug
+What heals by itself, such as a server that cannot be reached, is tried again for as long as it takes.";
 
 const SETUP_HELP: &str = "\
 Examples:
   walrelay setup --slot orders --create-table
   walrelay setup --slot orders --table sales.outbox --dry-run | psql
 
-What is there already and fits is left alone. Publication and slot come in this order for a reason: a slot cannot
+What is there already and fits is left alone. The publication comes before the slot, because a slot cannot
 decode what was written before its publication existed.
 
 Exit codes:
-  0 all there   2 configuration   10 Postgres cannot be reached   11 refuses   12 is not fit, or transactions are in
-  the way   14 a slot that does not fit   15 a publication or table that does not fit";
+  0   all there
+  2   the configuration cannot be meant like this
+  10  Postgres cannot be reached (11: refuses)
+  12  the server is not fit, or transactions kept the slot waiting for longer than --timeout
+  14  a slot of this name does not fit
+  15  publication or table do not fit";
 
 const TEARDOWN_HELP: &str = "\
 Examples:
@@ -313,8 +341,12 @@ Examples:
 The stored position stays where it is; a later slot of the same name is started with `run --adopt-slot`.
 
 Exit codes:
-  0 gone   2 configuration, or not confirmed   10 Postgres cannot be reached   11 refuses   13 a relay streams from the
-  slot   14 events were not relayed yet";
+  0   gone
+  2   the configuration cannot be meant like this, or the answer was not yes
+  10  Postgres cannot be reached (11: refuses)
+  13  a relay streams from the slot
+  14  events were not relayed yet, or the slot is not walrelay's
+  15  the publication is not for one table only";
 
 const STATUS_HELP: &str = "\
 Examples:
@@ -323,8 +355,11 @@ Examples:
   walrelay status --slot orders --watch 5
 
 Exit codes:
-  0 healthy   1 no relay, lost, or over a limit   2 configuration   10 Postgres cannot be reached   11 refuses
-  14 no such slot";
+  0   healthy
+  1   no relay streams from it, it is lost or about to be, or it is over a limit
+  2   the configuration cannot be meant like this
+  10  Postgres cannot be reached (11: refuses)
+  14  no such slot";
 
 const DEMO_HELP: &str = "\
 Examples:
@@ -332,15 +367,21 @@ Examples:
   walrelay demo --seconds 30 --writers 8 --brokers localhost:9092
 
 Exit codes:
-  0 every event verified   1 not verified   2 configuration   4 Postgres' programs are missing";
+  0   every event was verified
+  1   not verified
+  2   the flags cannot be meant like this
+  4   Postgres' programs are missing";
 
 const CHECK_CONFIG_HELP: &str = "\
 Examples:
   walrelay check-config --config walrelay.toml
   walrelay check-config --config walrelay.toml --slot orders
 
+Nothing is connected to. Flags and variables are laid over the file as `run` would.
+
 Exit codes:
-  0 `run` would take it   2 it would not; the file and line are named";
+  0   `run` would take it
+  2   it would not; the file and line are named";
 
 #[cfg(test)]
 mod tests;

@@ -29,9 +29,11 @@ pub type Outcome<T = ()> = Result<T, Failure>;
 pub fn print(text: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => Failure::PipeClosed,
-        _ => Error::new(Kind::Prerequisite, format!("standard output cannot be written: {error}")).into(),
+    written.map_err(|error| {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::PipeClosed;
+        }
+        Error::new(Kind::Prerequisite, format!("standard output cannot be written: {error}")).into()
     })
 }
 
@@ -49,7 +51,7 @@ pub fn note(text: impl std::fmt::Display) {
     writeln!(io::stderr().lock(), "{text}").unwrap_or_default();
 }
 
-/// An error as it is printed: what happened, and what to do. Two lines at most, or three where the remedy has two.
+/// An error as it is printed: what happened, and what to do. Two lines, whatever is in it.
 pub fn error_lines(error: &Error) -> String {
     let one_line = |text: &str| text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
     match error.what_to_do() {

@@ -70,15 +70,125 @@ fn help(of: &str) -> String {
 
 #[test]
 fn the_overview_names_every_command_and_where_to_start() {
-    insta::assert_snapshot!(help(""), @"");
+    insta::assert_snapshot!(help(""), @r#"
+    Relays an outbox table through a Postgres logical replication slot into Kafka
+
+    Usage: walrelay <COMMAND>
+
+    Commands:
+      run           Relay events until told to stop
+      setup         Check the server, then create publication and slot, and the table if wanted
+      teardown      Drop the slot and its publication; never the table
+      status        Show how the slot and its relay are doing
+      demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
+                    result
+      check-config  Check a configuration and print what it comes to, with secrets as ***
+      help          Print this message or the help of the given subcommand(s)
+
+    Options:
+      -h, --help
+              Print help
+
+      -V, --version
+              Print version
+
+    Start here:
+      walrelay demo                                          see it work, on a Postgres of its own
+      walrelay setup --slot orders --create-table            table, publication and slot in yours
+      walrelay run --slot orders --brokers localhost:9092    relay until Ctrl-C
+
+    A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
+    the first of these counts.
+    "#);
 }
 
 #[test]
 fn the_help_of_status_has_examples_and_exit_codes() {
-    insta::assert_snapshot!(help("status"), @"");
+    insta::assert_snapshot!(help("status"), @r#"
+    Show how the slot and its relay are doing
+
+    Usage: walrelay status [OPTIONS]
+
+    Options:
+          --slot <NAME>          The replication slot [env: WALRELAY_SLOT]
+          --database-url <URL>   Connection string of the outbox's database, best without a password: a
+                                 command line can be read by everybody on the machine. Without it,
+                                 PGHOST, PGUSER, PGPASSFILE and so on hold [env: WALRELAY_DATABASE_URL]
+          --config <FILE>        A configuration file [env: WALRELAY_CONFIG]
+          --json                 Print one JSON object instead of a table
+          --watch [<SECS>]       Go on, every SECS seconds
+          --max-lag-bytes <N>    Unhealthy when more than this is not confirmed; takes 16MiB, too
+          --max-lag-seconds <N>  Unhealthy when the lag is longer than this, where it is known
+      -h, --help                 Print help
+      -V, --version              Print version
+
+    Examples:
+      walrelay status --slot orders
+      walrelay status --slot orders --json --max-lag-bytes 64MiB
+      walrelay status --slot orders --watch 5
+
+    Exit codes:
+      0   healthy
+      1   no relay streams from it, it is lost or about to be, or it is over a limit
+      2   the configuration cannot be meant like this
+      10  Postgres cannot be reached (11: refuses)
+      14  no such slot
+    "#);
 }
 
 #[test]
 fn the_help_of_run_has_examples_and_exit_codes() {
-    insta::assert_snapshot!(help("run"), @"");
+    insta::assert_snapshot!(help("run"), @r#"
+    Relay events until told to stop
+
+    Usage: walrelay run [OPTIONS]
+
+    Options:
+          --slot <NAME>                  The replication slot [env: WALRELAY_SLOT]
+          --database-url <URL>           Connection string of the outbox's database, best without a
+                                         password: a command line can be read by everybody on the
+                                         machine. Without it, PGHOST, PGUSER, PGPASSFILE and so on hold
+                                         [env: WALRELAY_DATABASE_URL]
+          --config <FILE>                A configuration file [env: WALRELAY_CONFIG]
+          --publication <NAME>           The publication; walrelay_<slot> by default [env:
+                                         WALRELAY_PUBLICATION]
+          --brokers <HOST:PORT>          Kafka's bootstrap servers, with commas between [env:
+                                         WALRELAY_BROKERS]
+          --table <TABLE>                The outbox table; public.outbox by default [env:
+                                         WALRELAY_TABLE]
+          --state-store <STORE>          Where the position is kept; kafka by default [env:
+                                         WALRELAY_STATE_STORE] [possible values: kafka, postgres, slot]
+          --http <ADDRESS:PORT>          Serve metrics and health here; a port alone means 127.0.0.1;
+                                         off by default [env: WALRELAY_HTTP]
+          --shutdown-timeout <DURATION>  How long a stop waits for acks; 30s by default [env:
+                                         WALRELAY_SHUTDOWN_TIMEOUT]
+          --log-format <FORMAT>          Form of log lines; text by default [env: WALRELAY_LOG_FORMAT]
+                                         [possible values: text, json]
+          --log <FILTER>                 What to log, such as info or walrelay=debug; info by default
+                                         [env: WALRELAY_LOG]
+          --adopt-slot                   Start where slot and server stand now, whatever the stored
+                                         position says. For once, after a slot was made anew or the
+                                         server was replaced: events between the two are not relayed
+      -h, --help                         Print help (see more with '--help')
+      -V, --version                      Print version
+
+    Examples:
+      walrelay run --slot orders --brokers localhost:9092
+      walrelay run --config walrelay.toml --http 9187
+      PGHOST=db PGUSER=relay PGPASSFILE=~/.pgpass walrelay run --slot orders --brokers kafka:9092
+
+    Exit codes:
+      0   told to stop, and everything acked was confirmed
+      2   the configuration cannot be meant like this
+      3   told to stop, and events were not acked in time; they are sent at the next start
+      11  Postgres refuses (31: Kafka refuses)
+      12  the server is not fit for logical replication
+      14  the slot is missing, lost, or not ours
+      15  publication or table are not as events need them
+      16  server, slot and stored position do not belong together
+      20  an event cannot be decoded or routed (21: Kafka refuses it)
+      70  a bug
+    What heals by itself, such as a server that cannot be reached, is tried again for as long as it
+    takes.
+    "#);
 }

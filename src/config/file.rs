@@ -97,23 +97,28 @@ impl Reader<'_> {
             let key =
                 if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
             let line = line_of(self.text, name.span().start);
-            let under = |parent: &str| key.strip_prefix(parent).is_some_and(|rest| rest.starts_with('.'));
-            match value.get_ref() {
-                DeValue::Table(inner) if is_table(&key) || under(KAFKA_PROPERTIES) => self.table(&key, inner)?,
-                value if under(KAFKA_PROPERTIES) => {
-                    let property = key.get(KAFKA_PROPERTIES.len() + 1..).unwrap_or_default().to_owned();
-                    let text = property_text(value).ok_or_else(|| {
-                        self.error(line, &key, "is neither text nor a number nor true or false")
-                            .remedy("write the property's value as librdkafka's manual has it, in quotes")
-                    })?;
-                    if self.file.properties.insert(property, Entry { text, line }).is_some() {
-                        return Err(self.twice(line, &key));
-                    }
-                }
-                value => self.setting(line, &key, value)?,
+            let property = key.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.'));
+            match (value.get_ref(), property) {
+                (DeValue::Table(inner), Some(_)) => self.table(&key, inner)?,
+                (DeValue::Table(inner), None) if is_table(&key) => self.table(&key, inner)?,
+                (value, Some(property)) => self.property(line, property, value)?,
+                (value, None) => self.setting(line, &key, value)?,
             }
         }
         Ok(())
+    }
+
+    fn property(&mut self, line: usize, name: &str, value: &DeValue<'_>) -> Result<()> {
+        let key = format!("{KAFKA_PROPERTIES}.{name}");
+        let text = property_text(value).ok_or_else(|| {
+            self.error(line, &key, "is neither text nor a number nor true or false")
+                .remedy("write the property's value as librdkafka's manual has it, in quotes")
+        })?;
+        match self.file.properties.insert(name.to_owned(), Entry { text, line }) {
+            None => Ok(()),
+            // Tables come in the order of their keys, not of the file.
+            Some(other) => Err(self.twice(line.max(other.line), &key)),
+        }
     }
 
     fn setting(&mut self, line: usize, key: &str, value: &DeValue<'_>) -> Result<()> {
@@ -134,7 +139,7 @@ impl Reader<'_> {
         };
         match self.file.settings.insert(setting.key, Entry { text, line }) {
             None => Ok(()),
-            Some(_) => Err(self.twice(line, key)),
+            Some(other) => Err(self.twice(line.max(other.line), key)),
         }
     }
 

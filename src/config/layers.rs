@@ -63,9 +63,8 @@ pub struct Settings {
 impl Settings {
     /// Lays flags over environment over file over defaults. An empty variable is one that is not set.
     pub fn new(flags: &Flags, environment: &Environment, file: Option<&ConfigFile>) -> Settings {
-        let mut settings = Settings::default();
-        settings.environment =
-            environment.iter().map(|(name, text)| (name.clone(), Secret::new(text.clone()))).collect();
+        let hidden = environment.iter().map(|(name, text)| (name.clone(), Secret::new(text.clone())));
+        let mut settings = Settings { environment: hidden.collect(), ..Settings::default() };
         for setting in setting::ALL {
             let from_flag = || Some((flags.get(setting.key)?.clone(), Origin::Flag(setting.flag?)));
             let from_environment = || {

@@ -328,6 +328,27 @@ mod tests {
     }
 
     #[test]
+    fn the_example_can_be_used_and_its_commented_keys_are_the_defaults() {
+        let example = include_str!("../../walrelay.example.toml");
+        let plain = settings(example);
+        let config = plain.config(false).unwrap();
+        assert_eq!((config.source.slot.as_str(), config.kafka.brokers.as_str()), ("orders", "localhost:9092"));
+        for setting in setting::ALL {
+            let key = setting.key.rsplit('.').next().unwrap();
+            let lines = || example.lines().map(|line| line.trim_start_matches("# "));
+            assert!(lines().any(|line| line.starts_with(&format!("{key} = "))), "the example lacks {}", setting.key);
+            if let Some(default) = setting.default {
+                let values = [format!("{key} = \"{default}\""), format!("{key} = {default}")];
+                assert!(
+                    lines().any(|line| values.iter().any(|value| value == line)),
+                    "another default for {}",
+                    setting.key
+                );
+            }
+        }
+    }
+
+    #[test]
     fn a_long_slot_name_needs_a_publication_of_its_own() {
         let slot = "s".repeat(60);
         let least = LEAST.replace("orders", &slot);

@@ -41,7 +41,7 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
     }
     create::limit(&session, args.timeout).await?;
     for step in &plan.steps {
-        print_line(format_args!("{}\n", step.sql.trim_end()))?;
+        print_line(&step.sql)?;
         match step.object {
             Object::Table | Object::Publication => session.run(&step.doing, &step.sql).await?,
             Object::Slot => create::slot(&session, &source.database, step, args.timeout).await?,

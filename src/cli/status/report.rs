@@ -281,7 +281,20 @@ mod tests {
 
     #[test]
     fn the_table_is_aligned_and_in_units_people_read() {
-        insta::assert_snapshot!(report().table(), @"");
+        insta::assert_snapshot!(report().table(), @r#"
+    slot        orders
+    health      healthy
+    database    shop
+    relay       pid 7, walrelay from 10.0.0.1
+    last heard  1.5 s ago
+    confirmed   0/2000000
+    current     0/2100000
+    lag         1.0 MiB, 0.2 s
+    WAL kept    17 MiB from 0/1000000
+    WAL status  reserved
+    WAL bound   no bound (max_slot_wal_keep_size)
+    failover    -
+    "#);
     }
 
     #[test]
