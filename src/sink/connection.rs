@@ -27,6 +27,9 @@ pub enum Connection {
     Refused(Error),
 }
 
+/// The cause before anything was tried.
+const NOT_YET: &str = "not connected yet";
+
 /// Holds the state for any number of readers.
 #[derive(Debug)]
 pub(super) struct Tracker {
@@ -36,7 +39,7 @@ pub(super) struct Tracker {
 impl Tracker {
     /// Down until something answers.
     pub(super) fn new() -> Self {
-        let state = Connection::Down { since: Instant::now(), cause: "not connected yet".to_owned() };
+        let state = Connection::Down { since: Instant::now(), cause: NOT_YET.to_owned() };
         Tracker { state: watch::Sender::new(state) }
     }
 
@@ -73,7 +76,11 @@ impl Tracker {
                 true
             }
             Connection::Down { cause: known, .. } if *known != cause => {
-                tracing::debug!(cause, "Kafka does not answer");
+                if known == NOT_YET {
+                    tracing::warn!(cause, "Kafka does not answer");
+                } else {
+                    tracing::debug!(cause, "Kafka does not answer");
+                }
                 *known = cause;
                 true
             }

@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 
+use rdkafka::ClientConfig;
 use rdkafka::mocking::MockCluster;
-use rdkafka::producer::DefaultProducerContext;
+use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer as _};
 
 use super::record::tests::stored;
 use super::*;
@@ -70,4 +71,25 @@ async fn a_topic_with_more_than_one_partition_keeps_no_position() {
     assert_eq!(error.kind(), Kind::KafkaRefused);
     assert!(error.cause().contains("2 partitions"), "{error}");
     assert!(error.what_to_do().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tombstone_forgets_the_position() {
+    let lab = lab(1);
+    let mut store = open(&lab, "orders").await.unwrap();
+    store.store(&stored(7)).await.unwrap();
+    let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", &lab.config.brokers).create().unwrap();
+    producer.send(BaseRecord::<[u8], [u8]>::to(TOPIC).partition(PARTITION).key(b"orders")).unwrap();
+    producer.flush(Duration::from_secs(30)).unwrap();
+    assert_eq!(store.load().await, Ok(None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn storing_fails_when_the_producer_is_finished_and_the_last_position_stands() {
+    let lab = lab(1);
+    let mut store = open(&lab, "orders").await.unwrap();
+    store.store(&stored(7)).await.unwrap();
+    lab.sink.close().await;
+    assert_eq!(store.store(&stored(8)).await.unwrap_err().kind(), Kind::KafkaUnreachable);
+    assert_eq!(store.load().await, Ok(Some(stored(7))));
 }

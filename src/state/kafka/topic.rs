@@ -130,20 +130,27 @@ fn verify(admin: &AdminClient<Quiet>, topic: &str, seen: &Seen) -> Result<()> {
                 "kafka-configs --alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
             )))
         }
-        Err(code) => {
-            tracing::warn!(topic, %code, "cannot see whether the topic is compacted; make sure that cleanup.policy=compact");
+        Err(why) => {
+            tracing::warn!(
+                topic,
+                why,
+                "cannot see whether the topic is compacted; make sure that cleanup.policy=compact"
+            );
             Ok(())
         }
     }
 }
 
-/// Any broker knows; asked by default is the controller, which may not be reachable from here.
-fn cleanup_policy(admin: &AdminClient<Quiet>, topic: &str, broker: Option<i32>) -> Result<String, RDKafkaErrorCode> {
+/// The policy, or why it is not known. Any broker knows; asked by default is the controller, which may be out of reach.
+fn cleanup_policy(admin: &AdminClient<Quiet>, topic: &str, broker: Option<i32>) -> Result<String, String> {
     let options = AdminOptions::new().request_timeout(Some(ASK_TIMEOUT)).broker_id(broker);
     let resource = ResourceSpecifier::Topic(topic);
     let asked = admin.describe_configs([&resource], &options);
-    let results = tokio::runtime::Handle::current().block_on(asked).map_err(|error| crate::sink::code(&error))?;
-    let described = results.into_iter().next().ok_or(RDKafkaErrorCode::Fail)??;
-    let entry = described.get("cleanup.policy").and_then(|entry| entry.value.clone());
-    entry.ok_or(RDKafkaErrorCode::Fail)
+    let code = |error: KafkaError| crate::sink::code(&error).to_string();
+    let results = tokio::runtime::Handle::current().block_on(asked).map_err(code)?;
+    let described = results.into_iter().next().and_then(Result::ok);
+    let entry = described.as_ref().and_then(|described| described.get("cleanup.policy"));
+    // The client library keeps a refusal to itself and leaves the settings out.
+    let hidden = || "the Kafka user may not see its settings (DescribeConfigs)".to_owned();
+    entry.and_then(|entry| entry.value.clone()).ok_or_else(hidden)
 }
