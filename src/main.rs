@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use walrelay::cli::output::{Failure, Outcome, error_lines};
-use walrelay::cli::{Cli, Command, DemoArgs, run};
+use walrelay::cli::{Cli, Command, run};
 use walrelay::error::{Error, Kind};
 
 fn main() -> ExitCode {
@@ -30,10 +30,8 @@ fn main() -> ExitCode {
 }
 
 async fn act(command: &Command) -> Outcome {
-    if let Command::Demo(args) = command { demo(args).await } else { run::dispatch(command).await }
-}
-
-// TEMPORARY until the branches meet: becomes a call into `walrelay::demo`.
-async fn demo(_args: &DemoArgs) -> Outcome {
-    std::future::ready(Err(Error::new(Kind::Bug, "the demo is not linked into this build").into())).await
+    match command {
+        Command::Demo(options) => Ok(walrelay::demo::run(options).await?),
+        command => run::dispatch(command).await,
+    }
 }

@@ -49,7 +49,7 @@ pub enum Command {
     Status(StatusArgs),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
-    Demo(DemoArgs),
+    Demo(crate::demo::Options),
     /// Check a configuration and print what it comes to, with secrets as ***
     #[command(name = "check-config", after_help = CHECK_CONFIG_HELP)]
     CheckConfig(CheckConfigArgs),
@@ -196,26 +196,6 @@ pub struct StatusArgs {
     /// Unhealthy when the lag is longer than this, where it is known
     #[arg(long, value_name = "N")]
     pub max_lag_seconds: Option<u64>,
-}
-
-/// `demo`.
-#[derive(Debug, Args)]
-pub struct DemoArgs {
-    /// How long to write events
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub seconds: u64,
-    /// How many connections write
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub writers: u16,
-    /// A real Kafka to relay into
-    #[arg(long, value_name = "HOST:PORT")]
-    pub brokers: Option<String>,
-    /// Where initdb and postgres are; searched for by default
-    #[arg(long, value_name = "DIR")]
-    pub postgres_bin: Option<PathBuf>,
-    /// Print the verdict as one JSON object
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// `check-config`.

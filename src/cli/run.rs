@@ -3,8 +3,10 @@
 use crate::cli::load::Loaded;
 use crate::cli::output::Outcome;
 use crate::cli::{Command, RunArgs, check_config, setup, status, teardown};
-use crate::config::{Config, ProcessConfig};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind};
+use crate::relay;
+use crate::relay::stop::on_signals;
+use crate::telemetry::{Telemetry, http, logging};
 
 /// Does `command`. `demo` is not among them: it stands below this module, and `main` hands it over.
 ///
@@ -24,19 +26,26 @@ pub async fn dispatch(command: &Command) -> Outcome {
 async fn run(args: &RunArgs) -> Outcome {
     let loaded = Loaded::new(&args.settings.flags(), args.settings.common.config.as_deref())?;
     let config = loaded.config(args.adopt_slot)?;
-    start_logging(&config.process)?;
+    logging::init(config.process.log_json, &config.process.log_filter)?;
     for warning in loaded.warnings(&config) {
         tracing::warn!("{warning}");
     }
-    Ok(relay(config).await?)
-}
-
-// TEMPORARY until the branches meet: becomes `telemetry::logging::init(process.log_json, &process.log_filter)`.
-fn start_logging(_process: &ProcessConfig) -> Result<()> {
+    let stop = on_signals()?;
+    let telemetry = Telemetry::new(config.process.ready_within);
+    let pages = match config.process.http {
+        Some(addr) => Some(http::bind(addr).await?),
+        None => None,
+    };
+    let relay = relay::run(config, telemetry.clone(), stop);
+    match pages {
+        None => relay.await?,
+        Some(listener) => {
+            let serve = http::serve_bound(listener, telemetry.metrics, telemetry.health, std::future::pending());
+            tokio::select! {
+                ended = Box::pin(relay) => ended?,
+                ended = serve => ended?,
+            }
+        }
+    }
     Ok(())
-}
-
-// TEMPORARY until the branches meet: becomes `relay::run(config).await`.
-async fn relay(_config: Config) -> Result<()> {
-    std::future::ready(Err(Error::new(Kind::Bug, "the relay is not linked into this build"))).await
 }

@@ -7,7 +7,12 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::config::Config;
+use crate::config::layers::{Environment, Settings};
+use crate::config::setting;
 use crate::error::{Error, Kind, Result};
+use crate::relay;
+use crate::relay::stop::{Stop, stop_channel};
 use crate::telemetry::Telemetry;
 
 /// The future that tells a relay to stop by completing.
@@ -81,6 +86,37 @@ impl Drop for RunningRelay {
 /// # Errors
 /// Where the target cannot be made a configuration.
 pub fn start_relay(target: &Target) -> Result<RunningRelay> {
-    let what = format!("no relay is wired to the slot {} yet", target.slot);
-    Err(Error::new(Kind::Bug, what))
+    let config = configure(target)?;
+    Ok(RunningRelay::spawn(move |telemetry, stopped| async move {
+        let (stopper, stop) = stop_channel();
+        let relay = Box::pin(relay::run(config, telemetry, stop));
+        let ask = async {
+            stopped.await;
+            stopper.ask(Stop::Drain);
+            // The relay ends this by ending.
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            ended = relay => ended,
+            () = ask => Ok(()),
+        }
+    }))
+}
+
+/// What `walrelay run` would make of flags for `target`, and its defaults for the rest.
+///
+/// The position is kept in Postgres: librdkafka's mock cluster has no admin interface to create a topic with.
+fn configure(target: &Target) -> Result<Config> {
+    let given = [
+        (setting::DATABASE_URL, &target.conninfo),
+        (setting::SLOT, &target.slot),
+        (setting::PUBLICATION, &target.publication),
+        (setting::TABLE, &target.table),
+        (setting::BROKERS, &target.brokers),
+        (setting::TOPIC_PREFIX, &target.topic_prefix),
+        (setting::ID_HEADER, &target.id_header),
+        (setting::STATE_STORE, &"postgres".to_owned()),
+    ];
+    let flags = given.into_iter().map(|(setting, text)| (setting.key, text.clone())).collect();
+    Settings::new(&flags, &Environment::new(), None).config(false)
 }
