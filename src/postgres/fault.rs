@@ -86,6 +86,10 @@ pub fn io(act: While<'_>, error: &io::Error) -> Error {
             let cause = format!("while {act}: {}", one_line(&error.to_string()));
             Error::new(Kind::PostgresRefused, cause).remedy(AGREE)
         }
+        // Over TLS this is an error of its own, in words of the library.
+        _ if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Error::new(Kind::PostgresUnreachable, format_args!("while {act}: the server closed the connection"))
+        }
         _ => Error::new(Kind::PostgresUnreachable, format_args!("while {act}: {}", one_line(&error.to_string()))),
     }
 }

@@ -163,10 +163,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
             }
             let filled = poll_fn(|cx| self.inbox.poll_fill(cx, &mut self.stream)).await;
             if filled.map_err(|error| fault::io(act, &error))? == 0 {
-                return Err(fault::io(
-                    act,
-                    &io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"),
-                ));
+                return Err(fault::io(act, &io::ErrorKind::UnexpectedEof.into()));
             }
         }
     }

@@ -26,6 +26,11 @@ use crate::source::query::{QueryError, bounded};
 /// the query timeout.
 const IDLE: Duration = Duration::from_secs(5);
 
+/// The server gives up on a statement before we give up on the server: a statement that waits for somebody's lock
+/// ends, the session lives on, and nothing is left waiting on the server where nobody can see it. The wait of a commit
+/// for synchronous standbys is not cut short by it.
+const STATEMENT_TIMEOUT: &str = "set statement_timeout = '8s'";
+
 /// How long a broken session may take to say why, once its queries fail.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -149,18 +154,8 @@ fn gone() -> Error {
 async fn serve(session: &SqlSession, watched: &Watched, commands: &mut mpsc::Receiver<Command>) -> ControlEnd {
     let closed = session.closed();
     tokio::pin!(closed);
+    let mut done = bounded("bounding statements", session.client().batch_execute(STATEMENT_TIMEOUT)).await;
     loop {
-        let next = tokio::select! {
-            biased;
-            ended = &mut closed => return from_session(ended),
-            next = tokio::time::timeout(IDLE, commands.recv()) => next,
-        };
-        let done = match next {
-            Ok(Some(command)) => command.carry_out(session.client(), watched).await,
-            Ok(None) => return ControlEnd::Lost(gone()),
-            // An empty statement: the server answers, and does nothing.
-            Err(_) => bounded("asking for a sign of life", session.client().batch_execute("")).await,
-        };
         match done {
             Ok(()) | Err(QueryError::Refused(_)) => {}
             Err(QueryError::ShuttingDown(_)) => return ControlEnd::ServerShuttingDown,
@@ -171,6 +166,17 @@ async fn serve(session: &SqlSession, watched: &Watched, commands: &mut mpsc::Rec
             }
             Err(QueryError::Broken(error)) => return ControlEnd::Lost(error),
         }
+        let next = tokio::select! {
+            biased;
+            ended = &mut closed => return from_session(ended),
+            next = tokio::time::timeout(IDLE, commands.recv()) => next,
+        };
+        done = match next {
+            Ok(Some(command)) => command.carry_out(session.client(), watched).await,
+            Ok(None) => return ControlEnd::Lost(gone()),
+            // An empty statement: the server answers, and does nothing.
+            Err(_) => bounded("asking for a sign of life", session.client().batch_execute("")).await,
+        };
     }
 }
 

@@ -37,12 +37,12 @@ pub(super) fn closed(slot: &SlotName) -> Error {
     Error::new(Kind::PostgresUnreachable, format_args!("slot {slot}: the server closed the replication connection"))
 }
 
-/// The server did not end the stream in time.
+/// The server did not end the stream in time, or ended it before it was told.
 pub(super) fn not_finished(slot: &SlotName) -> Error {
     Error::new(
         Kind::PostgresUnreachable,
         format_args!(
-            "slot {slot}: the server did not end the stream in time; the last confirmation may not have counted"
+            "slot {slot}: the stream ended without an answer of the server; the last confirmation may not have counted"
         ),
     )
 }

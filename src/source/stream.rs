@@ -36,6 +36,8 @@ pub struct WalStream<S = Transport> {
     outbox: Outbox,
     received: Lsn,
     confirmed: Lsn,
+    /// Of `confirmed`, what the socket has taken.
+    told: Lsn,
     end: End,
     /// A write that failed, kept while there may be something to read that says why.
     write_error: Option<io::Error>,
@@ -76,6 +78,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
             outbox: Outbox::default(),
             received: Lsn::ZERO,
             confirmed: Lsn::ZERO,
+            told: Lsn::ZERO,
             end: End::Open,
             write_error: None,
         })
@@ -119,6 +122,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
             std::task::ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
             self.outbox.unflushed = false;
         }
+        self.told = self.confirmed;
         Poll::Ready(Ok(()))
     }
 
@@ -148,6 +152,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
     }
 
     /// The next message, without what follows the end of the stream: command complete, ready for query.
+    /// A walsender that is done because the server shuts down says "command complete" alone.
     fn take_frame(&mut self) -> Result<Option<Frame>> {
         loop {
             match self.inbox.next() {
@@ -176,7 +181,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
         loop {
             match self.inbox.next() {
                 Ok(Some(frame)) => match frame.tag {
-                    b'c' => self.end = self.end.max(End::CopyDone),
+                    b'c' | b'C' => self.end = self.end.max(End::CopyDone),
                     b'Z' => self.end = End::Ready,
                     b'E' => return Err(reported(While::Streaming(self.slot.as_str()), self.inbox.body(&frame))),
                     _ => {}
@@ -214,7 +219,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSource for WalStream<S> {
                 WalMessage::ParameterStatus { name, value }
             }
             b'E' => return Err(reported(act, body)),
-            b'c' => WalMessage::CopyDone,
+            b'c' | b'C' => WalMessage::CopyDone,
             other => return Err(unexpected(act, other)),
         };
         match message {
@@ -255,6 +260,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSource for WalStream<S> {
 
     async fn finish(mut self, last: Status, deadline: Instant) -> Result<()> {
         self.queue_status(last);
+        if self.end > End::Open {
+            // It ended first, and reads no more.
+            return if self.told == self.confirmed { Ok(()) } else { Err(fault::not_finished(&self.slot)) };
+        }
         self.outbox.bytes.extend(COPY_DONE);
         // The server takes messages in order, so its end of the stream answers ours: the status has been processed.
         let answered = timeout_at(deadline, self.drain(End::CopyDone)).await;

@@ -378,6 +378,24 @@ async fn finishing_confirms_first_and_waits_for_the_servers_end() {
     finished.unwrap();
 }
 
+#[tokio::test]
+async fn a_server_that_shuts_down_ends_the_stream_and_is_told_nothing_more() {
+    for news in [false, true] {
+        let (mut stream, mut server) = started().await;
+        server.send(b'd', &change(50, b"")).await;
+        server.send(b'C', b"COPY 0\0").await;
+        stream.fill().await.unwrap();
+        stream.next().unwrap().unwrap();
+        stream.queue_status(told(50, 40));
+        stream.flush_output().await.unwrap();
+        drop(server);
+        assert_eq!(stream.next().unwrap(), Some(WalMessage::CopyDone));
+        let confirmed = if news { 50 } else { 40 };
+        let finished = stream.finish(told(50, confirmed), Instant::now() + Duration::from_secs(5)).await;
+        assert_eq!(finished.is_err(), news);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slot_that_is_not_let_go_of_does_not_undo_what_was_confirmed() {
     let (stream, mut server) = started().await;
