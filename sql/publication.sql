@@ -1,5 +1,6 @@
 -- A publication, by name ($1). No row: it does not exist. Columns that older majors lack are read through jsonb.
 select
+    pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
     p.puballtables as all_tables,
     p.pubinsert as inserts,
     p.pubupdate or p.pubdelete or p.pubtruncate as other_than_inserts,

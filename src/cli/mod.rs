@@ -323,7 +323,7 @@ The stored position stays where it is; a later slot of the same name is started 
 Exit codes:
   0   gone
   2   the configuration cannot be meant like this, or the answer was not yes
-  10  Postgres cannot be reached (11: refuses)
+  10  Postgres cannot be reached (11: refuses, or the publication is another role's)
   13  a relay streams from the slot
   14  events were not relayed yet, or the slot is not walrelay's
   15  the publication is not for one table only";

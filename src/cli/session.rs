@@ -1,7 +1,7 @@
 //! SQL for the commands: queries with a name for what they do, rows with errors of ours.
 
+use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, ToSql};
-use tokio_postgres::{CancelToken, Row};
 
 use crate::error::{Error, Kind, Result};
 use crate::postgres::conninfo::ConnInfo;
@@ -43,11 +43,6 @@ impl Session {
     /// [`fault::sql`]'s.
     pub async fn run(&self, what: &str, sql: &str) -> Result<()> {
         self.0.client().batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
-    }
-
-    /// Cancels what the session is doing, from outside.
-    pub fn cancel_token(&self) -> CancelToken {
-        self.0.client().cancel_token()
     }
 }
 

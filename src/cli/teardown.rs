@@ -40,7 +40,7 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
         false => catalog::publication(&session, &source.publication, &server).await?,
     };
     if let Some(publication) = &publication {
-        only_one_table(&source.publication, publication)?;
+        may_go(&source.publication, publication)?;
     }
     if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
         nothing_is_lost(&session, &source, slot).await?;
@@ -80,8 +80,13 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     ))
 }
 
-/// `setup` makes publications of one table; what publishes more was not made for one relay.
-fn only_one_table(name: &str, publication: &Publication) -> Result<()> {
+/// Asked before the slot goes, so that not half of it is done. `setup` makes publications of one table; what publishes
+/// more was not made for one relay.
+fn may_go(name: &str, publication: &Publication) -> Result<()> {
+    if !publication.owned {
+        return Err(Error::new(Kind::PostgresRefused, format!("publication {name} belongs to another role"))
+            .remedy("run teardown as its owner, or keep it with --keep-publication"));
+    }
     if publication.tables.len() == 1 && !publication.all_tables && !publication.publishes_schemas {
         return Ok(());
     }

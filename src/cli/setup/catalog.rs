@@ -62,6 +62,8 @@ pub struct Table {
 /// A publication.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publication {
+    /// Whether the role has the rights of its owner.
+    pub owned: bool,
     /// For all tables.
     pub all_tables: bool,
     /// For all tables of some schemas.
@@ -170,6 +172,7 @@ pub async fn publication(session: &Session, name: &str, server: &Server) -> Resu
     let schemas: Vec<String> = column(&row, "schemas")?;
     let tables: Vec<String> = column(&row, "tables")?;
     Ok(Some(Publication {
+        owned: column(&row, "owned")?,
         all_tables: column(&row, "all_tables")?,
         publishes_schemas,
         inserts: column(&row, "inserts")?,

@@ -68,7 +68,9 @@ impl Plan {
     pub fn refusal(&self) -> Result<()> {
         let Some(first) = self.obstacles.first() else { return Ok(()) };
         let causes: Vec<_> = self.obstacles.iter().map(Error::cause).collect();
-        let remedies: Vec<_> = self.obstacles.iter().filter_map(Error::what_to_do).collect();
+        // Some end in a statement with its semicolon.
+        let remedies = self.obstacles.iter().filter_map(Error::what_to_do).map(|remedy| remedy.trim_end_matches(';'));
+        let remedies: Vec<_> = remedies.collect();
         Err(Error::new(first.kind(), causes.join("; ")).remedy(remedies.join("; ")))
     }
 }

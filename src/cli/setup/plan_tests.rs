@@ -34,6 +34,7 @@ fn found() -> Found {
 
 fn fitting_publication() -> Publication {
     Publication {
+        owned: true,
         all_tables: false,
         publishes_schemas: false,
         inserts: true,
@@ -104,6 +105,7 @@ fn a_server_or_role_that_cannot_is_refused_with_everything_that_is_wrong() {
     assert_eq!(error.kind(), Kind::PostgresUnfit);
     assert_eq!(error.cause(), "wal_level is replica, not logical; role we\"ird may not create replication slots");
     assert!(error.what_to_do().unwrap().contains(r#"alter role "we""ird" replication;"#));
+    assert!(!error.what_to_do().unwrap().contains(";;"));
     assert_eq!(objects(&plan), [Object::Publication, Object::Slot], "a dry run still has the script");
 }
 

@@ -119,6 +119,9 @@ impl Report {
         }
         let error =
             Error::new(Kind::Unhealthy, format!("slot {} is not well: {}", self.slot, self.problems.join("; ")));
+        if self.plugin.as_deref() != Some("pgoutput") {
+            return Err(error.remedy("name the slot that `walrelay setup` created with --slot"));
+        }
         Err(match (self.wal_status.as_deref(), self.active) {
             (Some("lost"), _) => error.remedy(format!(
                 "its events are gone from the log: walrelay teardown --slot {0}, then setup, then run --adopt-slot",
