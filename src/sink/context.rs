@@ -52,6 +52,8 @@ pub(super) struct Shared {
     pub(super) wake: Notify,
     /// A record was not delivered: none behind it may be taken.
     pub(super) failed: AtomicBool,
+    /// Records librdkafka has taken and not reported on. Its own count includes log lines nobody has polled.
+    pub(super) outstanding: AtomicUsize,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
     next_awaited: AtomicUsize,
 }
@@ -103,6 +105,7 @@ impl ProducerContext for Context {
     type DeliveryOpaque = usize;
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
+        self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
         if opaque & AWAITED != 0 {
             let outcome = match result {
                 Ok(_) => Ok(()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, ThreadedProducer};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -115,9 +115,9 @@ impl KafkaSink {
         self.inner.tracker.subscribe()
     }
 
-    /// Records librdkafka has and has not reported on: queued, sent, or with a report nobody has polled.
+    /// Records librdkafka has and has not reported on: queued, sent, or waiting to be sent again. Positions included.
     pub fn in_librdkafka(&self) -> usize {
-        usize::try_from(self.inner.client.in_flight_count()).unwrap_or_default()
+        self.inner.shared.outstanding.load(Ordering::Relaxed)
     }
 
     /// Asks any broker for the cluster's metadata and says which of `topics` it does not have. Creates none.
@@ -238,7 +238,7 @@ impl Sink for KafkaSink {
             headers,
             delivery_opaque: opaque(ticket).map_err(EnqueueError::Refused)?,
         };
-        let Err((error, _)) = self.inner.client.send(record) else { return Ok(()) };
+        let Err(error) = self.inner.send(record) else { return Ok(()) };
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
             self.full = true;
             return Err(EnqueueError::Full);

@@ -34,6 +34,16 @@ pub(super) struct Inner {
 }
 
 impl Inner {
+    /// Hands one record to librdkafka, which copies it.
+    pub(super) fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
+        // Counted first: its report can come before `send` returns.
+        self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
+        self.client.send(record).map_err(|(error, _)| {
+            self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
+            error
+        })
+    }
+
     /// The fatal error this producer ended with, if it did.
     pub(super) fn fatal(&self, subject: Subject<'_>) -> Option<Error> {
         let (code, reason) = self.client.client().fatal_error()?;
@@ -159,7 +169,7 @@ impl Producer {
         let inner = self.inner.upgrade().filter(|inner| !inner.closing.load(Ordering::Relaxed)).ok_or_else(closed)?;
         let (opaque, reply) = inner.shared.await_one();
         let record = BaseRecord::with_opaque_to(topic, opaque).partition(partition).key(key).payload(value);
-        let Err((error, _)) = inner.client.send(record) else { return Ok(Some(reply)) };
+        let Err(error) = inner.send(record) else { return Ok(Some(reply)) };
         inner.shared.forget(opaque);
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
             return Ok(None);
