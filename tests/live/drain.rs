@@ -49,7 +49,7 @@ fn by_walrelay(postgres: &Postgres, sql: &Sql, brokers: &str, rows: u64, round: 
     let topic = format!("{prefix}drain");
     topic::create(brokers, &topic, 6, &[]);
     sql.run(&format!("select pg_copy_logical_replication_slot('{TEMPLATE}', '{slot}')"));
-    let relay = RelayCommand::new("run")
+    let mut relay = RelayCommand::new("run")
         .option("--slot", &slot)
         .option("--database-url", &postgres.url("drain"))
         .option("--brokers", brokers)
@@ -58,7 +58,10 @@ fn by_walrelay(postgres: &Postgres, sql: &Sql, brokers: &str, rows: u64, round: 
         .start();
     let goal = i64::try_from(rows).unwrap();
     let deadline = Duration::from_secs(300);
-    eventually("the backlog is drained", deadline, || topic::count(brokers, &topic), |records| *records >= goal);
+    let look = || (topic::count(brokers, &topic), relay.process.exited());
+    let (records, exited) =
+        eventually("the backlog is drained", deadline, look, |seen| seen.0 >= goal || seen.1.is_some());
+    assert!(records >= goal, "the relay ended ({exited:?}) at {records}:\n{}", relay.process.log_tail(20));
     let cpu_ms = relay.process.cpu_ms().unwrap();
     let peak_mib = relay.process.resident_peak_bytes().unwrap() >> 20;
     drop(relay);

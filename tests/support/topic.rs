@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -138,32 +138,22 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 /// Makes a topic and waits until its partitions have leaders.
 pub(crate) fn create(brokers: &str, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
-    let mut new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
+    make(brokers, NewTopic::new(topic, partitions, TopicReplication::Fixed(1)), settings);
+}
+
+/// Makes a topic with one partition on each of `nodes`, which may be the same one again and again.
+pub(crate) fn create_on(brokers: &str, topic: &str, nodes: &[i32], settings: &[(&str, &str)]) {
+    let replicas: Vec<&[i32]> = nodes.chunks(1).collect();
+    let partitions = i32::try_from(nodes.len()).expect("a count of partitions");
+    make(brokers, NewTopic::new(topic, partitions, TopicReplication::Variable(&replicas)), settings);
+}
+
+fn make<'a>(brokers: &str, mut new: NewTopic<'a>, settings: &[(&'a str, &'a str)]) {
     for (name, value) in settings {
         new = new.set(name, value);
     }
     let made = block_on(admin(brokers).create_topics([&new], &AdminOptions::new())).expect("create a topic");
     assert!(made.iter().all(Result::is_ok), "{made:?}");
-    super::wait::eventually(
-        "the new topic has leaders",
-        PATIENCE,
-        || self::partitions(brokers, topic),
-        |found| *found == usize::try_from(partitions).unwrap_or(0),
-    );
-}
-
-/// Makes writes to one topic fail with `NOT_ENOUGH_REPLICAS`, which producers retry: it stalls while the others go on.
-pub(crate) fn stall(brokers: &str, topic: &str) {
-    set_min_insync_replicas(brokers, topic, "2");
-}
-
-/// Ends what [`stall`] began.
-pub(crate) fn release(brokers: &str, topic: &str) {
-    set_min_insync_replicas(brokers, topic, "1");
-}
-
-fn set_min_insync_replicas(brokers: &str, topic: &str, value: &str) {
-    let change = AlterConfig::new(ResourceSpecifier::Topic(topic)).set("min.insync.replicas", value);
-    let done = block_on(admin(brokers).alter_configs([&change], &AdminOptions::new())).expect("alter a topic");
-    assert!(done.iter().all(Result::is_ok), "{done:?}");
+    let expected = usize::try_from(new.num_partitions).expect("a count of partitions");
+    super::wait::eventually("it has leaders", PATIENCE, || partitions(brokers, new.name), |found| *found == expected);
 }

@@ -1,4 +1,4 @@
-//! A real Kafka: one node that is broker and controller.
+//! A real Kafka: one node that is broker and controller, and a second broker where a test needs one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,12 +20,19 @@ const START_DEADLINE: Duration = Duration::from_secs(90);
 /// Partitions of a topic nobody made beforehand.
 pub(crate) const PARTITIONS: i32 = 6;
 
+/// Node id of the second broker.
+pub(crate) const SECOND: i32 = 2;
+
+/// How long a broker that was killed counts as there: so long its successor on the same log has to wait.
+const SESSION_MS: u32 = 6000;
+
 /// How many tests can have a proxy before one broker.
 const DOORS: usize = 8;
 
 /// A broker with its log directory; the process comes and goes.
 pub(crate) struct Kafka {
     directory: PathBuf,
+    node: i32,
     brokers: String,
     /// Listeners that tell clients to come back to another port: the proxy's. Without that a client would ask once
     /// through the proxy and then go around it.
@@ -46,6 +53,7 @@ impl Kafka {
         SHARED.get_or_init(|| match std::env::var("WALRELAY_TEST_BROKERS") {
             Ok(brokers) => Kafka {
                 directory: PathBuf::new(),
+                node: 1,
                 brokers,
                 doors: Vec::new(),
                 doors_taken: AtomicUsize::new(0),
@@ -58,8 +66,21 @@ impl Kafka {
     /// One of its own.
     #[track_caller]
     pub(crate) fn private() -> Kafka {
+        Kafka::node(1, free_port(), SESSION_MS)
+    }
+
+    /// A cluster of two: what the second one leads can stall while the rest goes on. A frozen second broker stays the
+    /// leader of what it leads, because sessions outlast any test; for the same reason neither can be restarted.
+    #[track_caller]
+    pub(crate) fn pair() -> (Kafka, Kafka) {
+        let controller = free_port();
+        (Kafka::node(1, controller, 10 * SESSION_MS), Kafka::node(SECOND, controller, 10 * SESSION_MS))
+    }
+
+    #[track_caller]
+    fn node(node: i32, controller: u16, session_ms: u32) -> Kafka {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let formatted = directory().join("kafka/formatted-1");
+        let formatted = directory().join(format!("kafka/formatted-{node}"));
         if !formatted.exists() {
             missing("Kafka");
         }
@@ -69,12 +90,18 @@ impl Kafka {
         assert!(copied.success(), "could not copy {}", formatted.display());
 
         let port = free_port();
-        let doors: Vec<Door> = (0..DOORS).map(|_| Door { listens: free_port(), advertised: free_port() }).collect();
-        let text = configuration(&base, port, free_port(), &doors);
+        let doors = if node == SECOND { 0 } else { DOORS };
+        let doors: Vec<Door> = (0..doors).map(|_| Door { listens: free_port(), advertised: free_port() }).collect();
+        let text = configuration(node, &base, port, controller, session_ms, &doors);
         std::fs::write(base.join("server.properties"), text).expect("server.properties");
-        let brokers = format!("127.0.0.1:{port}");
-        let doors_taken = AtomicUsize::new(0);
-        let kafka = Kafka { directory: base, brokers, doors, doors_taken, process: Mutex::new(None) };
+        let kafka = Kafka {
+            directory: base,
+            node,
+            brokers: format!("127.0.0.1:{port}"),
+            doors,
+            doors_taken: AtomicUsize::new(0),
+            process: Mutex::new(None),
+        };
         kafka.start();
         kafka
     }
@@ -109,7 +136,7 @@ impl Kafka {
             if process.exited().is_some() {
                 return Some(false);
             }
-            answers(&self.brokers).then_some(true)
+            answers(&self.brokers, self.node).then_some(true)
         });
         assert!(answered == Some(true), "Kafka did not start:\n{}", process.log_tail(30));
         *slot = Some(process);
@@ -139,33 +166,137 @@ impl Kafka {
     }
 }
 
-fn configuration(base: &Path, port: u16, controller: u16, doors: &[Door]) -> String {
-    let mut listeners = format!("PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}");
-    let mut advertised = format!("PLAINTEXT://127.0.0.1:{port}");
+fn configuration(node: i32, base: &Path, port: u16, controller: u16, session_ms: u32, doors: &[Door]) -> String {
+    let mut listeners = format!("PLAINTEXT://127.0.0.1:{port}");
+    let mut advertised = listeners.clone();
     let mut protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT".to_owned();
     for (number, door) in doors.iter().enumerate() {
         listeners.push_str(&format!(",DOOR{number}://127.0.0.1:{}", door.listens));
         advertised.push_str(&format!(",DOOR{number}://127.0.0.1:{}", door.advertised));
         protocols.push_str(&format!(",DOOR{number}:PLAINTEXT"));
     }
+    let roles = if node == SECOND { "broker" } else { "broker,controller" };
+    if node != SECOND {
+        listeners.push_str(&format!(",CONTROLLER://127.0.0.1:{controller}"));
+    }
     format!(
-        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n\
+        "process.roles={roles}\nnode.id={node}\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n\
          listeners={listeners}\nadvertised.listeners={advertised}\nlistener.security.protocol.map={protocols}\n\
          controller.listener.names=CONTROLLER\ninter.broker.listener.name=PLAINTEXT\nlog.dirs={log}\n\
          num.partitions={PARTITIONS}\nauto.create.topics.enable=true\nnum.network.threads=1\n\
          default.replication.factor=1\noffsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n\
          transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n\
-         transaction.state.log.num.partitions=1\nlog.message.timestamp.type=LogAppendTime\n",
+         transaction.state.log.num.partitions=1\nlog.message.timestamp.type=LogAppendTime\n\
+         broker.session.timeout.ms={session_ms}\n",
         log = base.join("log").display()
     )
 }
 
-fn answers(brokers: &str) -> bool {
+/// Whether the node is in the metadata it gives out itself.
+fn answers(brokers: &str, node: i32) -> bool {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("log_level", "0");
     let consumer: Result<BaseConsumer, _> = config.create();
     consumer.is_ok_and(|consumer| {
         let metadata = consumer.fetch_metadata(None, Duration::from_millis(500));
-        metadata.is_ok_and(|metadata| !metadata.brokers().is_empty())
+        metadata.is_ok_and(|metadata| metadata.brokers().iter().any(|broker| broker.id() == node))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::message::DeliveryResult;
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext};
+
+    use super::*;
+    use crate::support::topic;
+    use crate::support::wait::{eventually, throughout};
+
+    struct Acks(std::sync::Arc<AtomicUsize>);
+
+    impl rdkafka::ClientContext for Acks {}
+
+    impl ProducerContext for Acks {
+        type DeliveryOpaque = ();
+
+        fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+            self.0.fetch_add(usize::from(result.is_ok()), Ordering::Relaxed);
+        }
+    }
+
+    /// A producer that never gives up, and how many acks it has.
+    fn producer(brokers: &str) -> (BaseProducer<Acks>, std::sync::Arc<AtomicUsize>) {
+        let acks = std::sync::Arc::new(AtomicUsize::new(0));
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", brokers).set("enable.idempotence", "true").set("message.timeout.ms", "0");
+        config.set("log_level", "0").set("reconnect.backoff.max.ms", "500");
+        (config.create_with_context(Acks(acks.clone())).expect("a producer"), acks)
+    }
+
+    fn acked(producer: &BaseProducer<Acks>, acks: &AtomicUsize) -> usize {
+        producer.poll(Duration::ZERO);
+        acks.load(Ordering::Relaxed)
+    }
+
+    fn send(producer: &BaseProducer<Acks>, topic: &str) {
+        producer.send(BaseRecord::<(), str>::to(topic).payload("x")).expect("a record");
+    }
+
+    #[test]
+    fn a_topic_on_a_frozen_broker_takes_nothing_while_another_does() {
+        let (kafka, second) = Kafka::pair();
+        let brokers = kafka.brokers();
+        topic::create_on(brokers, "stalled", &[SECOND, SECOND], &[]);
+        topic::create_on(brokers, "other", &[1, 1], &[]);
+        let (producer, acks) = producer(brokers);
+        send(&producer, "stalled");
+        eventually("an ack", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 1);
+        second.freeze();
+        send(&producer, "stalled");
+        send(&producer, "other");
+        eventually("the other topic acks", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 2);
+        throughout("no ack", Duration::from_millis(700), || acked(&producer, &acks) == 2);
+        assert_eq!(topic::count(brokers, "other"), 1);
+        second.thaw();
+        eventually("the ack comes", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 3);
+        assert_eq!(topic::count(brokers, "stalled"), 2);
+    }
+
+    #[test]
+    fn a_client_behind_the_proxy_does_not_go_around_it() {
+        let kafka = Kafka::shared();
+        let (proxy, brokers) = kafka.behind_proxy();
+        topic::create(kafka.brokers(), "lab-proxied", 2, &[]);
+        let (producer, acks) = producer(&brokers);
+        send(&producer, "lab-proxied");
+        eventually("an ack", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 1);
+        proxy.blackhole(crate::support::proxy::Way::Down);
+        send(&producer, "lab-proxied");
+        // The record arrives and nobody is told.
+        eventually("two records", START_DEADLINE, || topic::count(kafka.brokers(), "lab-proxied"), |n| *n == 2);
+        assert_eq!(acked(&producer, &acks), 1);
+        proxy.cut();
+        proxy.resume();
+        eventually("the ack comes", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 2);
+        assert_eq!(topic::count(kafka.brokers(), "lab-proxied"), 2);
+    }
+
+    #[test]
+    fn a_broker_keeps_its_records_frozen_thawed_killed_and_restarted() {
+        let kafka = Kafka::private();
+        let (producer, acks) = producer(kafka.brokers());
+        send(&producer, "kept");
+        eventually("an ack", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 1);
+        kafka.freeze();
+        send(&producer, "kept");
+        throughout("no ack", Duration::from_millis(700), || acked(&producer, &acks) == 1);
+        kafka.thaw();
+        eventually("the ack comes", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 2);
+        kafka.kill_hard();
+        send(&producer, "kept");
+        kafka.start();
+        eventually("the ack comes", START_DEADLINE, || acked(&producer, &acks), |acks| *acks == 3);
+        assert_eq!(topic::count(kafka.brokers(), "kept"), 3);
+        producer.flush(Duration::from_secs(1)).expect("nothing is left");
+    }
 }
