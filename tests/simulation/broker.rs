@@ -9,27 +9,27 @@ use walrelay::sink::{Delivery, EnqueueError, Sink, Ticket};
 
 const PARTITIONS: usize = 3;
 /// Records one producer's queue holds.
-const QUEUE: usize = 8;
+const QUEUE: usize = 5;
 
 /// One event as it stands in the log: aggregate and version.
-pub type Logged = (u8, u64);
+pub(super) type Logged = (u8, u64);
 
 /// The topic's log, and the queue of the producer that lives.
 #[derive(Debug, Default)]
-pub struct Broker {
-    pub log: [Vec<Logged>; PARTITIONS],
+pub(super) struct Broker {
+    pub(super) log: [Vec<Logged>; PARTITIONS],
     queues: [VecDeque<(Ticket, Logged)>; PARTITIONS],
     /// No broker takes anything while it is down.
-    pub down: bool,
+    pub(super) down: bool,
     /// Times the queue was full.
-    pub full: u64,
+    pub(super) full: u64,
 }
 
-pub type Shared = Arc<Mutex<Broker>>;
+pub(super) type Shared = Arc<Mutex<Broker>>;
 
 impl Broker {
     /// The broker takes the oldest record of a partition and says so.
-    pub fn ack_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
+    pub(super) fn ack_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
         let partition = random.usize(0..PARTITIONS);
         if self.down {
             return None;
@@ -40,31 +40,34 @@ impl Broker {
     }
 
     /// The oldest record of a partition fails, and with it the producer: nobody can tell whether it is in the log.
-    pub fn fail_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
+    pub(super) fn fail_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
         let partition = random.usize(0..PARTITIONS);
         let (ticket, logged) = self.queues[partition].pop_front()?;
         if random.bool() {
             self.log[partition].push(logged);
+        } else {
+            // Gapless: what lies behind a record that did not arrive does not arrive either.
+            self.queues[partition].clear();
         }
         Some(Delivery::Failed(ticket, Error::new(Kind::KafkaUnreachable, "the model failed it")))
     }
 
     /// The producer is gone: what was on the wire may still land, in order.
-    pub fn producer_gone(&mut self, random: &mut fastrand::Rng) {
+    pub(super) fn producer_gone(&mut self, random: &mut fastrand::Rng) {
         for (queue, log) in self.queues.iter_mut().zip(&mut self.log) {
             let landed = if self.down { 0 } else { random.usize(0..=queue.len()) };
             log.extend(queue.drain(..).take(landed).map(|(_, logged)| logged));
         }
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.queues.iter().all(VecDeque::is_empty)
     }
 }
 
 /// The producer's side of [`Broker`].
 #[derive(Debug)]
-pub struct Producer(pub Shared);
+pub(super) struct Producer(pub Shared);
 
 impl Sink for Producer {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {

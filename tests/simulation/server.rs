@@ -9,28 +9,28 @@ const TABLE_OID: u32 = 16_384;
 
 /// One committed transaction.
 #[derive(Debug, Clone)]
-pub struct Transaction {
-    pub commit_lsn: Lsn,
-    pub end_lsn: Lsn,
+pub(super) struct Transaction {
+    pub(super) commit_lsn: Lsn,
+    pub(super) end_lsn: Lsn,
     /// Aggregate and version of each event; the id is their join.
-    pub events: Vec<(u8, u64)>,
+    pub(super) events: Vec<(u8, u64)>,
 }
 
 /// What the walsender has ready to send.
 #[derive(Debug, Clone)]
-pub enum Sent {
+pub(super) enum Sent {
     Data { wal_start: Lsn, body: Vec<u8> },
     Keepalive { wal_end: Lsn },
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub struct Server {
-    pub log: Vec<Transaction>,
+pub(super) struct Server {
+    pub(super) log: Vec<Transaction>,
     wal: u64,
     versions: [u64; 4],
     /// What the slot holds in memory, and what a crash leaves of it.
-    pub confirmed: Lsn,
+    pub(super) confirmed: Lsn,
     confirmed_on_disk: Lsn,
     connection: Option<Connection>,
 }
@@ -44,7 +44,7 @@ struct Connection {
 }
 
 impl Server {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         let start = Lsn::new(1_000);
         Server {
             log: Vec::new(),
@@ -57,8 +57,9 @@ impl Server {
     }
 
     /// A business transaction commits: of 0 to 4 events.
-    pub fn write(&mut self, random: &mut fastrand::Rng) {
-        self.wal += random.u64(8..64);
+    pub(super) fn write(&mut self, random: &mut fastrand::Rng) {
+        // A commit record may begin where the last one ends: its LSN is then the other's end.
+        self.wal += random.u64(0..8) * 8;
         let commit_lsn = Lsn::new(self.wal);
         self.wal += random.u64(8..32);
         let events = (0..random.usize(0..5)).map(|_| {
@@ -67,48 +68,42 @@ impl Server {
             (u8::try_from(aggregate).unwrap(), self.versions[aggregate])
         });
         let events = events.collect();
-        // The next record may begin where this one ends: a commit can have the last one's end as its LSN.
         self.log.push(Transaction { commit_lsn, end_lsn: Lsn::new(self.wal), events });
-        if random.bool() {
-            self.wal -= 8;
-            let last = self.log.last_mut().unwrap();
-            last.end_lsn = Lsn::new(self.wal);
-        }
     }
 
     /// A neighbour writes: the log grows, and nothing of it is for us.
-    pub fn write_elsewhere(&mut self, random: &mut fastrand::Rng) {
+    pub(super) fn write_elsewhere(&mut self, random: &mut fastrand::Rng) {
         self.wal += random.u64(8..400);
     }
 
     /// The slot's memory reaches the disk.
-    pub fn checkpoint(&mut self) {
+    pub(super) fn checkpoint(&mut self) {
         self.confirmed_on_disk = self.confirmed;
     }
 
     /// The server is killed and starts again: the slot goes back to what was on disk (A4).
-    pub fn crash(&mut self) {
+    pub(super) fn crash(&mut self) {
         self.connection = None;
         self.confirmed = self.confirmed_on_disk;
     }
 
-    pub fn connect(&mut self) {
+    pub(super) fn connect(&mut self) {
         let confirmed = self.confirmed;
         // Decoding skips transactions that end at or below the slot's position.
         let next = self.log.partition_point(|transaction| transaction.end_lsn <= confirmed);
         self.connection = Some(Connection { next, relation_sent: false, queue: VecDeque::new(), status: Lsn::ZERO });
     }
 
-    pub fn disconnect(&mut self) {
+    pub(super) fn disconnect(&mut self) {
         self.connection = None;
     }
 
-    pub fn is_connected(&self) -> bool {
+    pub(super) fn is_connected(&self) -> bool {
         self.connection.is_some()
     }
 
     /// The next message of the connection, if it has one.
-    pub fn send(&mut self, random: &mut fastrand::Rng) -> Option<Sent> {
+    pub(super) fn send(&mut self, random: &mut fastrand::Rng) -> Option<Sent> {
         let wal = Lsn::new(self.wal);
         let connection = self.connection.as_mut()?;
         if let Some(sent) = connection.queue.pop_front() {
@@ -127,12 +122,12 @@ impl Server {
     }
 
     /// Whether the connection has sent all there is.
-    pub fn is_caught_up(&self) -> bool {
+    pub(super) fn is_caught_up(&self) -> bool {
         self.connection.as_ref().is_some_and(|it| it.queue.is_empty() && it.next == self.log.len())
     }
 
     /// A status update arrives. Panics where it goes back within the connection.
-    pub fn status(&mut self, confirmed: Lsn) {
+    pub(super) fn status(&mut self, confirmed: Lsn) {
         let Some(connection) = self.connection.as_mut() else { return };
         assert!(confirmed >= connection.status, "P1: confirmed {confirmed} after {}", connection.status);
         connection.status = confirmed;

@@ -17,28 +17,28 @@ use super::server::{Sent, Server};
 
 /// Which faults the dice may choose.
 #[derive(Debug, Clone, Copy)]
-pub struct Faults {
-    pub disconnect: bool,
-    pub server_crash: bool,
-    pub delivery_failure: bool,
-    pub relay_kill: bool,
-    pub broker_down: bool,
+pub(super) struct Faults {
+    pub(super) disconnect: bool,
+    pub(super) server_crash: bool,
+    pub(super) delivery_failure: bool,
+    pub(super) relay_kill: bool,
+    pub(super) broker_down: bool,
 }
 
 impl Faults {
-    pub const NONE: Faults = Faults {
+    pub(super) const NONE: Faults = Faults {
         disconnect: false,
         server_crash: false,
         delivery_failure: false,
         relay_kill: false,
         broker_down: false,
     };
-    pub const ALL: Faults =
+    pub(super) const ALL: Faults =
         Faults { disconnect: true, server_crash: true, delivery_failure: true, relay_kill: true, broker_down: true };
 }
 
 /// See the module's documentation.
-pub struct World {
+pub(super) struct World {
     random: fastrand::Rng,
     faults: Faults,
     now: Duration,
@@ -53,7 +53,7 @@ pub struct World {
 
 /// How often the paths the simulation is for were taken.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Reached {
+pub(super) struct Reached {
     resumed_inside_a_transaction: u64,
     restarted_inside_a_transaction: u64,
     queue_full: u64,
@@ -62,7 +62,7 @@ pub struct Reached {
 }
 
 impl Reached {
-    pub fn add(&mut self, world: &World) {
+    pub(super) fn add(&mut self, world: &World) {
         let other = world.reached;
         self.resumed_inside_a_transaction += other.resumed_inside_a_transaction;
         self.restarted_inside_a_transaction += other.restarted_inside_a_transaction;
@@ -71,7 +71,7 @@ impl Reached {
         self.failed_delivery += other.failed_delivery;
     }
 
-    pub fn all(&self) -> bool {
+    pub(super) fn all(&self) -> bool {
         self.resumed_inside_a_transaction > 0
             && self.restarted_inside_a_transaction > 0
             && self.queue_full > 0
@@ -81,7 +81,7 @@ impl Reached {
 }
 
 impl World {
-    pub fn new(seed: u64, faults: Faults) -> Self {
+    pub(super) fn new(seed: u64, faults: Faults) -> Self {
         let server = Server::new();
         let stored = Position::at(server.confirmed);
         World {
@@ -98,7 +98,7 @@ impl World {
     }
 
     /// One thing happens.
-    pub fn step(&mut self) {
+    pub(super) fn step(&mut self) {
         self.now += Duration::from_millis(self.random.u64(0..200));
         match self.random.u32(0..100) {
             0..12 => self.server.write(&mut self.random),
@@ -126,9 +126,9 @@ impl World {
     }
 
     /// Faults stop, and everything that was written has to arrive and be confirmed.
-    pub fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         self.broker.lock().unwrap().down = false;
-        for _ in 0..100_000 {
+        for _ in 0..2_000 {
             self.now += Duration::from_secs(6);
             self.receive();
             self.ack();
@@ -141,7 +141,13 @@ impl World {
                 return;
             }
         }
-        panic!("it did not settle: {} transactions, confirmed {}", self.server.log.len(), self.server.confirmed);
+        panic!(
+            "it did not settle: {} transactions, confirmed {}, stored {}, core {:?}",
+            self.server.log.len(),
+            self.server.confirmed,
+            self.stored,
+            self.core.as_ref().map(|core| (core.is_settled(), core.ledger()))
+        );
     }
 
     /// The relay connects where it must, and takes in one message where it has room.
@@ -260,7 +266,7 @@ impl World {
     }
 
     /// I1 to I3: every committed event is there, nothing else is, and first occurrences are in version order.
-    pub fn check_delivery(&self) {
+    pub(super) fn check_delivery(&self) {
         let committed: HashSet<Logged> = self.server.log.iter().flat_map(|it| it.events.iter().copied()).collect();
         let delivered = self.logged_once();
         assert_eq!(committed.difference(&delivered).count(), 0, "lost");
@@ -276,8 +282,9 @@ impl World {
         assert!(self.broker.lock().unwrap().is_empty());
     }
 
-    pub fn duplicates(&self) -> usize {
-        self.broker.lock().unwrap().log.iter().map(Vec::len).sum::<usize>() - self.logged_once().len()
+    pub(super) fn duplicates(&self) -> usize {
+        let distinct = self.logged_once().len();
+        self.broker.lock().unwrap().log.iter().map(Vec::len).sum::<usize>() - distinct
     }
 }
 
