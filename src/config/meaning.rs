@@ -29,12 +29,14 @@ impl Settings {
     /// # Errors
     /// [`Kind::Config`]: what was typed where, and what is allowed.
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
+        let state = self.state(adopt_slot)?;
+        let reserved_topic = (state.store == StoreKind::Kafka).then(|| state.topic.clone());
         Ok(Config {
             source: self.source()?,
             outbox: self.outbox()?,
-            route: self.route()?,
+            route: RouteConfig { reserved_topic, ..self.route()? },
             kafka: self.kafka()?,
-            state: self.state(adopt_slot)?,
+            state,
             process: self.process()?,
         })
     }
@@ -118,6 +120,7 @@ impl Settings {
                 prefix_fits,
             )?,
             id_header: self.checked(&setting::ID_HEADER, "a header's name, not empty", header_fits)?,
+            reserved_topic: None,
         })
     }
 

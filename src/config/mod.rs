@@ -86,6 +86,8 @@ pub struct RouteConfig {
     pub topic_prefix: String,
     /// Name of the header that carries the event's id.
     pub id_header: String,
+    /// A topic no event may go to: the one that keeps the position, where there is one.
+    pub reserved_topic: Option<String>,
 }
 
 /// The producer.
@@ -157,6 +159,6 @@ impl Default for OutboxConfig {
 impl Default for RouteConfig {
     /// The topics and the header of Debezium's Outbox Event Router, so that its consumers work as they are.
     fn default() -> Self {
-        RouteConfig { topic_prefix: "outbox.event.".to_owned(), id_header: "id".to_owned() }
+        RouteConfig { topic_prefix: "outbox.event.".to_owned(), id_header: "id".to_owned(), reserved_topic: None }
     }
 }

@@ -5,14 +5,16 @@
 //! 1. a stop: nothing else matters more;
 //! 2. the clock: status updates are never late, whatever else is going on (P5);
 //! 3. deliveries: they make room, so they come before what takes it;
-//! 4. a store, or a look at the catalog, that has come to its end;
+//! 4. a store, a look at the catalog, or a measurement that has come to its end;
 //! 5. the SQL session: it hears of a shutdown of Postgres first (P7);
-//! 6. the socket: always for writing, for reading only while there is room (P4).
+//! 6. what is to be told of Kafka;
+//! 7. the socket: always for writing, for reading only while there is room (P4).
 
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::config::Config;
@@ -24,16 +26,18 @@ use crate::relay::core::{Core, Taken};
 use crate::relay::report::Report;
 use crate::relay::session::{AnyStore, Session};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::sink::Delivery;
 use crate::sink::kafka::KafkaSink;
+use crate::sink::{Connection, Delivery, Producer};
 use crate::source::catalog::{Fingerprint, compare};
-use crate::source::control::ControlEnd;
+use crate::source::control::{ControlEnd, WalPosition};
 use crate::source::feedback::{Action, Feedback};
 use crate::source::{Io, Status, WalMessage, WalSource, notice};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Side, Telemetry};
 
 /// How often the catalogs are looked at when nothing else asks for it (P8).
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
+const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
 const SERVER_SHUTDOWN_GRACE: Duration = Duration::from_millis(1_500);
 /// How long the last status may take to reach the server.
@@ -60,6 +64,11 @@ enum Input {
     Stored(AnyStore, Position, Result<()>),
     Looked(Result<Fingerprint>, Option<Position>),
     Control(ControlEnd),
+    Measured(Result<WalPosition>),
+    /// Kafka answers, or does not.
+    Kafka(Connection),
+    /// Kafka refuses us, and goes on doing so.
+    Refused(Error),
     Socket(Result<Io>),
 }
 
@@ -93,6 +102,10 @@ pub(super) async fn run(
         look_asked: false,
         storing: None,
         looking: None,
+        measuring: None,
+        next_measure: now,
+        kafka: core.sink().watch_connection(),
+        refused: Box::pin(refused(core.sink().producer())),
         control_end: Box::pin(session.control.closed()),
         control_ended: false,
         backlog: false,
@@ -130,6 +143,10 @@ struct Pump<'a> {
     look_asked: bool,
     storing: Option<Job>,
     looking: Option<Job>,
+    measuring: Option<Job>,
+    next_measure: Instant,
+    kafka: watch::Receiver<Connection>,
+    refused: Pin<Box<dyn Future<Output = Error> + Send>>,
     control_end: Pin<Box<dyn Future<Output = ControlEnd> + Send>>,
     control_ended: bool,
     /// Whether messages were left in the buffer for the next turn.
@@ -223,6 +240,11 @@ impl Pump<'_> {
         if (self.look_asked || self.next_look <= now) && self.looking.is_none() && !self.control_ended {
             self.begin_look(None, now);
         }
+        if self.next_measure <= now && self.measuring.is_none() && !self.control_ended {
+            self.next_measure = now + MEASURE_INTERVAL;
+            let control = self.session.control.clone();
+            self.measuring = Some(Box::pin(async move { Input::Measured(control.wal_position().await) }));
+        }
     }
 
     fn begin_store(&mut self, position: Position) {
@@ -288,7 +310,13 @@ impl Pump<'_> {
             () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
             done = job(&mut self.storing) => done,
             done = job(&mut self.looking) => done,
+            done = job(&mut self.measuring) => done,
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
+            error = &mut self.refused => Input::Refused(error),
+            changed = self.kafka.changed() => match changed {
+                Ok(()) => Input::Kafka(self.kafka.borrow_and_update().clone()),
+                Err(_) => std::future::pending().await,
+            },
             () = std::future::ready(()), if backlog => Input::Clock,
             io = self.session.stream.ready_io(reads) => Input::Socket(io),
         }
@@ -301,7 +329,7 @@ impl Pump<'_> {
         let store = self.core.wake_at().map(|since| (self.epoch + since).max(soon));
         let retry = self.core.is_pending().then_some(soon);
         let leave = self.leaving.as_ref().map(|leaving| leaving.until);
-        let due = feedback.min(self.report.next).min(self.next_look.max(soon));
+        let due = feedback.min(self.report.next).min(self.next_look.max(soon)).min(self.next_measure.max(soon));
         [store, retry, leave].into_iter().flatten().fold(due, Instant::min)
     }
 
@@ -331,6 +359,23 @@ impl Pump<'_> {
                 Ok(())
             }
             Input::Control(end) => self.control_ended(end),
+            Input::Measured(result) => {
+                self.measuring = None;
+                let measured = result?;
+                self.report.server_wal_end = self.report.server_wal_end.max(measured.wal_end);
+                if let Some(restart_lsn) = measured.slot.and_then(|slot| slot.restart_lsn) {
+                    self.telemetry.metrics.set_slot_restart_lsn(restart_lsn);
+                }
+                Ok(())
+            }
+            Input::Kafka(connection) => {
+                self.telemetry.connected(Side::Kafka, connection == Connection::Up);
+                Ok(())
+            }
+            Input::Refused(error) => {
+                self.refused = Box::pin(std::future::pending());
+                Err(error)
+            }
             Input::Socket(result) => {
                 let read = result?.received_bytes;
                 if read > 0 {
@@ -381,6 +426,11 @@ impl Pump<'_> {
             None => self.leaving = Some(Leaving { until, with }),
         }
     }
+}
+
+/// Why Kafka refuses us, once that has lasted.
+async fn refused(producer: Producer) -> Error {
+    producer.refused().await
 }
 
 /// The end of the job, if there is one.

@@ -97,6 +97,7 @@ impl Session {
             confirmed_flush: facts.slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default(),
             publication_oid: facts.catalog.publication.map(|publication| publication.oid).unwrap_or_default(),
             table_oid: facts.catalog.table.map(|table| table.oid).unwrap_or_default(),
+            membership_oids: fingerprint.membership_oids(),
         };
         let start = reconcile(loaded.as_ref(), &identity, &slot, server.xlogpos, &history, config.state.adopt_slot)?;
         for note in &start.notes {
@@ -108,6 +109,7 @@ impl Session {
             position: start.position,
             publication_oid: slot.publication_oid,
             table_oid: slot.table_oid,
+            membership_oids: slot.membership_oids,
         };
         if loaded.as_ref() != Some(&identity) {
             // What follows must not be confirmed against a record of something else.

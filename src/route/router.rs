@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::topic::topic;
-use super::{Record, RouteError};
+use super::{Record, RouteError, TopicProblem};
 use crate::config::RouteConfig;
 use crate::event::{Event, Shown};
 
@@ -16,6 +16,7 @@ const TOPICS_MAX: usize = 1024;
 pub struct Router {
     prefix: String,
     id_header: String,
+    reserved_topic: Option<String>,
     topics: Vec<String>,
     /// From aggregate type to the place in `topics`.
     known: HashMap<Box<[u8]>, usize>,
@@ -44,6 +45,7 @@ impl Router {
         Router {
             prefix: config.topic_prefix.clone(),
             id_header: config.id_header.clone(),
+            reserved_topic: config.reserved_topic.clone(),
             topics: Vec::new(),
             known: HashMap::new(),
         }
@@ -73,7 +75,11 @@ impl Router {
 
     #[cold]
     fn learn(&mut self, event: &Event<'_>) -> Result<usize, RouteError> {
-        let topic = topic(&self.prefix, event.aggregate_type).map_err(|problem| RouteError {
+        let reserved = self.reserved_topic.as_deref();
+        let topic = topic(&self.prefix, event.aggregate_type);
+        let topic = topic
+            .and_then(|topic| if Some(topic.as_str()) == reserved { Err(TopicProblem::Reserved) } else { Ok(topic) });
+        let topic = topic.map_err(|problem| RouteError {
             place: event.place,
             id: Shown::of(event.id),
             aggregate_type: Shown::of(event.aggregate_type),
@@ -97,10 +103,13 @@ mod tests {
     use crate::error::Kind;
     use crate::event::Place;
     use crate::position::Lsn;
-    use crate::route::TopicProblem;
 
     fn router() -> Router {
-        Router::new(&RouteConfig { topic_prefix: "outbox.event.".into(), id_header: "id".into() })
+        Router::new(&RouteConfig {
+            topic_prefix: "outbox.event.".into(),
+            id_header: "id".into(),
+            reserved_topic: Some("outbox.event.state".into()),
+        })
     }
 
     fn event<'a>(id: &'a [u8], aggregate_type: &'a [u8]) -> Event<'a> {
@@ -181,5 +190,12 @@ mod tests {
         assert!(error.cause().starts_with(start), "{error}");
         assert!(error.cause().len() < 500 && !error.cause().contains(char::is_control), "{error}");
         assert!(error.what_to_do().is_some());
+    }
+
+    #[test]
+    fn the_topic_that_keeps_the_position_takes_no_event() {
+        let mut router = router();
+        let error = router.route(&event(b"1", b"state")).unwrap_err();
+        assert_eq!(error.problem, TopicProblem::Reserved);
     }
 }

@@ -12,6 +12,9 @@ pub enum TopicProblem {
     /// It is `.` or `..`.
     #[error("is one of the names . and .., which Kafka refuses")]
     Dots,
+    /// It keeps the relay's position.
+    #[error("is the topic that keeps the relay's position")]
+    Reserved,
     /// It is too long.
     #[error("has {bytes} bytes, and Kafka takes at most {TOPIC_BYTES_MAX}")]
     TooLong {

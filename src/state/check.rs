@@ -50,6 +50,8 @@ pub struct SlotNow {
     pub publication_oid: u32,
     /// OID of the outbox table.
     pub table_oid: u32,
+    /// OIDs of the rows that say the table is in the publication, sorted.
+    pub membership_oids: Vec<u32>,
 }
 
 /// Where delivery goes on.
@@ -162,6 +164,10 @@ fn compare(
     if stored.table_oid != slot.table_oid {
         mismatches.push(Mismatch::Recreated { what: "outbox table", stored: stored.table_oid, now: slot.table_oid });
     }
+    let same = stored.publication_oid == slot.publication_oid && stored.table_oid == slot.table_oid;
+    if same && stored.membership_oids != slot.membership_oids {
+        mismatches.push(Mismatch::Readded);
+    }
     (position, notes, mismatches)
 }
 
@@ -209,6 +215,7 @@ enum Mismatch {
     BeyondLog { stored: Position, wal_end: Lsn },
     SlotAhead { stored: Position, confirmed: Lsn },
     Recreated { what: &'static str, stored: u32, now: u32 },
+    Readded,
 }
 
 impl Mismatch {
@@ -239,6 +246,10 @@ impl Mismatch {
                 "the {what} of slot {slot} was dropped and created again while walrelay was away (OID {stored}, now \
                  {now}): rows written in between may not be in the stream"
             ),
+            Mismatch::Readded => format!(
+                "the outbox table of slot {slot} was taken out of the publication and added again, or added in another \
+                 way, while walrelay was away: rows written in between are not in the stream"
+            ),
         }
     }
 
@@ -263,7 +274,7 @@ impl Mismatch {
                 "compare outbox and topics for events that committed between the two positions, and publish by hand \
                  what is missing"
             }
-            Mismatch::Recreated { .. } => {
+            Mismatch::Recreated { .. } | Mismatch::Readded => {
                 "compare outbox and topics for events since walrelay last ran, and publish by hand what is missing"
             }
         }
@@ -280,7 +291,7 @@ impl Mismatch {
             Mismatch::Slot { .. } | Mismatch::SlotAhead { .. } => {
                 "events that committed before it and were not delivered are lost to the stream"
             }
-            Mismatch::Recreated { .. } => {
+            Mismatch::Recreated { .. } | Mismatch::Readded => {
                 "rows the publication did not cover are lost to the stream, and events after it come again"
             }
         }

@@ -11,11 +11,14 @@ fn server(timeline: u32) -> ServerIdentity {
 }
 
 fn stored_at(timeline: u32, position: Position) -> Stored {
-    Stored { server: server(timeline), slot: "orders".to_owned(), position, publication_oid: 11, table_oid: 12 }
+    let membership_oids = vec![13];
+    let slot = "orders".to_owned();
+    Stored { server: server(timeline), slot, position, publication_oid: 11, table_oid: 12, membership_oids }
 }
 
 fn slot_at(confirmed: u64) -> SlotNow {
-    SlotNow { name: "orders".to_owned(), confirmed_flush: Lsn::new(confirmed), publication_oid: 11, table_oid: 12 }
+    let (confirmed_flush, membership_oids) = (Lsn::new(confirmed), vec![13]);
+    SlotNow { name: "orders".to_owned(), confirmed_flush, publication_oid: 11, table_oid: 12, membership_oids }
 }
 
 fn partly(end: u64, commit: u64) -> Position {

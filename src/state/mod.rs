@@ -34,6 +34,9 @@ pub struct Stored {
     pub publication_oid: u32,
     /// OID of the outbox table, likewise.
     pub table_oid: u32,
+    /// OIDs of the rows that say the table is in the publication: removing and adding it makes others. Sorted.
+    #[serde(default)]
+    pub membership_oids: Vec<u32>,
 }
 
 /// Keeps one [`Stored`]. Durable when `store` returns `Ok`; never answers with an older one after that.

@@ -79,6 +79,7 @@ mod tests {
             position: Position { end_lsn: Lsn::new(100), partial },
             publication_oid: 10,
             table_oid: u32::MAX,
+            membership_oids: vec![9],
         };
         assert_eq!(read("orders", &serde_json::to_string(&stored).unwrap()), Ok(stored));
     }

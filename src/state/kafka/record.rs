@@ -71,6 +71,7 @@ pub(super) mod tests {
             position: Position { end_lsn: Lsn::new(end_lsn), partial: Some(partial) },
             publication_oid: 16_400,
             table_oid: 16_390,
+            membership_oids: vec![16_401],
         }
     }
 
