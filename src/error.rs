@@ -127,6 +127,13 @@ impl Error {
         self
     }
 
+    /// Says which row it happened to; `row` is fit to be shown.
+    #[must_use]
+    pub fn of_row(mut self, row: impl fmt::Display) -> Self {
+        self.cause = format!("row {row}: {}", self.cause);
+        self
+    }
+
     /// Says which event it happened to, where only its place is known.
     #[must_use]
     pub fn of_event(mut self, commit_lsn: Lsn, index: u64) -> Self {

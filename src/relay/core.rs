@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::config::{OutboxConfig, RouteConfig, SlotName};
 use crate::error::{Error, Kind, Result};
-use crate::event::{Assembler, Event, Ignored, Step};
+use crate::event::{Assembler, Event, Ignored, Shown, Step};
 use crate::failpoint;
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::{Ledger, LedgerError, Limits};
@@ -296,7 +296,9 @@ fn offer<S: Sink>(sink: &mut S, ledger: &mut Ledger, record: &Record<'_>, event:
             Ok(true)
         }
         Err(EnqueueError::Full) => Ok(false),
-        Err(EnqueueError::Refused(error)) => Err(error.of_event(event.place.commit_lsn, event.place.index)),
+        Err(EnqueueError::Refused(error)) => {
+            Err(error.of_row(Shown::of(event.id)).of_event(event.place.commit_lsn, event.place.index))
+        }
     }
 }
 

@@ -46,7 +46,9 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         telemetry,
     };
     let result = relay.run(&mut stop).await;
-    relay.end_life().await;
+    if stop.asked() < Stop::Now {
+        relay.end_life().await;
+    }
     if let Err(error) = &result {
         relay.telemetry.health.halted(error.cause());
         relay.telemetry.metrics.error(error.kind());
@@ -56,6 +58,9 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
 
 /// How long Kafka has to answer before the slot is taken: a relay that cannot deliver leaves it to one that can.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A session that lasted this long was a good one, and the next outage is another.
+const LASTED: Duration = Duration::from_secs(10);
 
 /// What outlives a session.
 struct Relay {
@@ -89,13 +94,7 @@ impl Life {
 impl Relay {
     async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
-            let mut leave_at_once = stop.clone();
-            let ended = tokio::select! {
-                biased;
-                () = leave_at_once.at_least(Stop::Now) => return self.leave(),
-                ended = self.one_session(stop) => ended,
-            };
-            let error = match ended {
+            let error = match self.one_session(stop).await {
                 Ok(Ended::Stopped) => return self.leave(),
                 Ok(Ended::ServerShutDown) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
                 Err(error) if error.kind().disposition() == Disposition::Halt => return Err(error),
@@ -124,20 +123,26 @@ impl Relay {
             None => Life::New(KafkaSink::connect(&self.config.kafka)?, None),
         };
         let life = self.life.insert(life);
-        if let Life::New(sink, _) = life {
-            sink.check(&[], CHECK_TIMEOUT).await?;
-        }
-        let mut leave = stop.clone();
+        let open = async {
+            if let Life::New(sink, _) = &life {
+                sink.check(&[], CHECK_TIMEOUT).await?;
+            }
+            Session::open(&self.config, life.producer(), life_confirmed(life)).await
+        };
         let session = tokio::select! {
-            () = leave.at_least(Stop::Drain) => return Ok(Ended::Stopped),
-            session = Session::open(&self.config, life.producer(), life_confirmed(life)) => session?,
+            () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
+            session = open => session?,
         };
         let life = self.life.take();
         let mut core = self.enter(life, session.start_position())?;
         self.telemetry.metrics.reconnect(Side::Postgres);
         core.reconnected();
         self.recovered(session.start_position());
+        let (acked, began) = (core.counts().acked, Instant::now());
         let ended = pump::run(&mut core, session, &self.config, self.epoch, &self.telemetry, stop.clone()).await;
+        if core.counts().acked > acked || began.elapsed() > LASTED {
+            self.backoff.reset();
+        }
         self.life = Some(Life::Running(core));
         ended
     }
@@ -228,7 +233,6 @@ impl Relay {
             Some(_) => tracing::info!(%slot, tries = self.backoff.tries(), position = %start, "streaming again"),
             None => tracing::info!(%slot, position = %start, "streaming"),
         }
-        self.backoff.reset();
     }
 }
 

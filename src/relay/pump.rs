@@ -42,6 +42,8 @@ const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
 const SERVER_SHUTDOWN_GRACE: Duration = Duration::from_millis(1_500);
 /// How long the last status may take to reach the server.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a finished producer has to say of which record it died.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How soon a record is offered again to a full sink if no delivery comes first.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// Messages taken in before everything else gets its turn: some 200 kB, a millisecond's work.
@@ -98,6 +100,7 @@ pub(super) async fn run(
         report: Report::new(core),
         deliveries: Vec::new(),
         leaving: None,
+        stop_heard: false,
         next_look: now + LOOK_INTERVAL,
         look_asked: false,
         storing: None,
@@ -118,10 +121,11 @@ pub(super) async fn run(
     };
     let ended = pump.run().await;
     pump.report.tell(pump.core, pump.session.stream.received(), telemetry, Instant::now());
-    let confirmed = pump.core.confirmable();
+    let (confirmed, at_once) = (pump.core.confirmable(), pump.stop.asked() == Stop::Now);
     let stream = pump.session.stream;
+    let deadline = Instant::now() + if at_once { Duration::ZERO } else { FINISH_TIMEOUT };
     let last = Status { received: stream.received(), confirmed, reply_requested: false };
-    if let Err(error) = stream.finish(last, Instant::now() + FINISH_TIMEOUT).await {
+    if let Err(error) = stream.finish(last, deadline).await {
         tracing::debug!(%error, "the last status update may not have reached the server");
     }
     failpoint::reached("confirmed");
@@ -139,6 +143,7 @@ struct Pump<'a> {
     report: Report,
     deliveries: Vec<Delivery>,
     leaving: Option<Leaving>,
+    stop_heard: bool,
     next_look: Instant,
     look_asked: bool,
     storing: Option<Job>,
@@ -173,7 +178,7 @@ impl Pump<'_> {
                 // The producer is finished, and nothing that waits for it would come to an end.
                 Input::Deliveries => self.core.delivered(&mut self.deliveries)?,
                 input => {
-                    if let Err(error) = self.handle(input) {
+                    if let Err(error) = self.handle(input).await {
                         self.halt(error)?;
                     }
                 }
@@ -302,10 +307,10 @@ impl Pump<'_> {
     async fn next_input(&mut self, wake: Instant) -> Input {
         let reads = self.reads();
         let backlog = reads && self.backlog;
-        let stops = self.leaving.is_none();
+        let next_stop = if self.stop_heard { Stop::Now } else { Stop::Drain };
         tokio::select! {
             biased;
-            () = self.stop.at_least(Stop::Drain), if stops => Input::Stop,
+            () = self.stop.at_least(next_stop) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
             done = job(&mut self.storing) => done,
@@ -333,18 +338,22 @@ impl Pump<'_> {
         [store, retry, leave].into_iter().flatten().fold(due, Instant::min)
     }
 
-    fn handle(&mut self, input: Input) -> Result<()> {
+    async fn handle(&mut self, input: Input) -> Result<()> {
         match input {
             Input::Stop => {
                 self.telemetry.health.stopping();
-                self.leave(self.config.process.shutdown_timeout, Ok(Ended::Stopped));
+                let at_once = std::mem::replace(&mut self.stop_heard, true) || self.stop.asked() == Stop::Now;
+                let grace = if at_once { Duration::ZERO } else { self.config.process.shutdown_timeout };
+                self.leave(grace, Ok(Ended::Stopped));
                 Ok(())
             }
             Input::Clock | Input::Deliveries => Ok(()),
             Input::Stored(store, position, result) => {
                 self.storing = None;
                 self.session.store = Some(store);
-                result?;
+                if let Err(error) = result {
+                    return Err(Box::pin(self.why_not_stored(error)).await);
+                }
                 self.telemetry.metrics.positions_stored.inc();
                 failpoint::reached("stored");
                 self.core.stored(position);
@@ -383,6 +392,20 @@ impl Pump<'_> {
                     self.feedback.heard(Instant::now());
                 }
                 Ok(())
+            }
+        }
+    }
+
+    /// A store that failed with its producer says less than the record that ended the producer, which comes at once.
+    async fn why_not_stored(&mut self, error: Error) -> Error {
+        let until = Instant::now() + LAST_WORDS;
+        loop {
+            let deliveries = self.core.next_deliveries(&mut self.deliveries);
+            if tokio::time::timeout_at(until, deliveries).await.is_err() {
+                return error;
+            }
+            if let Err(better) = self.core.delivered(&mut self.deliveries) {
+                return better;
             }
         }
     }

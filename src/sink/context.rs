@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::Headers as _;
 use rdkafka::message::Message;
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tokio::sync::{Notify, oneshot};
@@ -17,6 +18,7 @@ use super::connection::Tracker;
 use super::faults::{self, Subject};
 use super::redact::Redactor;
 use crate::error::{Error, Kind, Result};
+use crate::event::Shown;
 
 /// Marks the opaque of a record whose sender waits for it itself; all others are tickets.
 const AWAITED: usize = 1 << (usize::BITS - 1);
@@ -29,6 +31,8 @@ pub(super) struct Failure {
     pub(super) topic: String,
     pub(super) partition: i32,
     pub(super) record_bytes: usize,
+    /// What the record is found by, if it says.
+    pub(super) label: Option<Shown>,
 }
 
 impl Failure {
@@ -126,7 +130,8 @@ impl ProducerContext for Context {
                 self.shared.failed.store(true, Ordering::Release);
                 let record_bytes = message.payload_len() + message.key_len();
                 let (topic, partition) = (message.topic().to_owned(), message.partition());
-                reports.failed.push(Failure { ticket, code: code(error), topic, partition, record_bytes });
+                let label = label(message);
+                reports.failed.push(Failure { ticket, code: code(error), topic, partition, record_bytes, label });
             }
         }
         drop(reports);
@@ -193,6 +198,12 @@ pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
         return *code;
     }
     error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
+}
+
+/// The first header's value, which is the event's id: what a person finds the row by.
+fn label(message: &rdkafka::message::BorrowedMessage<'_>) -> Option<Shown> {
+    let headers = message.headers()?;
+    (headers.count() > 0).then(|| headers.get(0).value).flatten().map(Shown::of)
 }
 
 fn subject<'a>(message: &'a rdkafka::message::BorrowedMessage<'_>) -> Subject<'a> {

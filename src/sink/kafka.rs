@@ -167,6 +167,10 @@ impl KafkaSink {
         self.order_failures();
         for failure in mem::take(&mut self.failures) {
             let error = self.explain(&failure);
+            let error = match &failure.label {
+                Some(label) => error.of_row(label),
+                None => error,
+            };
             self.finished.get_or_insert_with(|| error.clone());
             into.push(Delivery::Failed(failure.ticket, error));
         }
