@@ -18,6 +18,7 @@ use crate::telemetry::{Side, Telemetry};
 
 pub mod backoff;
 pub mod core;
+mod jobs;
 mod pump;
 mod report;
 mod session;

@@ -21,23 +21,19 @@ use crate::config::Config;
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
-use crate::position::Position;
 use crate::relay::core::{Core, Taken};
+use crate::relay::jobs::{Done, Jobs};
 use crate::relay::report::Report;
-use crate::relay::session::{AnyStore, Session};
+use crate::relay::session::Session;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery, Producer};
-use crate::source::catalog::{Fingerprint, compare};
-use crate::source::control::{ControlEnd, WalPosition};
+use crate::source::catalog::compare;
+use crate::source::control::ControlEnd;
 use crate::source::feedback::{Action, Feedback};
 use crate::source::{Io, Status, WalMessage, WalSource, notice};
 use crate::telemetry::{Side, Telemetry};
 
-/// How often the catalogs are looked at when nothing else asks for it (P8).
-const LOOK_INTERVAL: Duration = Duration::from_secs(30);
-/// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
-const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
 const SERVER_SHUTDOWN_GRACE: Duration = Duration::from_millis(1_500);
 /// How long the last status may take to reach the server.
@@ -63,18 +59,14 @@ enum Input {
     Stop,
     Clock,
     Deliveries,
-    Stored(AnyStore, Position, Result<()>),
-    Looked(Result<Fingerprint>, Option<Position>),
+    Job(Done),
     Control(ControlEnd),
-    Measured(Result<WalPosition>),
     /// Kafka answers, or does not.
     Kafka(Connection),
     /// Kafka refuses us, and goes on doing so.
     Refused(Error),
     Socket(Result<Io>),
 }
-
-type Job = Pin<Box<dyn Future<Output = Input> + Send>>;
 
 /// Why the loop is on its way out, and until when it waits for acks.
 struct Leaving {
@@ -101,12 +93,7 @@ pub(super) async fn run(
         deliveries: Vec::new(),
         leaving: None,
         stop_heard: false,
-        next_look: now + LOOK_INTERVAL,
-        look_asked: false,
-        storing: None,
-        looking: None,
-        measuring: None,
-        next_measure: now,
+        jobs: Jobs::new(now),
         kafka: core.sink().watch_connection(),
         refused: Box::pin(refused(core.sink().producer())),
         control_end: Box::pin(session.control.closed()),
@@ -144,12 +131,7 @@ struct Pump<'a> {
     deliveries: Vec<Delivery>,
     leaving: Option<Leaving>,
     stop_heard: bool,
-    next_look: Instant,
-    look_asked: bool,
-    storing: Option<Job>,
-    looking: Option<Job>,
-    measuring: Option<Job>,
-    next_measure: Instant,
+    jobs: Jobs,
     kafka: watch::Receiver<Connection>,
     refused: Pin<Box<dyn Future<Output = Error> + Send>>,
     control_end: Pin<Box<dyn Future<Output = ControlEnd> + Send>>,
@@ -174,14 +156,12 @@ impl Pump<'_> {
             if let Some(leaving) = self.leaving.take_if(|leaving| leaving.until <= now || !left_over) {
                 return leaving.with;
             }
-            match self.next_input(self.wake_at(now, feedback)).await {
-                // The producer is finished, and nothing that waits for it would come to an end.
-                Input::Deliveries => self.core.delivered(&mut self.deliveries)?,
-                input => {
-                    if let Err(error) = self.handle(input).await {
-                        self.halt(error)?;
-                    }
-                }
+            let input = self.next_input(self.wake_at(now, feedback)).await;
+            if let Input::Deliveries = input {
+                // On failure the producer is finished, and nothing that waits for it would come to an end.
+                self.core.delivered(&mut self.deliveries)?;
+            } else if let Err(error) = self.handle(input).await {
+                self.halt(error)?;
             }
         }
     }
@@ -204,7 +184,7 @@ impl Pump<'_> {
                 WalMessage::Data { wal_start, wal_end, body, .. } => {
                     self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
                     if self.core.data(wal_start, body)? == Taken::Relation {
-                        self.look_asked = true;
+                        self.jobs.ask_look();
                     }
                 }
                 WalMessage::Keepalive { wal_end, reply_requested } => {
@@ -234,41 +214,18 @@ impl Pump<'_> {
             Due::Nothing => {}
             Due::Progress(position) => {
                 self.core.store_begun(since);
-                self.begin_store(position);
+                self.jobs.begin_store(&mut self.session, position);
             }
-            Due::Idle(position) if self.looking.is_none() && !self.control_ended => {
+            Due::Idle(position) if !self.jobs.is_looking() && !self.control_ended => {
                 self.core.store_begun(since);
-                self.begin_look(Some(position), now);
+                self.telemetry.metrics.catalog_checks.inc();
+                self.jobs.begin_look(&self.session, Some(position), now);
             }
             Due::Idle(_) => {}
         }
-        if (self.look_asked || self.next_look <= now) && self.looking.is_none() && !self.control_ended {
-            self.begin_look(None, now);
+        if !self.control_ended && self.jobs.begin_due(&self.session, now) {
+            self.telemetry.metrics.catalog_checks.inc();
         }
-        if self.next_measure <= now && self.measuring.is_none() && !self.control_ended {
-            self.next_measure = now + MEASURE_INTERVAL;
-            let control = self.session.control.clone();
-            self.measuring = Some(Box::pin(async move { Input::Measured(control.wal_position().await) }));
-        }
-    }
-
-    fn begin_store(&mut self, position: Position) {
-        let Some(mut store) = self.session.store.take() else { return };
-        let stored = self.session.stored_at(position);
-        self.storing = Some(Box::pin(async move {
-            failpoint::reached("storing");
-            let result = store.store(&stored).await;
-            Input::Stored(store, position, result)
-        }));
-    }
-
-    fn begin_look(&mut self, then_store: Option<Position>, now: Instant) {
-        self.look_asked = false;
-        self.next_look = now + LOOK_INTERVAL;
-        self.telemetry.metrics.catalog_checks.inc();
-        let (control, before) = (self.session.control.clone(), self.session.fingerprint.clone());
-        let look = async move { Input::Looked(control.check_catalog(Some(before)).await, then_store) };
-        self.looking = Some(Box::pin(look));
     }
 
     /// Puts a status update into the socket's way where one is due, and says when to look again.
@@ -313,15 +270,10 @@ impl Pump<'_> {
             () = self.stop.at_least(next_stop) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
-            done = job(&mut self.storing) => done,
-            done = job(&mut self.looking) => done,
-            done = job(&mut self.measuring) => done,
+            done = self.jobs.next() => Input::Job(done),
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
             error = &mut self.refused => Input::Refused(error),
-            changed = self.kafka.changed() => match changed {
-                Ok(()) => Input::Kafka(self.kafka.borrow_and_update().clone()),
-                Err(_) => std::future::pending().await,
-            },
+            connection = kafka_changed(&mut self.kafka) => Input::Kafka(connection),
             () = std::future::ready(()), if backlog => Input::Clock,
             io = self.session.stream.ready_io(reads) => Input::Socket(io),
         }
@@ -334,7 +286,7 @@ impl Pump<'_> {
         let store = self.core.wake_at().map(|since| (self.epoch + since).max(soon));
         let retry = self.core.is_pending().then_some(soon);
         let leave = self.leaving.as_ref().map(|leaving| leaving.until);
-        let due = feedback.min(self.report.next).min(self.next_look.max(soon)).min(self.next_measure.max(soon));
+        let due = feedback.min(self.report.next).min(self.jobs.wake_at().max(soon));
         [store, retry, leave].into_iter().flatten().fold(due, Instant::min)
     }
 
@@ -348,35 +300,8 @@ impl Pump<'_> {
                 Ok(())
             }
             Input::Clock | Input::Deliveries => Ok(()),
-            Input::Stored(store, position, result) => {
-                self.storing = None;
-                self.session.store = Some(store);
-                if let Err(error) = result {
-                    return Err(Box::pin(self.why_not_stored(error)).await);
-                }
-                self.telemetry.metrics.positions_stored.inc();
-                failpoint::reached("stored");
-                self.core.stored(position);
-                Ok(())
-            }
-            Input::Looked(result, then_store) => {
-                self.looking = None;
-                compare(&self.session.fingerprint, &result?)?;
-                if let Some(position) = then_store {
-                    self.begin_store(position);
-                }
-                Ok(())
-            }
+            Input::Job(done) => self.job_done(done).await,
             Input::Control(end) => self.control_ended(end),
-            Input::Measured(result) => {
-                self.measuring = None;
-                let measured = result?;
-                self.report.server_wal_end = self.report.server_wal_end.max(measured.wal_end);
-                if let Some(restart_lsn) = measured.slot.and_then(|slot| slot.restart_lsn) {
-                    self.telemetry.metrics.set_slot_restart_lsn(restart_lsn);
-                }
-                Ok(())
-            }
             Input::Kafka(connection) => {
                 self.telemetry.connected(Side::Kafka, connection == Connection::Up);
                 Ok(())
@@ -394,6 +319,34 @@ impl Pump<'_> {
                 Ok(())
             }
         }
+    }
+
+    async fn job_done(&mut self, done: Done) -> Result<()> {
+        match done {
+            Done::Stored(store, position, result) => {
+                self.session.store = Some(store);
+                if let Err(error) = result {
+                    return Err(Box::pin(self.why_not_stored(error)).await);
+                }
+                self.telemetry.metrics.positions_stored.inc();
+                failpoint::reached("stored");
+                self.core.stored(position);
+            }
+            Done::Looked(result, then_store) => {
+                compare(&self.session.fingerprint, &*result?)?;
+                if let Some(position) = then_store {
+                    self.jobs.begin_store(&mut self.session, position);
+                }
+            }
+            Done::Measured(result) => {
+                let measured = result?;
+                self.report.server_wal_end = self.report.server_wal_end.max(measured.wal_end);
+                if let Some(restart_lsn) = measured.slot.and_then(|slot| slot.restart_lsn) {
+                    self.telemetry.metrics.set_slot_restart_lsn(restart_lsn);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A store that failed with its producer says less than the record that ended the producer, which comes at once.
@@ -451,15 +404,16 @@ impl Pump<'_> {
     }
 }
 
+/// What has become of the connection to Kafka.
+async fn kafka_changed(kafka: &mut watch::Receiver<Connection>) -> Connection {
+    if kafka.changed().await.is_err() {
+        // The producer is gone, which deliveries tell.
+        std::future::pending::<()>().await;
+    }
+    kafka.borrow_and_update().clone()
+}
+
 /// Why Kafka refuses us, once that has lasted.
 async fn refused(producer: Producer) -> Error {
     producer.refused().await
-}
-
-/// The end of the job, if there is one.
-async fn job(job: &mut Option<Job>) -> Input {
-    match job {
-        Some(job) => job.await,
-        None => std::future::pending().await,
-    }
 }

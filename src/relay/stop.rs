@@ -72,11 +72,10 @@ pub fn on_signals() -> Result<StopSignal> {
                 _ = interrupt.recv() => "SIGINT",
             };
             let stop = if stopper.asked() == Stop::No { Stop::Drain } else { Stop::Now };
-            match stop {
-                Stop::Drain => {
-                    tracing::info!(signal = name, "stopping: waiting for acks; a second signal leaves at once")
-                }
-                _ => tracing::warn!(signal = name, "leaving at once"),
+            if stop == Stop::Drain {
+                tracing::info!(signal = name, "stopping: waiting for acks; a second signal leaves at once");
+            } else {
+                tracing::warn!(signal = name, "leaving at once");
             }
             stopper.ask(stop);
         }

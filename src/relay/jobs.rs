@@ -1,0 +1,129 @@
+//! What a session does beside the stream, one of each kind at a time: storing a position, looking at the catalogs,
+//! measuring slot and log. The loop waits for their ends and never for them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::Result;
+use crate::failpoint;
+use crate::position::Position;
+use crate::relay::session::{AnyStore, Session};
+use crate::source::catalog::Fingerprint;
+use crate::source::control::WalPosition;
+
+/// How often the catalogs are looked at when nothing else asks for it (P8).
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
+const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What came to its end.
+pub(super) enum Done {
+    /// A store, with the store itself to be given back to the session.
+    Stored(AnyStore, Position, Result<()>),
+    /// A look at the catalogs, and what is to be stored if it finds the outbox published.
+    Looked(Result<Box<Fingerprint>>, Option<Position>),
+    /// A measurement.
+    Measured(Result<WalPosition>),
+}
+
+type Job = Pin<Box<dyn Future<Output = Done> + Send>>;
+
+/// What is under way, and when the next of each kind is due.
+pub(super) struct Jobs {
+    storing: Option<Job>,
+    looking: Option<Job>,
+    measuring: Option<Job>,
+    look_asked: bool,
+    next_look: Instant,
+    next_measure: Instant,
+}
+
+impl Jobs {
+    pub(super) fn new(now: Instant) -> Self {
+        Jobs {
+            storing: None,
+            looking: None,
+            measuring: None,
+            look_asked: false,
+            next_look: now + LOOK_INTERVAL,
+            next_measure: now,
+        }
+    }
+
+    /// The catalogs are to be looked at soon: a table was described.
+    pub(super) fn ask_look(&mut self) {
+        self.look_asked = true;
+    }
+
+    /// Whether a look is under way.
+    pub(super) fn is_looking(&self) -> bool {
+        self.looking.is_some()
+    }
+
+    /// Begins the looks and measurements that are due. Says whether a look was begun.
+    pub(super) fn begin_due(&mut self, session: &Session, now: Instant) -> bool {
+        if self.next_measure <= now && self.measuring.is_none() {
+            self.next_measure = now + MEASURE_INTERVAL;
+            let control = session.control.clone();
+            self.measuring = Some(Box::pin(async move { Done::Measured(control.wal_position().await) }));
+        }
+        let due = (self.look_asked || self.next_look <= now) && self.looking.is_none();
+        if due {
+            self.begin_look(session, None, now);
+        }
+        due
+    }
+
+    /// Begins a look, after which `then_store` is to be stored if all is well.
+    pub(super) fn begin_look(&mut self, session: &Session, then_store: Option<Position>, now: Instant) {
+        debug_assert!(self.looking.is_none(), "one look at a time");
+        self.look_asked = false;
+        self.next_look = now + LOOK_INTERVAL;
+        let (control, before) = (session.control.clone(), session.fingerprint.clone());
+        let look = async move { Done::Looked(control.check_catalog(Some(before)).await.map(Box::new), then_store) };
+        self.looking = Some(Box::pin(look));
+    }
+
+    /// Begins to store `position`, with the session's store until [`Done::Stored`] brings it back.
+    pub(super) fn begin_store(&mut self, session: &mut Session, position: Position) {
+        let Some(mut store) = session.store.take() else { return };
+        let stored = session.stored_at(position);
+        self.storing = Some(Box::pin(async move {
+            failpoint::reached("storing");
+            let result = store.store(&stored).await;
+            Done::Stored(store, position, result)
+        }));
+    }
+
+    /// Waits for the next end. Safe to cancel.
+    pub(super) async fn next(&mut self) -> Done {
+        let done = tokio::select! {
+            biased;
+            done = end_of(&mut self.storing) => done,
+            done = end_of(&mut self.looking) => done,
+            done = end_of(&mut self.measuring) => done,
+        };
+        match &done {
+            Done::Stored(..) => self.storing = None,
+            Done::Looked(..) => self.looking = None,
+            Done::Measured(_) => self.measuring = None,
+        }
+        done
+    }
+
+    /// When the next look or measurement is due.
+    pub(super) fn wake_at(&self) -> Instant {
+        self.next_look.min(self.next_measure)
+    }
+}
+
+/// The end of the job, if there is one.
+async fn end_of(job: &mut Option<Job>) -> Done {
+    match job {
+        Some(job) => job.await,
+        None => std::future::pending().await,
+    }
+}
