@@ -3,8 +3,8 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, ToSql};
 
+use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
-use crate::postgres::conninfo::ConnInfo;
 use crate::postgres::fault::{self, While};
 use crate::postgres::sql::SqlSession;
 

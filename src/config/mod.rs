@@ -9,7 +9,7 @@
 //! | [`layers`] | flag over environment over file over default |
 //! | [`meaning`] | text to validated types |
 //! | [`effective`] | and back to text, for people |
-//! | [`name`], [`secret`], [`unit`] | the types values are made of |
+//! | [`name`], [`unit`] | the types values are made of |
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,14 +20,13 @@ pub mod file;
 pub mod layers;
 pub mod meaning;
 pub mod name;
-pub mod secret;
 pub mod setting;
 pub mod unit;
 
 pub use name::{SlotName, TableName};
-pub use secret::Secret;
 
-use crate::postgres::conninfo::ConnInfo;
+use crate::conninfo::ConnInfo;
+use crate::secret::Secret;
 
 /// Everything `walrelay run` needs to know.
 #[derive(Debug, Clone)]

@@ -18,8 +18,8 @@ use tokio_rustls::rustls::{
     SignatureScheme, version,
 };
 
+use crate::conninfo::{RootCert, SslMode, TlsSettings};
 use crate::error::{Error, Kind, Result};
-use crate::postgres::conninfo::{RootCert, SslMode, TlsSettings};
 
 /// The client's side of TLS for these settings, or `None` where TLS is never used. Reads the files named there.
 ///

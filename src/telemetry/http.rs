@@ -1,4 +1,4 @@
-//! Metrics and health over HTTP: four pages, read-only, no configuration and no names of rows on any of them (D6).
+//! Metrics and health over HTTP: four pages, read-only, no configuration and no names of rows on any of them.
 
 use std::future::Future;
 use std::net::SocketAddr;

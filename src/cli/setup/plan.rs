@@ -184,7 +184,7 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
                 .push(format!("publication {name} is there and publishes inserts into {}", wanted.outbox.table));
         }
         (None, Some(_)) => {
-            // A slot decodes with the catalog of the time of each change: there is no publication in its past (A11).
+            // A slot decodes with the catalog of the time of each change: there is no publication in its past.
             let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(wanted.slot.as_str()))])?;
             return Err(Error::new(
                 Kind::Publication,
