@@ -1,6 +1,6 @@
 //! What has to be right before anything streams (P1, P8).
 //!
-//! Looking and judging are two things: [`inspect`] asks the server and has no opinion, [`judge`] has one and asks
+//! Looking and judging are two things: [`inspect`] asks the server and has no opinion, [`judge()`] has one and asks
 //! nobody, so that every fault is a row in a table of tests.
 
 mod facts;
@@ -24,7 +24,7 @@ const SERVER: &str = include_str!("../../sql/source/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");
 const SLOT: &str = include_str!("../../sql/source/slot.sql");
 
-/// Gathers all that [`judge`] needs, from the catalogs alone: nothing is changed, no lock is waited for.
+/// Gathers all that [`judge()`] needs, from the catalogs alone: nothing is changed, no lock is waited for.
 ///
 /// The version is judged on the way, because older servers cannot answer the rest. The statements are autocommitted,
 /// one transaction each, so that a pooler that hands out servers by transaction shows itself.
