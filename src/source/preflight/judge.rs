@@ -4,13 +4,13 @@ use std::fmt;
 
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::quote::quoted;
 use crate::source::preflight::facts::{Facts, Server, Slot};
 use crate::source::preflight::published::Published;
 use crate::source::preflight::warnings::{Warning, warnings};
-use crate::source::query::quoted;
 
 /// The oldest major whose `pgoutput` and catalogs are known here.
-const MAJOR_MIN: u32 = 14;
+pub const MAJOR_MIN: u32 = 14;
 
 /// Whether the slot can be streamed and every event would be in the stream.
 ///
