@@ -28,6 +28,7 @@
 //! | [`position`] | LSNs, and the place up to which everything was delivered | no |
 //! | [`error`] | what went wrong, what becomes of it (retry or halt), exit codes | no |
 //! | [`failpoint`] | where a test may kill the process | no |
+//! | [`clock`] | the wall clock, and where Postgres counts from | reads the clock |
 //! | [`secret`] | text that must not be seen | no |
 //! | [`conninfo`] | connection strings, variables and password files, as libpq reads them | reads files |
 //! | [`config`] | what was typed, then what was meant: validated types | reads files |
@@ -77,6 +78,7 @@
 //! - No heartbeat table, no `pg_current_wal_lsn()`, no polling for progress.
 
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod conninfo;
 pub mod decode;

@@ -105,12 +105,11 @@ async fn nothing_is_lost(session: &Session, source: &SourceConfig, slot: &Slot) 
             .remedy("stop the relay first; --force cuts it off"));
     }
     let ours = slot.plugin.as_deref() == Some("pgoutput") && slot.confirmed_flush_lsn.is_some();
-    let lost = slot.wal_status.as_deref() == Some("lost") || slot.invalidation_reason.is_some();
     if !ours {
         return Err(Error::new(Kind::SlotUnusable, format!("slot {name} is not one of walrelay's"))
             .remedy("name the slot with --slot; --force drops it all the same"));
     }
-    if lost {
+    if slot.lost().is_some() {
         return Ok(());
     }
     let limit = format!("set statement_timeout = {}", PENDING_TIMEOUT.as_millis());

@@ -14,8 +14,8 @@ use tokio::sync::watch;
 
 use super::connection::{LimitedListener, Limits};
 use super::health::Readiness;
-use super::metrics::now_us;
 use super::{HealthHandle, Metrics};
+use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
 
 /// How long answers under way may take once the server is told to stop.

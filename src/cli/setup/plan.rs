@@ -321,8 +321,7 @@ fn slot_fits(name: &SlotName, slot: &Slot, server: &Server) -> Result<()> {
         };
         return Err(other_name(what.to_owned()));
     }
-    if slot.wal_status.as_deref() == Some("lost") || slot.invalidation_reason.is_some() {
-        let why = slot.invalidation_reason.as_deref().unwrap_or("wal_removed");
+    if let Some(why) = slot.lost() {
         return Err(unusable(format!("is lost ({why}): the log it needs is gone")).remedy(format!(
             "drop it, run setup again, and start with `run --adopt-slot`; events in between have to be sent otherwise: {drop}"
         )));

@@ -158,7 +158,7 @@ fn a_slot_that_does_not_fit_is_refused() {
         ),
         (
             Slot { wal_status: Some("lost".into()), ..fitting() },
-            "slot orders is lost (wal_removed): the log it needs is gone",
+            "slot orders is lost (wal_removed: max_slot_wal_keep_size was exceeded): the log it needs is gone",
         ),
         (
             Slot { confirmed_flush_lsn: None, active_pid: Some(7), ..fitting() },
