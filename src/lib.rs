@@ -28,8 +28,11 @@
 //! | [`position`] | LSNs, and the place up to which everything was delivered | no |
 //! | [`error`] | what went wrong, what becomes of it (retry or halt), exit codes | no |
 //! | [`failpoint`] | where a test may kill the process | no |
+//! | [`clock`] | the wall clock, and where Postgres counts from | reads the clock |
+//! | [`secret`] | text that must not be seen | no |
+//! | [`conninfo`] | connection strings, variables and password files, as libpq reads them | reads files |
 //! | [`config`] | what was typed, then what was meant: validated types | reads files |
-//! | [`postgres`] | connection strings, TLS, SQL sessions, quoting | yes |
+//! | [`postgres`] | TLS, SQL sessions, quoting | yes |
 //! | [`source`] | walsender session, framing, status updates, pre-flight, catalog watch | yes |
 //! | [`decode`] | one pgoutput payload to one message | no |
 //! | [`event`] | messages to events of transactions; drops what is at or below the position | no |
@@ -37,10 +40,10 @@
 //! | [`sink`] | the Kafka producer, its options and its error table | yes |
 //! | [`ledger`] | acks in any order to one delivered position; what to store, what to confirm | no |
 //! | [`state`] | where the position is kept, and whether it belongs to this server and slot | yes |
-//! | [`relay`] | composition: one task, one loop, sessions, back-off, shutdown | yes |
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |
-//! | [`cli`] | the commands | yes |
+//! | [`relay`] | composition: one task, one loop, sessions, back-off, shutdown | yes |
 //! | [`demo`] | the main job on a private Postgres, verified | yes |
+//! | [`cli`] | the commands | yes |
 //!
 //! Imports point from the bottom of this table to its top, and `tests/tidy.rs` holds them to it. The way back is a
 //! value: `source` has never heard of Kafka, `sink` has never heard of an LSN.
@@ -75,7 +78,9 @@
 //! - No heartbeat table, no `pg_current_wal_lsn()`, no polling for progress.
 
 pub mod cli;
+pub mod clock;
 pub mod config;
+pub mod conninfo;
 pub mod decode;
 pub mod demo;
 pub mod error;
@@ -86,6 +91,7 @@ pub mod position;
 pub mod postgres;
 pub mod relay;
 pub mod route;
+pub mod secret;
 pub mod sink;
 pub mod source;
 pub mod state;

@@ -4,15 +4,15 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use walrelay::cli::output::{Failure, Outcome, error_lines};
-use walrelay::cli::{Cli, Command, run};
+use walrelay::cli::output::{Failure, error_lines};
+use walrelay::cli::{Cli, run};
 use walrelay::error::{Error, Kind};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
-            let outcome = runtime.block_on(act(&cli.command));
+            let outcome = runtime.block_on(run::dispatch(&cli.command));
             // What still runs in the background has nothing left to do that anybody waits for.
             runtime.shutdown_background();
             outcome
@@ -26,12 +26,5 @@ fn main() -> ExitCode {
             writeln!(std::io::stderr().lock(), "{}", error_lines(&error)).unwrap_or_default();
             ExitCode::from(error.kind().exit_code())
         }
-    }
-}
-
-async fn act(command: &Command) -> Outcome {
-    match command {
-        Command::Demo(options) => Ok(walrelay::demo::run(options).await?),
-        command => run::dispatch(command).await,
     }
 }

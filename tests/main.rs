@@ -1,6 +1,7 @@
 //! The tests, in one binary: the servers they need are started once, when the first test asks.
 //!
-//! [`simulation`] drives the core through seeded schedules of a model. `support` is the lab, and tests itself. `live` runs `walrelay` as an operator does, one module per promise:
+//! [`simulation`] drives the core through seeded schedules of a model. [`support`] is the lab, and tests itself. [`tidy`]
+//! holds the repository to its house rules. [`live`] runs `walrelay` as an operator does, one module per promise:
 //!
 //! | module | what breaks, and what must hold |
 //! |---|---|
@@ -19,8 +20,8 @@
 //! | [`live::drain`] | how fast a backlog drains, beside `pg_recvlogical` (`make drain`) |
 //!
 //! Environment: `WALRELAY_TEST_SEED`, `WALRELAY_TEST_BROKERS`, `WALRELAY_TEST_DATABASE_URL` (a superuser's),
-//! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, `WALRELAY_TEST_BINARY` (another `walrelay` than the one just built), and for longer runs `WALRELAY_TEST_CHAOS_SECONDS`,
-//! `WALRELAY_TEST_RESTARTS`, `WALRELAY_TEST_ROWS`.
+//! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, `WALRELAY_TEST_BINARY` (another `walrelay` than the one just built), and
+//! for longer runs `WALRELAY_TEST_CHAOS_SECONDS`, `WALRELAY_TEST_RESTARTS`, `WALRELAY_TEST_ROWS`.
 
 #![expect(
     clippy::unwrap_used,
@@ -34,3 +35,4 @@ mod live;
 #[path = "simulation/main.rs"]
 mod simulation;
 mod support;
+mod tidy;

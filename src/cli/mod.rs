@@ -88,7 +88,7 @@ pub struct RunSettings {
     /// Slot, database, file.
     #[command(flatten)]
     pub common: Common,
-    /// The publication; walrelay_<slot> by default [env: WALRELAY_PUBLICATION]
+    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
     #[arg(long, value_name = "NAME")]
     pub publication: Option<String>,
     /// Kafka's bootstrap servers, with commas between [env: WALRELAY_BROKERS]
@@ -140,7 +140,7 @@ pub struct SetupArgs {
     /// Slot, database, file.
     #[command(flatten)]
     pub common: Common,
-    /// The publication; walrelay_<slot> by default [env: WALRELAY_PUBLICATION]
+    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
     #[arg(long, value_name = "NAME")]
     pub publication: Option<String>,
     /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
@@ -163,7 +163,7 @@ pub struct TeardownArgs {
     /// Slot, database, file.
     #[command(flatten)]
     pub common: Common,
-    /// The publication; walrelay_<slot> by default [env: WALRELAY_PUBLICATION]
+    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
     #[arg(long, value_name = "NAME")]
     pub publication: Option<String>,
     /// Do not ask

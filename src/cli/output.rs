@@ -40,7 +40,7 @@ pub fn print(text: &str) -> Outcome {
 /// Prints `text` and a line feed.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_line(text: impl std::fmt::Display) -> Outcome {
     print(&format!("{text}\n"))
 }

@@ -3,12 +3,12 @@
 use crate::cli::load::Loaded;
 use crate::cli::output::Outcome;
 use crate::cli::{Command, RunArgs, check_config, setup, status, teardown};
-use crate::error::{Error, Kind};
+use crate::demo;
 use crate::relay;
 use crate::relay::stop::on_signals;
 use crate::telemetry::{Telemetry, http, logging};
 
-/// Does `command`. `demo` is not among them: it stands below this module, and `main` hands it over.
+/// Does `command`.
 ///
 /// # Errors
 /// What the command says.
@@ -19,7 +19,7 @@ pub async fn dispatch(command: &Command) -> Outcome {
         Command::Teardown(args) => teardown::teardown(args).await,
         Command::Status(args) => status::status(args).await,
         Command::CheckConfig(args) => check_config::check_config(args),
-        Command::Demo(_) => Err(Error::new(Kind::Bug, "demo was given to the wrong place").into()),
+        Command::Demo(options) => Ok(demo::run(options).await?),
     }
 }
 

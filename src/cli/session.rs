@@ -1,10 +1,10 @@
 //! SQL for the commands: queries with a name for what they do, rows with errors of ours.
 
-use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, ToSql};
+use tokio_postgres::{Client, Row};
 
+use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
-use crate::postgres::conninfo::ConnInfo;
 use crate::postgres::fault::{self, While};
 use crate::postgres::sql::SqlSession;
 
@@ -21,12 +21,17 @@ impl Session {
         Ok(Session(SqlSession::connect(database, &format!("walrelay {command}")).await?))
     }
 
+    /// The client itself, for whoever asks in a way of his own.
+    pub fn client(&self) -> &Client {
+        self.0.client()
+    }
+
     /// The one row of `sql`, or none. `what` follows "while" in errors.
     ///
     /// # Errors
     /// [`fault::sql`]'s; more than one row is a [`Kind::Bug`].
     pub async fn row(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Option<Row>> {
-        self.0.client().query_opt(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
+        self.client().query_opt(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 
     /// All rows of `sql`.
@@ -34,7 +39,7 @@ impl Session {
     /// # Errors
     /// [`fault::sql`]'s.
     pub async fn rows(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
-        self.0.client().query(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
+        self.client().query(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 
     /// Runs statements that give nothing back.
@@ -42,7 +47,7 @@ impl Session {
     /// # Errors
     /// [`fault::sql`]'s.
     pub async fn run(&self, what: &str, sql: &str) -> Result<()> {
-        self.0.client().batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
+        self.client().batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
     }
 }
 

@@ -16,16 +16,14 @@ pub const CREATE_SLOT: &str = include_str!("../../sql/create_slot.sql");
 pub const CREATE_SLOT_FAILOVER: &str = include_str!("../../sql/create_slot_failover.sql");
 /// Its end.
 pub const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
-/// What the server and role can do.
-pub const SERVER: &str = include_str!("../../sql/server.sql");
+/// What is left to the role on the server.
+pub const ROOM: &str = include_str!("../../sql/room.sql");
 /// A table.
 pub const TABLE: &str = include_str!("../../sql/table.sql");
 /// A publication.
 pub const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 /// Whether it publishes schemas.
 pub const PUBLICATION_SCHEMAS: &str = include_str!("../../sql/publication_schemas.sql");
-/// A slot.
-pub const SLOT: &str = include_str!("../../sql/slot.sql");
 /// What a backend waits for.
 pub const WAITS: &str = include_str!("../../sql/waits.sql");
 /// What a slot still has.

@@ -7,11 +7,12 @@ use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print_line};
 use crate::cli::prompt::confirm;
 use crate::cli::session::{Session, column};
-use crate::cli::setup::catalog::{self, Publication, Slot};
+use crate::cli::setup::catalog::{self, Publication};
 use crate::cli::sql::{self, Value, fill};
 use crate::config::{SlotName, SourceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::quote_ident;
+use crate::source::preflight::{self, Slot};
 
 /// How many messages of the slot are looked at when counting what was not relayed: to refuse, one would do.
 const PENDING_MESSAGES: i32 = 10_000;
@@ -33,8 +34,8 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     }
     let source = loaded.settings.source()?;
     let session = Session::connect(&source.database, "teardown").await?;
-    let server = catalog::server(&session).await?;
-    let slot = catalog::slot(&session, source.slot.as_str()).await?;
+    let server = preflight::server(session.client()).await?;
+    let slot = preflight::slot(session.client(), &source.slot).await?;
     let publication = match args.keep_publication {
         true => None,
         false => catalog::publication(&session, &source.publication, &server).await?,
@@ -103,13 +104,12 @@ async fn nothing_is_lost(session: &Session, source: &SourceConfig, slot: &Slot) 
         return Err(Error::new(Kind::SlotActive, format!("slot {name} is in use by pid {pid}"))
             .remedy("stop the relay first; --force cuts it off"));
     }
-    let ours = slot.plugin.as_deref() == Some("pgoutput") && slot.confirmed_lsn.is_some();
-    let lost = slot.wal_status.as_deref() == Some("lost") || slot.invalidation_reason.is_some();
+    let ours = slot.plugin.as_deref() == Some("pgoutput") && slot.confirmed_flush_lsn.is_some();
     if !ours {
         return Err(Error::new(Kind::SlotUnusable, format!("slot {name} is not one of walrelay's"))
             .remedy("name the slot with --slot; --force drops it all the same"));
     }
-    if lost {
+    if slot.lost().is_some() {
         return Ok(());
     }
     let limit = format!("set statement_timeout = {}", PENDING_TIMEOUT.as_millis());
@@ -143,7 +143,7 @@ async fn release(session: &Session, name: &SlotName, slot: &Slot) -> Result<()> 
     let doing = format!("ending pid {pid}, which uses slot {name}");
     session.row(&doing, "select pg_catalog.pg_terminate_backend($1::int)", &[&pid]).await?;
     let deadline = tokio::time::Instant::now() + RELEASE_TIMEOUT;
-    while catalog::slot(session, name.as_str()).await?.is_some_and(|slot| slot.active_pid == Some(pid)) {
+    while preflight::slot(session.client(), name).await?.is_some_and(|slot| slot.active_pid == Some(pid)) {
         if tokio::time::Instant::now() >= deadline {
             return Err(Error::new(Kind::SlotActive, format!("pid {pid} was told to end and still uses slot {name}"))
                 .remedy("stop the relay, then try again"));

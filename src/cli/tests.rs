@@ -150,7 +150,7 @@ fn the_help_of_run_has_examples_and_exit_codes() {
                                          machine. Without it, PGHOST, PGUSER, PGPASSFILE and so on hold
                                          [env: WALRELAY_DATABASE_URL]
           --config <FILE>                A configuration file [env: WALRELAY_CONFIG]
-          --publication <NAME>           The publication; walrelay_<slot> by default [env:
+          --publication <NAME>           The publication; walrelay_SLOT by default [env:
                                          WALRELAY_PUBLICATION]
           --brokers <HOST:PORT>          Kafka's bootstrap servers, with commas between [env:
                                          WALRELAY_BROKERS]

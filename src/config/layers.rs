@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::file::ConfigFile;
-use super::secret::Secret;
 use super::setting::{self, CONFIG_VARIABLE, KAFKA_PROPERTY_VARIABLE, Setting};
+use crate::secret::Secret;
 
 /// Where a value is from.
 #[derive(Debug, Clone, PartialEq, Eq)]

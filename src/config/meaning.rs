@@ -10,11 +10,12 @@ use super::layers::{Given, Settings};
 use super::setting::{self, Form, Setting};
 use super::unit::{exact_bytes, exact_duration, parse_bytes, parse_duration};
 use super::{
-    Config, KafkaConfig, OutboxConfig, ProcessConfig, RouteConfig, Secret, SlotName, SourceConfig, StateConfig,
-    StoreKind, TableName,
+    Config, KafkaConfig, OutboxConfig, ProcessConfig, RouteConfig, SlotName, SourceConfig, StateConfig, StoreKind,
+    TableName,
 };
+use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
-use crate::postgres::conninfo::ConnInfo;
+use crate::secret::Secret;
 
 /// `NAMEDATALEN` - 1: Postgres cuts longer names without a word.
 const IDENTIFIER_BYTES_MAX: usize = 63;

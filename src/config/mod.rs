@@ -5,11 +5,11 @@
 //! | module | its room |
 //! |---|---|
 //! | [`setting`] | every setting there is, its default and why |
-//! | [`file`] | `walrelay.toml`: keys, values, lines |
+//! | [`mod@file`] | `walrelay.toml`: keys, values, lines |
 //! | [`layers`] | flag over environment over file over default |
 //! | [`meaning`] | text to validated types |
 //! | [`effective`] | and back to text, for people |
-//! | [`name`], [`secret`], [`unit`] | the types values are made of |
+//! | [`name`], [`mod@unit`] | the types values are made of |
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,14 +20,13 @@ pub mod file;
 pub mod layers;
 pub mod meaning;
 pub mod name;
-pub mod secret;
 pub mod setting;
 pub mod unit;
 
 pub use name::{SlotName, TableName};
-pub use secret::Secret;
 
-use crate::postgres::conninfo::ConnInfo;
+use crate::conninfo::ConnInfo;
+use crate::secret::Secret;
 
 /// Everything `walrelay run` needs to know.
 #[derive(Debug, Clone)]
@@ -53,7 +52,7 @@ pub struct SourceConfig {
     pub database: ConnInfo,
     /// The replication slot.
     pub slot: SlotName,
-    /// The publication the slot streams. Default: `walrelay_<slot>`, the one `walrelay setup` creates.
+    /// The publication the slot streams. Default: `walrelay_SLOT`, the one `walrelay setup` creates.
     pub publication: String,
     /// `wal_sender_timeout` for our own session. The relay reports three times as often and declares the server
     /// dead after this much silence.

@@ -5,9 +5,7 @@
 
 use super::cursor::{Cursor, DecodeError, Problem};
 use super::{Begin, Column, Commit, Insert, Message, Other, Relation, Tuple};
-
-/// Microseconds from the Unix epoch to Postgres's, 2000-01-01 UTC.
-const POSTGRES_EPOCH_US: i64 = 946_684_800_000_000;
+use crate::clock::POSTGRES_EPOCH_US;
 
 /// Decodes one pgoutput payload, which must be one whole message of protocol version 1 and nothing else.
 ///

@@ -14,8 +14,8 @@ use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use super::verify::{Delivered, Topics, fingerprint};
+use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
-use crate::telemetry::metrics::now_us;
 
 /// How often new topics are looked for.
 const METADATA_EVERY: Duration = Duration::from_millis(500);

@@ -1,7 +1,7 @@
 //! What Postgres, the network or TLS say, to what the operator is told and what follows from it.
 //!
-//! Decided by SQLSTATE and error type, never by a message's text: the server's language is its own (A23). Of a
-//! server's error only SQLSTATE and message are passed on; its DETAIL can hold the values of a row (D3).
+//! Decided by SQLSTATE and error type, never by a message's text: the server's language is its own. Of a
+//! server's error only SQLSTATE and message are passed on; its DETAIL can hold the values of a row.
 //! <https://www.postgresql.org/docs/current/errcodes-appendix.html>
 
 use std::error::Error as StdError;
@@ -131,7 +131,7 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
         "42P01" | "42703" | "3F000" => Kind::Publication,
         // All slots are taken: not a load that passes.
         "53400" => Kind::PostgresUnfit,
-        // A row that decoding or its output cannot get through comes again at every attempt (A20).
+        // A row that decoding or its output cannot get through comes again at every attempt.
         "54000" if streaming => Kind::Event,
         "55P03" | "25P03" => Kind::PostgresUnreachable,
         _ => match (sqlstate.get(..2).unwrap_or_default(), streaming) {

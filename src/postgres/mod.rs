@@ -1,8 +1,7 @@
-//! How Postgres is reached: connection strings, TLS, SQL sessions, quoting.
+//! How Postgres is reached: TLS, SQL sessions, quoting.
 //!
 //! | file | its room |
 //! |---|---|
-//! | [`conninfo`] | what libpq's connection strings, variables and password files say |
 //! | [`fault`] | SQLSTATE, I/O and TLS errors to what the operator is told |
 //! | [`quote`] | names and texts on their way into SQL |
 //! | [`wire`] | bytes to protocol messages, within bounds |
@@ -11,7 +10,6 @@
 //! | [`session`] | a session in protocol messages: start-up, authentication, simple queries |
 //! | [`replication`] | a walsender session, up to the start of its stream |
 
-pub mod conninfo;
 pub mod fault;
 pub mod quote;
 pub mod replication;

@@ -7,9 +7,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::config::{SlotName, SourceConfig};
+use crate::conninfo::{ChannelBinding, ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
-use crate::postgres::conninfo::{ChannelBinding, ConnInfo, Target};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{publication_list_literal, quote_ident};
 use crate::postgres::session::{Row, Session, StartUp};
@@ -20,7 +20,7 @@ use crate::postgres::wire::Inbox;
 /// Bound on a message before streaming: a timeline's history is the largest there is.
 const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// What decides the text of a value (A21). In the start-up packet these win over what role and database set.
+/// What decides the text of a value. In the start-up packet these win over what role and database set.
 const TEXT_SETTINGS: [(&str, &str); 6] = [
     ("client_encoding", "UTF8"),
     ("DateStyle", "ISO"),
@@ -30,7 +30,7 @@ const TEXT_SETTINGS: [(&str, &str); 6] = [
     ("extra_float_digits", "1"),
 ];
 
-/// Time limits that a role or database may set and that would end a session waiting for its turn (A24, A25).
+/// Time limits that a role or database may set and that would end a session waiting for its turn.
 const NO_TIME_LIMITS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name IN \
     ('lock_timeout', 'statement_timeout', 'idle_session_timeout', 'idle_in_transaction_session_timeout', \
     'transaction_timeout')";
@@ -167,7 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
 
     /// Starts streaming the slot's changes to `publication` by protocol version 1 and hands over the stream.
     ///
-    /// Always at 0/0: a position passed here is obeyed even where it skips what was never delivered (A3), so the
+    /// Always at 0/0: a position passed here is obeyed even where it skips what was never delivered, so the
     /// server decides by what the slot has confirmed.
     ///
     /// # Errors

@@ -12,10 +12,10 @@ use pgwire_replication::protocol::messages::ErrorFields;
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
-use crate::config::Secret;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::wire::{Cursor, Inbox, parameter_status};
+use crate::secret::Secret;
 
 mod auth;
 #[cfg(test)]

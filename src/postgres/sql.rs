@@ -7,15 +7,15 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{Client, Connection, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use crate::conninfo::{ChannelBinding, ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
-use crate::postgres::conninfo::{ChannelBinding, ConnInfo, Target};
 use crate::postgres::fault::{self, While};
 use crate::postgres::transport::{self, Login, Opened, Socket};
 
 /// What decides how values are written and how long a statement may wait, whatever role and database say.
 /// Settings this server does not know are left out by it.
 ///
-/// Statements are not bounded by the server: creating a slot waits for every open transaction (A24). Whoever runs one
+/// Statements are not bounded by the server: creating a slot waits for every open transaction. Whoever runs one
 /// bounds it with a timeout of its own. Names are looked up in `pg_catalog` alone, so that nothing in a schema others
 /// may write to is ever called by mistake.
 const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (VALUES \
@@ -73,7 +73,7 @@ impl SqlSession {
 
     /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold while querying.
     ///
-    /// A fast shutdown of the server is announced here while its walsenders still live and wait for us (A8). Where a
+    /// A fast shutdown of the server is announced here while its walsenders still live and wait for us. Where a
     /// query was under way, the query gets the announcement and this gets [`Ended::Lost`].
     pub fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         let mut ended = self.ended.clone();

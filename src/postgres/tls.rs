@@ -18,8 +18,8 @@ use tokio_rustls::rustls::{
     SignatureScheme, version,
 };
 
+use crate::conninfo::{RootCert, SslMode, TlsSettings};
 use crate::error::{Error, Kind, Result};
-use crate::postgres::conninfo::{RootCert, SslMode, TlsSettings};
 
 /// The client's side of TLS for these settings, or `None` where TLS is never used. Reads the files named there.
 ///
@@ -53,7 +53,9 @@ fn verifier(settings: &TlsSettings, provider: &Arc<CryptoProvider>) -> Result<Op
     let roots = match (settings.mode, &settings.root) {
         (SslMode::Disable, _) => return Ok(None),
         // libpq: a root file turns `require` into `verify-ca`; below that the certificate is not looked at.
-        (SslMode::Prefer, _) | (SslMode::Require, None) => return Ok(Some(Arc::new(Unverified(algorithms)))),
+        (SslMode::Prefer, _) | (SslMode::Require, None) => {
+            return Ok(Some(Arc::new(Lenient { algorithms, chain: None })));
+        }
         (SslMode::VerifyCa | SslMode::VerifyFull, None) => {
             return Err(config("the server is to be verified, and no authority is trusted"));
         }
@@ -65,7 +67,7 @@ fn verifier(settings: &TlsSettings, provider: &Arc<CryptoProvider>) -> Result<Op
     match settings.mode {
         SslMode::VerifyFull => Ok(Some(full)),
         SslMode::Disable | SslMode::Prefer | SslMode::Require | SslMode::VerifyCa => {
-            Ok(Some(Arc::new(ChainOnly(full))))
+            Ok(Some(Arc::new(Lenient { algorithms, chain: Some(full) })))
         }
     }
 }
@@ -123,50 +125,17 @@ fn config(cause: impl std::fmt::Display) -> Error {
     Error::new(Kind::Config, cause)
 }
 
-/// Takes every certificate, and checks only that the peer holds its key: encrypted, not authenticated.
+/// Verifies less than rustls does, as libpq's lower modes want it. That the peer holds its certificate's key is always
+/// checked.
 #[derive(Debug)]
-struct Unverified(WebPkiSupportedAlgorithms);
-
-impl ServerCertVerifier for Unverified {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, TlsError> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
-        crypto::verify_tls12_signature(message, certificate, signature, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
-        crypto::verify_tls13_signature(message, certificate, signature, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
-    }
+struct Lenient {
+    algorithms: WebPkiSupportedAlgorithms,
+    /// Verifies the chain, and last of all the name, which is let pass. `None`: the certificate is not looked at, so that
+    /// the connection is encrypted and not authenticated.
+    chain: Option<Arc<WebPkiServerVerifier>>,
 }
 
-/// Verifies the chain and tolerates a name that does not match, which is looked at last.
-#[derive(Debug)]
-struct ChainOnly(Arc<WebPkiServerVerifier>);
-
-impl ServerCertVerifier for ChainOnly {
+impl ServerCertVerifier for Lenient {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -175,7 +144,8 @@ impl ServerCertVerifier for ChainOnly {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> std::result::Result<ServerCertVerified, TlsError> {
-        match self.0.verify_server_cert(certificate, intermediates, name, ocsp_response, now) {
+        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        match chain.verify_server_cert(certificate, intermediates, name, ocsp_response, now) {
             Err(TlsError::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),
@@ -189,7 +159,7 @@ impl ServerCertVerifier for ChainOnly {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
-        self.0.verify_tls12_signature(message, certificate, signature)
+        crypto::verify_tls12_signature(message, certificate, signature, &self.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -198,11 +168,11 @@ impl ServerCertVerifier for ChainOnly {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
-        self.0.verify_tls13_signature(message, certificate, signature)
+        crypto::verify_tls13_signature(message, certificate, signature, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.algorithms.supported_schemes()
     }
 }
 

@@ -10,8 +10,8 @@ use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 
+use crate::conninfo::{ConnInfo, Host, Keepalive, SslMode, Target};
 use crate::error::{Disposition, Error, Kind, Result};
-use crate::postgres::conninfo::{ConnInfo, Host, Keepalive, SslMode, Target};
 use crate::postgres::fault::{self, While};
 use crate::postgres::tls;
 

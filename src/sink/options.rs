@@ -163,7 +163,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::config::Secret;
+    use crate::secret::Secret;
 
     fn config(properties: &[(&str, &str)]) -> KafkaConfig {
         let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();

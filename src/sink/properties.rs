@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use rdkafka::ClientConfig;
 use rdkafka::error::KafkaError;
 
-use crate::config::Secret;
 use crate::error::{Error, Kind, Result};
+use crate::secret::Secret;
 
 /// Shorter statistics intervals cost more than they tell: the document grows with brokers times partitions.
 const STATISTICS_INTERVAL_MS_MIN: u64 = 5_000;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// Parts of a property's name that make its value a secret.
 const SECRET_PARTS: [&str; 6] =

@@ -1,8 +1,7 @@
 //! When to send a status, and when a silent server is dead: arithmetic on a monotonic clock, nothing else.
 //!
 //! A walsender that hears nothing for `wal_sender_timeout` ends the session; it sends keepalives at half of it, even
-//! while it skips through changes of others (A10). While it shuts down it asks for replies as fast as they are given
-//! (A8).
+//! while it skips through changes of others. While it shuts down it asks for replies as fast as they are given.
 
 use std::time::Duration;
 

@@ -2,11 +2,9 @@
 //!
 //! <https://www.postgresql.org/docs/current/protocol-replication.html#PROTOCOL-REPLICATION-XLOGDATA>
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use pgwire_replication::protocol::messages::ErrorFields;
-use pgwire_replication::protocol::replication::PG_EPOCH_MICROS;
 
+use crate::clock::POSTGRES_EPOCH_US;
 use crate::position::Lsn;
 use crate::postgres::wire::Cursor;
 use crate::source::{Notice, Status, WalMessage};
@@ -23,7 +21,7 @@ pub fn copy_data(body: &[u8]) -> Option<WalMessage<'_>> {
         b'w' => {
             let wal_start = Lsn::new(cursor.u64()?);
             let wal_end = Lsn::new(cursor.u64()?);
-            let sent_at_us = cursor.i64()?.saturating_add(PG_EPOCH_MICROS);
+            let sent_at_us = cursor.i64()?.saturating_add(POSTGRES_EPOCH_US);
             Some(WalMessage::Data { wal_start, wal_end, sent_at_us, body: cursor.0 })
         }
         b'k' => {
@@ -67,19 +65,13 @@ pub fn status_update(status: Status, now_us: i64) -> [u8; STATUS_FRAME_BYTES] {
         &status.received.as_u64().to_be_bytes(),
         &confirmed,
         &confirmed,
-        &now_us.saturating_sub(PG_EPOCH_MICROS).to_be_bytes(),
+        &now_us.saturating_sub(POSTGRES_EPOCH_US).to_be_bytes(),
         &[u8::from(status.reply_requested)],
     ];
     for (place, byte) in frame.iter_mut().zip(fields.into_iter().flatten()) {
         *place = *byte;
     }
     frame
-}
-
-/// The wall clock, microseconds since the Unix epoch: informational.
-pub(super) fn wall_clock_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ pub enum WalMessage<'a> {
         /// Whether it wants a status at once.
         reply_requested: bool,
     },
-    /// The server remarks something, such as a publication it does not find and goes on without (A11).
+    /// The server remarks something, such as a publication it does not find and goes on without.
     Notice(Notice),
     /// A setting changed. Those that decide the text of a value were checked already.
     ParameterStatus {
@@ -117,7 +117,7 @@ pub trait WalSource: Send {
     fn received(&self) -> Lsn;
 
     /// Queues a status, replacing one that is not under way yet. `confirmed` never goes back on this connection and is
-    /// cut to what was received on it (A3).
+    /// cut to what was received on it.
     fn queue_status(&mut self, status: Status);
 
     /// Whether something is queued.

@@ -1,6 +1,6 @@
 //! What has to be right before anything streams (P1, P8).
 //!
-//! Looking and judging are two things: [`inspect`] asks the server and has no opinion, [`judge`] has one and asks
+//! Looking and judging are two things: [`inspect`] asks the server and has no opinion, [`judge()`] has one and asks
 //! nobody, so that every fault is a row in a table of tests.
 
 mod facts;
@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 pub use facts::{Facts, Server, Slot};
-pub use judge::judge;
+pub use judge::{MAJOR_MIN, judge};
 pub use warnings::Warning;
 
 use crate::config::{OutboxConfig, SlotName};
@@ -24,7 +24,7 @@ const SERVER: &str = include_str!("../../sql/source/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");
 const SLOT: &str = include_str!("../../sql/source/slot.sql");
 
-/// Gathers all that [`judge`] needs, from the catalogs alone: nothing is changed, no lock is waited for.
+/// Gathers all that [`judge()`] needs, from the catalogs alone: nothing is changed, no lock is waited for.
 ///
 /// The version is judged on the way, because older servers cannot answer the rest. The statements are autocommitted,
 /// one transaction each, so that a pooler that hands out servers by transaction shows itself.
@@ -33,18 +33,38 @@ const SLOT: &str = include_str!("../../sql/source/slot.sql");
 /// [`Kind::PostgresUnreachable`] (retry) and [`Kind::PostgresRefused`] of the connection; [`Kind::PostgresUnfit`]
 /// for a server that is too old or behind a transaction pooler. Times out by itself.
 pub async fn inspect(client: &Client, slot: &SlotName, publication: &str, outbox: &OutboxConfig) -> Result<Facts> {
-    let server: Server = one_json(client, "reading the server's settings", SERVER, &[]).await?;
+    let server = server(client).await?;
     judge::version(&server)?;
     let system_identifier = match server.may_read_control {
         true => one_text(client, "reading the system identifier", SYSTEM, &[]).await?,
         false => None,
     };
-    let found: facts::SlotAnswer = one_json(client, "reading the slot", SLOT, &[(&slot.as_str(), Type::TEXT)]).await?;
+    let found = slot_answer(client, slot).await?;
     let catalog = Catalog::read(client, publication, &outbox.table, (0, 0)).await?;
     if found.backend_pid != server.backend_pid || catalog.backend_pid != server.backend_pid {
         return Err(pooled());
     }
     Ok(Facts { server, system_identifier, slot: found.slot, catalog })
+}
+
+/// The server, its settings and our role. Times out by itself.
+///
+/// # Errors
+/// Those of the connection.
+pub async fn server(client: &Client) -> Result<Server> {
+    Ok(one_json(client, "reading the server's settings", SERVER, &[]).await?)
+}
+
+/// The slot `name`, if there is one. Times out by itself.
+///
+/// # Errors
+/// Those of the connection.
+pub async fn slot(client: &Client, name: &SlotName) -> Result<Option<Slot>> {
+    Ok(slot_answer(client, name).await?.slot)
+}
+
+async fn slot_answer(client: &Client, name: &SlotName) -> Result<facts::SlotAnswer> {
+    Ok(one_json(client, "reading the slot", SLOT, &[(&name.as_str(), Type::TEXT)]).await?)
 }
 
 fn pooled() -> Error {

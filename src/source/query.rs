@@ -92,11 +92,6 @@ fn failed(what: &str, error: &tokio_postgres::Error) -> QueryError {
     }
 }
 
-/// A name as SQL wants it in a remedy somebody may paste; what is sent is quoted by [`crate::postgres::quote`].
-pub(crate) fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,10 +105,5 @@ mod tests {
         assert_eq!(error.kind(), Kind::PostgresUnreachable);
         assert_eq!(error.cause(), "while reading the slot: no answer within 10000 ms");
         assert_eq!(before.elapsed(), QUERY_TIMEOUT);
-    }
-
-    #[test]
-    fn a_quote_in_a_name_does_not_end_it() {
-        assert_eq!(quoted("a\"b"), "\"a\"\"b\"");
     }
 }

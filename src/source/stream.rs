@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 
+use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::Result;
 use crate::position::Lsn;
@@ -242,7 +243,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSource for WalStream<S> {
         self.outbox.bytes.truncate(self.outbox.written.next_multiple_of(STATUS_FRAME_BYTES));
         self.outbox.asks_for_reply |= status.reply_requested;
         let status = Status { received, confirmed: self.confirmed, reply_requested: self.outbox.asks_for_reply };
-        self.outbox.bytes.extend(frame::status_update(status, frame::wall_clock_us()));
+        self.outbox.bytes.extend(frame::status_update(status, now_us()));
     }
 
     fn has_output(&self) -> bool {

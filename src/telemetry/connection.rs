@@ -1,4 +1,4 @@
-//! Connections that cannot be held open: each one is worth a few kilobytes, a few seconds and one request (D6).
+//! Connections that cannot be held open: each one is worth a few kilobytes, a few seconds and one request.
 
 use std::io;
 use std::net::SocketAddr;

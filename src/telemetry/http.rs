@@ -1,4 +1,4 @@
-//! Metrics and health over HTTP: four pages, read-only, no configuration and no names of rows on any of them (D6).
+//! Metrics and health over HTTP: four pages, read-only, no configuration and no names of rows on any of them.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -14,8 +14,8 @@ use tokio::sync::watch;
 
 use super::connection::{LimitedListener, Limits};
 use super::health::Readiness;
-use super::metrics::now_us;
 use super::{HealthHandle, Metrics};
+use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
 
 /// How long answers under way may take once the server is told to stop.

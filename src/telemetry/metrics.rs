@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -20,6 +20,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::{Side, names};
+pub use crate::clock::now_us;
 use crate::decode::Other;
 use crate::error::Kind;
 use crate::position::Lsn;
@@ -298,12 +299,6 @@ impl Instruments {
     fn server_wal_end(&self) -> Option<u64> {
         load(&self.server_wal_end_lsn).max(load(&self.received_lsn))
     }
-}
-
-/// Microseconds since the Unix epoch, now.
-pub fn now_us() -> i64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX)
 }
 
 fn micros_to_seconds(micros: i64) -> f64 {

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::support::proxy::{Conditions, Proxy, Way};
+use crate::support::relay::Relay;
 use crate::support::servers::{Kafka, Postgres};
+use crate::support::sql::Sql;
 use crate::support::wait::{eventually, throughout};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
@@ -35,8 +37,8 @@ fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() 
     world.wait_confirmed(ARRIVAL);
 }
 
-#[test]
-fn a_row_that_trickles_in_for_longer_than_the_timeout_keeps_its_connection() {
+/// A relay that has confirmed its first event and reaches Postgres through a proxy.
+fn behind_a_proxy_with_a_timeout_of_two_seconds() -> (World, Proxy, Relay, Sql) {
     let world = World::new();
     let proxy = Proxy::before(&Postgres::shared().address());
     let mut relay = world
@@ -48,6 +50,12 @@ fn a_row_that_trickles_in_for_longer_than_the_timeout_keeps_its_connection() {
     let sql = world.sql();
     world.emit(&sql, "a");
     world.wait_confirmed(ARRIVAL);
+    (world, proxy, relay, sql)
+}
+
+#[test]
+fn a_row_that_trickles_in_for_longer_than_the_timeout_keeps_its_connection() {
+    let (world, proxy, _relay, sql) = behind_a_proxy_with_a_timeout_of_two_seconds();
     let walsender = world.wait_streaming();
 
     proxy.set(Way::Down, Conditions { bytes_per_second: 80_000, slice_bytes: 2000, ..Conditions::default() });
@@ -59,17 +67,7 @@ fn a_row_that_trickles_in_for_longer_than_the_timeout_keeps_its_connection() {
 
 #[test]
 fn a_server_that_falls_silent_is_left_and_found_again() {
-    let world = World::new();
-    let proxy = Proxy::before(&Postgres::shared().address());
-    let mut relay = world
-        .run()
-        .option("--database-url", &world.url_through(&proxy))
-        .config_file("[slot]\nwal_sender_timeout = \"2s\"\n")
-        .start();
-    relay.wait_ready();
-    let sql = world.sql();
-    world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
+    let (world, proxy, mut relay, sql) = behind_a_proxy_with_a_timeout_of_two_seconds();
     let (walsender, connections) = (world.wait_streaming(), proxy.accepted());
 
     proxy.blackhole(Way::Down);

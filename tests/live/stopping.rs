@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::proxy::Way;
+use crate::support::proxy::{Proxy, Way};
+use crate::support::relay::Relay;
 use crate::support::servers::Kafka;
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
@@ -44,11 +45,11 @@ fn a_stop_confirms_everything_that_was_delivered() {
     assert_eq!(pending, 0, "confirmed {} of {end}", world.confirmed());
 }
 
-#[test]
-fn a_stop_with_kafka_frozen_ends_at_its_deadline_and_says_so() {
+/// A relay that may take `shutdown_timeout` to stop and has an event in flight, whose ack the proxy swallows.
+fn with_an_event_that_is_never_acked(shutdown_timeout: &str) -> (World, Proxy, Relay) {
     let world = World::new();
     let (proxy, brokers) = Kafka::shared().behind_proxy();
-    let mut relay = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "2s").start();
+    let mut relay = world.run().option("--brokers", &brokers).option("--shutdown-timeout", shutdown_timeout).start();
     relay.wait_ready();
     let sql = world.sql();
     world.emit(&sql, "a");
@@ -56,6 +57,12 @@ fn a_stop_with_kafka_frozen_ends_at_its_deadline_and_says_so() {
     proxy.blackhole(Way::Down);
     world.emit(&sql, "a");
     eventually("it is in flight", ARRIVAL, || relay.metric("walrelay_in_flight_events"), |n| *n == Some(1.0));
+    (world, proxy, relay)
+}
+
+#[test]
+fn a_stop_with_kafka_frozen_ends_at_its_deadline_and_says_so() {
+    let (world, _proxy, mut relay) = with_an_event_that_is_never_acked("2s");
     let started = Instant::now();
     assert_eq!(relay.terminate(Duration::from_secs(12)), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
     assert!(started.elapsed() >= Duration::from_secs(2), "it did not wait: {:?}", started.elapsed());
@@ -65,16 +72,7 @@ fn a_stop_with_kafka_frozen_ends_at_its_deadline_and_says_so() {
 
 #[test]
 fn a_second_signal_leaves_at_once() {
-    let world = World::new();
-    let (proxy, brokers) = Kafka::shared().behind_proxy();
-    let mut relay = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "120s").start();
-    relay.wait_ready();
-    let sql = world.sql();
-    world.emit(&sql, "a");
-    world.wait_confirmed(ARRIVAL);
-    proxy.blackhole(Way::Down);
-    world.emit(&sql, "a");
-    eventually("it is in flight", ARRIVAL, || relay.metric("walrelay_in_flight_events"), |n| *n == Some(1.0));
+    let (world, _proxy, mut relay) = with_an_event_that_is_never_acked("120s");
     relay.process.signal("TERM");
     eventually("intake has stopped", ARRIVAL, || relay.is_ready(), |ready| !ready);
     assert!(relay.process.exited().is_none(), "the first signal did not wait for acks");

@@ -81,7 +81,7 @@ impl Server {
         self.confirmed_on_disk = self.confirmed;
     }
 
-    /// The server is killed and starts again: the slot goes back to what was on disk (A4).
+    /// The server is killed and starts again: the slot goes back to what was on disk.
     pub(super) fn crash(&mut self) {
         self.connection = None;
         self.confirmed = self.confirmed_on_disk;

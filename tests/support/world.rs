@@ -14,7 +14,7 @@ use super::topic::{self, Record};
 use super::wait::eventually;
 use super::workload::{Plan, SCHEMA, Workload};
 
-/// How long everything committed may take to arrive, once nothing is in the way (I8).
+/// How long everything committed may take to arrive, once nothing is in the way.
 pub(crate) const ARRIVAL: Duration = Duration::from_secs(45);
 
 /// The outbox table as applications make it.

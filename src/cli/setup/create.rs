@@ -1,5 +1,5 @@
 //! Runs the statements of a plan. Creating a slot is the one that can take long: it waits for every transaction that is
-//! under way, a prepared one included (A24).
+//! under way, a prepared one included.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::cli::session::{Session, column};
 use crate::cli::setup::plan::Step;
 use crate::cli::sql;
 use crate::config::unit::exact_duration;
+use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
-use crate::postgres::conninfo::ConnInfo;
 
 /// How often a waiting person is told what the slot waits for.
 const REPORT_EVERY: Duration = Duration::from_secs(2);

@@ -1,14 +1,13 @@
 //! What has to be done, decided from what is there. Pure.
 
-use crate::cli::setup::catalog::{Found, Publication, Server, Slot, Table};
+use crate::cli::setup::catalog::{Found, Publication, Table};
 use crate::cli::sql::{self, Value, fill};
 use crate::config::{OutboxConfig, SlotName, setting};
 use crate::error::{Error, Kind, Result};
+use crate::source::preflight::{MAJOR_MIN, Server, Slot};
 
-/// Logical decoding in the shape we need: `two_phase`, `wal_status` and the messages of protocol version 1.
-const VERSION_MIN: i32 = 14_00_00;
 /// A slot can be kept on standbys from here on.
-const FAILOVER_SINCE: i32 = 17_00_00;
+const FAILOVER_SINCE: u32 = 17;
 
 /// What is to be there in the end.
 #[derive(Debug, Clone, Copy)]
@@ -92,8 +91,11 @@ pub fn plan(wanted: &Wanted<'_>, found: &Found) -> Result<Plan> {
 fn serves(server: &Server, plan: &mut Plan) {
     let mut unfit =
         |cause: String, remedy: &str| plan.obstacles.push(Error::new(Kind::PostgresUnfit, cause).remedy(remedy));
-    if server.version < VERSION_MIN {
-        unfit(format!("the server is Postgres {}", server.version / 10_000), "walrelay needs Postgres 14 or later");
+    if server.major() < MAJOR_MIN {
+        unfit(
+            format!("the server is Postgres {}", server.version),
+            &format!("walrelay needs Postgres {MAJOR_MIN} or later"),
+        );
     }
     if server.in_recovery {
         unfit("the server is a standby".to_owned(), "connect to the primary");
@@ -184,7 +186,7 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
                 .push(format!("publication {name} is there and publishes inserts into {}", wanted.outbox.table));
         }
         (None, Some(_)) => {
-            // A slot decodes with the catalog of the time of each change: there is no publication in its past (A11).
+            // A slot decodes with the catalog of the time of each change: there is no publication in its past.
             let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(wanted.slot.as_str()))])?;
             return Err(Error::new(
                 Kind::Publication,
@@ -193,7 +195,7 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
             .remedy(format!("name the publication it was made for with --publication, or drop the slot and run setup again: {drop}")));
         }
         (None, None) => {
-            refuse_if(plan, !found.server.may_create, || {
+            refuse_if(plan, !found.room.may_create, || {
                 Error::new(
                     Kind::PostgresRefused,
                     format!(
@@ -268,23 +270,23 @@ fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
     let name = wanted.slot.as_str();
     if let Some(slot) = &found.slot {
         slot_fits(wanted.slot, slot, server)?;
-        plan.present
-            .push(format!("slot {name} is there, confirmed to {}", slot.confirmed_lsn.as_deref().unwrap_or("nothing")));
+        let confirmed = slot.confirmed_flush_lsn.map_or_else(|| "nothing".to_owned(), |lsn| lsn.to_string());
+        plan.present.push(format!("slot {name} is there, confirmed to {confirmed}"));
         return Ok(());
     }
     refuse_if(plan, !server.may_replicate, || {
         Error::new(Kind::PostgresRefused, format!("role {} may not create replication slots", server.role))
             .remedy(grant("alter role {role} replication; (on Amazon RDS: grant rds_replication to {role};)", server))
     });
-    refuse_if(plan, server.free_slots < 1, || {
+    refuse_if(plan, found.room.free_slots < 1, || {
         Error::new(Kind::PostgresUnfit, "all replication slots are taken")
             .remedy("drop one that nobody needs, or raise max_replication_slots and restart the server")
     });
-    refuse_if(plan, server.free_senders < 1, || {
+    refuse_if(plan, found.room.free_senders < 1, || {
         Error::new(Kind::PostgresUnfit, "all walsenders are taken")
             .remedy("raise max_wal_senders and restart the server")
     });
-    let template = if server.version >= FAILOVER_SINCE { sql::CREATE_SLOT_FAILOVER } else { sql::CREATE_SLOT };
+    let template = if server.major() >= FAILOVER_SINCE { sql::CREATE_SLOT_FAILOVER } else { sql::CREATE_SLOT };
     plan.steps.push(Step {
         object: Object::Slot,
         doing: format!("creating slot {name}"),
@@ -299,7 +301,7 @@ fn slot_fits(name: &SlotName, slot: &Slot, server: &Server) -> Result<()> {
     let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(name.as_str()))])?;
     let other_name = |cause: String| unusable(cause).remedy(format!("choose another --slot, or drop this one: {drop}"));
     let plugin = slot.plugin.as_deref().unwrap_or_default();
-    if slot.kind != "logical" {
+    if slot.slot_type != "logical" {
         return Err(other_name("is a physical slot".to_owned()));
     }
     if plugin != "pgoutput" {
@@ -319,13 +321,12 @@ fn slot_fits(name: &SlotName, slot: &Slot, server: &Server) -> Result<()> {
         };
         return Err(other_name(what.to_owned()));
     }
-    if slot.wal_status.as_deref() == Some("lost") || slot.invalidation_reason.is_some() {
-        let why = slot.invalidation_reason.as_deref().unwrap_or("wal_removed");
+    if let Some(why) = slot.lost() {
         return Err(unusable(format!("is lost ({why}): the log it needs is gone")).remedy(format!(
             "drop it, run setup again, and start with `run --adopt-slot`; events in between have to be sent otherwise: {drop}"
         )));
     }
-    if slot.confirmed_lsn.is_none() {
+    if slot.confirmed_flush_lsn.is_none() {
         let pid = slot.active_pid.map(|pid| format!(" by pid {pid}")).unwrap_or_default();
         return Err(unusable(format!("is still being created{pid}, and waits for transactions that are under way"))
             .remedy("wait for it, or end that session: select pg_terminate_backend(pid);"));
@@ -334,18 +335,18 @@ fn slot_fits(name: &SlotName, slot: &Slot, server: &Server) -> Result<()> {
 }
 
 fn remarks(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) {
-    plan.remarks.push(match found.server.max_slot_wal_keep_size.as_str() {
-        "-1" => {
+    plan.remarks.push(match found.server.max_slot_wal_keep_mb {
+        Some(-1) | None => {
             "max_slot_wal_keep_size is -1: while no relay runs, the slot keeps write-ahead log until the disk is full; \
                  watch `walrelay status`, or bound it and risk losing the slot"
                 .to_owned()
         }
-        size => format!(
-            "max_slot_wal_keep_size is {size}: a relay that falls further behind loses the slot, and with it events; \
-             watch `walrelay status`"
+        Some(limit_mb) => format!(
+            "max_slot_wal_keep_size is {limit_mb} MB: a relay that falls further behind loses the slot, and with it \
+             events; watch `walrelay status`"
         ),
     });
-    if found.server.version >= FAILOVER_SINCE && found.slot.as_ref().is_some_and(|slot| slot.failover == Some(false)) {
+    if found.server.major() >= FAILOVER_SINCE && found.slot.as_ref().is_some_and(|slot| slot.failover == Some(false)) {
         plan.remarks.push(format!("slot {} is not kept on standbys (failover is off)", wanted.slot));
     }
 }

@@ -1,31 +1,24 @@
 use super::*;
+use crate::cli::setup::catalog::Room;
+use crate::position::Lsn;
 
 fn outbox(table: &str) -> OutboxConfig {
-    OutboxConfig {
-        table: table.parse().unwrap(),
-        id: "id".into(),
-        aggregate_type: "aggregatetype".into(),
-        aggregate_id: "aggregateid".into(),
-        event_type: "type".into(),
-        payload: "payload".into(),
-    }
+    OutboxConfig { table: table.parse().unwrap(), ..OutboxConfig::default() }
 }
 
 fn found() -> Found {
     let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"].map(str::to_owned).to_vec();
     Found {
         server: Server {
-            version: 15_00_18,
+            version_num: 15_00_18,
+            version: "15.18".into(),
             wal_level: "logical".into(),
-            in_recovery: false,
-            free_slots: 1,
-            free_senders: 1,
-            max_slot_wal_keep_size: "-1".into(),
             may_replicate: true,
-            may_create: true,
             role: "app".into(),
             database: "shop".into(),
+            ..Server::default()
         },
+        room: Room { free_slots: 1, free_senders: 1, may_create: true },
         table: Some(Table { kind: "r".into(), persistence: "p".into(), owned: true, columns }),
         publication: None,
         slot: None,
@@ -48,16 +41,12 @@ fn fitting_publication() -> Publication {
 
 fn fitting_slot() -> Slot {
     Slot {
-        kind: "logical".into(),
+        slot_type: "logical".into(),
         plugin: Some("pgoutput".into()),
         database: Some("shop".into()),
-        temporary: false,
-        two_phase: false,
-        active_pid: None,
-        confirmed_lsn: Some("0/1".into()),
+        confirmed_flush_lsn: Some(Lsn::new(1)),
         wal_status: Some("reserved".into()),
-        invalidation_reason: None,
-        failover: None,
+        ..Slot::default()
     }
 }
 
@@ -88,7 +77,7 @@ fn what_is_there_and_fits_is_left_alone() {
 #[test]
 fn a_slot_is_made_for_failover_where_the_server_can() {
     let mut newer = found();
-    newer.server.version = 17_00_00;
+    newer.server.version_num = 17_00_00;
     let sql = |found: &Found| planned(false, found).unwrap().steps.last().unwrap().sql.clone();
     assert_eq!(sql(&found()), "select lsn from pg_catalog.pg_create_logical_replication_slot('orders', 'pgoutput');");
     assert!(sql(&newer).contains("failover => true"));
@@ -159,7 +148,7 @@ fn a_slot_without_its_publication_is_not_given_a_new_one() {
 fn a_slot_that_does_not_fit_is_refused() {
     let fitting = fitting_slot;
     let table = [
-        (Slot { kind: "physical".into(), plugin: None, ..fitting() }, "slot orders is a physical slot"),
+        (Slot { slot_type: "physical".into(), plugin: None, ..fitting() }, "slot orders is a physical slot"),
         (Slot { plugin: Some("wal2json".into()), ..fitting() }, "slot orders uses the plugin wal2json, not pgoutput"),
         (Slot { database: Some("other".into()), ..fitting() }, "slot orders belongs to database other, not shop"),
         (Slot { temporary: true, ..fitting() }, "slot orders is temporary"),
@@ -169,10 +158,10 @@ fn a_slot_that_does_not_fit_is_refused() {
         ),
         (
             Slot { wal_status: Some("lost".into()), ..fitting() },
-            "slot orders is lost (wal_removed): the log it needs is gone",
+            "slot orders is lost (wal_removed: max_slot_wal_keep_size was exceeded): the log it needs is gone",
         ),
         (
-            Slot { confirmed_lsn: None, active_pid: Some(7), ..fitting() },
+            Slot { confirmed_flush_lsn: None, active_pid: Some(7), ..fitting() },
             "slot orders is still being created by pid 7, and waits for transactions that are under way",
         ),
     ];

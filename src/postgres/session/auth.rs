@@ -10,10 +10,10 @@ use postgres_protocol::message::frontend;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Session, StartUp, reported, unexpected};
-use crate::config::Secret;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::wire::Cursor;
+use crate::secret::Secret;
 
 /// How far SCRAM has come. The server has to prove that it knows the password too before its OK counts.
 enum Scram {

@@ -1,6 +1,6 @@
 use super::fake::{FakeServer, pipe, report, row};
 use super::*;
-use crate::postgres::conninfo::SslMode;
+use crate::conninfo::SslMode;
 use crate::postgres::transport::{answered, request_tls};
 use tokio::io::{AsyncReadExt, DuplexStream};
 

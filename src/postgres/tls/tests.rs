@@ -3,7 +3,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::postgres::conninfo::ChannelBinding;
+use crate::conninfo::ChannelBinding;
 use crate::postgres::fault::{self, While};
 
 struct Authority(CertifiedIssuer<'static, KeyPair>);

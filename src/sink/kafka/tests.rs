@@ -9,7 +9,7 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::*;
-use crate::config::Secret;
+use crate::secret::Secret;
 
 type Cluster = MockCluster<'static, DefaultProducerContext>;
 

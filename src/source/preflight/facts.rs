@@ -94,6 +94,20 @@ pub struct Slot {
     pub synced: Option<bool>,
 }
 
+impl Slot {
+    /// Why it can never be read again, if so.
+    pub fn lost(&self) -> Option<&str> {
+        match self.invalidation_reason.as_deref() {
+            Some(reason) => Some(reason),
+            None if self.conflicting == Some(true) => Some("conflict with recovery"),
+            None if self.wal_status.as_deref() == Some("lost") => {
+                Some("wal_removed: max_slot_wal_keep_size was exceeded")
+            }
+            None => None,
+        }
+    }
+}
+
 /// What `slot.sql` answers.
 #[derive(Debug, Deserialize)]
 pub(super) struct SlotAnswer {

@@ -4,13 +4,13 @@ use std::fmt;
 
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::quote::quoted;
 use crate::source::preflight::facts::{Facts, Server, Slot};
 use crate::source::preflight::published::Published;
 use crate::source::preflight::warnings::{Warning, warnings};
-use crate::source::query::quoted;
 
 /// The oldest major whose `pgoutput` and catalogs are known here.
-const MAJOR_MIN: u32 = 14;
+pub const MAJOR_MIN: u32 = 14;
 
 /// Whether the slot can be streamed and every event would be in the stream.
 ///
@@ -122,7 +122,7 @@ fn usable(found: &Slot, slot: &SlotName, server: &Server, setup: &str) -> Result
         return Err(unusable(format!("slot {slot} is temporary: it goes when the session that made it ends"))
             .remedy(format!("name another slot, or end that session and create a permanent one with `{setup}`")));
     }
-    if let Some(reason) = lost(found) {
+    if let Some(reason) = found.lost() {
         return Err(is_lost(found, slot, reason, setup));
     }
     if found.two_phase {
@@ -141,16 +141,6 @@ fn usable(found: &Slot, slot: &SlotName, server: &Server, setup: &str) -> Result
         ));
     }
     Ok(())
-}
-
-/// Why the slot can never be read again, if so.
-fn lost(found: &Slot) -> Option<&str> {
-    match found.invalidation_reason.as_deref() {
-        Some(reason) => Some(reason),
-        None if found.conflicting == Some(true) => Some("conflict with recovery"),
-        None if found.wal_status.as_deref() == Some("lost") => Some("wal_removed: max_slot_wal_keep_size was exceeded"),
-        None => None,
-    }
 }
 
 fn is_lost(found: &Slot, slot: &SlotName, reason: &str, setup: &str) -> Error {

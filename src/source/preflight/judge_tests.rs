@@ -5,14 +5,7 @@ use crate::position::Lsn;
 use crate::source::catalog::{Catalog, Column, Flags, Member, Publication, Table};
 
 fn outbox() -> OutboxConfig {
-    OutboxConfig {
-        table: "outbox".parse().unwrap(),
-        id: "id".to_owned(),
-        aggregate_type: "aggregatetype".to_owned(),
-        aggregate_id: "aggregateid".to_owned(),
-        event_type: "type".to_owned(),
-        payload: "payload".to_owned(),
-    }
+    OutboxConfig { table: "outbox".parse().unwrap(), ..OutboxConfig::default() }
 }
 
 fn member(level: u32, relation: &str) -> Member {

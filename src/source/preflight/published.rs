@@ -2,9 +2,9 @@
 
 use crate::config::OutboxConfig;
 use crate::error::Result;
+use crate::postgres::quote::quoted;
 use crate::source::catalog::{Column, Member, Publication, Table};
 use crate::source::preflight::judge::at_publication;
-use crate::source::query::quoted;
 
 /// A publication and the outbox in it.
 pub(super) struct Published<'a> {

@@ -4,8 +4,8 @@ use tokio::io::{AsyncReadExt, DuplexStream};
 
 use super::*;
 use crate::config::SourceConfig;
+use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind};
-use crate::postgres::conninfo::ConnInfo;
 use crate::postgres::session::fake::{FakeServer, message, pipe, report};
 
 const SETTINGS: [(&str, &str); 4] =

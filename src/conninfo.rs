@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::config::Secret;
 use crate::error::{Error, Kind, Result};
+use crate::secret::Secret;
 
 mod defaults;
 mod keys;

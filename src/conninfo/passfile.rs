@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::{Host, Target, bad};
-use crate::config::Secret;
 use crate::error::Result;
+use crate::secret::Secret;
 
 /// The password for this connection, if the file exists and has one.
 ///

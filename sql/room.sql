@@ -1,0 +1,7 @@
+-- What is left on the server for one more slot, and whether the role may create objects in the database. One row.
+select
+    current_setting('max_replication_slots')::bigint
+        - (select count(*) from pg_catalog.pg_replication_slots) as free_slots,
+    current_setting('max_wal_senders')::bigint
+        - (select count(*) from pg_catalog.pg_stat_replication) as free_senders,
+    pg_catalog.has_database_privilege(current_database(), 'create') as may_create

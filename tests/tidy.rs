@@ -1,0 +1,344 @@
+//! The house rules, on the text of the repository: what the compiler and the linters do not know.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use walrelay::error::Kind;
+use walrelay::position::Lsn;
+use walrelay::telemetry::Metrics;
+
+/// Lines of one file, its tests not counted.
+const LINES_MAX: usize = 450;
+/// Names that say nothing, so that anything ends up in them.
+const BANNED_NAMES: [&str; 8] = ["utils", "util", "common", "types", "manager", "helper", "helpers", "misc"];
+/// Not of this repository, or made by something that is not.
+const PASSED_OVER: [&str; 5] = [".git", "target", "proptest-regressions", "Cargo.lock", "LICENSE"];
+
+/// One file of the repository.
+struct File {
+    /// From the repository's root, with `/` between.
+    path: String,
+    text: String,
+}
+
+impl File {
+    /// The module of the table in `src/lib.rs` it belongs to; `None` for `lib.rs` and `main.rs`.
+    fn module(&self) -> Option<&str> {
+        let inside = self.path.strip_prefix("src/")?;
+        let module = inside.split('/').next()?.trim_end_matches(".rs");
+        (module != "lib" && module != "main").then_some(module)
+    }
+
+    /// Numbered lines without those that are nothing but a comment.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.lines().filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+
+    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        (1..).zip(self.text.lines())
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// All text files below `folder` whose names end in one of `endings`; with none given, all of them.
+fn files(folder: &str, endings: &[&str]) -> Vec<File> {
+    let mut files = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let (path, name) = entry.map(|entry| (entry.path(), entry.file_name())).unwrap();
+            let name = name.to_str().unwrap().to_owned();
+            if PASSED_OVER.contains(&name.as_str()) {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+            } else if endings.is_empty() || endings.iter().any(|ending| name.ends_with(ending)) {
+                let shown = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+                files.extend(fs::read_to_string(&path).ok().map(|text| File { path: shown, text }));
+            }
+        }
+    }
+    assert!(!files.is_empty(), "nothing in {folder}");
+    files.sort_by(|one, other| one.path.cmp(&other.path));
+    files
+}
+
+fn rust() -> Vec<File> {
+    [files("src", &[".rs"]), files("tests", &[".rs"])].into_iter().flatten().collect()
+}
+
+/// Fails with all of `wrong`, so that one run shows everything there is to mend.
+fn none(rule: &str, wrong: Vec<String>) {
+    assert!(wrong.is_empty(), "{rule}:\n  {}", wrong.join("\n  "));
+}
+
+fn is_part_of_word(character: char) -> bool {
+    character.is_ascii_alphanumeric() || character == '_'
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|character| !is_part_of_word(character)).filter(|word| !word.is_empty())
+}
+
+/// The cells of a row of a Markdown table, and the name in backticks a cell holds.
+fn cells(row: &str) -> Vec<&str> {
+    row.trim().trim_matches('|').split(" | ").map(str::trim).collect()
+}
+
+fn in_backticks(cell: &str) -> Option<&str> {
+    cell.strip_prefix('`')?.split('`').next()
+}
+
+#[test]
+fn imports_point_to_the_top_of_the_table_of_modules() {
+    let map = read("src/lib.rs");
+    let table: Vec<&str> = map
+        .lines()
+        .filter_map(|line| line.strip_prefix("//! | [`")?.split_once("`] |"))
+        .map(|(name, _)| name)
+        .collect();
+    let declared: BTreeSet<&str> =
+        map.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')).collect();
+    assert_eq!(table.iter().copied().collect::<BTreeSet<_>>(), declared, "the table in src/lib.rs and the modules");
+
+    let place = |module: &str| table.iter().position(|known| *known == module);
+    let mut wrong = Vec::new();
+    for file in files("src", &[".rs"]) {
+        let Some(module) = file.module() else { continue };
+        let own = place(module).unwrap_or_else(|| panic!("{} is in no module of the table", file.path));
+        for (number, line) in file.code() {
+            for (_, path) in line.match_indices("crate::").map(|(at, found)| line.split_at(at + found.len())) {
+                let imported = words(path).next().unwrap_or_default();
+                match place(imported) {
+                    Some(other) if other <= own && path.starts_with(imported) => {}
+                    Some(_) => wrong.push(format!("{}:{number}: {module} imports {imported}", file.path)),
+                    None => wrong.push(format!("{}:{number}: one path of one module per `use`", file.path)),
+                }
+            }
+        }
+    }
+    none("imports downwards", wrong);
+}
+
+#[test]
+fn no_file_is_too_long_to_be_read_at_once() {
+    let mut wrong = Vec::new();
+    for file in rust() {
+        let lines: Vec<&str> = file.text.lines().collect();
+        let is_start =
+            |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{');
+        let length = lines.windows(2).position(is_start).unwrap_or(lines.len());
+        if length > LINES_MAX {
+            wrong.push(format!("{}: {length} lines", file.path));
+        }
+    }
+    none("too long", wrong);
+}
+
+#[test]
+fn a_module_is_named_after_what_it_is_for() {
+    let mut wrong = Vec::new();
+    for file in rust() {
+        let mut names: Vec<&str> = file.path.trim_end_matches(".rs").split('/').collect();
+        names.extend(file.code().filter_map(|(_, line)| words(line.trim().strip_prefix("mod ")?).next()));
+        wrong.extend(
+            names.iter().filter(|name| BANNED_NAMES.contains(name)).map(|name| format!("{}: {name}", file.path)),
+        );
+    }
+    none("names that say nothing", wrong);
+}
+
+#[test]
+fn nothing_tells_where_or_with_what_it_was_written() {
+    // In two parts, so that this file keeps to its own rule.
+    let paths = [("/", "work/"), ("/tmp", "/w/"), ("/ro", "ot/"), ("/ho", "me/")].map(|(a, b)| format!("{a}{b}"));
+    let tools =
+        [("clau", "de"), ("anthro", "pic"), ("chat", "gpt"), ("co", "pilot"), ("sub", "agent"), ("work", "tree")];
+    let hosts = [("crates", ".io"), ("arti", "factory"), ("ne", "xus"), ("jf", "rog"), ("sparse", "+")];
+    let anywhere: Vec<String> = tools.iter().chain(&hosts).map(|(a, b)| format!("{a}{b}")).collect();
+    let mut wrong = Vec::new();
+    for file in files(".", &[]) {
+        for (number, line) in file.lines() {
+            let folded = line.to_lowercase();
+            let starts = |path: &&String| {
+                let before = |at: usize| folded[..at].chars().next_back();
+                folded.match_indices(path.as_str()).any(|(at, _)| {
+                    before(at).is_none_or(|character| !is_part_of_word(character) && !"./-}".contains(character))
+                })
+            };
+            let found = paths.iter().find(starts).or_else(|| anywhere.iter().find(|word| folded.contains(*word)));
+            wrong.extend(found.map(|found| format!("{}:{number}: {found}", file.path)));
+        }
+    }
+    none("of the place it was written in", wrong);
+
+    let lock = read("Cargo.lock");
+    let sources: BTreeSet<&str> = lock.lines().filter(|line| line.starts_with("source = ")).collect();
+    assert_eq!(sources.len(), 1, "packages are from one registry: {sources:?}");
+    assert!(sources.iter().all(|source| source.contains("//github.com/rust-lang/")), "{sources:?}");
+}
+
+#[test]
+fn a_lint_is_switched_off_only_where_it_would_speak_and_with_a_reason() {
+    let mut wrong = Vec::new();
+    let (allow, expect) =
+        (["#[", "#!["].map(|start| format!("{start}allow")), ["#[", "#!["].map(|start| format!("{start}expect")));
+    for file in rust() {
+        for (number, line) in file.code() {
+            if allow.iter().any(|attribute| line.contains(attribute)) {
+                wrong.push(format!("{}:{number}: expect instead of allow", file.path));
+            }
+            if expect.iter().any(|attribute| line.trim_start().starts_with(attribute)) {
+                let attribute: String = file.text.lines().skip(number - 1).take(8).collect();
+                if !attribute.split(")]").next().unwrap_or_default().contains("reason = ") {
+                    wrong.push(format!("{}:{number}: without a reason", file.path));
+                }
+            }
+        }
+    }
+    none("lints switched off", wrong);
+}
+
+#[test]
+fn every_promise_is_cited_by_a_test_and_nothing_else_is_cited() {
+    let map = read("src/lib.rs");
+    let promises: Vec<&str> = map
+        .lines()
+        .filter_map(|line| line.strip_prefix("//! - **P")?.split_once(", "))
+        .map(|(number, _)| number)
+        .collect();
+    assert_eq!(promises, (1..=11).map(|number| number.to_string()).collect::<Vec<_>>());
+
+    let is_a_list = |path: &str| ["tests/main.rs", "tests/tidy.rs"].contains(&path);
+    let tests: Vec<File> = files("tests", &[".rs"]).into_iter().filter(|file| !is_a_list(&file.path)).collect();
+    for promise in promises {
+        let cites = |file: &File| words(&file.text).any(|word| word.strip_prefix('P') == Some(promise));
+        assert!(tests.iter().any(cites), "no test cites P{promise}");
+    }
+
+    // Whoever reads "(X7)" has to be able to look it up, and there is no other list than that of the promises.
+    let is_citation = |word: &str| {
+        let mut characters = word.trim().chars();
+        characters.next().is_some_and(|first| first.is_ascii_uppercase())
+            && !characters.as_str().is_empty()
+            && characters.all(|character| character.is_ascii_digit())
+    };
+    let is_known = |word: &str| {
+        word.trim().strip_prefix('P').and_then(|it| it.parse().ok()).is_some_and(|it| (1..=11).contains(&it))
+    };
+    let mut wrong = Vec::new();
+    for file in rust().iter().filter(|file| !is_a_list(&file.path)) {
+        for (number, line) in file.lines().filter(|(_, line)| line.contains("//")) {
+            let bracketed = line.split('(').skip(1).filter_map(|rest| rest.split_once(')')).map(|(inside, _)| inside);
+            let unknown = bracketed.flat_map(|inside| inside.split(',')).find(|it| is_citation(it) && !is_known(it));
+            wrong.extend(unknown.map(|word| format!("{}:{number}: {word}", file.path)));
+        }
+    }
+    none("cited and nowhere to be found", wrong);
+}
+
+#[test]
+fn every_exit_code_is_documented() {
+    let source = read("src/error.rs");
+    let (_, table) = source.split_once("fn exit_code").unwrap();
+    let (table, _) = table.split_once("\n    }\n").unwrap();
+    let mut in_code = BTreeSet::new();
+    for arm in table.split(',').filter_map(|arm| arm.split_once("=>")) {
+        let code: u8 = arm.1.trim().parse().unwrap();
+        let kinds = arm.0.split("Kind::").skip(1).filter_map(|kind| words(kind).next());
+        in_code.extend(kinds.map(|kind| (code, kind.to_owned())));
+    }
+    assert!(in_code.contains(&(2, "Config".to_owned())), "{in_code:?}");
+
+    let page = read("docs/exit-codes.md");
+    let rows = page.lines().filter(|line| line.starts_with("| ")).map(cells);
+    let documented: BTreeSet<(u8, String)> =
+        rows.filter_map(|row| Some((row[0].parse().ok()?, in_backticks(row[1])?.to_owned()))).collect();
+    assert_eq!(documented, in_code);
+}
+
+#[test]
+fn every_metric_is_documented_with_its_type() {
+    let metrics = Metrics::new();
+    // What is not known, or has not happened, is not exposed.
+    metrics.error(Kind::Bug);
+    metrics.set_received_lsn(Lsn::new(1));
+    metrics.set_stored_lsn(Lsn::new(1));
+    metrics.set_confirmed_lsn(Lsn::new(1));
+    metrics.set_server_wal_end_lsn(Lsn::new(1));
+    metrics.set_slot_restart_lsn(Lsn::new(1));
+    let mut exposed = BTreeMap::new();
+    for described in metrics.encode().unwrap().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = described.split_once(' ').unwrap();
+        let ending = match kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        exposed.insert(format!("{name}{ending}"), kind.to_owned());
+    }
+    let constants = read("src/telemetry/names.rs").lines().filter(|line| line.contains(": &str = ")).count();
+    assert_eq!(exposed.len(), constants - 1, "every name but the prefix is exposed");
+
+    let page = read("docs/metrics.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `walrelay_")).map(cells);
+    let name = |cell: &str| in_backticks(cell).unwrap().split('{').next().unwrap().to_owned();
+    let documented: BTreeMap<String, String> = rows.map(|row| (name(row[0]), row[1].to_owned())).collect();
+    assert_eq!(documented, exposed);
+}
+
+#[test]
+fn sql_is_written_in_lower_case() {
+    let mut wrong = Vec::new();
+    for file in [files("sql", &[".sql"]), files("migrations", &[".sql"])].iter().flatten() {
+        for (number, line) in file.lines() {
+            let code = line.split("--").next().unwrap_or_default();
+            // Every other part is between quotes.
+            let outside: String = code.split('\'').step_by(2).collect();
+            if outside.contains(|character: char| character.is_ascii_uppercase()) {
+                wrong.push(format!("{}:{number}: {}", file.path, line.trim()));
+            }
+        }
+    }
+    none("capitals in SQL", wrong);
+}
+
+#[test]
+fn every_relative_link_leads_somewhere() {
+    let mut wrong = Vec::new();
+    for file in files(".", &[".md"]) {
+        let folder = root().join(&file.path).parent().map(PathBuf::from).unwrap();
+        for (number, line) in file.lines() {
+            for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+                let (path, heading) = target.split_once('#').unwrap_or((target, ""));
+                if target.contains("://") || target.starts_with("mailto:") {
+                    continue;
+                }
+                let leads_to = if path.is_empty() { root().join(&file.path) } else { folder.join(path) };
+                if !leads_to.exists() {
+                    wrong.push(format!("{}:{number}: {target}", file.path));
+                } else if !heading.is_empty() && !headings(&leads_to).contains(heading) {
+                    wrong.push(format!("{}:{number}: {target} has no such heading", file.path));
+                }
+            }
+        }
+    }
+    none("links to nowhere", wrong);
+}
+
+/// The headings of a page, as a link names them.
+fn headings(page: &Path) -> BTreeSet<String> {
+    let text = fs::read_to_string(page).unwrap();
+    let titles = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let kept = |character: &char| character.is_alphanumeric() || "-_ ".contains(*character);
+    titles.map(|title| title.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+}
