@@ -194,7 +194,7 @@ impl Ledger {
         }
         let next = self.next_ticket();
         match self.spans.back_mut() {
-            // Nothing came since the last keepalive: one span serves both, however many come (A7).
+            // Nothing came since the last keepalive: one span serves both, however many come.
             Some(last) if last.commit_lsn.is_zero() && last.next == next => last.end_lsn = Some(wal_end),
             _ => self.spans.push_back(Span {
                 first: next,
@@ -208,8 +208,8 @@ impl Ledger {
         self.advance();
     }
 
-    /// The broker has this event.
-    pub fn acked(&mut self, ticket: Ticket) -> Result<(), LedgerError> {
+    /// The broker has this event. Gives its bytes, which are no longer in flight.
+    pub fn acked(&mut self, ticket: Ticket) -> Result<usize, LedgerError> {
         let entry = ticket
             .0
             .checked_sub(self.base)
@@ -218,12 +218,12 @@ impl Ledger {
             .filter(|entry| !entry.acked)
             .ok_or(LedgerError::UnknownTicket(ticket))?;
         entry.acked = true;
-        self.in_flight_bytes -= entry.bytes;
-        entry.bytes = 0;
+        let bytes = std::mem::take(&mut entry.bytes);
+        self.in_flight_bytes -= bytes;
         if ticket.0 == self.base {
             self.advance();
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// Up to where everything was delivered.

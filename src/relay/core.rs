@@ -45,6 +45,8 @@ pub struct Counts {
     pub enqueued: u64,
     /// Records acked.
     pub acked: u64,
+    /// Bytes of their keys, values and headers.
+    pub acked_bytes: u64,
     /// Times the sink was full.
     pub queue_full: u64,
 }
@@ -185,7 +187,8 @@ impl<S: Sink> Core<S> {
             match delivery {
                 Delivery::Acked(ticket) => {
                     failpoint::reached("acked");
-                    self.ledger.acked(ticket).map_err(contradiction)?;
+                    let bytes = self.ledger.acked(ticket).map_err(contradiction)?;
+                    self.counts.acked_bytes += bytes as u64;
                     self.counts.acked += 1;
                 }
                 Delivery::Failed(ticket, error) => {

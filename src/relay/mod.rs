@@ -4,6 +4,7 @@
 //! first delivery that fails. Inside it, a *session* begins with a connection to Postgres and ends with it; the next
 //! one goes on where the last stopped, so that losing Postgres sends nothing twice.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -42,6 +43,8 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         epoch: Instant::now(),
         backoff: Backoff::new(fastrand::Rng::new()),
         life: None,
+        sessions: 0,
+        warned: HashSet::new(),
         failing: None,
         config,
         telemetry,
@@ -69,6 +72,10 @@ struct Relay {
     epoch: Instant,
     backoff: Backoff,
     life: Option<Life>,
+    /// Sessions so far.
+    sessions: u64,
+    /// What the operator was warned of: once, not at each try.
+    warned: HashSet<String>,
     /// What the current outage was reported as: one line per state, not per try (P9).
     failing: Option<Kind>,
     config: Config,
@@ -128,7 +135,12 @@ impl Relay {
             if let Life::New(sink, _) = &life {
                 sink.check(&[], CHECK_TIMEOUT).await?;
             }
-            Session::open(&self.config, life.producer(), life_confirmed(life)).await
+            let mut warn = |warning: String| {
+                if self.warned.insert(warning.clone()) {
+                    tracing::warn!(slot = %self.config.source.slot, "{warning}");
+                }
+            };
+            Session::open(&self.config, life.producer(), life_confirmed(life), &mut warn).await
         };
         let session = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
@@ -136,7 +148,10 @@ impl Relay {
         };
         let life = self.life.take();
         let mut core = self.enter(life, session.start_position())?;
-        self.telemetry.metrics.reconnect(Side::Postgres);
+        self.sessions += 1;
+        if self.sessions > 1 {
+            self.telemetry.metrics.reconnect(Side::Postgres);
+        }
         core.reconnected();
         self.recovered(session.start_position());
         let (acked, began) = (core.counts().acked, Instant::now());

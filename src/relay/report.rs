@@ -54,6 +54,7 @@ impl Report {
         metrics.routed_events.inc_by(counts.assembled - before.assembled);
         metrics.enqueued_events.inc_by(counts.enqueued - before.enqueued);
         metrics.acked_events.inc_by(counts.acked - before.acked);
+        metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);
         metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
         self.counts = counts;
         let ledger = core.ledger();

@@ -62,12 +62,17 @@ impl AnyStore {
 
 impl Session {
     /// Looks, connects, owns the slot, and finds out where to go on. `confirmed` is repeated to the server meanwhile.
-    pub(super) async fn open(config: &Config, producer: Producer, confirmed: Lsn) -> Result<Session> {
+    pub(super) async fn open(
+        config: &Config,
+        producer: Producer,
+        confirmed: Lsn,
+        warn: &mut (dyn FnMut(String) + Send),
+    ) -> Result<Session> {
         let source = &config.source;
         let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outbox).await?;
         for warning in preflight::judge(&facts, &source.slot, &source.publication, &config.outbox)? {
-            tracing::warn!(slot = %source.slot, "{warning}");
+            warn(warning.to_string());
         }
         let watched = Watched {
             slot: source.slot.clone(),
@@ -100,9 +105,7 @@ impl Session {
             membership_oids: fingerprint.membership_oids(),
         };
         let start = reconcile(loaded.as_ref(), &identity, &slot, server.xlogpos, &history, config.state.adopt_slot)?;
-        for note in &start.notes {
-            tracing::warn!(slot = %source.slot, "{note}");
-        }
+        start.notes.into_iter().for_each(warn);
         let identity = Stored {
             server: identity,
             slot: slot.name,
