@@ -4,7 +4,7 @@
 //! acks. It answers one question: up to where was everything delivered? It does no I/O and knows no clock, so that
 //! the simulation in `tests/simulation.rs` can drive it through schedules no live test reaches.
 //!
-//! Memory is bounded by its caller through [`Ledger::has_room`]: one [`Entry`] per event in flight, one [`Span`] per
+//! Memory is bounded by its caller through [`Ledger::has_room`]: one entry per event in flight, one span per
 //! transaction with an event in flight.
 
 use std::collections::VecDeque;

@@ -20,7 +20,7 @@ impl Backoff {
         Backoff { tries: 0, random }
     }
 
-    /// The wait before the next try: doubled each time up to [`LONGEST`], of which a random half is taken off.
+    /// The wait before the next try: doubled each time up to 15 s, of which a random half is taken off.
     pub fn next_wait(&mut self) -> Duration {
         let full = FIRST.saturating_mul(2_u32.saturating_pow(self.tries.min(16))).min(LONGEST);
         self.tries = self.tries.saturating_add(1);

@@ -1,6 +1,6 @@
 //! What the relay decides, without I/O: messages, keepalives, deliveries and stores in; positions out.
 //!
-//! The loop in [`super::pump`] feeds it and carries out what it says. The seeded simulation in `tests/simulation.rs`
+//! The loop in `pump` feeds it and carries out what it says. The seeded simulation in `tests/simulation.rs`
 //! feeds it with a model of Postgres and of Kafka instead.
 
 use std::time::Duration;

@@ -252,6 +252,7 @@ impl Pump<'_> {
                 failpoint::reached("confirming");
                 self.report.status_updates += 1;
                 let received = self.session.stream.received();
+                self.report.told = confirmed;
                 self.session.stream.queue_status(Status { received, confirmed, reply_requested });
                 self.feedback.sent(now, confirmed, reply_requested);
                 Ok(now)

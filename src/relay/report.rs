@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::clock::now_us;
+use crate::decode::Other;
+use crate::event::Ignored;
 use crate::position::Lsn;
 use crate::relay::core::{Core, Counts};
 use crate::sink::Sink;
 use crate::telemetry::Telemetry;
-use crate::telemetry::metrics::now_us;
 
 /// How often the numbers are brought up to date: often enough for a person, seldom enough to cost nothing.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -16,7 +18,10 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// What was reported so far.
 pub(super) struct Report {
     counts: Counts,
+    ignored: Ignored,
     confirmed: Lsn,
+    /// What the server was last told to be confirmed.
+    pub(super) told: Lsn,
     pub(super) next: Instant,
     /// Bytes and messages read since the last report, and keepalives among them.
     pub(super) received_bytes: u64,
@@ -31,7 +36,9 @@ impl Report {
     pub(super) fn new<S: Sink>(core: &Core<S>) -> Self {
         Report {
             counts: core.counts(),
+            ignored: core.ignored(),
             confirmed: core.confirmable(),
+            told: Lsn::ZERO,
             next: Instant::now(),
             received_bytes: 0,
             received_messages: 0,
@@ -57,6 +64,11 @@ impl Report {
         metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);
         metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
         self.counts = counts;
+        let (ignored, seen) = (core.ignored(), self.ignored);
+        metrics.ignored(Other::Update, ignored.updates.saturating_sub(seen.updates));
+        metrics.ignored(Other::Delete, ignored.deletes.saturating_sub(seen.deletes));
+        metrics.ignored(Other::Truncate, ignored.truncates.saturating_sub(seen.truncates));
+        self.ignored = ignored;
         let ledger = core.ledger();
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
@@ -64,7 +76,9 @@ impl Report {
         metrics.set_received_lsn(received);
         metrics.set_server_wal_end_lsn(self.server_wal_end);
         metrics.set_stored_lsn(core.stored_position().end_lsn);
-        metrics.set_confirmed_lsn(core.confirmable());
+        if !self.told.is_zero() {
+            metrics.set_confirmed_lsn(self.told);
+        }
         let progressed = counts.acked > before.acked || core.confirmable() > self.confirmed;
         self.confirmed = core.confirmable();
         telemetry.health.report(!core.is_drained(), progressed);

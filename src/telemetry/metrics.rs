@@ -20,7 +20,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::{Side, names};
-pub use crate::clock::now_us;
+use crate::clock::now_us;
 use crate::decode::Other;
 use crate::error::Kind;
 use crate::position::Lsn;
@@ -232,8 +232,8 @@ impl Instruments {
     }
 
     /// One more message that carries no event.
-    pub fn ignored(&self, other: Other) {
-        self.ignored.of(other).inc();
+    pub fn ignored(&self, other: Other, messages: u64) {
+        self.ignored.of(other).inc_by(messages);
     }
 
     /// One more error, whatever became of it. Not for the path of every event.
@@ -473,7 +473,7 @@ mod tests {
         metrics.clone().acked_events.inc_by(1);
         metrics.retry(Side::Kafka);
         metrics.connection(Side::Postgres, true);
-        metrics.ignored(Other::Delete);
+        metrics.ignored(Other::Delete, 1);
         let samples = samples(&metrics.encode().unwrap());
         assert_eq!(samples["walrelay_acked_events_total"], 8.0);
         assert_eq!(samples[r#"walrelay_retries_total{side="kafka"}"#], 1.0);
