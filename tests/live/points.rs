@@ -19,7 +19,7 @@ const STOPPED: Duration = Duration::from_secs(20);
 fn passings_max(point: &str) -> u32 {
     match point {
         // Once per message, event or ack.
-        "received" | "assembled" | "enqueued" | "acked" => 600,
+        "received" | "assembled" | "enqueued" | "acked" => 400,
         // Once per tenth of a second.
         "storing" | "stored" | "confirming" => 6,
         // Once per session, at its end.
