@@ -44,5 +44,5 @@ drain: prerequisites build ## how fast 300 000 waiting events drain, beside pg_r
 	WALRELAY_TEST_BINARY=$(CURDIR)/target/release/walrelay \
 		cargo test --locked $(FEATURES) --test walrelay -- --ignored --nocapture drains_at_a_rate
 
-mutants: prerequisites ## change the core and see that a test notices (needs cargo-mutants)
-	cargo mutants --profile dev --cargo-arg=--locked -f 'src/position.rs' -f 'src/ledger/**' -f 'src/event/**' -f 'src/decode/**' -- --lib
+mutants: prerequisites ## break each promise once, and see that a test notices
+	@scripts/mutants

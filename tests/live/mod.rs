@@ -6,6 +6,7 @@ mod drain;
 mod idle;
 mod memory;
 mod order;
+mod points;
 mod position;
 mod pressure;
 mod publication;

@@ -1,0 +1,61 @@
+//! P1, P2: killed at each named point between received and confirmed, it loses and reorders nothing.
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use walrelay::failpoint::POINTS;
+
+use crate::support::seed::generator;
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+/// How a relay ends that gets to its point once too often.
+const SIGABRT: i32 = 6;
+const KILLED: Duration = Duration::from_secs(30);
+const STOPPED: Duration = Duration::from_secs(20);
+
+/// How often a relay may pass the point at most before it is killed there: seconds of the workload, no more.
+fn passings_max(point: &str) -> u32 {
+    match point {
+        // Once per message, event or ack.
+        "received" | "assembled" | "enqueued" | "acked" => 400,
+        // Once per tenth of a second.
+        "storing" | "stored" | "confirming" => 6,
+        // Once per session, at its end.
+        "confirmed" => 0,
+        other => panic!("{other} is a new point: say how often it is passed"),
+    }
+}
+
+#[test]
+fn a_relay_killed_at_each_point_loses_and_reorders_nothing() {
+    let world = World::new();
+    let mut chance = generator("points");
+    let mut copies = 0;
+    for point in POINTS {
+        let passings = chance.u32(0..=passings_max(point));
+        eprintln!("killed at {point} after {passings} passings");
+        let writers = world.workload(&Plan { writers: 3, aggregates: 8, ..Plan::default() });
+        let mut relay = world.run().variable("FAILPOINTS", &format!("{point}={passings}*off->return")).start();
+        if point == "confirmed" {
+            relay.wait_ready();
+            let before = world.delivered();
+            eventually("something new arrives", ARRIVAL, || world.delivered(), |records| *records > before);
+            relay.process.signal("TERM");
+        }
+        let status = relay.process.wait_exit(KILLED);
+        assert_eq!(status.signal(), Some(SIGABRT), "{point}: {status}");
+        // Commits it knows nothing of, while nobody streams.
+        writers.wait_for(5);
+        writers.stop();
+
+        let mut relay = world.relay();
+        let findings = world.assert_all_delivered();
+        let again = findings.duplicates - copies;
+        copies = findings.duplicates;
+        eprintln!("  {again} copies");
+        assert!(point != "confirmed" || again == 0, "{again} events came again that were confirmed");
+        assert_eq!(relay.terminate(STOPPED), Some(0), "{point}");
+    }
+}
