@@ -8,6 +8,17 @@
 pub const POINTS: [&str; 8] =
     ["received", "assembled", "enqueued", "acked", "storing", "stored", "confirming", "confirmed"];
 
+/// Arms what `FAILPOINTS` names, for as long as the process lives. Nothing else reads the variable, and without the
+/// feature nothing does.
+///
+/// # Panics
+/// What is in the variable is no list of points and actions.
+pub fn arm() {
+    // Dropping it would disarm every point.
+    #[cfg(feature = "failpoints")]
+    std::mem::forget(fail::FailScenario::setup());
+}
+
 /// The process got to `point`.
 #[inline]
 pub(crate) fn reached(point: &str) {

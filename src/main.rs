@@ -9,6 +9,7 @@ use walrelay::cli::{Cli, run};
 use walrelay::error::{Error, Kind};
 
 fn main() -> ExitCode {
+    walrelay::failpoint::arm();
     let cli = Cli::parse();
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {

@@ -27,3 +27,35 @@ pub fn judge(notice: &Notice, source: &SourceConfig) -> Result<()> {
     tracing::warn!(sqlstate = %notice.sqlstate, message = ?notice.message, "Postgres says inside the stream");
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::postgres::conninfo::ConnInfo;
+
+    fn said(sqlstate: &str) -> Result<()> {
+        let source = SourceConfig {
+            database: ConnInfo::parse(Some("host=h user=u dbname=d"), &|_| None)?,
+            slot: "orders".parse().unwrap(),
+            publication: "walrelay_orders".to_owned(),
+            wal_sender_timeout: Duration::from_secs(60),
+            max_message_bytes: 1000,
+        };
+        let notice =
+            Notice { severity: "WARNING".to_owned(), sqlstate: sqlstate.to_owned(), message: "canary".to_owned() };
+        judge(&notice, &source)
+    }
+
+    #[test]
+    fn a_warning_that_changes_are_skipped_stops_the_relay_and_others_do_not() {
+        let error = said("55000").unwrap_err();
+        assert_eq!(error.kind(), Kind::Publication);
+        assert!(error.cause().contains("orders") && error.cause().contains("walrelay_orders"), "{error}");
+        assert!(error.what_to_do().unwrap().contains("walrelay setup --slot orders"));
+        for harmless in ["00000", "01000", "42704", ""] {
+            said(harmless).unwrap();
+        }
+    }
+}

@@ -244,6 +244,23 @@ async fn one_refused_record_ends_the_producer_and_nothing_behind_it_is_delivered
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_waits_in_a_batch_behind_the_refused_one_is_not_delivered() {
+    let cluster = cluster(1);
+    let one_by_one = [("batch.num.messages", "1")];
+    let mut sink = KafkaSink::connect(&config(cluster.bootstrap_servers(), &one_by_one)).unwrap();
+    enqueue_numbers(&mut sink, 0..1);
+    delivered(&mut sink, 1).await;
+    // Slow enough that all are enqueued before the first is refused, with five of them on the wire.
+    cluster.broker_round_trip_time(1, Duration::from_millis(300)).unwrap();
+    cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE]);
+    enqueue_numbers(&mut sink, 1..21);
+    let deliveries = delivered(&mut sink, 20).await;
+    // The mock takes what was on the wire beside it, which a broker does not.
+    let failed = |number| deliveries.iter().any(|it| matches!(it, Delivery::Failed(Ticket(at), _) if *at == number));
+    assert!(failed(1) && (6..21).all(failed), "{deliveries:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_topic_we_may_not_write_to_is_a_refusal_that_names_it() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
