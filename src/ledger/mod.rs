@@ -181,6 +181,11 @@ impl Ledger {
             return Err(LedgerError::WrongCommit { open: open.commit_lsn, got: commit_lsn, end_lsn });
         }
         open.end_lsn = Some(end_lsn);
+        if open.next == open.first && self.spans.len() > 1 {
+            // Nothing in it is to be acked: it is delivered with what came before, and needs no memory of its own (P4).
+            self.spans.pop_back();
+            self.extend_last(end_lsn);
+        }
         self.advance();
         Ok(())
     }
@@ -192,19 +197,13 @@ impl Ledger {
         if self.open().is_some() || wal_end <= self.received().end_lsn {
             return;
         }
-        let next = self.next_ticket();
-        match self.spans.back_mut() {
-            // Nothing came since the last keepalive: one span serves both, however many come.
-            Some(last) if last.commit_lsn.is_zero() && last.next == next => last.end_lsn = Some(wal_end),
-            _ => self.spans.push_back(Span {
-                first: next,
-                next,
-                before: 0,
-                commit_lsn: Lsn::ZERO,
-                committed_at_us: 0,
-                end_lsn: Some(wal_end),
-            }),
+        if self.spans.is_empty() {
+            let next = self.next_ticket();
+            let (commit_lsn, committed_at_us) = (Lsn::ZERO, 0);
+            self.spans.push_back(Span { first: next, next, before: 0, commit_lsn, committed_at_us, end_lsn: None });
         }
+        // However many come, and whatever they wait for, they take no memory.
+        self.extend_last(wal_end);
         self.advance();
     }
 
@@ -271,6 +270,13 @@ impl Ledger {
     pub fn whereabouts(&self, ticket: Ticket) -> Option<InFlight> {
         let span = self.spans.iter().find(|span| (span.first..span.next).contains(&ticket.0))?;
         Some(InFlight { commit_lsn: span.commit_lsn, index: span.before + (ticket.0 - span.first) })
+    }
+
+    /// What follows the last span holds no event: the span ends where that does.
+    fn extend_last(&mut self, end_lsn: Lsn) {
+        if let Some(last) = self.spans.back_mut() {
+            last.end_lsn = Some(end_lsn);
+        }
     }
 
     fn next_ticket(&self) -> u64 {

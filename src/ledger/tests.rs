@@ -72,7 +72,21 @@ fn keepalives_by_the_thousand_take_no_memory() {
     for wal_end in 1_000..9_000 {
         ledger.keepalive(lsn(wal_end));
     }
-    assert_eq!(ledger.spans.len(), 2);
+    assert_eq!(ledger.spans.len(), 1);
+}
+
+#[test]
+fn transactions_without_events_take_no_memory_while_one_event_waits() {
+    let mut ledger = one_transaction(1);
+    for commit in 0..10_000 {
+        let commit_lsn = lsn(1_000 + commit * 10);
+        ledger.begin(commit_lsn).unwrap();
+        ledger.commit(commit_lsn, lsn(1_005 + commit * 10)).unwrap();
+    }
+    assert!(ledger.spans.len() <= 2, "{} spans", ledger.spans.len());
+    assert_eq!(ledger.delivered(), Position::at(lsn(100)));
+    ledger.acked(Ticket(0)).unwrap();
+    assert_eq!(ledger.delivered(), Position::at(lsn(1_005 + 9_999 * 10)));
 }
 
 #[test]

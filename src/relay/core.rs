@@ -223,6 +223,11 @@ impl<S: Sink> Core<S> {
         self.confirm.stored(position);
     }
 
+    /// The store that was begun will not happen.
+    pub fn store_abandoned(&mut self) {
+        self.confirm.abandoned();
+    }
+
     /// What may be confirmed to Postgres.
     pub fn confirmable(&self) -> Lsn {
         self.confirm.confirmable()

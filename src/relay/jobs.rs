@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::config::KafkaConfig;
 use crate::error::Result;
 use crate::failpoint;
 use crate::position::Position;
 use crate::relay::session::{AnyStore, Session};
+use crate::sink::KafkaSink;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::WalPosition;
 
@@ -18,6 +20,9 @@ use crate::source::control::WalPosition;
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long Kafka has to answer a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What came to its end.
 pub(super) enum Done {
@@ -27,6 +32,8 @@ pub(super) enum Done {
     Looked(Result<Box<Fingerprint>>, Option<Position>),
     /// A measurement.
     Measured(Result<WalPosition>),
+    /// Whether Kafka answered somebody else.
+    Probed(bool),
 }
 
 type Job = Pin<Box<dyn Future<Output = Done> + Send>>;
@@ -36,6 +43,7 @@ pub(super) struct Jobs {
     storing: Option<Job>,
     looking: Option<Job>,
     measuring: Option<Job>,
+    probing: Option<Job>,
     look_asked: bool,
     next_look: Instant,
     next_measure: Instant,
@@ -47,6 +55,7 @@ impl Jobs {
             storing: None,
             looking: None,
             measuring: None,
+            probing: None,
             look_asked: false,
             next_look: now + LOOK_INTERVAL,
             next_measure: now,
@@ -98,6 +107,20 @@ impl Jobs {
         }));
     }
 
+    /// Asks Kafka for a sign of life with a client of its own: the one that is stuck cannot tell.
+    pub(super) fn begin_probe(&mut self, config: &KafkaConfig) {
+        if self.probing.is_some() {
+            return;
+        }
+        let config = config.clone();
+        self.probing = Some(Box::pin(async move {
+            let Ok(sink) = KafkaSink::connect(&config) else { return Done::Probed(false) };
+            let reach = sink.check(&[], PROBE_TIMEOUT).await;
+            sink.close().await;
+            Done::Probed(reach.is_ok_and(|reach| reach.brokers > 0))
+        }));
+    }
+
     /// Waits for the next end. Safe to cancel.
     pub(super) async fn next(&mut self) -> Done {
         let done = tokio::select! {
@@ -105,11 +128,13 @@ impl Jobs {
             done = end_of(&mut self.storing) => done,
             done = end_of(&mut self.looking) => done,
             done = end_of(&mut self.measuring) => done,
+            done = end_of(&mut self.probing) => done,
         };
         match &done {
             Done::Stored(..) => self.storing = None,
             Done::Looked(..) => self.looking = None,
             Done::Measured(_) => self.measuring = None,
+            Done::Probed(_) => self.probing = None,
         }
         done
     }

@@ -15,6 +15,7 @@ use crate::ledger::Limits;
 use crate::position::Position;
 use crate::sink::Producer;
 use crate::sink::kafka::KafkaSink;
+use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
 
 pub mod backoff;
@@ -23,6 +24,7 @@ mod jobs;
 mod pump;
 mod report;
 mod session;
+mod stall;
 pub mod stop;
 
 use self::backoff::Backoff;
@@ -44,6 +46,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         backoff: Backoff::new(fastrand::Rng::new()),
         life: None,
         sessions: 0,
+        served: None,
         warned: HashSet::new(),
         failing: None,
         config,
@@ -63,6 +66,9 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
 /// How long Kafka has to answer before the slot is taken: a relay that cannot deliver leaves it to one that can.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often a relay that stands by tries to get the slot.
+const STAND_BY: Duration = Duration::from_secs(1);
+
 /// A session that lasted this long was a good one, and the next outage is another.
 const LASTED: Duration = Duration::from_secs(10);
 
@@ -74,6 +80,8 @@ struct Relay {
     life: Option<Life>,
     /// Sessions so far.
     sessions: u64,
+    /// Server and timeline of the last session.
+    served: Option<ServerIdentity>,
     /// What the operator was warned of: once, not at each try.
     warned: HashSet<String>,
     /// What the current outage was reported as: one line per state, not per try (P9).
@@ -147,7 +155,11 @@ impl Relay {
             session = open => session?,
         };
         let life = self.life.take();
-        let mut core = self.enter(life, session.start_position())?;
+        // What this process knows counts only on the server and timeline where it learned it.
+        let same_server = self.served.as_ref().is_none_or(|served| served == session.server());
+        self.served = Some(session.server().clone());
+        self.config.state.adopt_slot = false;
+        let mut core = self.enter(life, session.start_position(), same_server)?;
         self.sessions += 1;
         if self.sessions > 1 {
             self.telemetry.metrics.reconnect(Side::Postgres);
@@ -164,9 +176,15 @@ impl Relay {
     }
 
     /// The core that goes on behind `stored`, which the store holds and which belongs to this server and slot.
-    fn enter(&mut self, life: Option<Life>, stored: Position) -> Result<Box<Core<KafkaSink>>> {
+    fn enter(&self, life: Option<Life>, stored: Position, same_server: bool) -> Result<Box<Core<KafkaSink>>> {
         let (sink, start) = match life {
-            Some(Life::Running(core)) if core.ledger().delivered().is_at_or_after(&stored) => return Ok(core),
+            Some(Life::Running(core)) if same_server && core.ledger().delivered().is_at_or_after(&stored) => {
+                return Ok(core);
+            }
+            Some(Life::Running(_)) if !same_server => {
+                let what = "another server or timeline answers; starting again behind what is stored for it";
+                return Err(Error::new(Kind::PostgresUnreachable, what));
+            }
             Some(Life::Running(_)) | None => {
                 // Another relay had the slot in between and went further. What this one knows is out of date.
                 return Err(Error::new(
@@ -174,7 +192,9 @@ impl Relay {
                     "another relay served the slot in between; starting behind it",
                 ));
             }
-            Some(Life::New(sink, resume)) => (sink, resume.filter(|it| it.is_at_or_after(&stored)).unwrap_or(stored)),
+            Some(Life::New(sink, resume)) => {
+                (sink, resume.filter(|it| same_server && it.is_at_or_after(&stored)).unwrap_or(stored))
+            }
         };
         let setup = Setup {
             slot: self.config.source.slot.clone(),
@@ -228,6 +248,8 @@ impl Relay {
     /// Reports an outage once, and says how long to wait before the next try.
     fn failed(&mut self, error: &Error) -> Duration {
         let wait = self.backoff.next_wait();
+        // Whoever stands by takes over within this, and asking costs the server little.
+        let wait = if error.kind() == Kind::SlotActive { wait.min(STAND_BY) } else { wait };
         let side = if error.kind() == Kind::KafkaUnreachable { Side::Kafka } else { Side::Postgres };
         self.telemetry.metrics.retry(side);
         self.telemetry.metrics.error(error.kind());
@@ -243,7 +265,6 @@ impl Relay {
 
     fn recovered(&mut self, start: Position) {
         self.telemetry.connected(Side::Postgres, true);
-        self.telemetry.connected(Side::Kafka, true);
         let slot = &self.config.source.slot;
         match self.failing.take() {
             Some(_) => tracing::info!(%slot, tries = self.backoff.tries(), position = %start, "streaming again"),

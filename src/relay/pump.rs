@@ -25,6 +25,7 @@ use crate::relay::core::{Core, Taken};
 use crate::relay::jobs::{Done, Jobs};
 use crate::relay::report::Report;
 use crate::relay::session::Session;
+use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery, Producer};
@@ -104,6 +105,9 @@ pub(super) async fn run(
         refused: Box::pin(refused(core.sink().producer())),
         control_end: Box::pin(session.control.closed()),
         control_ended: false,
+        catalog_unsound: false,
+        turned_at: now,
+        stall: Stall::new(now),
         backlog: false,
         last_read: now,
         rest_until: now,
@@ -114,6 +118,7 @@ pub(super) async fn run(
         epoch,
         stop,
     };
+    telemetry.connected(Side::Kafka, *pump.kafka.borrow_and_update() == Connection::Up);
     let ended = pump.run().await;
     pump.report.tell(pump.core, pump.session.stream.received(), telemetry, Instant::now());
     let (confirmed, at_once) = (pump.core.confirmable(), pump.stop.asked() == Stop::Now);
@@ -144,6 +149,11 @@ struct Pump<'a> {
     refused: Pin<Box<dyn Future<Output = Error> + Send>>,
     control_end: Pin<Box<dyn Future<Output = ControlEnd> + Send>>,
     control_ended: bool,
+    /// Whether the outbox was found not to be published as it was.
+    catalog_unsound: bool,
+    /// When the loop last turned.
+    turned_at: Instant,
+    stall: Stall,
     /// Whether messages were left in the buffer for the next turn.
     backlog: bool,
     /// When something was last read, and until when the next read waits.
@@ -158,6 +168,7 @@ impl Pump<'_> {
                 self.halt(error)?;
             }
             let now = Instant::now();
+            self.check_pulse(now)?;
             self.begin_jobs(now);
             let feedback = self.tell_server(now)?;
             if self.report.next <= now {
@@ -217,6 +228,25 @@ impl Pump<'_> {
         Ok(())
     }
 
+    /// Whether this process, and the producer, are alive.
+    ///
+    /// # Errors
+    /// This process stood still so long that another relay may have the slot. Or the producer is stuck: Kafka answers
+    /// others, and of what is in flight nothing is acked.
+    fn check_pulse(&mut self, now: Instant) -> Result<()> {
+        let stood_still = now.duration_since(self.turned_at) > self.config.source.wal_sender_timeout;
+        self.turned_at = now;
+        if stood_still {
+            let what = "this process stood still for longer than wal_sender_timeout; another relay may have the slot";
+            return Err(Error::new(Kind::PostgresUnreachable, what));
+        }
+        if self.stall.is_due(now, self.core.counts().acked, self.core.is_drained()) {
+            tracing::warn!(in_flight = self.core.ledger().in_flight_events(), "nothing was acked for a while");
+            self.jobs.begin_probe(&self.config.kafka);
+        }
+        Ok(())
+    }
+
     /// Begins a store or a look at the catalog where one is due and none is under way.
     fn begin_jobs(&mut self, now: Instant) {
         let since = now - self.epoch;
@@ -227,14 +257,14 @@ impl Pump<'_> {
                 self.core.store_begun(since);
                 self.jobs.begin_store(&mut self.session, position);
             }
-            Due::Idle(position) if !self.jobs.is_looking() && !self.control_ended => {
+            Due::Idle(position) if !self.jobs.is_looking() && self.may_look() => {
                 self.core.store_begun(since);
                 self.telemetry.metrics.catalog_checks.inc();
                 self.jobs.begin_look(&self.session, Some(position), now);
             }
             Due::Idle(_) => {}
         }
-        if !self.control_ended && self.jobs.begin_due(&self.session, now) {
+        if self.may_look() && self.jobs.begin_due(&self.session, now) {
             self.telemetry.metrics.catalog_checks.inc();
         }
     }
@@ -345,18 +375,36 @@ impl Pump<'_> {
             Done::Stored(store, position, result) => {
                 self.session.store = Some(store);
                 if let Err(error) = result {
-                    return Err(Box::pin(self.why_not_stored(error)).await);
+                    let error = Box::pin(self.why_not_stored(error)).await;
+                    if error.kind().disposition() == Disposition::Halt {
+                        // Nothing more can be stored, so there is nothing to wait for.
+                        self.leave(Duration::ZERO, Err(error));
+                        return Ok(());
+                    }
+                    return Err(error);
                 }
                 self.telemetry.metrics.positions_stored.inc();
                 failpoint::reached("stored");
                 self.core.stored(position);
             }
             Done::Looked(result, then_store) => {
-                compare(&self.session.fingerprint, &*result?)?;
+                let judged = result.and_then(|now| compare(&self.session.fingerprint, &now));
+                if judged.is_err() {
+                    self.catalog_unsound = true;
+                    if then_store.is_some() {
+                        self.core.store_abandoned();
+                    }
+                }
+                judged?;
                 if let Some(position) = then_store {
                     self.jobs.begin_store(&mut self.session, position);
                 }
             }
+            Done::Probed(true) if self.stall.is_still(self.core.counts().acked, self.core.is_drained()) => {
+                let what = "Kafka answers, and has acked nothing of what is in flight; starting with a new producer";
+                return Err(Error::new(Kind::KafkaUnreachable, what));
+            }
+            Done::Probed(_) => {}
             Done::Measured(result) => {
                 let measured = result?;
                 self.report.server_wal_end = self.report.server_wal_end.max(measured.wal_end);
@@ -398,7 +446,12 @@ impl Pump<'_> {
     /// Whether something received still has to be acked, stored or confirmed.
     fn has_left_over(&self) -> bool {
         let only_keepalives = matches!(self.core.due(self.epoch.elapsed(), true), Due::Idle(_));
-        !(self.core.is_settled() || self.control_ended && self.core.is_drained() && only_keepalives)
+        !(self.core.is_settled() || !self.may_look() && self.core.is_drained() && only_keepalives)
+    }
+
+    /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be stored.
+    fn may_look(&self) -> bool {
+        !self.control_ended && !self.catalog_unsound
     }
 
     /// A person has to act. What came before is sound: it is acked, stored and confirmed before the relay stops (P3).
@@ -408,6 +461,9 @@ impl Pump<'_> {
     fn halt(&mut self, error: Error) -> Result<()> {
         if error.kind().disposition() != Disposition::Halt {
             return Err(error);
+        }
+        if self.leaving.is_none() && !self.core.is_drained() {
+            tracing::error!(%error, "stopping: waiting for acks of what came before");
         }
         self.leave(self.config.process.shutdown_timeout, Err(error));
         Ok(())

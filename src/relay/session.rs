@@ -96,15 +96,18 @@ impl Session {
         let status = Status { received: confirmed, confirmed, reply_requested: false };
         let read = read_position(config, producer, &control);
         let (mut store, loaded) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, read).await?;
+        // Of the time since the slot is ours: whoever had it before may have gone on while this one connected.
+        let now = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, control.wal_position()).await?;
+        let confirmed_flush = now.slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
         let identity = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
         let slot = SlotNow {
             name: source.slot.to_string(),
-            confirmed_flush: facts.slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default(),
+            confirmed_flush,
             publication_oid: facts.catalog.publication.map(|publication| publication.oid).unwrap_or_default(),
             table_oid: facts.catalog.table.map(|table| table.oid).unwrap_or_default(),
             membership_oids: fingerprint.membership_oids(),
         };
-        let start = reconcile(loaded.as_ref(), &identity, &slot, server.xlogpos, &history, config.state.adopt_slot)?;
+        let start = reconcile(loaded.as_ref(), &identity, &slot, now.wal_end, &history, config.state.adopt_slot)?;
         start.notes.into_iter().for_each(warn);
         let identity = Stored {
             server: identity,
@@ -120,6 +123,11 @@ impl Session {
             hold(&mut stream, source.wal_sender_timeout / 3, status, &control, write).await?;
         }
         Ok(Session { stream, control, store: Some(store), fingerprint, identity })
+    }
+
+    /// The server and timeline that answered.
+    pub(super) fn server(&self) -> &ServerIdentity {
+        &self.identity.server
     }
 
     /// Where delivery goes on, and what the store holds.

@@ -33,7 +33,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::postgres::conninfo::ConnInfo;
+    use crate::conninfo::ConnInfo;
 
     fn said(sqlstate: &str) -> Result<()> {
         let source = SourceConfig {
