@@ -281,7 +281,7 @@ the first of these counts.";
 const RUN_HELP: &str = "\
 Examples:
   walrelay run --slot orders --brokers localhost:9092
-  walrelay run --config walrelay.toml --http 9187
+  walrelay run --config walrelay.toml --http 9464
   PGHOST=db PGUSER=relay PGPASSFILE=~/.pgpass walrelay run --slot orders --brokers kafka:9092
 
 Exit codes:
