@@ -187,7 +187,8 @@ mod tests {
 
     #[test]
     fn a_position_tells_people_how_many_events_of_which_transaction() {
-        let told = |index| Position { end_lsn: Lsn::new(100), partial: Some(Partial { commit_lsn: Lsn::new(120), index }) };
+        let told =
+            |index| Position { end_lsn: Lsn::new(100), partial: Some(Partial { commit_lsn: Lsn::new(120), index }) };
         assert_eq!(Position::at(Lsn::new(100)).to_string(), "0/64");
         assert_eq!(told(1).to_string(), "0/64 and 1 event of the transaction at 0/78");
         assert_eq!(told(2).to_string(), "0/64 and 2 events of the transaction at 0/78");
