@@ -24,7 +24,7 @@ comment on table {table} is
 comment on column {table}.id is 'Names the event for ever; consumers drop duplicates by it.';
 comment on column {table}.aggregatetype is 'Selects the topic.';
 comment on column {table}.aggregateid is 'Key of the record: events with the same one keep their order. Null: no key, no order.';
-comment on column {table}.type is 'Type of the event, sent as a header.';
+comment on column {table}.type is 'Type of the event; kept in the table, not sent.';
 comment on column {table}.payload is 'Value of the record. Null: a tombstone.';
 comment on column {table}.seq is 'Order of insertion, not of commits.';
 comment on column {table}.xid is 'The transaction that inserted the row.';

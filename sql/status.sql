@@ -8,7 +8,8 @@ select
     s.active as active,
     s.active_pid as pid,
     nullif(r.application_name, '') as application,
-    host(r.client_addr) as client,
+    -- A port is known where the address may be seen, and is -1 for a local socket.
+    coalesce(host(r.client_addr), case when r.client_port = -1 then '[local]' end) as client,
     s.confirmed_flush_lsn::text as confirmed_lsn,
     s.restart_lsn::text as restart_lsn,
     w.lsn::text as current_lsn,

@@ -21,6 +21,7 @@ mod text;
 #[derive(Debug, Clone)]
 pub struct ConnInfo {
     targets: Vec<Target>,
+    names_server: bool,
     user: String,
     password: Option<Secret>,
     passfile: Option<PathBuf>,
@@ -165,6 +166,11 @@ impl ConnInfo {
         &self.targets
     }
 
+    /// Whether anybody said where the server is; else `targets` is a guess.
+    pub fn names_server(&self) -> bool {
+        self.names_server
+    }
+
     /// The role.
     pub fn user(&self) -> &str {
         &self.user
@@ -286,6 +292,7 @@ fn assemble(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result
     let passfile = settings.get("passfile").map(PathBuf::from);
     Ok(ConnInfo {
         targets: targets(settings)?,
+        names_server: settings.get("host").or(settings.get("hostaddr")).is_some(),
         password: settings.get("password").map(Secret::new),
         passfile: passfile.or_else(|| home.as_deref().map(|home| home.join(".pgpass"))),
         database: settings.get("dbname").unwrap_or(&user).to_owned(),

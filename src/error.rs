@@ -137,7 +137,7 @@ impl Error {
     /// Says which event it happened to, where only its place is known.
     #[must_use]
     pub fn of_event(mut self, commit_lsn: Lsn, index: u64) -> Self {
-        self.cause = format!("event {index} of the transaction committed at {commit_lsn}: {}", self.cause);
+        self.cause = format!("event at index {index} of the transaction at {commit_lsn}: {}", self.cause);
         self
     }
 

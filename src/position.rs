@@ -144,7 +144,9 @@ impl fmt::Display for Position {
         match self.partial {
             None => write!(f, "{}", self.end_lsn),
             Some(partial) => {
-                write!(f, "{} and {} events of {}", self.end_lsn, partial.index, partial.commit_lsn)
+                let Partial { commit_lsn, index } = partial;
+                let s = if index == 1 { "" } else { "s" };
+                write!(f, "{} and {index} event{s} of the transaction at {commit_lsn}", self.end_lsn)
             }
         }
     }
@@ -181,6 +183,15 @@ mod tests {
         assert!(position.is_at_or_after(&Position::at(Lsn::new(100))));
         assert!(!Position::at(Lsn::new(100)).is_at_or_after(&position));
         assert!(Position::at(Lsn::new(130)).is_at_or_after(&position));
+    }
+
+    #[test]
+    fn a_position_tells_people_how_many_events_of_which_transaction() {
+        let told =
+            |index| Position { end_lsn: Lsn::new(100), partial: Some(Partial { commit_lsn: Lsn::new(120), index }) };
+        assert_eq!(Position::at(Lsn::new(100)).to_string(), "0/64");
+        assert_eq!(told(1).to_string(), "0/64 and 1 event of the transaction at 0/78");
+        assert_eq!(told(2).to_string(), "0/64 and 2 events of the transaction at 0/78");
     }
 
     #[test]

@@ -281,7 +281,7 @@ the first of these counts.";
 const RUN_HELP: &str = "\
 Examples:
   walrelay run --slot orders --brokers localhost:9092
-  walrelay run --config walrelay.toml --http 9187
+  walrelay run --config walrelay.toml --http 9464
   PGHOST=db PGUSER=relay PGPASSFILE=~/.pgpass walrelay run --slot orders --brokers kafka:9092
 
 Exit codes:
@@ -300,10 +300,9 @@ What heals by itself, such as a server that cannot be reached, is tried again fo
 const SETUP_HELP: &str = "\
 Examples:
   walrelay setup --slot orders --create-table
-  walrelay setup --slot orders --table sales.outbox --dry-run | psql
+  walrelay setup --slot orders --table sales.outbox --dry-run | psql \"$WALRELAY_DATABASE_URL\"
 
-What is there already and fits is left alone. The publication comes before the slot, because a slot cannot
-decode what was written before its publication existed.
+What is there already and fits is left alone. The publication comes before the slot, because a slot cannot decode what was written before its publication existed.
 
 Exit codes:
   0   all there
@@ -345,6 +344,8 @@ const DEMO_HELP: &str = "\
 Examples:
   walrelay demo
   walrelay demo --seconds 30 --writers 8 --brokers localhost:9092
+
+What is called \"commit to reader\" is the p50/p99 commit-to-ack latency and a little more: from the time of the commit to the event's arrival at a reader of the topic.
 
 Exit codes:
   0   every event was verified

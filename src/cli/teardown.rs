@@ -118,13 +118,7 @@ async fn nothing_is_lost(session: &Session, source: &SourceConfig, slot: &Slot) 
     let doing = format!("counting what slot {name} has not relayed");
     let row = session.row(&doing, sql::PENDING, &[&name.as_str(), &publications, &PENDING_MESSAGES]).await;
     session.run("lifting the time limit", "set statement_timeout = 0").await?;
-    let row = row.map_err(|error| {
-        Error::new(
-            Kind::SlotUnusable,
-            format!("whether slot {name} has events that were not relayed cannot be told: {error}"),
-        )
-        .remedy("let the relay catch up and stop it; --force drops the slot all the same")
-    })?;
+    let row = row.map_err(|error| not_told(name, &error))?;
     let (inserts, more): (i64, bool) = match &row {
         Some(row) => (column(row, "inserts")?, column(row, "more")?),
         None => (0, false),
@@ -135,6 +129,18 @@ async fn nothing_is_lost(session: &Session, source: &SourceConfig, slot: &Slot) 
     let at_least = if more { "at least " } else { "" };
     Err(Error::new(Kind::SlotUnusable, format!("slot {name} has {at_least}{inserts} events that were not relayed"))
         .remedy("let the relay catch up and stop it; --force drops the slot all the same"))
+}
+
+/// Why what the slot still has could not be counted. A role that may not read the slot may not drop it either.
+fn not_told(name: &SlotName, error: &Error) -> Error {
+    let cause = format!("whether slot {name} has events that were not relayed cannot be told: {}", error.cause());
+    if error.kind() == Kind::PostgresRefused {
+        return Error::new(Kind::PostgresRefused, cause).remedy(
+            "run teardown --keep-publication as a role with REPLICATION, then teardown again as the publication's owner",
+        );
+    }
+    Error::new(Kind::SlotUnusable, cause)
+        .remedy("let the relay catch up and stop it; --force drops the slot all the same")
 }
 
 /// Ends the session that uses the slot, and waits until the slot is free.
@@ -151,4 +157,24 @@ async fn release(session: &Session, name: &SlotName, slot: &Slot) -> Result<()> 
         tokio::time::sleep(RELEASE_POLL).await;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::fault::{self, While};
+
+    #[test]
+    fn a_role_that_may_not_read_the_slot_is_told_who_may() {
+        let told =
+            |sqlstate| not_told(&"orders".parse().unwrap(), &fault::server(While::Querying("x"), sqlstate, "no"));
+        let refused = told("42501");
+        assert_eq!(refused.kind(), Kind::PostgresRefused);
+        assert!(
+            refused.what_to_do().unwrap().starts_with("run teardown --keep-publication as a role with REPLICATION")
+        );
+        let slow = told("57014");
+        assert_eq!(slow.kind(), Kind::SlotUnusable);
+        assert!(slow.what_to_do().unwrap().contains("--force"));
+    }
 }

@@ -32,13 +32,13 @@ fn no_flag_takes_a_password() {
 #[test]
 fn what_was_typed_becomes_settings() {
     let typed =
-        ["walrelay", "run", "--slot", "orders", "--state-store", "slot", "--log-format", "json", "--http", "9187"];
+        ["walrelay", "run", "--slot", "orders", "--state-store", "slot", "--log-format", "json", "--http", "9464"];
     let Command::Run(args) = Cli::try_parse_from(typed).unwrap().command else { panic!("not run") };
     let flags = args.settings.flags();
     let read: Vec<_> = flags.iter().map(|(key, text)| (*key, text.as_str())).collect();
     assert_eq!(
         read,
-        [("http.listen", "9187"), ("log.format", "json"), ("slot.name", "orders"), ("state.store", "slot")]
+        [("http.listen", "9464"), ("log.format", "json"), ("slot.name", "orders"), ("state.store", "slot")]
     );
 }
 
@@ -174,7 +174,7 @@ fn the_help_of_run_has_examples_and_exit_codes() {
 
     Examples:
       walrelay run --slot orders --brokers localhost:9092
-      walrelay run --config walrelay.toml --http 9187
+      walrelay run --config walrelay.toml --http 9464
       PGHOST=db PGUSER=relay PGPASSFILE=~/.pgpass walrelay run --slot orders --brokers kafka:9092
 
     Exit codes:

@@ -194,7 +194,7 @@ impl Settings {
 
     /// A port alone listens on loopback only; whoever wants more writes the address out.
     fn http(&self) -> Result<Option<SocketAddr>> {
-        const ALLOWED: &str = "a PORT (on 127.0.0.1 only), or ADDRESS:PORT such as 0.0.0.0:9187 or [::1]:9187";
+        const ALLOWED: &str = "a PORT (on 127.0.0.1 only), or ADDRESS:PORT such as 0.0.0.0:9464 or [::1]:9464";
         let Some(given) = self.get(&setting::HTTP) else { return Ok(None) };
         let text = given.text.expose();
         let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
@@ -373,11 +373,11 @@ mod tests {
     #[test]
     fn a_port_alone_listens_on_loopback() {
         for (text, address) in [
-            ("9187", "127.0.0.1:9187"),
-            (":9187", "127.0.0.1:9187"),
-            ("localhost:9187", "127.0.0.1:9187"),
-            ("0.0.0.0:9187", "0.0.0.0:9187"),
-            ("[::1]:9187", "[::1]:9187"),
+            ("9464", "127.0.0.1:9464"),
+            (":9464", "127.0.0.1:9464"),
+            ("localhost:9464", "127.0.0.1:9464"),
+            ("0.0.0.0:9464", "0.0.0.0:9464"),
+            ("[::1]:9464", "[::1]:9464"),
         ] {
             let config = settings(&format!("{LEAST}http.listen = '{text}'")).config(false).unwrap();
             assert_eq!(config.process.http.unwrap().to_string(), address, "{text}");

@@ -215,3 +215,11 @@ fn the_password_file_is_read_as_libpq_reads_it() {
     assert!(error.what_to_do().unwrap().starts_with("chmod 600"));
     assert!(!error.cause().contains("first"));
 }
+
+#[test]
+fn a_server_that_was_guessed_is_told_from_one_that_was_named() {
+    assert!(parse("host=db user=ann").names_server());
+    assert!(parse("hostaddr=10.0.0.1 user=ann").names_server());
+    assert!(parse_with("user=ann", &[("PGHOST", "db")]).unwrap().names_server());
+    assert!(!parse("postgres://ann@/shop").names_server());
+}

@@ -40,7 +40,7 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.set_position(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX));
             bar.set_message(what.to_string());
-        } else if self.line_at.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
+        } else if elapsed >= LINE_EVERY && self.line_at.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
             self.line_at = Some(Instant::now());
             line(format_args!("{:>3} of {} s: {what}", elapsed.as_secs(), self.total.as_secs()));
         }

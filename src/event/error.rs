@@ -22,7 +22,8 @@ impl fmt::Display for Seen {
         match self.transaction {
             None => write!(f, "at {}, between transactions", self.wal_start),
             Some((commit_lsn, events)) => {
-                write!(f, "at {}, after {events} events of the transaction at {commit_lsn}", self.wal_start)
+                let s = if events == 1 { "" } else { "s" };
+                write!(f, "at {}, after {events} event{s} of the transaction at {commit_lsn}", self.wal_start)
             }
         }
     }
@@ -180,13 +181,13 @@ impl EventError {
                      the old name: deliver them with the old configuration first"
                 ),
             ),
-            EventError::Value { table, column, fault: Fault::Null, .. } => (
+            EventError::Value { place, table, column, fault: Fault::Null, .. } => (
                 Kind::Event,
                 format!(
                     "nothing was skipped, and nothing behind this row is delivered. Declare column {column} of {table} \
-                     NOT NULL, so that no further row can be like this one. To give this transaction up, advance the \
-                     slot past it with pg_replication_slot_advance while the relay is stopped, and let the relay adopt \
-                     the slot's position"
+                     NOT NULL, so that no further row can be like this one. To pass it over, {}; that gives the whole \
+                     transaction up",
+                    place.give_up(slot)
                 ),
             ),
             EventError::Value { .. } => (

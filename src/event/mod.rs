@@ -19,6 +19,7 @@ pub use assemble::{Assembler, Ignored};
 pub use error::{EventError, Fault, Seen, Violation};
 pub use shown::Shown;
 
+use crate::config::SlotName;
 use crate::position::Lsn;
 
 /// Where an event stands: its transaction and its index in it. With the server's identity it names the event for ever.
@@ -32,9 +33,22 @@ pub struct Place {
     pub committed_at_us: i64,
 }
 
+impl Place {
+    /// How an operator gives up the event's whole transaction, so that `slot` goes on behind it.
+    ///
+    /// The slot decodes what commits at or behind its position, so that has to be past the start of the commit record.
+    pub fn give_up(&self, slot: &SlotName) -> String {
+        format!(
+            "stop the relay, select pg_replication_slot_advance('{slot}', '{}'::pg_lsn + 1), and start once with \
+             --adopt-slot",
+            self.commit_lsn
+        )
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "event {} of the transaction at {}", self.index, self.commit_lsn)
+        write!(f, "event at index {} of the transaction at {}", self.index, self.commit_lsn)
     }
 }
 

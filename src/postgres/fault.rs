@@ -110,6 +110,15 @@ pub fn timeout(act: While<'_>, after: std::time::Duration) -> Error {
     Error::new(Kind::PostgresUnreachable, format_args!("while {act}: no answer within {} ms", after.as_millis()))
 }
 
+/// What to do where a server cannot be reached; `named` says whether anybody said where it is.
+pub const fn reach(named: bool) -> &'static str {
+    if named {
+        "check that the server runs there and takes connections"
+    } else {
+        "say where the server is: set --database-url or WALRELAY_DATABASE_URL, or PGHOST and so on"
+    }
+}
+
 /// Bytes that are not the protocol.
 pub fn protocol(act: While<'_>, what: impl fmt::Display) -> Error {
     Error::new(

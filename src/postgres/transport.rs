@@ -67,7 +67,10 @@ pub async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::S
             Ok(Ok(session)) => return Ok(session),
             Ok(Err(error)) if error.kind().disposition() == Disposition::Halt => return Err(error),
             Ok(Err(error)) => last = error,
-            Err(_) => last = fault::timeout(While::Connecting(&place), info.connect_timeout()),
+            Err(_) => {
+                let error = fault::timeout(While::Connecting(&place), info.connect_timeout());
+                last = error.remedy(fault::reach(info.names_server()));
+            }
         }
     }
     Err(last)
@@ -99,7 +102,13 @@ async fn attempt<L: Login + Sync>(
 async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -> Result<Opened> {
     let place = place(info, target);
     let act = While::Connecting(&place);
-    let mut socket = dial(info, target).await.map_err(|error| fault::io(act, &error))?;
+    let mut socket = dial(info, target).await.map_err(|error| {
+        let error = fault::io(act, &error);
+        match error.kind() {
+            Kind::PostgresUnreachable => error.remedy(fault::reach(info.names_server())),
+            _ => error,
+        }
+    })?;
     let tls = match (config, target.host()) {
         (Some(config), Host::Tcp { name, .. }) => {
             let answer = request_tls(&mut socket).await.map_err(|error| fault::io(act, &error))?;

@@ -24,11 +24,11 @@ pub struct RouteError {
 impl RouteError {
     /// What an operator reads: what happened, on which slot, and what to do.
     pub fn into_error(self, slot: &SlotName) -> Error {
-        Error::new(Kind::Event, format!("slot {slot}: {self}")).remedy(
+        Error::new(Kind::Event, format!("slot {slot}: {self}")).remedy(format_args!(
             "nothing was skipped, and nothing behind this row is delivered. If the prefix or the column is not the one \
-             that was meant, correct the configuration. Otherwise keep such rows out with a CHECK on the column; to \
-             give this transaction up, advance the slot past it with pg_replication_slot_advance while the relay is \
-             stopped, and let the relay adopt the slot's position",
-        )
+             that was meant, correct the configuration. Otherwise keep such rows out with a CHECK on the column. To \
+             pass this one over, {}; that gives the whole transaction up",
+            self.place.give_up(slot)
+        ))
     }
 }

@@ -186,10 +186,13 @@ mod tests {
         assert_eq!(error.problem, TopicProblem::TooLong { bytes: 13 + hostile.len() });
         let error = error.into_error(&"orders".parse().unwrap());
         assert_eq!(error.kind(), Kind::Event);
-        let start = r#"slot orders: event 3 of the transaction at 0/64, row "7\0": aggregate type "a\n\u{1b}[2Jxxx"#;
+        let start =
+            r#"slot orders: event at index 3 of the transaction at 0/64, row "7\0": aggregate type "a\n\u{1b}[2Jxxx"#;
         assert!(error.cause().starts_with(start), "{error}");
         assert!(error.cause().len() < 500 && !error.cause().contains(char::is_control), "{error}");
-        assert!(error.what_to_do().is_some());
+        let advance =
+            "select pg_replication_slot_advance('orders', '0/64'::pg_lsn + 1), and start once with --adopt-slot";
+        assert!(error.what_to_do().unwrap().contains(advance), "{error}");
     }
 
     #[test]

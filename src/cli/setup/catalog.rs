@@ -33,6 +33,8 @@ pub struct Room {
     pub free_senders: i64,
     /// Whether the role may create publications and schemas in the database.
     pub may_create: bool,
+    /// Whether it may create tables in the outbox's schema, where that exists.
+    pub may_create_in_schema: Option<bool>,
 }
 
 /// A table.
@@ -82,18 +84,19 @@ pub async fn look(session: &Session, source: &SourceConfig, outbox: &OutboxConfi
         table: table(session, outbox).await?,
         publication,
         slot: preflight::slot(session.client(), &source.slot).await?,
-        room: room(session).await?,
+        room: room(session, outbox).await?,
         server,
     })
 }
 
-async fn room(session: &Session) -> Result<Room> {
-    let row = session.row("asking what is left on the server", sql::ROOM, &[]).await?;
+async fn room(session: &Session, outbox: &OutboxConfig) -> Result<Room> {
+    let row = session.row("asking what is left on the server", sql::ROOM, &[&outbox.table.schema()]).await?;
     let row = row.ok_or_else(|| Error::new(Kind::Bug, "a query that always gives a row gave none"))?;
     Ok(Room {
         free_slots: column(&row, "free_slots")?,
         free_senders: column(&row, "free_senders")?,
         may_create: column(&row, "may_create")?,
+        may_create_in_schema: column(&row, "may_create_in_schema")?,
     })
 }
 

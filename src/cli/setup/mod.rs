@@ -10,6 +10,7 @@ use crate::cli::SetupArgs;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_line};
 use crate::cli::session::Session;
+use crate::config::setting;
 use plan::{Object, Plan, Wanted};
 
 /// Creates what is missing, leaves what fits, and refuses what does not fit with the SQL to fix it.
@@ -51,7 +52,8 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
     for remark in &plan.remarks {
         print_line(format_args!("note: {remark}"))?;
     }
-    print_line(format_args!("Ready. Next: walrelay run --slot {} --brokers HOST:PORT", source.slot))
+    let brokers = if loaded.settings.get(&setting::BROKERS).is_some() { "" } else { " --brokers HOST:PORT" };
+    print_line(format_args!("Ready. Next: walrelay run --slot {}{brokers}", source.slot))
 }
 
 /// The plan as a script for `psql`: what stands in the way is a comment, because whoever runs it may have other rights.

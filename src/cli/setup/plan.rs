@@ -130,6 +130,13 @@ fn table(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
                     Error::new(Kind::Config, cause).remedy("remove [outbox.columns], or create the table yourself")
                 );
             }
+            refuse_if(plan, found.room.may_create_in_schema == Some(false), || {
+                let cause = format!("role {} may not create tables in schema {}", found.server.role, name.schema());
+                let values = [("schema", Value::Name(name.schema())), ("role", Value::Name(&found.server.role))];
+                let template = "grant create on schema {schema} to {role};";
+                Error::new(Kind::PostgresRefused, cause)
+                    .remedy(fill(template, &values).unwrap_or_else(|_| template.to_owned()))
+            });
             plan.steps.push(Step {
                 object: Object::Table,
                 doing: format!("creating table {name}"),

@@ -18,7 +18,7 @@ fn found() -> Found {
             database: "shop".into(),
             ..Server::default()
         },
-        room: Room { free_slots: 1, free_senders: 1, may_create: true },
+        room: Room { free_slots: 1, free_senders: 1, may_create: true, may_create_in_schema: Some(true) },
         table: Some(Table { kind: "r".into(), persistence: "p".into(), owned: true, columns }),
         publication: None,
         slot: None,
@@ -65,6 +65,20 @@ fn the_order_is_table_publication_slot() {
     let plan = planned(true, &Found { table: None, ..found() }).unwrap();
     assert_eq!(objects(&plan), [Object::Table, Object::Publication, Object::Slot]);
     assert!(plan.refusal().is_ok());
+}
+
+#[test]
+fn a_role_that_may_not_create_the_table_is_told_the_grant() {
+    let mut bare = Found { table: None, ..found() };
+    bare.room.may_create_in_schema = Some(false);
+    let error = planned(true, &bare).unwrap().refusal().unwrap_err();
+    assert_eq!(
+        (error.kind(), error.cause()),
+        (Kind::PostgresRefused, "role app may not create tables in schema public")
+    );
+    assert_eq!(error.what_to_do(), Some(r#"grant create on schema "public" to "app""#));
+    bare.table = found().table;
+    assert!(planned(true, &bare).unwrap().refusal().is_ok(), "a table that is there needs no right to create one");
 }
 
 #[test]

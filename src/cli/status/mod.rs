@@ -3,13 +3,14 @@
 pub mod report;
 
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::cli::StatusArgs;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_line};
 use crate::cli::session::{Session, column};
 use crate::cli::sql;
+use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
 use report::{Limits, Report};
@@ -42,11 +43,17 @@ pub async fn status(args: &StatusArgs) -> Outcome {
         tick.tick().await;
         let report = read(&session, &slot, &limits).await?;
         match (redraw, args.json) {
-            (true, _) => print(&format!("{REDRAW}{}", report.table()))?,
+            (true, _) => print(&format!("{REDRAW}{}\n\n{}", clock(), report.table()))?,
             (false, true) => print_line(report.json()?)?,
-            (false, false) => print_line(report.line())?,
+            (false, false) => print_line(format_args!("time={} {}", clock(), report.line()))?,
         }
     }
+}
+
+/// The time of this look, in UTC.
+fn clock() -> impl std::fmt::Display {
+    let since_epoch = Duration::from_micros(u64::try_from(now_us()).unwrap_or_default());
+    humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since_epoch)
 }
 
 async fn read(session: &Session, slot: &SlotName, limits: &Limits) -> Result<Report> {

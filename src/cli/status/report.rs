@@ -8,6 +8,9 @@ use serde::Serialize;
 use crate::config::unit::human_bytes;
 use crate::error::{Error, Kind, Result};
 
+/// Where Postgres keeps something from the role that asks.
+const NEEDS_RIGHT: &str = "(needs pg_monitor)";
+
 /// What the caller still calls healthy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -39,7 +42,7 @@ pub struct Report {
     pub pid: Option<i32>,
     /// Who that is, by its own words.
     pub application: Option<String>,
-    /// From where.
+    /// From where: an address, or `[local]` for a Unix socket.
     pub client: Option<String>,
     /// Up to where the relay confirmed.
     pub confirmed_lsn: Option<String>,
@@ -127,7 +130,8 @@ impl Report {
                 "its events are gone from the log: walrelay teardown --slot {0}, then setup, then run --adopt-slot",
                 self.slot
             )),
-            (_, false) => error.remedy(format!("start a relay: walrelay run --slot {}", self.slot)),
+            (_, false) => error
+                .remedy(format!("start a relay: walrelay run --slot {}, or see why it stopped: its log", self.slot)),
             (_, true) => error.remedy("look at the relay's log: Kafka may be slow or away"),
         })
     }
@@ -160,10 +164,12 @@ impl Report {
         let relay = match (self.active, self.pid) {
             (true, Some(pid)) => {
                 let application = self.application.as_deref().unwrap_or("?");
-                format!(
-                    "pid {pid}, {application} from {}",
-                    self.client.as_deref().unwrap_or("a local socket or unknown")
-                )
+                let place = match self.client.as_deref() {
+                    Some("[local]") => " from a local socket".to_owned(),
+                    Some(client) => format!(" from {client}"),
+                    None => format!(", address not shown {NEEDS_RIGHT}"),
+                };
+                format!("pid {pid}, {application}{place}")
             }
             (true, None) => "connected".to_owned(),
             (false, _) => "none".to_owned(),
@@ -175,12 +181,17 @@ impl Report {
         };
         let health =
             if self.healthy { "healthy".to_owned() } else { format!("UNHEALTHY: {}", self.problems.join("; ")) };
+        let heard = match self.reply_age_seconds {
+            Some(age) => format!("{} ago", seconds(age)),
+            None if self.active => format!("not known {NEEDS_RIGHT}"),
+            None => "-".to_owned(),
+        };
         let rows = [
             ("slot", self.slot.clone()),
             ("health", health),
             ("database", or_dash(self.database.as_deref())),
             ("relay", relay),
-            ("last heard", or_dash(self.reply_age_seconds.map(|age| format!("{} ago", seconds(age))))),
+            ("last heard", heard),
             ("confirmed", or_dash(self.confirmed_lsn.as_deref())),
             ("current", or_dash(self.current_lsn.as_deref())),
             ("lag", format!("{}, {}", or_dash(self.lag_bytes.map(bytes)), or_dash(self.lag_seconds.map(seconds)))),
@@ -298,6 +309,18 @@ mod tests {
     WAL bound   no bound (max_slot_wal_keep_size)
     failover    -
     "#);
+    }
+
+    #[test]
+    fn what_the_role_may_not_see_says_which_right_shows_it() {
+        let hidden = Report { client: None, reply_age_seconds: None, ..report() };
+        let table = hidden.table();
+        assert!(table.contains("pid 7, walrelay, address not shown (needs pg_monitor)\n"), "{table}");
+        assert!(table.contains("last heard  not known (needs pg_monitor)\n"), "{table}");
+        let local = Report { client: Some("[local]".into()), ..report() };
+        assert!(local.table().contains("walrelay from a local socket\n"));
+        let nobody = Report { active: false, pid: None, ..hidden };
+        assert!(!nobody.table().contains("pg_monitor"));
     }
 
     #[test]

@@ -146,7 +146,7 @@ fn a_missing_column_is_an_error_only_for_an_event_that_needs_it() {
     feed(&mut assembler, &lacking).unwrap();
     assert_eq!(feed(&mut assembler, &row("1")), Ok(Step::Nothing));
     let error = feed(&mut assembler, &row("2")).unwrap_err();
-    let text = "event 1 of the transaction at 0/64: table public.outbox has no column payload; it has \"id\", \
+    let text = "event at index 1 of the transaction at 0/64: table public.outbox has no column payload; it has \"id\", \
                 \"aggregatetype\", \"aggregateid\", \"type\", \"bo\\ndy\"";
     assert_eq!(error.to_string(), text);
     let slot: SlotName = "orders".parse().unwrap();
@@ -198,7 +198,7 @@ fn a_row_no_event_can_be_made_of_is_named_and_its_payload_is_not() {
         let error = error.into_error(&slot);
         assert_eq!(error.kind(), Kind::Event);
         let text = format!("{error} {}", error.what_to_do().unwrap());
-        assert!(text.contains("slot orders: event 1 of the transaction at 0/64"), "{text}");
+        assert!(text.contains("slot orders: event at index 1 of the transaction at 0/64"), "{text}");
         assert!(text.contains(column) && !text.contains("hidden"), "{text}");
     }
 }
@@ -235,7 +235,7 @@ fn bytes_that_are_no_message_are_an_error_that_says_where() {
     let mut assembler = in_a_transaction(Position::default());
     feed(&mut assembler, &row("1")).unwrap();
     let error = assembler.feed(b"I\0", Lsn::new(0x77)).unwrap_err();
-    let text = "a message cannot be decoded (at 0/77, after 1 events of the transaction at 0/64): an insert's relation \
+    let text = "a message cannot be decoded (at 0/77, after 1 event of the transaction at 0/64): an insert's relation \
                 OID at byte 1 wants 4 bytes and 1 are left";
     assert_eq!(error.to_string(), text);
 }

@@ -111,7 +111,7 @@ async fn prepare_positions(client: &Client) -> Result<(), QueryError> {
     // Asked first: creating what exists needs the right to create it all the same.
     match usable(client).await? {
         Usable::Yes => return Ok(()),
-        Usable::Forbidden => return Err(QueryError::Refused(forbidden("table walrelay.position may not be used"))),
+        Usable::Forbidden => return Err(forbidden(client, "table walrelay.position may not be used").await),
         Usable::Missing => {}
     }
     let created = bounded("creating table walrelay.position", client.batch_execute(POSITION_CREATE)).await;
@@ -120,7 +120,7 @@ async fn prepare_positions(client: &Client) -> Result<(), QueryError> {
         // Another relay may have been faster, which is reported as a duplicate.
         Err(QueryError::Refused(error)) => match usable(client).await? {
             Usable::Yes => Ok(()),
-            Usable::Missing | Usable::Forbidden => Err(QueryError::Refused(forbidden(error.cause()))),
+            Usable::Missing | Usable::Forbidden => Err(forbidden(client, error.cause()).await),
         },
         Err(broken) => Err(broken),
     }
@@ -141,11 +141,19 @@ async fn usable(client: &Client) -> Result<Usable, QueryError> {
     })
 }
 
-fn forbidden(cause: &str) -> Error {
+async fn forbidden(client: &Client, cause: &str) -> QueryError {
+    match one_text(client, "asking for the role's name", "select pg_catalog.quote_ident(current_user)", &[]).await {
+        Ok(role) => QueryError::Refused(may_not_keep(cause, role.as_deref().unwrap_or("current_user"))),
+        Err(error) => error,
+    }
+}
+
+/// `role` as SQL writes it.
+fn may_not_keep(cause: &str, role: &str) -> Error {
     let create = POSITION_CREATE.split_whitespace().collect::<Vec<_>>().join(" ");
     Error::new(Kind::PostgresRefused, format!("the position cannot be kept in Postgres: {cause}")).remedy(format!(
-        "as a role that may: {create} grant usage on schema walrelay to \"<role>\"; grant select, insert, update on \
-         walrelay.position to \"<role>\" (<role> is the one walrelay connects as). Or keep the position in Kafka"
+        "as a role that may: {create} grant usage on schema walrelay to {role}; grant select, insert, update on \
+         walrelay.position to {role}. Or keep the position in Kafka"
     ))
 }
 
@@ -187,10 +195,10 @@ mod tests {
 
     #[test]
     fn who_may_not_create_the_table_is_told_the_sql_on_one_line() {
-        let error = forbidden("permission denied for database shop");
+        let error = may_not_keep("permission denied for database shop", "\"the relay\"");
         let remedy = error.what_to_do().unwrap();
         assert!(remedy.contains("create table if not exists walrelay.position ( key text primary key"), "{remedy}");
-        assert!(remedy.contains("grant select, insert, update on walrelay.position"), "{remedy}");
+        assert!(remedy.contains("grant select, insert, update on walrelay.position to \"the relay\". "), "{remedy}");
         assert!(!remedy.contains('\n'));
     }
 }
