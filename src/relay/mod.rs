@@ -178,23 +178,22 @@ impl Relay {
     /// The core that goes on behind `stored`, which the store holds and which belongs to this server and slot.
     fn enter(&self, life: Option<Life>, stored: Position, same_server: bool) -> Result<Box<Core<KafkaSink>>> {
         let (sink, start) = match life {
-            Some(Life::Running(core)) if same_server && core.ledger().delivered().is_at_or_after(&stored) => {
-                return Ok(core);
+            Some(Life::Running(core)) => match belongs(core.ledger().delivered(), stored, same_server) {
+                Belongs::Here => return Ok(core),
+                Belongs::ToAnotherServer => {
+                    let what = "another server or timeline answers; starting again behind what is stored for it";
+                    return Err(Error::new(Kind::PostgresUnreachable, what));
+                }
+                Belongs::ToThePast => {
+                    let what = "another relay served the slot in between; starting behind it";
+                    return Err(Error::new(Kind::SlotActive, what));
+                }
+            },
+            Some(Life::New(sink, Some(resume))) if belongs(resume, stored, same_server) == Belongs::Here => {
+                (sink, resume)
             }
-            Some(Life::Running(_)) if !same_server => {
-                let what = "another server or timeline answers; starting again behind what is stored for it";
-                return Err(Error::new(Kind::PostgresUnreachable, what));
-            }
-            Some(Life::Running(_)) | None => {
-                // Another relay had the slot in between and went further. What this one knows is out of date.
-                return Err(Error::new(
-                    Kind::SlotActive,
-                    "another relay served the slot in between; starting behind it",
-                ));
-            }
-            Some(Life::New(sink, resume)) => {
-                (sink, resume.filter(|it| same_server && it.is_at_or_after(&stored)).unwrap_or(stored))
-            }
+            Some(Life::New(sink, _)) => (sink, stored),
+            None => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
         let setup = Setup {
             slot: self.config.source.slot.clone(),
@@ -273,10 +272,44 @@ impl Relay {
     }
 }
 
+/// Whether what this process has delivered is a position in the log that answers now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Belongs {
+    /// It is, and nobody went further.
+    Here,
+    /// It was learned of another server or timeline, where the same LSN is another place.
+    ToAnotherServer,
+    /// Another relay had the slot in between and went further.
+    ToThePast,
+}
+
+/// Judges `delivered`, which this process knows, by `stored`, which was just read and belongs here (P1).
+fn belongs(delivered: Position, stored: Position, same_server: bool) -> Belongs {
+    match (same_server, delivered.is_at_or_after(&stored)) {
+        (false, _) => Belongs::ToAnotherServer,
+        (true, true) => Belongs::Here,
+        (true, false) => Belongs::ToThePast,
+    }
+}
+
 /// What this process knows to be confirmable while a session is opened.
 fn life_confirmed(life: &Life) -> crate::position::Lsn {
     match life {
         Life::New(..) => crate::position::Lsn::ZERO,
         Life::Running(core) => core.confirmable(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_delivered_before_a_failover_says_nothing_of_the_new_timeline() {
+        let at = |lsn| Position::at(crate::position::Lsn::new(lsn));
+        // P1: the old primary was at 300, the new one branched off at 200: its commits below 300 are new events.
+        assert_eq!(belongs(at(300), at(200), false), Belongs::ToAnotherServer);
+        assert_eq!(belongs(at(300), at(200), true), Belongs::Here);
+        assert_eq!(belongs(at(200), at(300), true), Belongs::ToThePast);
     }
 }
