@@ -104,10 +104,7 @@ async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -
     let act = While::Connecting(&place);
     let mut socket = dial(info, target).await.map_err(|error| {
         let error = fault::io(act, &error);
-        match error.kind() {
-            Kind::PostgresUnreachable => error.remedy(fault::reach(info.names_server())),
-            _ => error,
-        }
+        if error.kind() == Kind::PostgresUnreachable { error.remedy(fault::reach(info.names_server())) } else { error }
     })?;
     let tls = match (config, target.host()) {
         (Some(config), Host::Tcp { name, .. }) => {
