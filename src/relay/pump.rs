@@ -10,6 +10,8 @@
 //! 6. what is to be told of Kafka;
 //! 7. the socket: always for writing, for reading only while there is room (P4).
 
+mod outcome;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::config::Config;
-use crate::error::{Disposition, Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::relay::core::{Core, Taken};
@@ -29,7 +31,6 @@ use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery, Producer};
-use crate::source::catalog::compare;
 use crate::source::control::ControlEnd;
 use crate::source::feedback::{Action, Feedback};
 use crate::source::{Io, Status, WalMessage, WalSource, notice};
@@ -332,150 +333,6 @@ impl Pump<'_> {
         let leave = self.leaving.as_ref().map(|leaving| leaving.until);
         let due = feedback.min(self.report.next).min(self.jobs.wake_at().max(soon));
         [store, retry, leave, rest].into_iter().flatten().fold(due, Instant::min)
-    }
-
-    async fn handle(&mut self, input: Input) -> Result<()> {
-        match input {
-            Input::Stop => {
-                self.telemetry.health.stopping();
-                let at_once = std::mem::replace(&mut self.stop_heard, true) || self.stop.asked() == Stop::Now;
-                let grace = if at_once { Duration::ZERO } else { self.config.process.shutdown_timeout };
-                self.leave(grace, Ok(Ended::Stopped));
-                Ok(())
-            }
-            Input::Clock | Input::Deliveries => Ok(()),
-            Input::Job(done) => self.job_done(done).await,
-            Input::Control(end) => self.control_ended(end),
-            Input::Kafka(connection) => {
-                self.telemetry.connected(Side::Kafka, connection == Connection::Up);
-                Ok(())
-            }
-            Input::Refused(error) => {
-                self.refused = Box::pin(std::future::pending());
-                Err(error)
-            }
-            Input::Socket(result) => {
-                let read = result?.received_bytes;
-                if read > 0 {
-                    self.report.received_bytes += read as u64;
-                    let now = Instant::now();
-                    self.feedback.heard(now);
-                    if now.duration_since(self.last_read) < BUSY_WITHIN + REST {
-                        self.rest_until = now + REST;
-                    }
-                    self.last_read = now;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    async fn job_done(&mut self, done: Done) -> Result<()> {
-        match done {
-            Done::Stored(store, position, result) => {
-                self.session.store = Some(store);
-                if let Err(error) = result {
-                    let error = Box::pin(self.why_not_stored(error)).await;
-                    if error.kind().disposition() == Disposition::Halt {
-                        // Nothing more can be stored, so there is nothing to wait for.
-                        self.leave(Duration::ZERO, Err(error));
-                        return Ok(());
-                    }
-                    return Err(error);
-                }
-                self.telemetry.metrics.positions_stored.inc();
-                failpoint::reached("stored");
-                self.core.stored(position);
-            }
-            Done::Looked(result, then_store) => {
-                let judged = result.and_then(|now| compare(&self.session.fingerprint, &now));
-                if judged.is_err() {
-                    self.catalog_unsound = true;
-                    if then_store.is_some() {
-                        self.core.store_abandoned();
-                    }
-                }
-                judged?;
-                if let Some(position) = then_store {
-                    self.jobs.begin_store(&mut self.session, position);
-                }
-            }
-            Done::Probed(true) if self.stall.is_still(self.core.counts().acked, self.core.is_drained()) => {
-                let what = "Kafka answers, and has acked nothing of what is in flight; starting with a new producer";
-                return Err(Error::new(Kind::KafkaUnreachable, what));
-            }
-            Done::Probed(_) => {}
-            Done::Measured(result) => {
-                let measured = result?;
-                self.report.server_wal_end = self.report.server_wal_end.max(measured.wal_end);
-                if let Some(restart_lsn) = measured.slot.and_then(|slot| slot.restart_lsn) {
-                    self.telemetry.metrics.set_slot_restart_lsn(restart_lsn);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A store that failed with its producer says less than the record that ended the producer, which comes at once.
-    async fn why_not_stored(&mut self, error: Error) -> Error {
-        let until = Instant::now() + LAST_WORDS;
-        loop {
-            let deliveries = self.core.next_deliveries(&mut self.deliveries);
-            if tokio::time::timeout_at(until, deliveries).await.is_err() {
-                return error;
-            }
-            if let Err(better) = self.core.delivered(&mut self.deliveries) {
-                return better;
-            }
-        }
-    }
-
-    /// The SQL session is gone: Postgres shuts down, or this connection broke.
-    fn control_ended(&mut self, end: ControlEnd) -> Result<()> {
-        self.control_ended = true;
-        match end {
-            ControlEnd::ServerShuttingDown => {
-                tracing::info!("Postgres is shutting down: waiting for acks, then letting it go");
-                self.leave(SERVER_SHUTDOWN_GRACE, Ok(Ended::ServerShutDown));
-                Ok(())
-            }
-            ControlEnd::Lost(error) => Err(error),
-        }
-    }
-
-    /// Whether something received still has to be acked, stored or confirmed.
-    fn has_left_over(&self) -> bool {
-        let only_keepalives = matches!(self.core.due(self.epoch.elapsed(), true), Due::Idle(_));
-        !(self.core.is_settled() || !self.may_look() && self.core.is_drained() && only_keepalives)
-    }
-
-    /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be stored.
-    fn may_look(&self) -> bool {
-        !self.control_ended && !self.catalog_unsound
-    }
-
-    /// A person has to act. What came before is sound: it is acked, stored and confirmed before the relay stops (P3).
-    ///
-    /// # Errors
-    /// `error` itself, where it heals or where there is nothing to wait for.
-    fn halt(&mut self, error: Error) -> Result<()> {
-        if error.kind().disposition() != Disposition::Halt {
-            return Err(error);
-        }
-        if self.leaving.is_none() && !self.core.is_drained() {
-            tracing::error!(%error, "stopping: waiting for acks of what came before");
-        }
-        self.leave(self.config.process.shutdown_timeout, Err(error));
-        Ok(())
-    }
-
-    /// Intake ends; what is in flight gets until then. A reason that is there already stays.
-    fn leave(&mut self, grace: Duration, with: Result<Ended>) {
-        let until = Instant::now() + grace;
-        match &mut self.leaving {
-            Some(leaving) => leaving.until = leaving.until.min(until),
-            None => self.leaving = Some(Leaving { until, with }),
-        }
     }
 }
 
