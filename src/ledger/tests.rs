@@ -60,6 +60,8 @@ fn a_keepalive_inside_a_transaction_moves_nothing() {
     let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
     ledger.begin(lsn(200)).unwrap();
     ledger.keepalive(lsn(999));
+    assert_eq!(ledger.delivered(), Position::at(lsn(100)));
+    assert_eq!(ledger.received(), Position::at(lsn(100)));
     ledger.enqueued(1, 0).unwrap();
     ledger.acked(Ticket(0)).unwrap();
     ledger.commit(lsn(200), lsn(210)).unwrap();
