@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::config::{OutboxConfig, RouteConfig, SlotName};
 use crate::error::{Error, Kind, Result};
-use crate::event::{Assembler, Event, Ignored, Shown, Step};
+use crate::event::{Assembler, Event, Ignored, Place, Shown, Step};
 use crate::failpoint;
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::{Ledger, LedgerError, Limits};
@@ -31,7 +31,8 @@ struct Pending {
     key: Option<Vec<u8>>,
     value: Option<Vec<u8>>,
     headers: Vec<(String, Option<Vec<u8>>)>,
-    committed_at_us: i64,
+    place: Place,
+    row: Shown,
 }
 
 /// Counts since the core began, for the metrics.
@@ -129,7 +130,7 @@ impl<S: Sink> Core<S> {
                     true => self.counts.enqueued += 1,
                     false => {
                         self.counts.queue_full += 1;
-                        self.pending = Some(Pending::keep(&record, event.place.committed_at_us));
+                        self.pending = Some(Pending::keep(&record, &event));
                     }
                 }
             }
@@ -157,13 +158,15 @@ impl<S: Sink> Core<S> {
             Ok(()) => {
                 self.counts.enqueued += 1;
                 let bytes = bytes_of(&record);
-                self.ledger.enqueued(bytes, pending.committed_at_us).map_err(contradiction)
+                self.ledger.enqueued(bytes, pending.place.committed_at_us).map_err(contradiction)
             }
             Err(EnqueueError::Full) => {
                 self.pending = Some(pending);
                 Ok(())
             }
-            Err(EnqueueError::Refused(error)) => Err(error),
+            Err(EnqueueError::Refused(error)) => {
+                Err(error.of_row(pending.row).of_event(pending.place.commit_lsn, pending.place.index))
+            }
         }
     }
 
@@ -280,7 +283,7 @@ impl<S: Sink> Core<S> {
 }
 
 impl Pending {
-    fn keep(record: &Record<'_>, committed_at_us: i64) -> Self {
+    fn keep(record: &Record<'_>, event: &Event<'_>) -> Self {
         Pending {
             topic: record.topic.to_owned(),
             key: record.key.map(<[u8]>::to_vec),
@@ -290,7 +293,8 @@ impl Pending {
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec)))
                 .collect(),
-            committed_at_us,
+            place: event.place,
+            row: Shown::of(event.id),
         }
     }
 }
