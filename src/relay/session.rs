@@ -80,7 +80,7 @@ impl Session {
             table: config.outbox.table.clone(),
         };
         let control = Control::start(sql, watched);
-        let fingerprint = control.check_catalog(None).await?;
+        let fingerprint = facts.catalog.fingerprint(&source.publication, &config.outbox.table);
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
         let history = match server.timeline {
