@@ -126,12 +126,11 @@ impl<S: Sink> Core<S> {
                 let routed = self.router.route(&event).map_err(|error| error.into_error(&self.slot))?;
                 let record = routed.record();
                 let offered = offer(&mut self.sink, &mut self.ledger, &record, &event)?;
-                match offered {
-                    true => self.counts.enqueued += 1,
-                    false => {
-                        self.counts.queue_full += 1;
-                        self.pending = Some(Pending::keep(&record, &event));
-                    }
+                if offered == Offered::Taken {
+                    self.counts.enqueued += 1;
+                } else {
+                    self.counts.queue_full += u64::from(offered == Offered::Full);
+                    self.pending = Some(Pending::keep(&record, &event));
                 }
             }
             Step::Relation { outbox, .. } => return Ok(if outbox { Taken::Relation } else { Taken::Done }),
@@ -160,7 +159,7 @@ impl<S: Sink> Core<S> {
                 let bytes = bytes_of(&record);
                 self.ledger.enqueued(bytes, pending.place.committed_at_us).map_err(contradiction)
             }
-            Err(EnqueueError::Full) => {
+            Err(EnqueueError::Full | EnqueueError::Opening) => {
                 self.pending = Some(pending);
                 Ok(())
             }
@@ -299,15 +298,24 @@ impl Pending {
     }
 }
 
-/// Hands `record` to the sink; false where the sink is full.
-fn offer<S: Sink>(sink: &mut S, ledger: &mut Ledger, record: &Record<'_>, event: &Event<'_>) -> Result<bool> {
+/// Whether the sink has taken a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Offered {
+    Taken,
+    Full,
+    Opening,
+}
+
+/// Hands `record` to the sink.
+fn offer<S: Sink>(sink: &mut S, ledger: &mut Ledger, record: &Record<'_>, event: &Event<'_>) -> Result<Offered> {
     match sink.enqueue(record, ledger.next()) {
         Ok(()) => {
             failpoint::reached("enqueued");
             ledger.enqueued(bytes_of(record), event.place.committed_at_us).map_err(contradiction)?;
-            Ok(true)
+            Ok(Offered::Taken)
         }
-        Err(EnqueueError::Full) => Ok(false),
+        Err(EnqueueError::Full) => Ok(Offered::Full),
+        Err(EnqueueError::Opening) => Ok(Offered::Opening),
         Err(EnqueueError::Refused(error)) => {
             Err(error.of_row(Shown::of(event.id)).of_event(event.place.commit_lsn, event.place.index))
         }

@@ -93,7 +93,7 @@ struct Relay {
 /// A producer and everything that hangs on it.
 enum Life {
     /// No session yet. It begins behind the position, or behind what is stored where there is none.
-    New(KafkaSink, Option<Position>),
+    New(Box<KafkaSink>, Option<Position>),
     /// Under way.
     Running(Box<Core<KafkaSink>>),
 }
@@ -136,7 +136,7 @@ impl Relay {
     async fn one_session(&mut self, stop: &mut StopSignal) -> Result<Ended> {
         let life = match self.life.take() {
             Some(life) => life,
-            None => Life::New(KafkaSink::connect(&self.config.kafka)?, None),
+            None => Life::New(Box::new(KafkaSink::connect(&self.config.kafka)?), None),
         };
         let life = self.life.insert(life);
         let open = async {
@@ -204,7 +204,7 @@ impl Relay {
                 bytes: self.config.kafka.max_in_flight_bytes,
             },
         };
-        Ok(Box::new(Core::new(&setup, start, stored, sink, self.epoch.elapsed())))
+        Ok(Box::new(Core::new(&setup, start, stored, *sink, self.epoch.elapsed())))
     }
 
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.
@@ -216,7 +216,7 @@ impl Relay {
         };
         self.end_life().await;
         match KafkaSink::connect(&self.config.kafka) {
-            Ok(sink) => self.life = Some(Life::New(sink, resume)),
+            Ok(sink) => self.life = Some(Life::New(Box::new(sink), resume)),
             Err(error) => tracing::error!(%error, "a new producer could not be made"),
         }
     }

@@ -16,9 +16,14 @@ use tokio::sync::{Notify, oneshot};
 use super::Ticket;
 use super::connection::Tracker;
 use super::faults::{self, Subject};
+use super::placement::Placement;
 use super::redact::Redactor;
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
+
+/// What an ack without an offset stands for: librdkafka infers one from the ack of a later batch, or from Kafka taking
+/// the record for a copy. Both are guesses, and a guess is no delivery (P1).
+const UNKNOWN_OFFSET: RDKafkaErrorCode = RDKafkaErrorCode::NoOffset;
 
 /// Marks the opaque of a record whose sender waits for it itself; all others are tickets.
 const AWAITED: usize = 1 << (usize::BITS - 1);
@@ -103,16 +108,22 @@ pub(super) struct Context {
     pub(super) suspicion: SyncSender<()>,
     pub(super) last_error: Arc<Mutex<String>>,
     pub(super) closing: Arc<AtomicBool>,
+    pub(super) placement: Placement,
 }
 
-impl ProducerContext for Context {
+impl ProducerContext<Placement> for Context {
     type DeliveryOpaque = usize;
+
+    fn get_custom_partitioner(&self) -> Option<&Placement> {
+        Some(&self.placement)
+    }
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
         if opaque & AWAITED != 0 {
             let outcome = match result {
-                Ok(_) => Ok(()),
+                Ok(message) if message.offset() >= 0 => Ok(()),
+                Ok(message) => Err(faults::explain(UNKNOWN_OFFSET, subject(message))),
                 Err((error, message)) => Err(faults::explain(code(error), subject(message))),
             };
             if let Some(sender) = self.shared.awaited().remove(&opaque) {
@@ -124,15 +135,19 @@ impl ProducerContext for Context {
         let ticket = Ticket(opaque as u64);
         let mut reports = self.shared.reports();
         let first = reports.acked.is_empty() && reports.failed.is_empty();
-        match result {
-            Ok(_) => reports.acked.push(ticket),
-            Err((error, message)) => {
-                self.shared.failed.store(true, Ordering::Release);
-                let record_bytes = message.payload_len() + message.key_len();
-                let (topic, partition) = (message.topic().to_owned(), message.partition());
-                let label = label(message);
-                reports.failed.push(Failure { ticket, code: code(error), topic, partition, record_bytes, label });
+        let code = match result {
+            Ok(message) if message.offset() >= 0 => {
+                reports.acked.push(ticket);
+                None
             }
+            Ok(message) => Some((UNKNOWN_OFFSET, message)),
+            Err((error, message)) => Some((code(error), message)),
+        };
+        if let Some((code, message)) = code {
+            self.shared.failed.store(true, Ordering::Release);
+            let record_bytes = message.payload_len() + message.key_len();
+            let (topic, partition) = (message.topic().to_owned(), message.partition());
+            reports.failed.push(Failure { ticket, code, topic, partition, record_bytes, label: label(message) });
         }
         drop(reports);
         if first {

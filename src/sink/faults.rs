@@ -124,6 +124,12 @@ const FAULTS: &[Fault] = &[
         remedy: "",
     },
     Fault {
+        codes: &[NoOffset],
+        kind: Kind::KafkaUnreachable,
+        what: "the record was acked without an offset, so nobody knows whether Kafka has it; sending it again",
+        remedy: "",
+    },
+    Fault {
         codes: &[PurgeQueue, PurgeInflight, InvalidDifferentRecord, BrokerDestroy, DestroyBroker],
         kind: Kind::KafkaUnreachable,
         what: "the record was given up together with another one",

@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::connection::{Connection, Tracker};
 use super::context::{Context, Failure, Reports, Shared, opaque};
 use super::faults::{self, Subject};
+use super::opening::Openings;
 use super::options::{self, Options};
+use super::placement::{Placement, hash};
 use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
 use super::{Delivery, EnqueueError, Sink, Ticket};
 use crate::config::KafkaConfig;
@@ -36,6 +38,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The producer. Made in a Tokio runtime; holds one polling thread and one that looks whether Kafka answers.
 pub struct KafkaSink {
     inner: Arc<Inner>,
+    openings: Openings,
+    /// Counts records without a key, which go to each partition in turn.
+    turn: u32,
     message_max_bytes: usize,
     /// Swapped with the vectors the polling thread fills, so that no report allocates.
     spare: Reports,
@@ -80,8 +85,9 @@ impl KafkaSink {
             suspicion,
             last_error: Arc::clone(&last_error),
             closing: Arc::clone(&closing),
+            placement: Placement::new(),
         };
-        let client: ThreadedProducer<Context> =
+        let client: ThreadedProducer<Context, Placement> =
             options.client.create_with_context(context).map_err(|error| options.creation_error(&error))?;
         let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone: watch::Sender::new(()) });
         let weak = Arc::downgrade(&inner);
@@ -91,6 +97,8 @@ impl KafkaSink {
             .map_err(|error| Error::new(Kind::Prerequisite, format!("no thread can be started: {error}")))?;
         Ok(KafkaSink {
             inner,
+            openings: Openings::new(Instant::now()),
+            turn: 0,
             message_max_bytes: options.message_max_bytes,
             spare: Reports::default(),
             failures: Vec::new(),
@@ -151,6 +159,8 @@ impl KafkaSink {
     fn take_reports(&mut self, into: &mut Vec<Delivery>) -> bool {
         mem::swap(&mut self.spare, &mut *self.inner.shared.reports());
         let mut any = !self.spare.acked.is_empty();
+        self.openings.at(Instant::now());
+        self.openings.acked(&self.spare.acked);
         into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
         self.failures.append(&mut self.spare.failed);
         if !self.failures.is_empty() {
@@ -202,6 +212,11 @@ impl KafkaSink {
         self.finished.clone().or(first).unwrap_or_else(unknown)
     }
 
+    fn next_turn(&mut self) -> u32 {
+        self.turn = self.turn.wrapping_add(1);
+        self.turn
+    }
+
     fn too_large(&self, record: &Record<'_>) -> Option<Error> {
         let headers = record.headers.iter();
         let headers: usize =
@@ -229,6 +244,10 @@ impl Sink for KafkaSink {
         if let Some(error) = self.too_large(record) {
             return Err(EnqueueError::Refused(error));
         }
+        let hash = record.key.map_or_else(|| self.next_turn(), hash);
+        let placement = &self.inner.client.context().placement;
+        let Some(way) = self.openings.way(record.topic, hash, placement) else { return Err(EnqueueError::Opening) };
+        placement.expect(way.count, hash);
         let headers = (!record.headers.is_empty()).then(|| {
             let headers = OwnedHeaders::new_with_capacity(record.headers.len());
             record.headers.iter().fold(headers, |headers, (key, value)| headers.insert(Header { key, value: *value }))
@@ -242,7 +261,10 @@ impl Sink for KafkaSink {
             headers,
             delivery_opaque: opaque(ticket).map_err(EnqueueError::Refused)?,
         };
-        let Err(error) = self.inner.send(record) else { return Ok(()) };
+        let Err(error) = self.inner.send(record) else {
+            self.openings.sent(way, ticket, placement);
+            return Ok(());
+        };
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
             self.full = true;
             return Err(EnqueueError::Full);

@@ -7,6 +7,7 @@
 //! | [`connection`] | whether Kafka answers |
 //! | [`redact`] | secrets out of librdkafka's words |
 //! | `context` | librdkafka's callbacks, on its polling thread |
+//! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
 //! | [`producer`] | the producer's life, and a handle on it for the position |
 //! | [`kafka`] | [`Sink`] |
 
@@ -16,7 +17,9 @@ pub mod connection;
 mod context;
 pub mod faults;
 pub mod kafka;
+mod opening;
 pub mod options;
+mod placement;
 pub mod producer;
 pub mod properties;
 pub mod redact;
@@ -47,6 +50,8 @@ pub enum Delivery {
 pub enum EnqueueError {
     /// The queue is full. Offer the *same* record again after the next delivery; nothing else before it.
     Full,
+    /// The first record of its partition is on its way. Offer the *same* record again after the next delivery.
+    Opening,
     /// It can never be taken: too large, invalid topic, a producer in fatal state.
     Refused(Error),
 }

@@ -22,8 +22,10 @@ const FIXED: &[(&str, &str)] = &[
     ("acks", "all"),
     // Records never expire: an expired one is a gap that later ones have passed already (P2).
     ("message.timeout.ms", "0"),
-    // Where Java clients put the same key; librdkafka's own default differs for nine keys in ten.
+    // Where Java clients put the same key; librdkafka's own default differs for nine keys in ten. The sink's partitioner
+    // does the same, and is asked for records without a key only where none is sticky.
     ("partitioner", "murmur2_random"),
+    ("sticky.partitioning.linger.ms", "0"),
 ];
 
 /// Defaults, open to change by a property.

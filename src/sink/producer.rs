@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::connection::{Connection, Tracker};
 use super::context::{Context, Shared, code};
 use super::faults::{self, Subject};
+use super::placement::Placement;
 use crate::error::{Error, Kind, Result};
 
 /// How long a full queue is left alone before the same record is offered again.
@@ -24,7 +25,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// librdkafka's producer and what belongs to it.
 pub(super) struct Inner {
-    pub(super) client: ThreadedProducer<Context>,
+    pub(super) client: ThreadedProducer<Context, Placement>,
     pub(super) shared: Arc<Shared>,
     pub(super) tracker: Arc<Tracker>,
     pub(super) closing: Arc<AtomicBool>,

@@ -35,7 +35,10 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["retries", "message.send.max.retries"],
         "an event given up after some retries leaves a gap, so retries never end",
     ),
-    (&["partitioner"], "keys must go to the partitions where Java clients put them, so it is always `murmur2_random`"),
+    (
+        &["partitioner", "sticky.partitioning.linger.ms"],
+        "keys must go to the partitions where Java clients put them, so it is always `murmur2_random`",
+    ),
     (
         &["transactional.id", "transaction.timeout.ms"],
         "walrelay does not use Kafka transactions, and a producer with a transactional.id sends nothing outside one",

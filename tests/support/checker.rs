@@ -106,7 +106,8 @@ pub(crate) fn check(rows: &[Row], delivered: &[Delivered]) -> Findings {
             }
         }
     }
-    findings.lost = rows.iter().filter(|row| !seen.contains(row.id.as_str())).map(|row| row.id.clone()).collect();
+    let lost = rows.iter().filter(|row| !seen.contains(row.id.as_str()));
+    findings.lost = lost.map(|row| format!("{} (version {} of {})", row.id, row.version, row.aggregate)).collect();
     let scattered = places.iter().filter(|(_, places)| places.len() > 1);
     findings.scattered = scattered.map(|(aggregate, _)| (*aggregate).to_owned()).collect();
     findings
@@ -150,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_lost_event_is_found() {
-        assert_eq!(check(&rows(), &deliver(&["a1", "b1", "a3"])).lost, ["a2"]);
+        assert_eq!(check(&rows(), &deliver(&["a1", "b1", "a3"])).lost, ["a2 (version 2 of a)"]);
     }
 
     #[test]

@@ -101,7 +101,7 @@ fn fresh_path(suffix: &str) -> PathBuf {
     run_directory().join(format!("walrelay-{}.{suffix}", COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// A running relay. Dropping it kills it with -9; in a failing test its last lines are shown.
+/// A running relay. Dropping it kills it with -9; in a failing test its last lines and its metrics are shown.
 pub(crate) struct Relay {
     pub(crate) process: Process,
     port: u16,
@@ -172,7 +172,11 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            let metrics = self.metrics();
+            let told: Vec<&str> =
+                metrics.lines().filter(|line| !line.starts_with('#') && !line.contains("bucket")).collect();
             eprintln!("--- the relay's last lines ---\n{}\n---", self.process.log_tail(40));
+            eprintln!("--- what it measured ---\n{}\n---", told.join("\n"));
         }
     }
 }

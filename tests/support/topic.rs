@@ -7,7 +7,10 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::metadata::Metadata;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+use super::wait;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -48,9 +51,22 @@ fn consumer(brokers: &str) -> BaseConsumer {
     config.create().expect("a consumer")
 }
 
+/// How long one client may take to find its broker. One that asked a broker that was fenced just then was told of no
+/// broker at all, and never finds one again; the next client does.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A client with the metadata of the topic.
+fn reader(brokers: &str, topic: &str) -> (BaseConsumer, Metadata) {
+    let found = wait::until(PATIENCE, || {
+        let consumer = consumer(brokers);
+        let metadata = consumer.fetch_metadata(Some(topic), CLIENT_PATIENCE).ok()?;
+        Some((consumer, metadata))
+    });
+    found.unwrap_or_else(|| panic!("no metadata of {topic} from {brokers} within {PATIENCE:?}"))
+}
+
 /// Partitions with the offsets behind their last records. Empty where the topic does not exist.
-fn ends(consumer: &BaseConsumer, topic: &str) -> Vec<(i32, i64, i64)> {
-    let metadata = consumer.fetch_metadata(Some(topic), PATIENCE).expect("metadata");
+fn ends(consumer: &BaseConsumer, metadata: &Metadata, topic: &str) -> Vec<(i32, i64, i64)> {
     let partitions: Vec<i32> = metadata
         .topics()
         .iter()
@@ -76,18 +92,20 @@ fn ends(consumer: &BaseConsumer, topic: &str) -> Vec<(i32, i64, i64)> {
 
 /// How many records the topic holds; 0 where it does not exist.
 pub(crate) fn count(brokers: &str, topic: &str) -> i64 {
-    ends(&consumer(brokers), topic).iter().map(|(_, low, high)| high - low).sum()
+    let (consumer, metadata) = reader(brokers, topic);
+    ends(&consumer, &metadata, topic).iter().map(|(_, low, high)| high - low).sum()
 }
 
 /// How many partitions it has; 0 where it does not exist.
 pub(crate) fn partitions(brokers: &str, topic: &str) -> usize {
-    ends(&consumer(brokers), topic).len()
+    let (consumer, metadata) = reader(brokers, topic);
+    ends(&consumer, &metadata, topic).len()
 }
 
 /// Everything in the topic up to the high watermarks of this moment, by partition and offset.
 pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
-    let consumer = consumer(brokers);
-    let ends: Vec<_> = ends(&consumer, topic).into_iter().filter(|(_, low, high)| high > low).collect();
+    let (consumer, metadata) = reader(brokers, topic);
+    let ends: Vec<_> = ends(&consumer, &metadata, topic).into_iter().filter(|(_, low, high)| high > low).collect();
     let mut assignment = TopicPartitionList::new();
     for (partition, _, _) in &ends {
         assignment.add_partition_offset(topic, *partition, Offset::Beginning).expect("an offset");

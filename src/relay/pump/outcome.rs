@@ -82,11 +82,14 @@ impl Pump<'_> {
                     self.jobs.begin_store(&mut self.session, position);
                 }
             }
-            Done::Probed(true) if self.stall.is_still(self.core.counts().acked, self.core.is_drained()) => {
-                let what = "Kafka answers, and has acked nothing of what is in flight; starting with a new producer";
-                return Err(Error::new(Kind::KafkaUnreachable, what));
+            Done::Probed(answers) => {
+                let (acked, drained) = (self.core.counts().acked, self.core.is_drained());
+                if self.stall.is_stuck(Instant::now(), answers, acked, drained) {
+                    let what =
+                        "Kafka answers, and has acked nothing of what is in flight; starting with a new producer";
+                    return Err(Error::new(Kind::KafkaUnreachable, what));
+                }
             }
-            Done::Probed(_) => {}
             Done::Measured(result) => {
                 let measured = result?;
                 self.report.server_wal_end = self.report.server_wal_end.max(measured.wal_end);

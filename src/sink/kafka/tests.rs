@@ -14,6 +14,8 @@ use crate::secret::Secret;
 type Cluster = MockCluster<'static, DefaultProducerContext>;
 
 const TOPIC: &str = "outbox.event.order";
+/// Numbers up to here were used to open the partition.
+const OPENED: u64 = 2;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn cluster(partitions: i32) -> Cluster {
@@ -41,9 +43,24 @@ fn enqueue_numbers(sink: &mut KafkaSink, numbers: std::ops::Range<u64>) {
     }
 }
 
+/// Opens the partition of the key that the numbers have, with the numbers 0 and 1: one finds out how many partitions
+/// the topic has, the other opens its own.
+async fn open(sink: &mut KafkaSink) -> Vec<Delivery> {
+    let mut deliveries = Vec::new();
+    for number in 0..OPENED {
+        enqueue_numbers(sink, number..number + 1);
+        deliveries.append(&mut delivered(sink, 1).await);
+    }
+    deliveries
+}
+
 /// Waits for this many deliveries.
 async fn delivered(sink: &mut KafkaSink, count: usize) -> Vec<Delivery> {
-    let mut deliveries = Vec::new();
+    delivered_too(sink, Vec::new(), count).await
+}
+
+/// Waits until there are this many deliveries.
+async fn delivered_too(sink: &mut KafkaSink, mut deliveries: Vec<Delivery>, count: usize) -> Vec<Delivery> {
     let all = async {
         while deliveries.len() < count {
             sink.deliveries(&mut deliveries).await;
@@ -111,8 +128,9 @@ fn numbers(records: &[Read]) -> Vec<u64> {
 async fn every_record_is_acked_once_and_lies_in_the_topic_in_order() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
-    enqueue_numbers(&mut sink, 0..2_000);
-    let deliveries = delivered(&mut sink, 2_000).await;
+    let deliveries = open(&mut sink).await;
+    enqueue_numbers(&mut sink, OPENED..2_000);
+    let deliveries = delivered_too(&mut sink, deliveries, 2_000).await;
     assert_eq!(acked(&deliveries), (0..2_000).collect::<Vec<_>>());
     assert_eq!(numbers(&read(&cluster, 1, 2_000)), (0..2_000).collect::<Vec<_>>());
     assert_eq!(sink.connection(), Connection::Up);
@@ -125,8 +143,9 @@ async fn null_and_empty_keys_values_and_headers_stay_what_they_are() {
     let mut sink = sink(&cluster);
     let headers: &[(&str, Option<&[u8]>)] = &[("id", Some(b"1")), ("empty", Some(b"")), ("null", None)];
     sink.enqueue(&Record { topic: TOPIC, key: None, value: None, headers: &[] }, Ticket(0)).unwrap();
+    delivered(&mut sink, 1).await;
     sink.enqueue(&Record { topic: TOPIC, key: Some(b""), value: Some(b""), headers }, Ticket(1)).unwrap();
-    delivered(&mut sink, 2).await;
+    delivered(&mut sink, 1).await;
     let records = read(&cluster, 1, 2);
     assert_eq!((&records[0].key, &records[0].value, records[0].headers.len()), (&None, &None, 0));
     assert_eq!((&records[1].key, &records[1].value), (&Some(Vec::new()), &Some(Vec::new())));
@@ -138,6 +157,7 @@ async fn null_and_empty_keys_values_and_headers_stay_what_they_are() {
 async fn errors_that_pass_are_retried_in_order_without_loss() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
+    let deliveries = open(&mut sink).await;
     cluster.request_errors(
         RDKafkaApiKey::Produce,
         &[
@@ -147,8 +167,8 @@ async fn errors_that_pass_are_retried_in_order_without_loss() {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION,
         ],
     );
-    enqueue_numbers(&mut sink, 0..500);
-    assert_eq!(acked(&delivered(&mut sink, 500).await), (0..500).collect::<Vec<_>>());
+    enqueue_numbers(&mut sink, OPENED..500);
+    assert_eq!(acked(&delivered_too(&mut sink, deliveries, 500).await), (0..500).collect::<Vec<_>>());
     assert_eq!(numbers(&read(&cluster, 1, 500)), (0..500).collect::<Vec<_>>());
 }
 
@@ -158,13 +178,14 @@ async fn what_was_enqueued_while_the_broker_was_down_arrives_in_order_when_it_is
     let mut sink = sink(&cluster);
     let mut connection = sink.watch_connection();
     tokio::time::timeout(PATIENCE, connection.wait_for(|state| *state == Connection::Up)).await.unwrap().unwrap();
-    enqueue_numbers(&mut sink, 0..100);
+    let deliveries = open(&mut sink).await;
+    enqueue_numbers(&mut sink, OPENED..100);
     cluster.broker_down(-1).unwrap();
     enqueue_numbers(&mut sink, 100..200);
     let down = connection.wait_for(|state| matches!(state, Connection::Down { .. }));
     tokio::time::timeout(PATIENCE, down).await.unwrap().unwrap();
     cluster.broker_up(-1).unwrap();
-    assert_eq!(acked(&delivered(&mut sink, 200).await), (0..200).collect::<Vec<_>>());
+    assert_eq!(acked(&delivered_too(&mut sink, deliveries, 200).await), (0..200).collect::<Vec<_>>());
     assert_eq!(numbers(&read(&cluster, 1, 200)), (0..200).collect::<Vec<_>>());
     tokio::time::timeout(PATIENCE, connection.wait_for(|state| *state == Connection::Up)).await.unwrap().unwrap();
 }
@@ -175,8 +196,8 @@ async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_del
     let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
     options.client.set("queue.buffering.max.messages", "10");
     let mut sink = KafkaSink::with_options(options).unwrap();
-    let (mut deliveries, mut full) = (Vec::new(), 0);
-    for number in 0..1_000 {
+    let (mut deliveries, mut full) = (open(&mut sink).await, 0);
+    for number in OPENED..1_000 {
         while let Err(error) = sink.enqueue(&record(b"o-1", number.to_string().as_bytes()), Ticket(number)) {
             assert!(matches!(error, EnqueueError::Full), "{error:?}");
             full += 1;
@@ -184,8 +205,7 @@ async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_del
         }
     }
     assert!(full > 0, "the queue never was full");
-    let missing = 1_000 - deliveries.len();
-    deliveries.extend(delivered(&mut sink, missing).await);
+    let deliveries = delivered_too(&mut sink, deliveries, 1_000).await;
     assert_eq!(acked(&deliveries), (0..1_000).collect::<Vec<_>>());
     assert_eq!(numbers(&read(&cluster, 1, 1_000)), (0..1_000).collect::<Vec<_>>());
 }
@@ -193,13 +213,13 @@ async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_del
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_is_offered_again_even_if_nothing_is_ever_delivered() {
     let cluster = cluster(1);
-    cluster.broker_down(-1).unwrap();
     let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
-    options.client.set("queue.buffering.max.messages", "1");
+    options.client.set("queue.buffering.max.messages", "10");
     let mut sink = KafkaSink::with_options(options).unwrap();
-    enqueue_numbers(&mut sink, 0..1);
-    assert_eq!(sink.in_librdkafka(), 1);
-    assert!(matches!(sink.enqueue(&record(b"o-1", b"1"), Ticket(1)), Err(EnqueueError::Full)));
+    open(&mut sink).await;
+    cluster.broker_down(-1).unwrap();
+    let refused = (OPENED..OPENED + 11).find_map(|number| sink.enqueue(&record(b"o-1", b""), Ticket(number)).err());
+    assert!(matches!(refused, Some(EnqueueError::Full)), "{refused:?}");
     let mut deliveries = Vec::new();
     tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
     assert!(deliveries.is_empty());
@@ -228,8 +248,9 @@ async fn a_record_too_large_is_refused_before_it_is_sent_and_the_next_one_passes
 async fn one_refused_record_ends_the_producer_and_nothing_behind_it_is_delivered() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
-    enqueue_numbers(&mut sink, 0..10);
-    assert_eq!(acked(&delivered(&mut sink, 10).await).len(), 10);
+    let deliveries = open(&mut sink).await;
+    enqueue_numbers(&mut sink, OPENED..10);
+    assert_eq!(acked(&delivered_too(&mut sink, deliveries, 10).await).len(), 10);
     cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE]);
     enqueue_numbers(&mut sink, 10..20);
     let failed = delivered(&mut sink, 10).await;
@@ -248,16 +269,15 @@ async fn what_waits_in_a_batch_behind_the_refused_one_is_not_delivered() {
     let cluster = cluster(1);
     let one_by_one = [("batch.num.messages", "1")];
     let mut sink = KafkaSink::connect(&config(cluster.bootstrap_servers(), &one_by_one)).unwrap();
-    enqueue_numbers(&mut sink, 0..1);
-    delivered(&mut sink, 1).await;
+    open(&mut sink).await;
     // Slow enough that all are enqueued before the first is refused, with five of them on the wire.
     cluster.broker_round_trip_time(1, Duration::from_millis(300)).unwrap();
     cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE]);
-    enqueue_numbers(&mut sink, 1..21);
+    enqueue_numbers(&mut sink, 2..22);
     let deliveries = delivered(&mut sink, 20).await;
     // The mock takes what was on the wire beside it, which a broker does not.
     let failed = |number| deliveries.iter().any(|it| matches!(it, Delivery::Failed(Ticket(at), _) if *at == number));
-    assert!(failed(1) && (6..21).all(failed), "{deliveries:?}");
+    assert!(failed(2) && (7..22).all(failed), "{deliveries:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -280,8 +300,8 @@ async fn keys_go_where_java_puts_them() {
         [("o-1", 2), ("o-2", 7), ("o-3", 4), ("o-4", 4), ("o-5", 2), ("o-7", 0), ("o-9", 6), ("", 1), ("c-1", 7)];
     for (ticket, (key, _)) in golden.iter().enumerate() {
         sink.enqueue(&record(key.as_bytes(), b""), Ticket(ticket as u64)).unwrap();
+        delivered(&mut sink, 1).await;
     }
-    delivered(&mut sink, golden.len()).await;
     let placed = read(&cluster, 8, golden.len()).into_iter();
     let placed: BTreeMap<_, _> =
         placed.map(|read| (String::from_utf8(read.key.unwrap()).unwrap(), read.partition)).collect();
@@ -292,8 +312,8 @@ async fn keys_go_where_java_puts_them() {
 async fn waiting_for_deliveries_can_be_cancelled_without_losing_one() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
-    enqueue_numbers(&mut sink, 0..200);
-    let mut deliveries = Vec::new();
+    let mut deliveries = open(&mut sink).await;
+    enqueue_numbers(&mut sink, OPENED..200);
     let all = async {
         while deliveries.len() < 200 {
             tokio::select! {
@@ -311,7 +331,7 @@ async fn waiting_for_deliveries_can_be_cancelled_without_losing_one() {
 async fn closing_does_not_wait_for_a_broker_that_is_down_and_ends_every_handle() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
-    sink.check(&[], PATIENCE).await.unwrap();
+    open(&mut sink).await;
     cluster.broker_down(-1).unwrap();
     enqueue_numbers(&mut sink, 0..100);
     let producer = sink.producer();
@@ -350,4 +370,43 @@ fn a_file_that_a_property_names_and_that_is_missing_is_a_fault_of_the_configurat
     let error = KafkaSink::connect(&config).err().unwrap();
     assert_eq!(error.kind(), Kind::Config);
     assert!(error.cause().contains("ssl.ca.location"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_record_of_a_partition_travels_alone() {
+    let cluster = cluster(2);
+    let mut sink = sink(&cluster);
+    let offer = |sink: &mut KafkaSink, key: &str, ticket| {
+        let offered = sink.enqueue(&record(key.as_bytes(), b""), Ticket(ticket));
+        assert!(matches!(offered, Ok(()) | Err(EnqueueError::Opening)), "{offered:?}");
+        offered.is_ok()
+    };
+    // "o-1" belongs to one partition of two, "o-2" to the other.
+    assert!(offer(&mut sink, "o-1", 0));
+    assert!(!offer(&mut sink, "o-1", 1) && !offer(&mut sink, "o-2", 1), "how many partitions there are is not known");
+    delivered(&mut sink, 1).await;
+    assert!(offer(&mut sink, "o-1", 1));
+    assert!(!offer(&mut sink, "o-1", 2), "a batch that is refused would let this one pass it");
+    assert!(offer(&mut sink, "o-2", 2));
+    assert!(!offer(&mut sink, "o-2", 3));
+    delivered(&mut sink, 2).await;
+    assert!((3..50).all(|ticket| offer(&mut sink, "o-1", ticket) && offer(&mut sink, "o-2", ticket + 100)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_without_a_key_go_to_every_partition() {
+    let cluster = cluster(3);
+    let mut sink = sink(&cluster);
+    let mut deliveries = Vec::new();
+    for ticket in 0..30 {
+        let record = Record { topic: TOPIC, key: None, value: Some(b"x"), headers: &[] };
+        while sink.enqueue(&record, Ticket(ticket)).is_err() {
+            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
+        }
+    }
+    delivered_too(&mut sink, deliveries, 30).await;
+    let placed = read(&cluster, 3, 30);
+    for partition in 0..3 {
+        assert!(placed.iter().any(|record| record.partition == partition), "none in partition {partition}");
+    }
 }

@@ -24,7 +24,9 @@ pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     const FIRST: u16 = 14_000;
     const COUNT: u16 = 16_000;
-    let start = (std::process::id() % u32::from(COUNT)) as u16;
+    // Runs that begin together have neighbouring process ids, and are to look in different places.
+    const APART: u32 = 401;
+    let start = (std::process::id().wrapping_mul(APART) % u32::from(COUNT)) as u16;
     for _ in 0..COUNT {
         let offset = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
         if TcpListener::bind(("127.0.0.1", FIRST + offset)).is_ok() {

@@ -1,0 +1,254 @@
+//! The first record of each partition travels alone.
+//!
+//! A broker that knows nothing of a producer takes its records from any sequence number on. Of two batches on their way
+//! to such a partition the first can be refused, because the broker is not yet its leader, and the second taken:
+//! librdkafka then counts the first as delivered (`rd_kafka_dr_implicit_ack`), and an event is lost. It happens with
+//! topics that are made on the fly, and when a broker comes back. Once a record is acked the broker knows the producer,
+//! and refuses what does not follow. Kafka's side of it: KIP-360, and `ProducerAppendInfo.checkSequence`.
+//!
+//! So a partition is opened by one record, and the next waits for its ack: one round trip per partition and producer.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Ticket;
+use super::placement::{Placement, partition};
+
+/// How long after its last record a partition counts as known to the broker. Brokers forget a producer after
+/// `producer.id.expiration.ms`, a day by default; opening again costs nothing to a partition that was idle so long.
+const KNOWN_FOR: Duration = Duration::from_secs(600);
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    /// The broker may know nothing of this producer.
+    Closed,
+    /// One record is on its way.
+    Opening,
+    /// The broker has acked a record; when the last one was sent.
+    Open(Instant),
+}
+
+#[derive(Debug)]
+struct Topic {
+    /// One for each partition; none while librdkafka has not told how many there are.
+    partitions: Vec<State>,
+    /// Whether a record is on its way that was sent without knowing how many there are.
+    unplaced: bool,
+}
+
+/// Where a record goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Way {
+    topic: usize,
+    /// None while librdkafka has not told how many partitions there are.
+    partition: Option<usize>,
+    /// Partitions of the topic, where they are known.
+    pub(super) count: Option<i32>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Openings {
+    names: HashMap<String, usize>,
+    topics: Vec<Topic>,
+    /// Records that open a partition, until they are acked.
+    firsts: HashMap<Ticket, Way>,
+    /// The placement's version that `topics` has.
+    version: u64,
+    now: Instant,
+}
+
+impl Openings {
+    pub(super) fn new(now: Instant) -> Self {
+        Openings { names: HashMap::new(), topics: Vec::new(), firsts: HashMap::new(), version: 0, now }
+    }
+
+    /// The time is told when acks are taken, not asked for each record.
+    pub(super) fn at(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// Where a record for `topic` goes; none while the first record of its partition is on its way.
+    pub(super) fn way(&mut self, topic: &str, hash: u32, placement: &Placement) -> Option<Way> {
+        self.refresh(placement);
+        let index = match self.names.get(topic) {
+            Some(index) => *index,
+            None => self.add(topic, placement),
+        };
+        let known = self.topics.get(index)?;
+        if known.unplaced {
+            return None;
+        }
+        let count = i32::try_from(known.partitions.len()).ok().filter(|count| *count > 0);
+        let place = count.and_then(|count| usize::try_from(partition(hash, count)).ok());
+        let state = place.and_then(|place| known.partitions.get(place));
+        (state != Some(&State::Opening)).then_some(Way { topic: index, partition: place, count })
+    }
+
+    /// The record was sent.
+    pub(super) fn sent(&mut self, way: Way, ticket: Ticket, placement: &Placement) {
+        let Some(topic) = self.topics.get_mut(way.topic) else { return };
+        // A count that has just changed may have placed it elsewhere.
+        let partition = way.partition.filter(|_| placement.version() == self.version);
+        match partition.and_then(|partition| topic.partitions.get_mut(partition)) {
+            Some(State::Open(last)) if self.now.duration_since(*last) < KNOWN_FOR => {
+                *last = self.now;
+                return;
+            }
+            Some(state) => *state = State::Opening,
+            None => topic.unplaced = true,
+        }
+        self.firsts.insert(ticket, Way { partition, ..way });
+    }
+
+    /// These were acked.
+    pub(super) fn acked(&mut self, tickets: &[Ticket]) {
+        if self.firsts.is_empty() {
+            return;
+        }
+        for way in tickets.iter().filter_map(|ticket| self.firsts.remove(ticket)) {
+            let Some(topic) = self.topics.get_mut(way.topic) else { continue };
+            match way.partition.and_then(|partition| topic.partitions.get_mut(partition)) {
+                Some(state) => *state = State::Open(self.now),
+                None => topic.unplaced = false,
+            }
+        }
+    }
+
+    fn add(&mut self, topic: &str, placement: &Placement) -> usize {
+        let index = self.topics.len();
+        self.names.insert(topic.to_owned(), index);
+        self.topics.push(Topic { partitions: states(placement.count(topic)), unplaced: false });
+        index
+    }
+
+    /// Takes over how many partitions the topics have, where that has changed.
+    fn refresh(&mut self, placement: &Placement) {
+        let version = placement.version();
+        if version == self.version {
+            return;
+        }
+        self.version = version;
+        for (name, index) in &self.names {
+            let Some(topic) = self.topics.get_mut(*index) else { continue };
+            let states = states(placement.count(name));
+            // A partition that is there keeps its state: a topic gains partitions and never loses one.
+            if states.len() > topic.partitions.len() {
+                topic.partitions.resize(states.len(), State::Closed);
+            } else if states.len() < topic.partitions.len() {
+                topic.partitions = states;
+            }
+        }
+    }
+}
+
+fn states(count: Option<i32>) -> Vec<State> {
+    vec![State::Closed; count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::producer::Partitioner;
+
+    use super::*;
+
+    const TOPIC: &str = "t";
+
+    struct Lab {
+        openings: Openings,
+        placement: Placement,
+        sent: u64,
+    }
+
+    impl Lab {
+        /// librdkafka knows of a topic with `count` partitions.
+        fn with(count: i32) -> Lab {
+            let lab = Lab { openings: Openings::new(Instant::now()), placement: Placement::new(), sent: 0 };
+            lab.told(count);
+            lab
+        }
+
+        fn told(&self, count: i32) {
+            self.placement.partition(TOPIC, Some(b""), count, |_| true);
+        }
+
+        /// Sends a record with this hash, unless it has to wait.
+        fn send(&mut self, hash: u32) -> Option<Ticket> {
+            let way = self.openings.way(TOPIC, hash, &self.placement)?;
+            let ticket = Ticket(self.sent);
+            self.sent += 1;
+            self.openings.sent(way, ticket, &self.placement);
+            Some(ticket)
+        }
+    }
+
+    #[test]
+    fn the_second_record_of_a_partition_waits_for_the_ack_of_the_first() {
+        let mut lab = Lab::with(6);
+        let first = lab.send(1).expect("the first goes");
+        assert!(lab.send(1).is_none() && lab.send(7).is_none(), "the same partition");
+        let other = lab.send(2).expect("another partition");
+        lab.openings.acked(&[other]);
+        assert!(lab.send(1).is_none());
+        lab.openings.acked(&[first]);
+        for _ in 0..3 {
+            assert!(lab.send(1).is_some() && lab.send(2).is_some(), "open from now on");
+        }
+    }
+
+    #[test]
+    fn of_a_topic_nobody_knows_one_record_finds_out() {
+        let mut lab = Lab::with(6);
+        lab.placement = Placement::new();
+        let first = lab.send(1).expect("the first goes");
+        lab.told(2);
+        assert!(lab.send(1).is_none() && lab.send(2).is_none(), "where the first lies is not known");
+        lab.openings.acked(&[first]);
+        let opens = lab.send(1).expect("opens its partition");
+        assert!(lab.send(1).is_none());
+        assert!(lab.send(2).is_some(), "the other partition");
+        lab.openings.acked(&[opens]);
+        assert!(lab.send(1).is_some());
+    }
+
+    #[test]
+    fn a_partition_that_was_idle_for_long_is_opened_again() {
+        let mut lab = Lab::with(1);
+        let first = lab.send(0).expect("the first goes");
+        lab.openings.acked(&[first]);
+        let start = lab.openings.now;
+        lab.openings.at(start + KNOWN_FOR / 2);
+        assert!(lab.send(0).is_some() && lab.send(0).is_some());
+        lab.openings.at(start + KNOWN_FOR * 2);
+        let again = lab.send(0).expect("the first goes");
+        assert!(lab.send(0).is_none(), "and alone");
+        lab.openings.acked(&[again]);
+        assert!(lab.send(0).is_some() && lab.send(0).is_some());
+    }
+
+    #[test]
+    fn partitions_that_are_added_are_opened_and_the_others_stay_open() {
+        let mut lab = Lab::with(1);
+        let first = lab.send(0).expect("the first goes");
+        lab.openings.acked(&[first]);
+        lab.told(2);
+        assert!(lab.send(0).is_some() && lab.send(0).is_some());
+        assert!(lab.send(1).is_some());
+        assert!(lab.send(1).is_none());
+    }
+
+    #[test]
+    fn a_record_that_was_placed_by_another_count_is_waited_for() {
+        let mut lab = Lab::with(1);
+        let first = lab.send(0).expect("the first goes");
+        lab.openings.acked(&[first]);
+        let way = lab.openings.way(TOPIC, 1, &lab.placement).expect("open");
+        lab.told(2);
+        lab.openings.sent(way, Ticket(9), &lab.placement);
+        assert!(lab.send(0).is_none() && lab.send(1).is_none());
+        lab.openings.acked(&[Ticket(9)]);
+        assert!(lab.send(0).is_some() && lab.send(0).is_some());
+    }
+}
