@@ -37,6 +37,22 @@ fn eight_writers_and_a_relay_killed_every_few_seconds_lose_and_reorder_nothing()
 }
 
 #[test]
+fn the_first_events_of_topics_made_on_the_fly_all_arrive_in_order() {
+    const TOPICS: usize = 40;
+    const EVENTS: usize = 200;
+    let world = World::new().with_kinds(TOPICS);
+    let _relay = world.relay();
+    let sql = world.sql();
+    let aggregates = PARTITIONS as usize * 2;
+    for kind in 0..TOPICS {
+        // One transaction each, so that there is more for every partition while its broker still learns of the topic.
+        let emits = format!("select emit('{0}', '{0}-' || n % {aggregates}, 20)", world.kind(kind));
+        sql.run(&format!("{emits} from generate_series(1, {EVENTS}) n"));
+    }
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+}
+
+#[test]
 fn connections_that_break_in_every_way_lose_and_reorder_nothing() {
     let world = World::new();
     let postgres = Proxy::before(&Postgres::shared().address());

@@ -98,6 +98,12 @@ impl World {
         Sql::connect(&self.database_url)
     }
 
+    /// The same with this many aggregate types.
+    pub(crate) fn with_kinds(mut self, count: usize) -> World {
+        self.kinds = (0..count).map(|number| format!("{}.kind{number}", self.name)).collect();
+        self
+    }
+
     /// An aggregate type.
     pub(crate) fn kind(&self, number: usize) -> &str {
         &self.kinds[number]

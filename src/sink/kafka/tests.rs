@@ -410,3 +410,17 @@ async fn records_without_a_key_go_to_every_partition() {
         assert!(placed.iter().any(|record| record.partition == partition), "none in partition {partition}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ack_that_does_not_say_where_the_record_lies_is_no_delivery() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    open(&mut sink).await;
+    // librdkafka takes this for a success.
+    cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER]);
+    enqueue_numbers(&mut sink, 2..3);
+    let failed = delivered(&mut sink, 1).await;
+    let Delivery::Failed(Ticket(2), error) = &failed[0] else { panic!("acked") };
+    assert_eq!(error.kind(), Kind::KafkaUnreachable);
+    assert!(error.cause().contains("without an offset"), "{error}");
+}
