@@ -31,6 +31,7 @@
 //! | [`clock`] | the wall clock, and where Postgres counts from | reads the clock |
 //! | [`secret`] | text that must not be seen | no |
 //! | [`conninfo`] | connection strings, variables and password files, as libpq reads them | reads files |
+//! | [`template`] | text made of columns: topics, keys, headers | no |
 //! | [`config`] | what was typed, then what was meant: validated types | reads files |
 //! | [`postgres`] | TLS, SQL sessions, quoting | yes |
 //! | [`source`] | walsender session, framing, status updates, pre-flight, catalog watch | yes |
@@ -96,3 +97,4 @@ pub mod sink;
 pub mod source;
 pub mod state;
 pub mod telemetry;
+pub mod template;

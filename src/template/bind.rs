@@ -1,0 +1,143 @@
+//! A template whose columns were found in a table.
+
+use std::borrow::Cow;
+
+use super::function::Function;
+use super::json::member;
+use super::{Part, Template};
+
+/// A column the template needs is not there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("template {template:?} needs column {column:?}, which is not there")]
+pub struct UnknownColumn {
+    /// The template as it was written.
+    pub template: String,
+    /// The column.
+    pub column: String,
+}
+
+/// Why a row does not fit a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RenderError {
+    /// The value in this place is not UTF-8.
+    NotText(usize),
+    /// The value in this place is not JSON.
+    NotJson(usize),
+}
+
+/// The values of a row: `None` where the one in that place is NULL.
+pub trait Values {
+    /// The text form of the value in this place, as Postgres sent it.
+    fn value(&self, place: usize) -> Option<&[u8]>;
+}
+
+/// A template bound to a table: columns are places.
+#[derive(Debug, Clone)]
+pub struct Bound {
+    kind: Kind,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// Text alone.
+    Constant(String),
+    /// One column as it is: nothing is copied, and it need not be UTF-8.
+    Column(usize),
+    Parts(Vec<BoundPart>),
+}
+
+#[derive(Debug, Clone)]
+enum BoundPart {
+    Text(String),
+    Field { place: usize, path: Vec<String>, functions: Vec<Function> },
+}
+
+impl Template {
+    /// Finds the columns: `place` says where one stands.
+    ///
+    /// # Errors
+    /// The first that is not there.
+    pub fn bind(&self, place: impl Fn(&str) -> Option<usize>) -> Result<Bound, UnknownColumn> {
+        let find = |column: &str| {
+            place(column)
+                .ok_or_else(|| UnknownColumn { template: self.source.clone(), column: column.to_owned() })
+        };
+        let kind = match self.parts.as_slice() {
+            [] => Kind::Constant(String::new()),
+            [Part::Text(text)] => Kind::Constant(text.clone()),
+            [Part::Field(field)] if field.path.is_empty() && field.functions.is_empty() => {
+                Kind::Column(find(&field.column)?)
+            }
+            parts => Kind::Parts(
+                parts
+                    .iter()
+                    .map(|part| match part {
+                        Part::Text(text) => Ok(BoundPart::Text(text.clone())),
+                        Part::Field(field) => Ok(BoundPart::Field {
+                            place: find(&field.column)?,
+                            path: field.path.clone(),
+                            functions: field.functions.clone(),
+                        }),
+                    })
+                    .collect::<Result<_, UnknownColumn>>()?,
+            ),
+        };
+        Ok(Bound { kind })
+    }
+}
+
+impl Bound {
+    /// The places it reads.
+    pub fn places(&self) -> impl Iterator<Item = usize> {
+        let (one, many) = match &self.kind {
+            Kind::Constant(_) => (None, [].as_slice()),
+            Kind::Column(place) => (Some(*place), [].as_slice()),
+            Kind::Parts(parts) => (None, parts.as_slice()),
+        };
+        one.into_iter().chain(many.iter().filter_map(|part| match part {
+            BoundPart::Text(_) => None,
+            BoundPart::Field { place, .. } => Some(*place),
+        }))
+    }
+
+    /// The value for a row; `None` is NULL. Allocates only where it is put together.
+    ///
+    /// # Errors
+    /// [`RenderError`]: which value is not what the template needs.
+    pub fn render<'v>(&'v self, values: &'v impl Values) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
+        match &self.kind {
+            Kind::Constant(text) => Ok(Some(Cow::Borrowed(text.as_bytes()))),
+            Kind::Column(place) => Ok(values.value(*place).map(Cow::Borrowed)),
+            Kind::Parts(parts) => {
+                let mut rendered = String::new();
+                for part in parts {
+                    match part {
+                        BoundPart::Text(text) => rendered.push_str(text),
+                        BoundPart::Field { place, path, functions } => {
+                            match field(values.value(*place), *place, path, functions)? {
+                                Some(text) => rendered.push_str(&text),
+                                None => return Ok(None),
+                            }
+                        }
+                    }
+                }
+                Ok(Some(Cow::Owned(rendered.into_bytes())))
+            }
+        }
+    }
+}
+
+fn field<'v>(
+    value: Option<&'v [u8]>,
+    place: usize,
+    path: &[String],
+    functions: &[Function],
+) -> Result<Option<Cow<'v, str>>, RenderError> {
+    let value = value.map(|value| std::str::from_utf8(value).map_err(|_| RenderError::NotText(place))).transpose()?;
+    let value = match value {
+        Some(text) if !path.is_empty() => member(text, path).map_err(|_| RenderError::NotJson(place))?,
+        Some(text) => Some(Cow::Borrowed(text)),
+        None => None,
+    };
+    Ok(functions.iter().fold(value, |value, function| function.apply(value)))
+}

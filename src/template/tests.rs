@@ -1,0 +1,144 @@
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// A row by the order of its columns.
+struct Row(BTreeMap<usize, Option<&'static [u8]>>);
+
+impl Values for Row {
+    fn value(&self, place: usize) -> Option<&[u8]> {
+        self.0.get(&place).copied().flatten()
+    }
+}
+
+const COLUMNS: &[(&str, Option<&[u8]>)] = &[
+    ("type", Some(b"OrderCreated")),
+    ("none", None),
+    ("path", Some(b"a/b c")),
+    ("metadata", Some(br#"{"tenant": "acme", "n": 12.50, "o": {"a b": ["x"], "\u0061": "\u00e4"}, "null": null}"#)),
+    ("Odd \"Col", Some(b"odd")),
+    ("bytes", Some(b"\xff")),
+    ("empty", Some(b"")),
+];
+
+fn bind(template: &str) -> Result<Bound, UnknownColumn> {
+    let template: Template = template.parse().unwrap();
+    template.bind(|name| COLUMNS.iter().position(|(column, _)| *column == name))
+}
+
+fn render(template: &str) -> Result<Option<String>, RenderError> {
+    let row = Row(COLUMNS.iter().enumerate().map(|(place, (_, value))| (place, *value)).collect());
+    let bound = bind(template).unwrap();
+    let rendered = bound.render(&row)?;
+    Ok(rendered.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+#[track_caller]
+fn gives(template: &str, expected: &str) {
+    assert_eq!(render(template).unwrap().as_deref(), Some(expected), "{template}");
+}
+
+#[test]
+fn text_and_columns_are_put_together() {
+    gives("", "");
+    gives("just text", "just text");
+    gives("{type}", "OrderCreated");
+    gives("outbox.event.{type}", "outbox.event.OrderCreated");
+    gives("{ type }-{path}.{{x}}", "OrderCreated-a/b c.{x}");
+    gives(r#"{"Odd ""Col"}!"#, "odd!");
+    gives("ü{type}ü", "üOrderCreatedü");
+}
+
+#[test]
+fn functions_apply_from_left_to_right() {
+    gives("{type|lower}", "ordercreated");
+    gives("{type | upper | replace('ORDER', 'x''y')}", "x'yCREATED");
+    gives("{path|topic}", "a_b_c");
+    gives("{path|replace('/','-')|topic}", "a-b_c");
+    gives("{none|default('x')|upper}", "X");
+    gives("{none|lower|default('')}", "");
+    gives("{type|default('x')}", "OrderCreated");
+    gives("{empty|default('x')}", "");
+}
+
+#[test]
+fn a_match_takes_the_whole_value_or_leaves_it() {
+    gives("c16.{type|match('(.*)Created', '$1')}", "c16.Order");
+    gives("{type|match('Order', 'x')}", "OrderCreated");
+    gives("{type|match('(?<kind>Order).*', '${kind}s')}", "Orders");
+    gives("{type|match('x|OrderCreated', 'both ends of an alternative')}", "both ends of an alternative");
+}
+
+#[test]
+fn members_of_a_json_object_are_text_or_json() {
+    gives("{metadata.tenant}", "acme");
+    gives("{metadata.n}", "12.50");
+    gives(r#"{metadata.o."a b"}"#, r#"["x"]"#);
+    gives("{metadata.o.a}", "ä");
+    gives("{metadata.missing|default('none')}", "none");
+    gives("{metadata.null|default('none')}", "none");
+    gives("{metadata.tenant.deeper|default('none')}", "none");
+    assert_eq!(render("{metadata.missing}"), Ok(None));
+}
+
+#[test]
+fn null_makes_the_whole_value_null() {
+    assert_eq!(render("{none}"), Ok(None));
+    assert_eq!(render("a{none}b"), Ok(None));
+    assert_eq!(render("a{none.member}b"), Ok(None));
+}
+
+#[test]
+fn a_value_that_does_not_fit_is_named_by_its_place() {
+    assert_eq!(render("x{bytes}"), Err(RenderError::NotText(5)));
+    assert_eq!(render("{path.member}"), Err(RenderError::NotJson(2)));
+    // As it is, it may be any bytes.
+    assert_eq!(render("{bytes}"), Ok(Some("\u{fffd}".to_owned())));
+}
+
+#[test]
+fn a_column_that_is_not_there_is_named() {
+    let error = bind("a.{typ}").unwrap_err();
+    assert_eq!(error.to_string(), r#"template "a.{typ}" needs column "typ", which is not there"#);
+    assert_eq!(bind("{type}").unwrap().places().collect::<Vec<_>>(), [0]);
+    assert_eq!(bind("{path}/{type}").unwrap().places().collect::<Vec<_>>(), [2, 0]);
+}
+
+#[test]
+fn a_template_made_of_names_is_what_it_looks_like() {
+    for (template, source) in [
+        (Template::column("type"), "{type}"),
+        (Template::column("Odd \"Col"), r#"{"Odd ""Col"}"#),
+        (Template::prefixed("a{b}.", "type"), "a{{b}}.{type}"),
+        (Template::prefixed("", "type"), "{type}"),
+    ] {
+        assert_eq!(template.source(), source);
+        let parsed: Template = source.parse().unwrap();
+        assert_eq!(format!("{:?}", parsed.parts), format!("{:?}", template.parts));
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_place() {
+    for (template, at, what) in [
+        ("a}", 2, "a } without its {"),
+        ("{", 2, "the name of a column"),
+        ("{}", 2, "the name of a column"),
+        ("{a", 3, "a | or }"),
+        ("{a b}", 4, "a | or }"),
+        ("ü{a|nope}", 5, "there is no function nope; there are lower, upper"),
+        ("{a|lower('x')}", 4, "lower takes 0 arguments, not 1"),
+        ("{a|default}", 4, "default takes 1 argument, not 0"),
+        ("{a|default(x)}", 12, "a text in single quotes"),
+        ("{a|default('x'}", 15, "a , or )"),
+        ("{a|default('x)}", 12, "does not end"),
+        ("{a|replace('', 'x')}", 4, "something to be replaced"),
+        ("{a|match('(', 'x')}", 4, "no regular expression"),
+        ("{a.}", 4, "a member of the JSON object"),
+        ("{\"a}", 2, "does not end"),
+    ] {
+        let error = template.parse::<Template>().unwrap_err();
+        assert_eq!(error.at, at, "{error}");
+        assert!(error.to_string().contains(what), "{error}");
+    }
+}
