@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::Config;
 use super::layers::Settings;
-use super::setting::{self, KAFKA_PROPERTIES, Setting};
+use super::setting::{self, HEADERS, KAFKA_PROPERTIES, Setting};
 
 /// Properties whose values are worth seeing and cannot be secrets. Numbers and truth values are shown anyway.
 const SHOWN_PROPERTIES: &[&str] = &[
@@ -45,6 +45,12 @@ pub fn effective(settings: &Settings, config: &Config) -> String {
             None => line(&mut text, format_args!("# {key}: {}", unset(setting))),
         }
     }
+    if !settings.headers().is_empty() {
+        line(&mut text, format_args!("\n[{HEADERS}]"));
+    }
+    for (name, given) in settings.headers() {
+        line(&mut text, format_args!("{} = {}  # {}", quoted(name), quoted(given.text.expose()), given.origin));
+    }
     if !settings.properties().is_empty() {
         line(&mut text, format_args!("\n[{KAFKA_PROPERTIES}]"));
     }
@@ -67,6 +73,8 @@ fn unset(setting: &Setting) -> &'static str {
         key if key == setting::DATABASE_URL.key => "from the PG* variables and their defaults",
         key if key == setting::PUBLICATION.key || key == setting::STATE_KEY.key => "follows from the slot's name",
         key if key == setting::HTTP.key => "off",
+        key if key == setting::TOPIC.key => "follows from topic_prefix and the column aggregatetype",
+        key if key == setting::KEY.key => "follows from the column aggregateid",
         _ => "not set",
     }
 }

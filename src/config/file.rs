@@ -7,7 +7,7 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
-use super::setting::{self, Form, KAFKA_PROPERTIES};
+use super::setting::{self, Form, HEADERS, KAFKA_PROPERTIES};
 use crate::error::{Error, Kind, Result};
 
 /// A value as it was typed, and the line it is on.
@@ -28,6 +28,8 @@ pub struct ConfigFile {
     pub settings: BTreeMap<&'static str, Entry>,
     /// librdkafka properties by name.
     pub properties: BTreeMap<String, Entry>,
+    /// Templates of headers, by the header's name.
+    pub headers: BTreeMap<String, Entry>,
     /// Whether group or others may read the file.
     pub readable_by_others: bool,
 }
@@ -98,6 +100,10 @@ impl Reader<'_> {
                 if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
             let line = line_of(self.text, name.span().start);
             let property = key.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.'));
+            if let Some(header) = key.strip_prefix(HEADERS).and_then(|rest| rest.strip_prefix('.')) {
+                self.header(line, header, value.get_ref())?;
+                continue;
+            }
             match (value.get_ref(), property) {
                 (DeValue::Table(inner), Some(_)) => self.table(&key, inner)?,
                 (DeValue::Table(inner), None) if is_table(&key) => self.table(&key, inner)?,
@@ -119,6 +125,16 @@ impl Reader<'_> {
             // Tables come in the order of their keys, not of the file.
             Some(other) => Err(self.twice(line.max(other.line), &key)),
         }
+    }
+
+    fn header(&mut self, line: usize, name: &str, value: &DeValue<'_>) -> Result<()> {
+        let key = format!("{HEADERS}.{name}");
+        let DeValue::String(text) = value else {
+            let remedy = format!("write \"{name}\" = \"{{column}}\"; a name with a dot in it needs its quotes");
+            return Err(self.error(line, &key, "must be a template in quotes").remedy(remedy));
+        };
+        self.file.headers.insert(name.to_owned(), Entry { text: text.to_string(), line });
+        Ok(())
     }
 
     fn setting(&mut self, line: usize, key: &str, value: &DeValue<'_>) -> Result<()> {
@@ -188,6 +204,7 @@ fn tables() -> Vec<&'static str> {
             tables.push(table);
         }
     }
+    tables.push(HEADERS);
     tables.push(KAFKA_PROPERTIES);
     tables
 }

@@ -56,6 +56,7 @@ pub type Environment = BTreeMap<String, String>;
 pub struct Settings {
     values: BTreeMap<&'static str, Given>,
     properties: BTreeMap<String, Given>,
+    headers: BTreeMap<String, Given>,
     warnings: Vec<String>,
     environment: BTreeMap<String, Secret>,
 }
@@ -83,6 +84,10 @@ impl Settings {
             }
         }
         settings.lay_properties(file);
+        for (file, name, entry) in file.into_iter().flat_map(|f| f.headers.iter().map(move |(n, e)| (f, n, e))) {
+            let origin = Origin::File { path: file.path.clone(), line: entry.line };
+            settings.headers.insert(name.clone(), Given { text: Secret::new(entry.text.clone()), origin });
+        }
         settings.warn_of_unknown_variables();
         settings.warn_of_readable_secrets(flags, file);
         settings
@@ -96,6 +101,11 @@ impl Settings {
     /// librdkafka properties by name.
     pub fn properties(&self) -> &BTreeMap<String, Given> {
         &self.properties
+    }
+
+    /// Templates of headers, by the header's name.
+    pub fn headers(&self) -> &BTreeMap<String, Given> {
+        &self.headers
     }
 
     /// What is allowed and yet should be known: for the log, without secrets.

@@ -16,11 +16,14 @@ use super::{
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
+use crate::template::Template;
 
 /// `NAMEDATALEN` - 1: Postgres cuts longer names without a word.
 const IDENTIFIER_BYTES_MAX: usize = 63;
 /// Longest topic name Kafka takes.
 const TOPIC_BYTES_MAX: usize = 249;
+const TEMPLATE_REMEDY: &str = "write text with columns in braces, such as orders.{type|lower}; \
+                               docs/mapping.md has all of it";
 /// Properties that are `kafka.brokers` by another name.
 const BROKERS_PROPERTIES: &[&str] = &["bootstrap.servers", "metadata.broker.list"];
 
@@ -32,10 +35,12 @@ impl Settings {
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
         let state = self.state(adopt_slot)?;
         let reserved_topic = (state.store == StoreKind::Kafka).then(|| state.topic.clone());
+        let outbox = self.outbox()?;
+        let route = RouteConfig { reserved_topic, ..self.route(&outbox)? };
         Ok(Config {
             source: self.source()?,
-            outbox: self.outbox()?,
-            route: RouteConfig { reserved_topic, ..self.route()? },
+            outbox,
+            route,
             kafka: self.kafka()?,
             state,
             process: self.process()?,
@@ -96,6 +101,12 @@ impl Settings {
     /// # Errors
     /// As [`Settings::config`].
     pub fn outbox(&self) -> Result<OutboxConfig> {
+        let mut outbox = self.named_columns()?;
+        outbox.need_only(&self.route(&outbox)?);
+        Ok(outbox)
+    }
+
+    fn named_columns(&self) -> Result<OutboxConfig> {
         let table = self.parsed::<TableName>(&setting::TABLE, "TABLE or SCHEMA.TABLE, quoted as in SQL")?;
         let column = |setting: &Setting| {
             let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
@@ -108,21 +119,46 @@ impl Settings {
             aggregate_id: column(&setting::COLUMN_AGGREGATE_ID)?,
             event_type: column(&setting::COLUMN_TYPE)?,
             payload: column(&setting::COLUMN_PAYLOAD)?,
+            columns: Vec::new(),
         })
     }
 
-    fn route(&self) -> Result<RouteConfig> {
+    fn route(&self, outbox: &OutboxConfig) -> Result<RouteConfig> {
         let prefix_fits = |prefix: &str| prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_topic_byte);
         let header_fits = |name: &str| !name.is_empty() && !name.contains('\0');
+        let prefix = self.checked(
+            &setting::TOPIC_PREFIX,
+            "fewer than 249 letters, digits, dots, underscores and hyphens",
+            prefix_fits,
+        )?;
+        let topic = self.template(&setting::TOPIC)?;
+        let key = self.template(&setting::KEY)?;
+        let headers = self.headers().iter().map(|(name, given)| {
+            let template: std::result::Result<Template, _> = given.text.expose().parse();
+            let template = template.map_err(|error| {
+                Error::new(Kind::Config, format!("{}: header {name:?}: {error}", given.origin)).remedy(TEMPLATE_REMEDY)
+            })?;
+            Ok((name.clone(), template))
+        });
         Ok(RouteConfig {
-            topic_prefix: self.checked(
-                &setting::TOPIC_PREFIX,
-                "fewer than 249 letters, digits, dots, underscores and hyphens",
-                prefix_fits,
-            )?,
+            topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, &outbox.aggregate_type)),
+            key: match key {
+                Some(key) => Some(key).filter(|key| !key.source().is_empty()),
+                None => Some(Template::column(&outbox.aggregate_id)),
+            },
             id_header: self.checked(&setting::ID_HEADER, "a header's name, not empty", header_fits)?,
+            headers: headers.collect::<Result<_>>()?,
             reserved_topic: None,
         })
+    }
+
+    /// The template that was given, if any was.
+    fn template(&self, setting: &Setting) -> Result<Option<Template>> {
+        let Some(given) = self.get(setting) else { return Ok(None) };
+        let template = given.text.expose().parse().map_err(|error| {
+            Error::new(Kind::Config, format!("{}: {}: {error}", given.origin, setting.key)).remedy(TEMPLATE_REMEDY)
+        })?;
+        Ok(Some(template))
     }
 
     fn kafka(&self) -> Result<KafkaConfig> {
@@ -289,7 +325,8 @@ mod tests {
         assert_eq!(config.source.max_message_bytes, 64 << 20);
         assert_eq!(config.outbox.table.to_string(), "public.outbox");
         assert_eq!(config.outbox.aggregate_id, "aggregateid");
-        assert_eq!(config.route.topic_prefix, "outbox.event.");
+        assert_eq!(config.route.topic.source(), "outbox.event.{aggregatetype}");
+        assert_eq!(config.outbox.columns, ["id", "aggregatetype", "aggregateid", "payload"]);
         assert_eq!((config.kafka.max_in_flight_bytes, config.kafka.max_in_flight_events), (32 << 20, 100_000));
         assert_eq!((config.state.store, config.state.topic.as_str()), (StoreKind::Kafka, "walrelay-state"));
         assert_eq!(config.state.key, "orders");

@@ -27,6 +27,7 @@ pub use name::{SlotName, TableName};
 
 use crate::conninfo::ConnInfo;
 use crate::secret::Secret;
+use crate::template::Template;
 
 /// Everything `walrelay run` needs to know.
 #[derive(Debug, Clone)]
@@ -68,23 +69,54 @@ pub struct OutboxConfig {
     pub table: TableName,
     /// Column with the event's id.
     pub id: String,
-    /// Column that selects the topic.
+    /// Column that selects the topic, unless the route says otherwise.
     pub aggregate_type: String,
-    /// Column with the record's key.
+    /// Column with the record's key, unless the route says otherwise.
     pub aggregate_id: String,
     /// Column with the event's type.
     pub event_type: String,
     /// Column with the record's value.
     pub payload: String,
+    /// Every column that is needed, each once. A column's index is its *place*; place 0 is the id's.
+    pub columns: Vec<String>,
+}
+
+impl OutboxConfig {
+    /// The place of a column, if it is needed.
+    pub fn place(&self, column: &str) -> Option<usize> {
+        self.columns.iter().position(|known| known == column)
+    }
+
+    /// This column is needed too.
+    pub fn need(&mut self, column: &str) {
+        if self.place(column).is_none() {
+            self.columns.push(column.to_owned());
+        }
+    }
+
+    /// The columns that the id, this route and these values need are those that are needed.
+    pub fn need_only(&mut self, route: &RouteConfig) {
+        self.columns = vec![self.id.clone()];
+        let templates = [Some(&route.topic), route.key.as_ref()].into_iter().flatten();
+        let headers = route.headers.iter().map(|(_, template)| template);
+        let columns = templates.chain(headers).flat_map(Template::columns).map(str::to_owned);
+        for column in columns.chain([self.payload.clone()]).collect::<Vec<_>>() {
+            self.need(&column);
+        }
+    }
 }
 
 /// How an event becomes a record.
 #[derive(Debug, Clone)]
 pub struct RouteConfig {
-    /// Text before the aggregate type in the topic: `outbox.event.` by default.
-    pub topic_prefix: String,
-    /// Name of the header that carries the event's id.
+    /// The topic: `outbox.event.{aggregatetype}` by default.
+    pub topic: Template,
+    /// The key: `{aggregateid}` by default. `None`: no record has one, and no order is kept.
+    pub key: Option<Template>,
+    /// Name of the header that carries the event's id: `id` by default.
     pub id_header: String,
+    /// Further headers, in this order.
+    pub headers: Vec<(String, Template)>,
     /// A topic no event may go to: the one that keeps the position, where there is one.
     pub reserved_topic: Option<String>,
 }
@@ -144,20 +176,25 @@ pub struct ProcessConfig {
 impl Default for OutboxConfig {
     /// The table and columns of Debezium's Outbox Event Router, so that its tables work as they are.
     fn default() -> Self {
-        OutboxConfig {
-            table: TableName::debezium(),
-            id: "id".to_owned(),
-            aggregate_type: "aggregatetype".to_owned(),
-            aggregate_id: "aggregateid".to_owned(),
-            event_type: "type".to_owned(),
-            payload: "payload".to_owned(),
-        }
+        let [id, aggregate_type, aggregate_id, event_type, payload] =
+            ["id", "aggregatetype", "aggregateid", "type", "payload"].map(str::to_owned);
+        let columns = Vec::new();
+        let table = TableName::debezium();
+        let mut outbox = OutboxConfig { table, id, aggregate_type, aggregate_id, event_type, payload, columns };
+        outbox.need_only(&RouteConfig::default());
+        outbox
     }
 }
 
 impl Default for RouteConfig {
-    /// The topics and the header of Debezium's Outbox Event Router, so that its consumers work as they are.
+    /// The topics, keys and the header of Debezium's Outbox Event Router, so that its consumers work as they are.
     fn default() -> Self {
-        RouteConfig { topic_prefix: "outbox.event.".to_owned(), id_header: "id".to_owned(), reserved_topic: None }
+        RouteConfig {
+            topic: Template::prefixed("outbox.event.", "aggregatetype"),
+            key: Some(Template::column("aggregateid")),
+            id_header: "id".to_owned(),
+            headers: Vec::new(),
+            reserved_topic: None,
+        }
     }
 }

@@ -96,6 +96,10 @@ pub const COLUMN_PAYLOAD: Setting = text("outbox.columns.payload", None, Some("p
 
 /// Text before the aggregate type in the topic. The Outbox Event Router's: consumers need not change.
 pub const TOPIC_PREFIX: Setting = text("route.topic_prefix", None, Some("outbox.event."));
+/// The topic as a template. Follows from the prefix and the column of the aggregate type, which serve most tables.
+pub const TOPIC: Setting = text("route.topic", None, None);
+/// The key as a template. Follows from the column of the aggregate id: events of one aggregate keep their order.
+pub const KEY: Setting = text("route.key", None, None);
 /// Header with the event's id. The Outbox Event Router's: consumers that drop duplicates by it need not change.
 pub const ID_HEADER: Setting = text("route.id_header", None, Some("id"));
 
@@ -161,6 +165,8 @@ pub const SHUTDOWN_TIMEOUT: Setting = Setting {
     form: Form::Duration(Duration::ZERO, HOUR),
 };
 
+/// Table whose keys are names of headers, and whose values are templates.
+pub const HEADERS: &str = "route.headers";
 /// Table whose keys are librdkafka's.
 pub const KAFKA_PROPERTIES: &str = "kafka.properties";
 /// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is `sasl.password`.
@@ -182,6 +188,8 @@ pub const ALL: &[Setting] = &[
     COLUMN_TYPE,
     COLUMN_PAYLOAD,
     TOPIC_PREFIX,
+    TOPIC,
+    KEY,
     ID_HEADER,
     BROKERS,
     MAX_IN_FLIGHT_BYTES,

@@ -1,12 +1,13 @@
 //! The state machine from messages to steps.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::error::{EventError, Fault, Seen, Violation};
-use super::mapping::{Field, Mapping, Row};
-use super::{Event, Place, Shown, Step};
+use super::mapping::Mapping;
+use super::{Event, Place, Row, Shown, Step};
 use crate::config::OutboxConfig;
-use crate::decode::{self, Begin, Commit, Insert, Message, Other, Relation, Value};
+use crate::decode::{self, Begin, Commit, Insert, Message, Other, Relation};
 use crate::position::{Lsn, Position};
 
 /// How many column names a missing column's error lists.
@@ -46,12 +47,13 @@ pub struct Assembler {
 }
 
 /// A table the server described.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Table {
     Other,
-    Outbox(Mapping),
-    /// The outbox without a configured column: an error as soon as an event needs it, not for delivered ones.
-    Lacking(Field),
+    Outbox(Arc<Mapping>),
+    /// The outbox without the needed column of this place: an error as soon as an event needs it, not for delivered
+    /// ones.
+    Lacking(usize),
 }
 
 /// The transaction that is under way.
@@ -165,12 +167,12 @@ impl Assembler {
         let configured = &self.outbox.table;
         let outbox = relation.schema == configured.schema() && relation.table == configured.table();
         self.there_are.remove(&relation.oid);
-        let table = match outbox.then(|| Mapping::new(&self.outbox, relation)) {
+        let table = match outbox.then(|| Mapping::new(&self.outbox.columns, relation)) {
             None => Table::Other,
-            Some(Ok(mapping)) => Table::Outbox(mapping),
-            Some(Err(field)) => {
+            Some(Ok(mapping)) => Table::Outbox(Arc::new(mapping)),
+            Some(Err(place)) => {
                 self.there_are.insert(relation.oid, list(relation));
-                Table::Lacking(field)
+                Table::Lacking(place)
             }
         };
         self.tables.insert(relation.oid, table);
@@ -181,20 +183,18 @@ impl Assembler {
     #[inline]
     fn insert<'a>(&mut self, insert: &Insert<'a>, wal_start: Lsn) -> Result<Step<'a>, EventError> {
         let oid = insert.relation;
-        let table = match self.last {
-            Some((last, table)) if last == oid => table,
-            _ => match self.tables.get(&oid) {
-                Some(table) => *table,
-                None => return Err(self.protocol(wal_start, Violation::UnknownRelation { oid })),
-            },
+        if !self.last.as_ref().is_some_and(|(last, _)| *last == oid) {
+            self.last = self.tables.get(&oid).map(|table| (oid, table.clone()));
+        }
+        let Some((_, table)) = &self.last else {
+            return Err(self.protocol(wal_start, Violation::UnknownRelation { oid }));
         };
-        self.last = Some((oid, table));
         let Some(open) = &mut self.open else {
             return Err(self.protocol(wal_start, Violation::Outside { what: "a row" }));
         };
         let mapping = match table {
             Table::Outbox(mapping) => Ok(mapping),
-            Table::Lacking(field) => Err(field),
+            Table::Lacking(column) => Err(*column),
             Table::Other => return Ok(Step::Nothing),
         };
         if open.covered {
@@ -205,13 +205,17 @@ impl Assembler {
         if place.index < open.delivered {
             return Ok(Step::Nothing);
         }
-        let mapping = mapping.map_err(|field| self.column_missing(place, field, oid))?;
-        let Some(row) = mapping.row(&insert.tuple) else {
+        let mapping = mapping.map_err(|column| self.column_missing(place, column, oid))?;
+        if insert.tuple.len() != mapping.columns() {
             let seen = Seen { wal_start, transaction: Some((place.commit_lsn, place.index)) };
             let violation = Violation::Width { values: insert.tuple.len(), columns: mapping.columns() };
             return Err(EventError::Protocol { seen, violation });
-        };
-        event(place, &row).map(Step::Event).map_err(|(field, fault)| self.unfit(place, &row, field, fault))
+        }
+        let row = Row::new(insert.tuple, mapping);
+        match mapping.fault(&insert.tuple) {
+            None => Ok(Step::Event(Event { place, row })),
+            Some((column, fault)) => Err(self.unfit(place, &row, column, fault)),
+        }
     }
 
     fn other<'a>(&mut self, other: Other, wal_start: Lsn) -> Result<Step<'a>, EventError> {
@@ -231,24 +235,28 @@ impl Assembler {
     }
 
     #[cold]
-    fn column_missing(&self, place: Place, field: Field, oid: u32) -> EventError {
+    fn column_missing(&self, place: Place, column: usize, oid: u32) -> EventError {
         EventError::ColumnMissing {
             place,
             table: self.outbox.table.to_string(),
-            column: field.column(&self.outbox).to_owned(),
+            column: self.column(column),
             there_are: self.there_are.get(&oid).cloned().unwrap_or_default(),
         }
     }
 
     #[cold]
-    fn unfit(&self, place: Place, row: &Row<'_>, field: Field, fault: Fault) -> EventError {
+    fn unfit(&self, place: Place, row: &Row<'_>, column: usize, fault: Fault) -> EventError {
         EventError::Value {
             place,
-            id: if let Value::Text(id) = row.id { Some(Shown::of(id)) } else { None },
+            id: row.get(0).map(Shown::of),
             table: self.outbox.table.to_string(),
-            column: field.column(&self.outbox).to_owned(),
+            column: self.column(column),
             fault,
         }
+    }
+
+    fn column(&self, place: usize) -> String {
+        self.outbox.columns.get(place).cloned().unwrap_or_default()
     }
 
     fn seen(&self, wal_start: Lsn) -> Seen {
@@ -258,28 +266,6 @@ impl Assembler {
     #[cold]
     fn protocol(&self, wal_start: Lsn, violation: Violation) -> EventError {
         EventError::Protocol { seen: self.seen(wal_start), violation }
-    }
-}
-
-#[inline]
-fn event<'a>(place: Place, row: &Row<'a>) -> Result<Event<'a>, (Field, Fault)> {
-    Ok(Event {
-        place,
-        id: text(row.id, Field::Id)?.ok_or((Field::Id, Fault::Null))?,
-        aggregate_type: text(row.aggregate_type, Field::AggregateType)?.ok_or((Field::AggregateType, Fault::Null))?,
-        aggregate_id: text(row.aggregate_id, Field::AggregateId)?,
-        event_type: text(row.event_type, Field::EventType)?,
-        payload: text(row.payload, Field::Payload)?,
-    })
-}
-
-#[inline]
-fn text(value: Value<'_>, field: Field) -> Result<Option<&[u8]>, (Field, Fault)> {
-    match value {
-        Value::Null => Ok(None),
-        Value::Text(text) => Ok(Some(text)),
-        Value::Unchanged => Err((field, Fault::Unchanged)),
-        Value::Binary(_) => Err((field, Fault::Binary)),
     }
 }
 

@@ -70,7 +70,9 @@ fn steps<'a>(outbox: &OutboxConfig, messages: &'a [(Lsn, Vec<u8>)]) -> (Assemble
 fn events<'a>(steps: &'a [Result<Step<'_>, EventError>]) -> Vec<(&'a str, &'a str, Option<&'a str>)> {
     let text = |bytes| std::str::from_utf8(bytes).unwrap();
     let event = |step: &'a Result<Step<'_>, EventError>| match step {
-        Ok(Step::Event(event)) => Some((text(event.aggregate_type), text(event.id), event.payload.map(text))),
+        Ok(Step::Event(event)) => {
+            Some((event.row.get(1).map_or("", text), text(event.id()), event.row.get(3).map(text)))
+        }
         _ => None,
     };
     steps.iter().filter_map(event).collect()

@@ -1,65 +1,30 @@
-//! The configured columns, found by name in a table as it is from here on.
+//! The columns that are needed, found by name in a table as it is from here on.
 
-use crate::config::OutboxConfig;
 use crate::decode::{Relation, Tuple, Value};
+use crate::event::error::Fault;
 
-/// What a column of the outbox table means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Field {
-    Id,
-    AggregateType,
-    AggregateId,
-    EventType,
-    Payload,
-}
-
-impl Field {
-    const ALL: [Field; 5] = [Field::Id, Field::AggregateType, Field::AggregateId, Field::EventType, Field::Payload];
-
-    /// The name of its column.
-    pub(super) fn column(self, outbox: &OutboxConfig) -> &str {
-        match self {
-            Field::Id => &outbox.id,
-            Field::AggregateType => &outbox.aggregate_type,
-            Field::AggregateId => &outbox.aggregate_id,
-            Field::EventType => &outbox.event_type,
-            Field::Payload => &outbox.payload,
-        }
-    }
-}
-
-/// Where the fields stand in a tuple of one version of the outbox table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where the needed columns stand in a tuple of one version of the outbox table.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mapping {
     /// How many values a tuple must have.
     columns: usize,
-    /// In the order of a tuple, so that one walk finds them all.
-    fields: [(usize, Field); Field::ALL.len()],
-}
-
-/// The values of one row's fields, not yet judged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Row<'a> {
-    pub(super) id: Value<'a>,
-    pub(super) aggregate_type: Value<'a>,
-    pub(super) aggregate_id: Value<'a>,
-    pub(super) event_type: Value<'a>,
-    pub(super) payload: Value<'a>,
+    /// By place: the position in a tuple, and the type's OID.
+    places: Vec<(usize, u32)>,
 }
 
 impl Mapping {
-    /// Finds every configured column of `outbox` in `relation`.
+    /// Finds every column of `needed` in `relation`.
     ///
     /// # Errors
-    /// The first field whose column is not there.
-    pub(super) fn new(outbox: &OutboxConfig, relation: &Relation) -> Result<Self, Field> {
-        let mut fields = Field::ALL.map(|field| (usize::MAX, field));
-        for (at, field) in &mut fields {
-            let name = field.column(outbox);
-            *at = relation.columns.iter().position(|column| column.name == name).ok_or(*field)?;
-        }
-        fields.sort_by_key(|(at, _)| *at);
-        Ok(Mapping { columns: relation.columns.len(), fields })
+    /// The place of the first that is not there.
+    pub(super) fn new(needed: &[String], relation: &Relation) -> Result<Self, usize> {
+        let find = |(place, name): (usize, &String)| {
+            let mut columns = relation.columns.iter().enumerate();
+            let found = columns.find(|(_, column)| column.name == *name);
+            found.map(|(position, column)| (position, column.type_oid)).ok_or(place)
+        };
+        let places = needed.iter().enumerate().map(find).collect::<Result<_, _>>()?;
+        Ok(Mapping { columns: relation.columns.len(), places })
     }
 
     /// How many values a tuple must have.
@@ -67,38 +32,42 @@ impl Mapping {
         self.columns
     }
 
-    /// The fields of a tuple, in one walk that ends at the last of them; `None` if the tuple is of another table.
     #[inline]
-    pub(super) fn row<'a>(&self, tuple: &Tuple<'a>) -> Option<Row<'a>> {
-        if tuple.len() != self.columns {
-            return None;
-        }
-        let null = Value::Null;
-        let mut row = Row { id: null, aggregate_type: null, aggregate_id: null, event_type: null, payload: null };
-        let mut values = tuple.values().enumerate();
-        let mut current = values.next();
-        for (at, field) in &self.fields {
-            while current.is_some_and(|(position, _)| position < *at) {
-                current = values.next();
-            }
-            let (_, value) = current?;
-            match field {
-                Field::Id => row.id = value,
-                Field::AggregateType => row.aggregate_type = value,
-                Field::AggregateId => row.aggregate_id = value,
-                Field::EventType => row.event_type = value,
-                Field::Payload => row.payload = value,
-            }
-        }
-        Some(row)
+    pub(super) fn position(&self, place: usize) -> Option<usize> {
+        self.places.get(place).map(|(position, _)| *position)
+    }
+
+    pub(super) fn type_oid(&self, place: usize) -> u32 {
+        self.places.get(place).map_or(0, |(_, oid)| *oid)
+    }
+
+    /// What is wrong with the needed values of a tuple of the right width, and in which place.
+    #[inline]
+    pub(super) fn fault(&self, tuple: &Tuple<'_>) -> Option<(usize, Fault)> {
+        let odd = tuple.values().enumerate().find_map(|(position, value)| {
+            let fault = match value {
+                Value::Null | Value::Text(_) => return None,
+                Value::Unchanged => Fault::Unchanged,
+                Value::Binary(_) => Fault::Binary,
+            };
+            let place = self.places.iter().position(|(at, _)| *at == position)?;
+            Some((place, fault))
+        });
+        let id_is_null = || {
+            let id = self.position(0).and_then(|position| tuple.values().nth(position));
+            matches!(id, Some(Value::Null)).then_some((0, Fault::Null))
+        };
+        odd.or_else(id_is_null)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::decode::{Message, decode, wire};
-    use crate::event::replay::outbox;
+    use crate::decode::{Insert, Message, decode, wire};
+    use crate::event::Row;
 
     fn relation(columns: &[&str]) -> Relation {
         match decode(&wire::relation(1, "public", "outbox", columns)) {
@@ -107,48 +76,49 @@ mod tests {
         }
     }
 
+    fn insert(bytes: &[u8]) -> Insert<'_> {
+        match decode(bytes) {
+            Ok(Message::Insert(insert)) => insert,
+            other => panic!("not an insert: {other:?}"),
+        }
+    }
+
+    fn needed(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
     #[test]
     fn columns_are_found_by_name_wherever_they_stand() {
-        let columns = ["x", "payload", "id", "y", "type", "aggregateid", "aggregatetype", "z"];
-        let mapping = Mapping::new(&outbox(), &relation(&columns)).unwrap();
-        let values = columns.map(|name| Value::Text(name.as_bytes()));
-        let bytes = wire::insert(1, &values);
-        let Ok(Message::Insert(insert)) = decode(&bytes) else { panic!("not an insert") };
-        let expected = Row {
-            id: Value::Text(b"id"),
-            aggregate_type: Value::Text(b"aggregatetype"),
-            aggregate_id: Value::Text(b"aggregateid"),
-            event_type: Value::Text(b"type"),
-            payload: Value::Text(b"payload"),
-        };
-        assert_eq!(mapping.row(&insert.tuple), Some(expected));
+        let columns = ["x", "payload", "id", "y", "aggregatetype"];
+        let mapping = Arc::new(Mapping::new(&needed(&["id", "payload", "aggregatetype", "id"]), &relation(&columns)).unwrap());
+        let bytes = wire::insert(1, &columns.map(|name| Value::Text(name.as_bytes())));
+        let row = Row::new(insert(&bytes).tuple, &mapping);
+        let values: Vec<_> = (0..5).map(|place| row.get(place)).collect();
+        assert_eq!(values, [Some(&b"id"[..]), Some(b"payload"), Some(b"aggregatetype"), Some(b"id"), None]);
     }
 
     #[test]
-    fn one_column_may_serve_two_fields() {
-        let outbox = OutboxConfig { aggregate_id: "id".into(), event_type: "id".into(), ..outbox() };
-        let mapping = Mapping::new(&outbox, &relation(&["payload", "id", "aggregatetype"])).unwrap();
-        let bytes = wire::insert(1, &[Value::Null, Value::Text(b"7"), Value::Text(b"t")]);
-        let Ok(Message::Insert(insert)) = decode(&bytes) else { panic!("not an insert") };
-        let row = mapping.row(&insert.tuple).unwrap();
-        assert_eq!((row.id, row.aggregate_id, row.event_type), (Value::Text(b"7"), row.id, row.id));
-        assert_eq!((row.aggregate_type, row.payload), (Value::Text(b"t"), Value::Null));
+    fn null_is_no_value_and_empty_is_one() {
+        let mapping = Arc::new(Mapping::new(&needed(&["id", "a", "b"]), &relation(&["b", "a", "id"])).unwrap());
+        let bytes = wire::insert(1, &[Value::Null, Value::Text(b""), Value::Text(b"7")]);
+        let row = Row::new(insert(&bytes).tuple, &mapping);
+        assert_eq!((row.get(0), row.get(1), row.get(2)), (Some(&b"7"[..]), Some(&b""[..]), None));
+        assert_eq!(mapping.fault(&insert(&bytes).tuple), None);
     }
 
     #[test]
-    fn a_tuple_of_another_width_is_refused() {
-        let mapping =
-            Mapping::new(&outbox(), &relation(&["id", "aggregatetype", "aggregateid", "type", "payload"])).unwrap();
-        for width in [0, 4, 6] {
-            let bytes = wire::insert(1, &vec![Value::Null; width]);
-            let Ok(Message::Insert(insert)) = decode(&bytes) else { panic!("not an insert") };
-            assert_eq!(mapping.row(&insert.tuple), None, "{width} values");
-        }
+    fn what_is_wrong_with_a_needed_value_is_named_and_with_another_is_not() {
+        let mapping = Mapping::new(&needed(&["id", "a"]), &relation(&["other", "a", "id"])).unwrap();
+        let fault = |values: &[Value<'_>]| mapping.fault(&insert(&wire::insert(1, values)).tuple);
+        let id = Value::Text(b"7");
+        assert_eq!(fault(&[Value::Unchanged, Value::Null, id]), None);
+        assert_eq!(fault(&[Value::Null, Value::Unchanged, id]), Some((1, Fault::Unchanged)));
+        assert_eq!(fault(&[Value::Null, Value::Binary(b""), id]), Some((1, Fault::Binary)));
+        assert_eq!(fault(&[Value::Null, Value::Null, Value::Null]), Some((0, Fault::Null)));
     }
 
     #[test]
     fn a_missing_column_is_named_and_case_matters() {
-        let missing = Mapping::new(&outbox(), &relation(&["id", "aggregatetype", "aggregateid", "type", "Payload"]));
-        assert_eq!(missing, Err(Field::Payload));
+        assert_eq!(Mapping::new(&needed(&["id", "payload"]), &relation(&["id", "Payload"])), Err(1));
     }
 }

@@ -6,10 +6,13 @@
 mod assemble;
 mod error;
 mod mapping;
+mod row;
 mod shown;
 
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+pub(crate) mod lab;
 #[cfg(test)]
 mod replay;
 
@@ -17,6 +20,7 @@ use std::fmt;
 
 pub use assemble::{Assembler, Ignored};
 pub use error::{EventError, Fault, Seen, Violation};
+pub use row::Row;
 pub use shown::Shown;
 
 use crate::config::SlotName;
@@ -52,21 +56,20 @@ impl fmt::Display for Place {
     }
 }
 
-/// One row of the outbox table. Values are the text form Postgres sent, borrowed from the receive buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One row of the outbox table, with its place in the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event<'a> {
     /// Where it stands.
     pub place: Place,
-    /// The event's id; never NULL.
-    pub id: &'a [u8],
-    /// What selects the topic; never NULL.
-    pub aggregate_type: &'a [u8],
-    /// The key; NULL means no key and no order.
-    pub aggregate_id: Option<&'a [u8]>,
-    /// The event's type.
-    pub event_type: Option<&'a [u8]>,
-    /// The value; NULL is a tombstone.
-    pub payload: Option<&'a [u8]>,
+    /// Its values; the one in place 0 is the event's id, and never NULL.
+    pub row: Row<'a>,
+}
+
+impl<'a> Event<'a> {
+    /// The event's id.
+    pub fn id(&self) -> &'a [u8] {
+        self.row.get(0).unwrap_or_default()
+    }
 }
 
 /// What one message came to.

@@ -12,8 +12,7 @@ pub(crate) const COLUMNS: [&str; 5] = ["id", "aggregatetype", "aggregateid", "ty
 
 /// The default columns of table `public.outbox`.
 pub(crate) fn outbox() -> OutboxConfig {
-    let [id, aggregate_type, aggregate_id, event_type, payload] = COLUMNS.map(str::to_owned);
-    OutboxConfig { table: "outbox".parse().unwrap(), id, aggregate_type, aggregate_id, event_type, payload }
+    OutboxConfig { table: "outbox".parse().unwrap(), ..OutboxConfig::default() }
 }
 
 const OUTBOX: u32 = 16_384;
@@ -156,7 +155,7 @@ proptest! {
                 .collect();
             let came = steps.iter().filter_map(|step| {
                 let Step::Event(event) = step else { return None };
-                let id = String::from_utf8(event.id.to_vec()).unwrap();
+                let id = String::from_utf8(event.id().to_vec()).unwrap();
                 Some((id, event.place.commit_lsn, event.place.index))
             });
             let came: Vec<_> = came.collect();

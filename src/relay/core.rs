@@ -80,17 +80,21 @@ pub struct Core<S> {
 
 impl<S: Sink> Core<S> {
     /// Begins behind `start`; `stored` is what the store holds at `now`, a time since any fixed instant.
-    pub fn new(setup: &Setup, start: Position, stored: Position, sink: S, now: Duration) -> Self {
-        Core {
+    ///
+    /// # Errors
+    /// The route needs a column that the outbox does not list.
+    pub fn new(setup: &Setup, start: Position, stored: Position, sink: S, now: Duration) -> Result<Self> {
+        let router = Router::new(&setup.outbox, &setup.route).map_err(|error| Error::new(Kind::Bug, error))?;
+        Ok(Core {
             slot: setup.slot.clone(),
             assembler: Assembler::new(&setup.outbox, start),
-            router: Router::new(&setup.route),
+            router,
             ledger: Ledger::new(start, setup.limits),
             confirm: Confirm::new(stored, now),
             sink,
             pending: None,
             counts: Counts::default(),
-        }
+        })
     }
 
     /// A new connection to the server begins: it sends again what was not confirmed, and what was taken in is dropped.
@@ -124,14 +128,16 @@ impl<S: Sink> Core<S> {
                 self.counts.assembled += 1;
                 failpoint::reached("assembled");
                 let routed = self.router.route(&event).map_err(|error| error.into_error(&self.slot))?;
-                let record = routed.record();
-                let offered = offer(&mut self.sink, &mut self.ledger, &record, &event)?;
-                if offered == Offered::Taken {
-                    self.counts.enqueued += 1;
-                } else {
-                    self.counts.queue_full += u64::from(offered == Offered::Full);
-                    self.pending = Some(Pending::keep(&record, &event));
-                }
+                routed.with_record(|record| {
+                    let offered = offer(&mut self.sink, &mut self.ledger, record, &event)?;
+                    if offered == Offered::Taken {
+                        self.counts.enqueued += 1;
+                    } else {
+                        self.counts.queue_full += u64::from(offered == Offered::Full);
+                        self.pending = Some(Pending::keep(record, &event));
+                    }
+                    Ok::<(), Error>(())
+                })?;
             }
             Step::Relation { outbox, .. } => return Ok(if outbox { Taken::Relation } else { Taken::Done }),
         }
@@ -293,7 +299,7 @@ impl Pending {
                 .map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec)))
                 .collect(),
             place: event.place,
-            row: Shown::of(event.id),
+            row: Shown::of(event.id()),
         }
     }
 }
@@ -317,7 +323,7 @@ fn offer<S: Sink>(sink: &mut S, ledger: &mut Ledger, record: &Record<'_>, event:
         Err(EnqueueError::Full) => Ok(Offered::Full),
         Err(EnqueueError::Opening) => Ok(Offered::Opening),
         Err(EnqueueError::Refused(error)) => {
-            Err(error.of_row(Shown::of(event.id)).of_event(event.place.commit_lsn, event.place.index))
+            Err(error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index))
         }
     }
 }

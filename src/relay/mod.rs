@@ -204,7 +204,7 @@ impl Relay {
                 bytes: self.config.kafka.max_in_flight_bytes,
             },
         };
-        Ok(Box::new(Core::new(&setup, start, stored, *sink, self.epoch.elapsed())))
+        Ok(Box::new(Core::new(&setup, start, stored, *sink, self.epoch.elapsed())?))
     }
 
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.

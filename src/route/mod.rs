@@ -1,13 +1,15 @@
 //! Event to record: topic, key, headers, value.
 //!
-//! What Debezium's Outbox Event Router makes of a row by default: the topic is a prefix and the aggregate type as it
-//! stands, the key is the aggregate id, the event's id is a header, and the value is the payload's text.
+//! By default what Debezium's Outbox Event Router makes of a row: the topic is a prefix and the aggregate type as it
+//! stands, the key is the aggregate id, the event's id is a header, and the value is the payload's text. Topic, key and
+//! further headers are templates over the row's columns.
 
 mod error;
 mod router;
 mod topic;
+mod topics;
 
-pub use error::RouteError;
+pub use error::{RouteError, RouteProblem};
 pub use router::{Routed, Router};
 pub use topic::TopicProblem;
 

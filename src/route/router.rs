@@ -1,204 +1,170 @@
-//! The router and the topics it knows.
+//! The router: templates bound to places, and what they make of an event.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
 
-use super::topic::topic;
-use super::{Record, RouteError, TopicProblem};
-use crate::config::RouteConfig;
+use super::topics::Topics;
+use super::{Record, RouteError, RouteProblem, TopicProblem};
+use crate::config::{OutboxConfig, RouteConfig};
 use crate::event::{Event, Shown};
+use crate::template::{Bound, RenderError, Template, UnknownColumn};
 
-/// How many topics are kept ready. Beyond it all are forgotten and made again as they come: types come from rows, and
-/// rows must not be able to grow memory (P4, P11). Far more topics than an outbox should have.
-const TOPICS_MAX: usize = 1024;
+/// A template and where its columns are.
+#[derive(Debug)]
+struct Route {
+    template: Template,
+    bound: Bound,
+}
 
 /// Makes records of events.
 #[derive(Debug)]
 pub struct Router {
-    prefix: String,
+    topic: Route,
+    /// The one place that makes the topic, if it is one.
+    selector: Option<usize>,
+    key: Option<Route>,
+    headers: Vec<(String, Route)>,
     id_header: String,
+    /// The place of the value's column.
+    payload: usize,
     reserved_topic: Option<String>,
-    topics: Vec<String>,
-    /// From aggregate type to the place in `topics`.
-    known: HashMap<Box<[u8]>, usize>,
+    /// Names of the needed columns by place, for errors.
+    columns: Vec<String>,
+    topics: Topics,
 }
 
 /// A routed event, which lends itself as a [`Record`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routed<'s> {
     topic: &'s str,
-    key: Option<&'s [u8]>,
+    key: Option<Cow<'s, [u8]>>,
     value: Option<&'s [u8]>,
-    headers: [(&'s str, Option<&'s [u8]>); 1],
+    headers: Headers<'s>,
+}
+
+/// The id's header alone, or more: most outboxes need no allocation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Headers<'s> {
+    Id([(&'s str, Option<&'s [u8]>); 1]),
+    More(Vec<(&'s str, Option<Cow<'s, [u8]>>)>),
 }
 
 impl Routed<'_> {
-    /// The record, to be handed to the sink as often as it takes.
+    /// Hands the record to `take`, as often as it is called.
     #[inline]
-    pub fn record(&self) -> Record<'_> {
-        Record { topic: self.topic, key: self.key, value: self.value, headers: &self.headers }
+    pub fn with_record<T>(&self, take: impl FnOnce(&Record<'_>) -> T) -> T {
+        let (topic, key, value) = (self.topic, self.key.as_deref(), self.value);
+        match &self.headers {
+            Headers::Id(headers) => take(&Record { topic, key, value, headers }),
+            Headers::More(headers) => {
+                let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_deref())).collect();
+                take(&Record { topic, key, value, headers: &headers })
+            }
+        }
     }
 }
 
 impl Router {
-    /// Routes by these rules.
-    pub fn new(config: &RouteConfig) -> Self {
-        Router {
-            prefix: config.topic_prefix.clone(),
-            id_header: config.id_header.clone(),
-            reserved_topic: config.reserved_topic.clone(),
-            topics: Vec::new(),
-            known: HashMap::new(),
-        }
-    }
-
-    /// The record of `event`: topic from its aggregate type, key and value as they are, its id as a header. Allocates
-    /// nothing for an aggregate type that came before.
+    /// Routes events of `outbox` by these rules.
     ///
     /// # Errors
-    /// [`RouteError`] if Kafka does not take the topic's name.
-    #[inline]
-    pub fn route<'s>(&'s mut self, event: &Event<'s>) -> Result<Routed<'s>, RouteError> {
-        let known = self.known.get(event.aggregate_type).copied();
-        let at = match known {
-            Some(at) => at,
-            None => self.learn(event)?,
+    /// A template needs a column that `outbox` does not list as needed.
+    pub fn new(outbox: &OutboxConfig, config: &RouteConfig) -> Result<Self, UnknownColumn> {
+        let bind = |template: &Template| {
+            let bound = template.bind(|column| outbox.place(column))?;
+            Ok(Route { template: template.clone(), bound })
         };
-        let topic = self.topics.get(at).map_or("", String::as_str);
-        debug_assert!(!topic.is_empty(), "every known aggregate type has its topic");
-        Ok(Routed {
+        let topic = bind(&config.topic)?;
+        let mut places = topic.bound.places();
+        let selector = places.next().filter(|first| places.all(|place| place == *first));
+        drop(places);
+        let headers = config.headers.iter().map(|(name, template)| Ok((name.clone(), bind(template)?)));
+        let payload = outbox.place(&outbox.payload).ok_or_else(|| UnknownColumn {
+            template: Template::column(&outbox.payload).source().to_owned(),
+            column: outbox.payload.clone(),
+        })?;
+        Ok(Router {
+            selector,
             topic,
-            key: event.aggregate_id,
-            value: event.payload,
-            headers: [(&self.id_header, Some(event.id))],
+            key: config.key.as_ref().map(bind).transpose()?,
+            headers: headers.collect::<Result<_, _>>()?,
+            id_header: config.id_header.clone(),
+            payload,
+            reserved_topic: config.reserved_topic.clone(),
+            columns: outbox.columns.clone(),
+            topics: Topics::default(),
         })
+    }
+
+    /// The record of `event`. By default it allocates nothing for an aggregate type that came before.
+    ///
+    /// # Errors
+    /// [`RouteError`]: there is no topic, Kafka does not take it, or a value does not fit its template.
+    #[inline]
+    pub fn route<'s>(&'s mut self, event: &'s Event<'s>) -> Result<Routed<'s>, RouteError> {
+        let known = self.selector.and_then(|place| event.row.get(place)).and_then(|value| self.topics.find(value));
+        let number = match known {
+            Some(number) => number,
+            None => self.topic(event)?,
+        };
+        let render = |route: &'s Route| {
+            route.bound.render(&event.row).map_err(|error| self.unfit(event, &route.template, error))
+        };
+        let key = match &self.key {
+            Some(route) => render(route)?,
+            None => None,
+        };
+        let headers = if self.headers.is_empty() {
+            Headers::Id([(&self.id_header, Some(event.id()))])
+        } else {
+            let mut headers = vec![(self.id_header.as_str(), Some(Cow::Borrowed(event.id())))];
+            for (name, route) in &self.headers {
+                headers.push((name, render(route)?));
+            }
+            Headers::More(headers)
+        };
+        Ok(Routed { topic: self.topics.name(number), key, value: event.row.get(self.payload), headers })
+    }
+
+    /// The number of the event's topic, which has not been met before.
+    #[cold]
+    fn topic(&mut self, event: &Event<'_>) -> Result<usize, RouteError> {
+        let template = &self.topic.template;
+        let rendered = self.topic.bound.render(&event.row).map_err(|error| self.unfit(event, template, error))?;
+        let Some(topic) = rendered else {
+            let mut places = self.topic.bound.places();
+            let column = self.column(places.find(|place| event.row.get(*place).is_none()).unwrap_or_default());
+            let problem = RouteProblem::NoTopic { template: template.source().to_owned(), column };
+            return Err(error(event, problem));
+        };
+        let made_of = self.selector.and_then(|place| event.row.get(place)).unwrap_or(&topic);
+        if let Some(number) = self.topics.find(made_of) {
+            return Ok(number);
+        }
+        let learned = self.topics.learn(made_of, &topic, self.reserved_topic.as_deref());
+        learned.map_err(|problem: TopicProblem| {
+            let (template, topic) = (template.source().to_owned(), Shown::of(&topic));
+            error(event, RouteProblem::Topic { template, topic, problem })
+        })
+    }
+
+    fn column(&self, place: usize) -> String {
+        self.columns.get(place).cloned().unwrap_or_default()
     }
 
     #[cold]
-    fn learn(&mut self, event: &Event<'_>) -> Result<usize, RouteError> {
-        let reserved = self.reserved_topic.as_deref();
-        let topic = topic(&self.prefix, event.aggregate_type);
-        let topic = topic
-            .and_then(|topic| if Some(topic.as_str()) == reserved { Err(TopicProblem::Reserved) } else { Ok(topic) });
-        let topic = topic.map_err(|problem| RouteError {
-            place: event.place,
-            id: Shown::of(event.id),
-            aggregate_type: Shown::of(event.aggregate_type),
-            prefix: Shown::of(self.prefix.as_bytes()),
-            problem,
-        })?;
-        if self.topics.len() >= TOPICS_MAX {
-            self.topics.clear();
-            self.known.clear();
-        }
-        let at = self.topics.len();
-        self.topics.push(topic);
-        self.known.insert(event.aggregate_type.into(), at);
-        Ok(at)
+    fn unfit(&self, event: &Event<'_>, template: &Template, problem: RenderError) -> RouteError {
+        let (place, needed) = match problem {
+            RenderError::NotText(place) => (place, "UTF-8 text"),
+            RenderError::NotJson(place) => (place, "JSON"),
+        };
+        let problem = RouteProblem::Value { template: template.source().to_owned(), column: self.column(place), needed };
+        error(event, problem)
     }
+}
+
+fn error(event: &Event<'_>, problem: RouteProblem) -> RouteError {
+    RouteError { place: event.place, id: Shown::of(event.id()), problem }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Kind;
-    use crate::event::Place;
-    use crate::position::Lsn;
-
-    fn router() -> Router {
-        Router::new(&RouteConfig {
-            topic_prefix: "outbox.event.".into(),
-            id_header: "id".into(),
-            reserved_topic: Some("outbox.event.state".into()),
-        })
-    }
-
-    fn event<'a>(id: &'a [u8], aggregate_type: &'a [u8]) -> Event<'a> {
-        Event {
-            place: Place { commit_lsn: Lsn::new(0x64), index: 3, committed_at_us: 0 },
-            id,
-            aggregate_type,
-            aggregate_id: Some(b"o-1"),
-            event_type: Some(b"Placed"),
-            payload: Some(br#"{"b": 1, "a": 12.50}"#),
-        }
-    }
-
-    #[test]
-    fn a_record_is_what_debezium_makes_of_the_row() {
-        let mut router = router();
-        for _ in 0..2 {
-            let routed = router.route(&event(b"7", b"Order.v1")).unwrap();
-            let record = Record {
-                topic: "outbox.event.Order.v1",
-                key: Some(b"o-1"),
-                value: Some(br#"{"b": 1, "a": 12.50}"#),
-                headers: &[("id", Some(b"7"))],
-            };
-            assert_eq!(routed.record(), record);
-        }
-    }
-
-    #[test]
-    fn null_is_no_key_and_no_value_and_empty_is_both() {
-        let mut router = router();
-        let null = Event { aggregate_id: None, payload: None, ..event(b"7", b"order") };
-        let routed = router.route(&null).unwrap();
-        assert_eq!((routed.record().key, routed.record().value), (None, None));
-        let empty = Event { aggregate_id: Some(b""), payload: Some(b""), ..event(b"7", b"order") };
-        let routed = router.route(&empty).unwrap();
-        assert_eq!((routed.record().key, routed.record().value), (Some(&b""[..]), Some(&b""[..])));
-    }
-
-    #[test]
-    fn aggregate_types_are_kept_apart() {
-        let mut router = router();
-        for _ in 0..2 {
-            for name in ["order", "Order", "", "customer"] {
-                let event = event(b"7", name.as_bytes());
-                assert_eq!(router.route(&event).unwrap().record().topic, format!("outbox.event.{name}"));
-            }
-        }
-    }
-
-    #[test]
-    fn ten_thousand_aggregate_types_do_not_grow_memory() {
-        let mut router = router();
-        for round in 0..2 {
-            for number in 0..10_000 {
-                let name = format!("type-{number}");
-                let event = event(b"7", name.as_bytes());
-                let topic = router.route(&event).unwrap().record().topic.to_owned();
-                assert_eq!(topic, format!("outbox.event.{name}"), "round {round}");
-                assert!(router.topics.len() <= TOPICS_MAX && router.known.len() == router.topics.len());
-            }
-        }
-        for number in 0..10_000 {
-            let name = format!("type {number}");
-            router.route(&event(b"7", name.as_bytes())).unwrap_err();
-        }
-        assert!(router.known.len() <= TOPICS_MAX, "what is refused is not kept");
-    }
-
-    #[test]
-    fn a_type_that_makes_no_topic_is_an_error_that_names_the_row_and_shows_nothing_raw() {
-        let hostile = [&b"a\n\x1b[2J"[..], &vec![b'x'; 100_000]].concat();
-        let error = router().route(&event(b"7\0", &hostile)).unwrap_err();
-        assert_eq!(error.problem, TopicProblem::TooLong { bytes: 13 + hostile.len() });
-        let error = error.into_error(&"orders".parse().unwrap());
-        assert_eq!(error.kind(), Kind::Event);
-        let start =
-            r#"slot orders: event at index 3 of the transaction at 0/64, row "7\0": aggregate type "a\n\u{1b}[2Jxxx"#;
-        assert!(error.cause().starts_with(start), "{error}");
-        assert!(error.cause().len() < 500 && !error.cause().contains(char::is_control), "{error}");
-        let advance =
-            "select pg_replication_slot_advance('orders', '0/64'::pg_lsn + 1), and start once with --adopt-slot";
-        assert!(error.what_to_do().unwrap().contains(advance), "{error}");
-    }
-
-    #[test]
-    fn the_topic_that_keeps_the_position_takes_no_event() {
-        let mut router = router();
-        let error = router.route(&event(b"1", b"state")).unwrap_err();
-        assert_eq!(error.problem, TopicProblem::Reserved);
-    }
-}
+mod tests;

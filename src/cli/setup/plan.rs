@@ -158,14 +158,15 @@ fn table_fits(outbox: &OutboxConfig, table: &Table) -> Result<()> {
         let sql = format!("alter table {name} set logged;");
         return unfit(format!("table {name} is unlogged or temporary, and so is in no write-ahead log"), sql);
     }
-    let missing: Vec<_> =
-        columns(outbox).filter(|(_, column)| !table.columns.iter().any(|has| has == column)).collect();
+    let missing: Vec<&str> =
+        outbox.columns.iter().filter(|column| !table.columns.contains(column)).map(String::as_str).collect();
     if !missing.is_empty() {
-        let names: Vec<_> = missing.iter().map(|(_, column)| *column).collect();
-        let keys: Vec<_> = missing.iter().map(|(setting, _)| setting.key).collect();
+        let named = |missing: &&str| columns(outbox).find(|(_, column)| column == missing);
+        let keys: Vec<_> = missing.iter().filter_map(named).map(|(setting, _)| setting.key).collect();
+        let keys = if keys.is_empty() { "the templates of [route]".to_owned() } else { keys.join(", ") };
         return unfit(
-            format!("table {name} has no column {} that can be published", names.join(", ")),
-            format!("name the columns it has with {} in the configuration file", keys.join(", ")),
+            format!("table {name} has no column {} that can be published", missing.join(", ")),
+            format!("name the columns it has with {keys} in the configuration file; it has {}", table.columns.join(", ")),
         );
     }
     Ok(())

@@ -200,6 +200,6 @@ fn a_table_that_does_not_fit_is_refused() {
         Some("alter table public.outbox set logged;")
     );
     let error = with(|table| table.columns.truncate(3));
-    assert_eq!(error.cause(), "table public.outbox has no column type, payload that can be published");
+    assert_eq!(error.cause(), "table public.outbox has no column payload that can be published");
     assert!(planned(false, &Found { table: None, ..found() }).is_err(), "a table is only created when asked for");
 }

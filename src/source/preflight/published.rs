@@ -131,8 +131,7 @@ impl Published<'_> {
         let (name, table, publication) = (self.name, &self.outbox.table, self.sql_name());
         let list = self.own_members().find_map(|member| member.columns.as_ref());
         let outbox = self.outbox;
-        let mapped = [&outbox.id, &outbox.aggregate_type, &outbox.aggregate_id, &outbox.event_type, &outbox.payload];
-        for wanted in mapped {
+        for wanted in &outbox.columns {
             let Some(column) = self.table.columns.iter().find(|column| column.name == *wanted) else {
                 let there: Vec<&str> = self.table.columns.iter().map(|column| column.name.as_str()).collect();
                 return Err(at_publication(format!(

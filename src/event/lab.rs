@@ -1,0 +1,34 @@
+//! Events for the tests of whoever takes them.
+
+use std::sync::Arc;
+
+use super::mapping::Mapping;
+use super::{Event, Place, Row};
+use crate::config::OutboxConfig;
+use crate::decode::{Message, Value, decode, wire};
+use crate::position::Lsn;
+
+/// One row of a table, as a message.
+pub(crate) struct Lab {
+    mapping: Arc<Mapping>,
+    insert: Vec<u8>,
+}
+
+impl Lab {
+    /// A row with these values of a table with these columns, all of type `text`.
+    pub(crate) fn new(outbox: &OutboxConfig, columns: &[&str], values: &[Option<&str>]) -> Lab {
+        let described = wire::relation(1, "public", "outbox", columns);
+        let Ok(Message::Relation(relation)) = decode(&described) else { panic!("not a relation") };
+        let mapping = Arc::new(Mapping::new(&outbox.columns, &relation).unwrap());
+        let values: Vec<_> =
+            values.iter().map(|value| value.map_or(Value::Null, |text| Value::Text(text.as_bytes()))).collect();
+        Lab { mapping, insert: wire::insert(1, &values) }
+    }
+
+    /// The row as the event at index 3 of the transaction at 0/64.
+    pub(crate) fn event(&self) -> Event<'_> {
+        let Ok(Message::Insert(insert)) = decode(&self.insert) else { panic!("not an insert") };
+        let place = Place { commit_lsn: Lsn::new(0x64), index: 3, committed_at_us: 0 };
+        Event { place, row: Row::new(insert.tuple, &self.mapping) }
+    }
+}

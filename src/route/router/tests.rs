@@ -1,0 +1,167 @@
+use super::*;
+use crate::error::Kind;
+use crate::event::lab::Lab;
+
+/// Rows of a table with the default columns and some more.
+const COLUMNS: [&str; 7] = ["id", "aggregatetype", "aggregateid", "type", "payload", "tenant", "metadata"];
+
+type Values = [Option<&'static str>; COLUMNS.len()];
+
+const ROW: Values = [
+    Some("7"),
+    Some("Order.v1"),
+    Some("o-1"),
+    Some("Placed"),
+    Some(r#"{"b": 1, "a": 12.50}"#),
+    None,
+    Some(r#"{"traceparent": "00-ab", "n": 1}"#),
+];
+
+/// What became of a row: topic, key, value, headers.
+type Outcome = (String, Option<String>, Option<String>, Vec<(String, Option<String>)>);
+
+struct Routes {
+    outbox: OutboxConfig,
+    router: Router,
+}
+
+impl Routes {
+    fn new(change: impl FnOnce(&mut RouteConfig)) -> Routes {
+        let mut route = RouteConfig { reserved_topic: Some("outbox.event.state".into()), ..RouteConfig::default() };
+        change(&mut route);
+        let mut outbox = OutboxConfig::default();
+        outbox.need_only(&route);
+        let router = Router::new(&outbox, &route).unwrap();
+        Routes { outbox, router }
+    }
+
+    fn route(&mut self, values: &[Option<&str>]) -> Result<Outcome, RouteError> {
+        let lab = Lab::new(&self.outbox, &COLUMNS, values);
+        let event = lab.event();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        self.router.route(&event).map(|routed| {
+            routed.with_record(|record| {
+                let headers = record.headers.iter().map(|(name, value)| ((*name).to_owned(), value.map(text)));
+                (record.topic.to_owned(), record.key.map(text), record.value.map(text), headers.collect())
+            })
+        })
+    }
+}
+
+fn with(place: usize, value: Option<&'static str>) -> Values {
+    let mut row = ROW;
+    row[place] = value;
+    row
+}
+
+fn template(text: &str) -> Template {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_record_is_what_debezium_makes_of_the_row() {
+    let mut routes = Routes::new(|_| {});
+    for _ in 0..2 {
+        let (topic, key, value, headers) = routes.route(&ROW).unwrap();
+        assert_eq!(topic, "outbox.event.Order.v1");
+        assert_eq!((key.as_deref(), value.as_deref()), (Some("o-1"), ROW[4]));
+        assert_eq!(headers, [("id".to_owned(), Some("7".to_owned()))]);
+    }
+}
+
+#[test]
+fn null_is_no_key_and_no_value_and_empty_is_both() {
+    let mut routes = Routes::new(|_| {});
+    let mut row = with(2, None);
+    row[4] = None;
+    let (_, key, value, _) = routes.route(&row).unwrap();
+    assert_eq!((key, value), (None, None));
+    (row[2], row[4]) = (Some(""), Some(""));
+    let (_, key, value, _) = routes.route(&row).unwrap();
+    assert_eq!((key.as_deref(), value.as_deref()), (Some(""), Some("")));
+}
+
+#[test]
+fn aggregate_types_are_kept_apart() {
+    let mut routes = Routes::new(|_| {});
+    for _ in 0..2 {
+        for name in ["order", "Order", "", "customer"] {
+            assert_eq!(routes.route(&with(1, Some(name))).unwrap().0, format!("outbox.event.{name}"));
+        }
+    }
+}
+
+#[test]
+fn topic_key_and_headers_are_what_their_templates_say() {
+    let mut routes = Routes::new(|route| {
+        route.topic = template("{type|lower}-out-{tenant|default('none')}");
+        route.key = Some(template("{aggregatetype}/{aggregateid}"));
+        route.headers = vec![
+            ("eventType".to_owned(), template("{type}")),
+            ("tenant".to_owned(), template("{tenant}")),
+            ("traceparent".to_owned(), template("{metadata.traceparent}")),
+        ];
+    });
+    for _ in 0..2 {
+        let (topic, key, _, headers) = routes.route(&ROW).unwrap();
+        assert_eq!((topic.as_str(), key.as_deref()), ("placed-out-none", Some("Order.v1/o-1")));
+        let header = |name: &str, value: Option<&str>| (name.to_owned(), value.map(str::to_owned));
+        let expected = [
+            header("id", Some("7")),
+            header("eventType", Some("Placed")),
+            header("tenant", None),
+            header("traceparent", Some("00-ab")),
+        ];
+        assert_eq!(headers, expected);
+    }
+    assert_eq!(routes.route(&with(5, Some("acme"))).unwrap().0, "placed-out-acme");
+    assert_eq!(routes.route(&with(2, None)).unwrap().1, None, "a NULL in it makes the whole key NULL");
+}
+
+#[test]
+fn a_topic_may_be_constant_and_a_key_may_be_none() {
+    let mut routes = Routes::new(|route| {
+        route.topic = template("all-events");
+        route.key = None;
+    });
+    let (topic, key, ..) = routes.route(&ROW).unwrap();
+    assert_eq!((topic.as_str(), key), ("all-events", None));
+}
+
+#[test]
+fn a_type_that_makes_no_topic_is_an_error_that_names_the_row_and_shows_nothing_raw() {
+    let hostile = format!("a\n\x1b[2J{}", "x".repeat(100_000));
+    let mut row: Vec<Option<&str>> = ROW.to_vec();
+    (row[0], row[1]) = (Some("7\x01"), Some(hostile.as_str()));
+    let error = Routes::new(|_| {}).route(&row).unwrap_err();
+    let RouteProblem::Topic { problem: TopicProblem::TooLong { bytes }, .. } = error.problem else {
+        panic!("{error}")
+    };
+    assert_eq!(bytes, 13 + hostile.len());
+    let error = error.into_error(&"orders".parse().unwrap());
+    assert_eq!(error.kind(), Kind::Event);
+    let start = "slot orders: event at index 3 of the transaction at 0/64, row \"7\\u{1}\": template \
+                 \"outbox.event.{aggregatetype}\" makes topic \"outbox.event.a\\n\\u{1b}[2Jxxx";
+    assert!(error.cause().starts_with(start), "{error}");
+    assert!(error.cause().len() < 500 && !error.cause().contains(char::is_control), "{error}");
+    let advance = "select pg_replication_slot_advance('orders', '0/64'::pg_lsn + 1), and start once with --adopt-slot";
+    assert!(error.what_to_do().unwrap().contains(advance), "{error}");
+}
+
+#[test]
+fn what_a_route_needs_and_does_not_get_is_named() {
+    let mut routes = Routes::new(|route| route.headers = vec![("n".to_owned(), template("{metadata.n|lower}"))]);
+    let error = routes.route(&with(1, None)).unwrap_err();
+    let expected = "column aggregatetype is NULL, and template \"outbox.event.{aggregatetype}\" needs it for the topic";
+    assert_eq!(error.problem.to_string(), expected);
+    let error = routes.route(&with(6, Some("no json"))).unwrap_err();
+    assert_eq!(error.problem.to_string(), "column metadata is not JSON, which template \"{metadata.n|lower}\" needs");
+    let error = routes.route(&with(1, Some("state"))).unwrap_err();
+    assert!(matches!(error.problem, RouteProblem::Topic { problem: TopicProblem::Reserved, .. }), "{error}");
+}
+
+#[test]
+fn a_column_that_is_not_needed_by_the_table_is_named() {
+    let route = RouteConfig { topic: template("{nowhere}"), ..RouteConfig::default() };
+    assert_eq!(Router::new(&OutboxConfig::default(), &route).unwrap_err().column, "nowhere");
+}
