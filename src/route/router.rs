@@ -153,10 +153,7 @@ impl Router {
 
     #[cold]
     fn unfit(&self, event: &Event<'_>, template: &Template, problem: RenderError) -> RouteError {
-        let (place, needed) = match problem {
-            RenderError::NotText(place) => (place, "UTF-8 text"),
-            RenderError::NotJson(place) => (place, "JSON"),
-        };
+        let RenderError { place, needed } = problem;
         let problem = RouteProblem::Value { template: template.source().to_owned(), column: self.column(place), needed };
         error(event, problem)
     }

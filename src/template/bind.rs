@@ -18,11 +18,11 @@ pub struct UnknownColumn {
 
 /// Why a row does not fit a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RenderError {
-    /// The value in this place is not UTF-8.
-    NotText(usize),
-    /// The value in this place is not JSON.
-    NotJson(usize),
+pub struct RenderError {
+    /// Where the value stands.
+    pub place: usize,
+    /// What it should be: UTF-8 text, JSON, a timestamp.
+    pub needed: &'static str,
 }
 
 /// The values of a row: `None` where the one in that place is NULL.
@@ -34,11 +34,11 @@ pub trait Values {
 /// A template bound to a table: columns are places.
 #[derive(Debug, Clone)]
 pub struct Bound {
-    kind: Kind,
+    pub(super) kind: Kind,
 }
 
 #[derive(Debug, Clone)]
-enum Kind {
+pub(super) enum Kind {
     /// Text alone.
     Constant(String),
     /// One column as it is: nothing is copied, and it need not be UTF-8.
@@ -47,7 +47,7 @@ enum Kind {
 }
 
 #[derive(Debug, Clone)]
-enum BoundPart {
+pub(super) enum BoundPart {
     Text(String),
     Field { place: usize, path: Vec<String>, functions: Vec<Function> },
 }
@@ -127,17 +127,18 @@ impl Bound {
     }
 }
 
-fn field<'v>(
+pub(super) fn field<'v>(
     value: Option<&'v [u8]>,
     place: usize,
     path: &[String],
     functions: &[Function],
 ) -> Result<Option<Cow<'v, str>>, RenderError> {
-    let value = value.map(|value| std::str::from_utf8(value).map_err(|_| RenderError::NotText(place))).transpose()?;
+    let not = |needed| RenderError { place, needed };
+    let value = value.map(|value| std::str::from_utf8(value).map_err(|_| not("UTF-8 text"))).transpose()?;
     let value = match value {
-        Some(text) if !path.is_empty() => member(text, path).map_err(|_| RenderError::NotJson(place))?,
+        Some(text) if !path.is_empty() => member(text, path).map_err(|_| not("JSON"))?,
         Some(text) => Some(Cow::Borrowed(text)),
         None => None,
     };
-    Ok(functions.iter().fold(value, |value, function| function.apply(value)))
+    functions.iter().try_fold(value, |value, function| function.apply(value)).map_err(not)
 }

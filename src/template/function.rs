@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use regex::Regex;
 
+use super::json;
+
 /// A function with its arguments.
 #[derive(Debug, Clone)]
 pub(super) enum Function {
@@ -12,10 +14,22 @@ pub(super) enum Function {
     Default(String),
     Replace { from: String, to: String },
     Topic,
+    /// JSON to be embedded as it stands.
+    Json,
+    /// Text to be quoted, whatever the column's type.
+    Text,
+    /// A JSON object without these members.
+    Strip(Vec<String>),
+    /// A timestamp of Postgres in the form of RFC 3339.
+    Rfc3339,
     Match { whole: Regex, to: String },
 }
 
-const KNOWN: &str = "lower, upper, default('…'), replace('…', '…'), topic, match('…', '…')";
+const KNOWN: &str =
+    "lower, upper, default('…'), replace('…', '…'), topic, match('…', '…'), json, text, strip('…', …), rfc3339";
+
+/// A value is not what a function needs: what it should be.
+pub(super) type Needed = &'static str;
 
 impl Function {
     /// # Errors
@@ -23,15 +37,22 @@ impl Function {
     pub(super) fn new(name: &str, arguments: Vec<String>) -> Result<Function, String> {
         let count = arguments.len();
         let mut arguments = arguments.into_iter();
-        let mut next = || arguments.next().unwrap_or_default();
         let (function, takes) = match name {
             "lower" => (Function::Lower, 0),
             "upper" => (Function::Upper, 0),
             "topic" => (Function::Topic, 0),
-            "default" => (Function::Default(next()), 1),
-            "replace" => (Function::Replace { from: next(), to: next() }, 2),
+            "json" => (Function::Json, 0),
+            "text" => (Function::Text, 0),
+            "rfc3339" => (Function::Rfc3339, 0),
+            "strip" if count > 0 => (Function::Strip(arguments.by_ref().collect()), count),
+            "strip" => return Err("strip takes the members to be left out".to_owned()),
+            "default" => (Function::Default(arguments.next().unwrap_or_default()), 1),
+            "replace" => {
+                let (from, to) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
+                (Function::Replace { from, to }, 2)
+            }
             "match" => {
-                let (expression, to) = (next(), next());
+                let (expression, to) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
                 // As a whole, which is what Debezium's route.topic.regex means too.
                 let whole = Regex::new(&format!("^(?:{expression})$"));
                 let whole = whole.map_err(|error| format!("{expression:?} is no regular expression: {error}"))?;
@@ -50,15 +71,24 @@ impl Function {
     }
 
     /// Applies it; `None` is NULL.
-    pub(super) fn apply<'v>(&self, value: Option<Cow<'v, str>>) -> Option<Cow<'v, str>> {
+    ///
+    /// # Errors
+    /// What the value should be.
+    pub(super) fn apply<'v>(&self, value: Option<Cow<'v, str>>) -> Result<Option<Cow<'v, str>>, Needed> {
         let Some(value) = value else {
-            return match self {
+            return Ok(match self {
                 Function::Default(text) => Some(Cow::Owned(text.clone())),
                 _ => None,
-            };
+            });
         };
-        Some(match self {
-            Function::Default(_) => value,
+        Ok(Some(match self {
+            Function::Default(_) | Function::Text => value,
+            Function::Json => {
+                json::valid(&value)?;
+                value
+            }
+            Function::Strip(members) => Cow::Owned(json::without(&value, members)?),
+            Function::Rfc3339 => Cow::Owned(rfc3339(&value)?),
             Function::Lower => Cow::Owned(value.to_lowercase()),
             Function::Upper => Cow::Owned(value.to_uppercase()),
             Function::Replace { from, to } => Cow::Owned(value.replace(from, to)),
@@ -74,6 +104,19 @@ impl Function {
                     Cow::Owned(text)
                 }
             },
-        })
+        }))
     }
+}
+
+/// A `timestamptz`, `timestamp` (taken as UTC) or `date` as Postgres prints it with `DateStyle` ISO, to microseconds.
+fn rfc3339(text: &str) -> Result<String, Needed> {
+    const NEEDED: Needed = "a timestamp";
+    let text = text.replacen(' ', "T", 1);
+    let date_and_time = if text.contains('T') { text } else { format!("{text}T00:00:00") };
+    let (date, time) = date_and_time.split_once('T').ok_or(NEEDED)?;
+    let zoned = time.contains(['+', '-', 'Z']);
+    // Postgres leaves minutes of the offset out where they are zero.
+    let zone = if zoned { "" } else { "Z" };
+    let timestamp: jiff::Timestamp = format!("{date}T{time}{zone}").parse().map_err(|_| NEEDED)?;
+    Ok(timestamp.to_string())
 }

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::function::Needed;
+
 /// An object's members, not looked into. Of members with one name the last counts, as in `jsonb`.
 #[derive(Deserialize)]
 struct Members<'j>(#[serde(borrow)] BTreeMap<Cow<'j, str>, &'j RawValue>);
@@ -16,6 +18,18 @@ struct Members<'j>(#[serde(borrow)] BTreeMap<Cow<'j, str>, &'j RawValue>);
 /// # Errors
 /// `text` is not JSON.
 pub(super) fn member<'j>(text: &'j str, path: &[String]) -> Result<Option<Cow<'j, str>>, serde_json::Error> {
+    match raw_member(text, path)? {
+        None | Some("null") => Ok(None),
+        Some(text) if text.starts_with('"') => Ok(Some(unquoted(text)?)),
+        Some(text) => Ok(Some(Cow::Borrowed(text))),
+    }
+}
+
+/// The member at the end of `path` as it stands; `None` where it is missing.
+///
+/// # Errors
+/// `text` is not JSON.
+pub(super) fn raw_member<'j>(text: &'j str, path: &[String]) -> Result<Option<&'j str>, serde_json::Error> {
     let mut value: &RawValue = serde_json::from_str(text)?;
     for name in path {
         if !value.get().starts_with('{') {
@@ -27,16 +41,69 @@ pub(super) fn member<'j>(text: &'j str, path: &[String]) -> Result<Option<Cow<'j
             None => return Ok(None),
         }
     }
-    match value.get() {
-        "null" => Ok(None),
-        text if text.starts_with('"') => Ok(Some(unquoted(text)?)),
-        text => Ok(Some(Cow::Borrowed(text))),
+    Ok(Some(value.get()))
+}
+
+/// # Errors
+/// It is not JSON.
+pub(super) fn valid(text: &str) -> Result<(), Needed> {
+    serde_json::from_str::<&RawValue>(text).map(|_| ()).map_err(|_| "JSON")
+}
+
+/// The object without these members; everything else as it stands and in its order.
+///
+/// # Errors
+/// It is no JSON object.
+pub(super) fn without(text: &str, left_out: &[String]) -> Result<String, Needed> {
+    let members: Ordered<'_> = serde_json::from_str(text).map_err(|_| "a JSON object")?;
+    let mut object = String::from("{");
+    for (name, value) in members.0.iter().filter(|(name, _)| !left_out.iter().any(|out| out == name.as_ref())) {
+        if object.len() > 1 {
+            object.push_str(", ");
+        }
+        object.push_str(&quoted(name));
+        object.push_str(": ");
+        object.push_str(value.get());
+    }
+    object.push('}');
+    Ok(object)
+}
+
+/// A JSON string with this text.
+pub(super) fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// An object's members in their order.
+struct Ordered<'j>(Vec<(Cow<'j, str>, &'j RawValue)>);
+
+impl<'de> Deserialize<'de> for Ordered<'de> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Ordered<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some((Text(name), value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
+                    members.push((name, value));
+                }
+                Ok(Ordered(members))
+            }
+        }
+        deserializer.deserialize_map(Visitor)
     }
 }
 
+/// A string, borrowed where nothing in it is escaped.
+#[derive(Deserialize)]
+struct Text<'j>(#[serde(borrow)] Cow<'j, str>);
+
 /// The text of a JSON string; borrowed where nothing in it is escaped.
 fn unquoted(text: &str) -> Result<Cow<'_, str>, serde_json::Error> {
-    #[derive(Deserialize)]
-    struct Text<'j>(#[serde(borrow)] Cow<'j, str>);
     Ok(serde_json::from_str::<Text<'_>>(text)?.0)
 }

@@ -12,6 +12,9 @@
 //! | `{column\|replace('/', '-')}` | with every `/` as `-` |
 //! | `{column\|topic}` | with every character that Kafka forbids in a topic as `_` |
 //! | `{column\|match('(.*)Created', '$1')}` | where the whole value matches the expression, the second text instead |
+//! | `{column\|strip('a', 'b')}` | the JSON object without these members |
+//! | `{column\|rfc3339}` | the timestamp as `2024-05-06T05:08:09.123456Z` |
+//! | `{column\|json}`, `\|text` | in an envelope: embedded as JSON, or quoted, whatever the column's type is |
 //!
 //! A NULL without a `default` makes the whole value NULL: no key, a header without a value, and no topic at all.
 //! Parsing needs no table; [`Template::bind`] finds the columns in one.
@@ -20,10 +23,12 @@ mod bind;
 mod function;
 mod json;
 mod parse;
+mod typed;
 
 use std::str::FromStr;
 
 pub use bind::{Bound, RenderError, UnknownColumn, Values};
+pub use typed::TypedValues;
 use function::Function;
 
 /// A parsed template.

@@ -82,6 +82,32 @@ fn members_of_a_json_object_are_text_or_json() {
 }
 
 #[test]
+fn an_object_is_stripped_of_members_and_of_nothing_else() {
+    gives(r#"{metadata|strip('o', 'null')}"#, r#"{"tenant": "acme", "n": 12.50}"#);
+    gives("{metadata|strip('tenant','n','o','null')}", "{}");
+    assert_eq!(render("{none|strip('a')}"), Ok(None));
+}
+
+#[test]
+fn timestamps_of_postgres_become_those_of_the_rest_of_the_world() {
+    for (postgres, expected) in [
+        ("2024-05-06 05:08:09.123456+00", "2024-05-06T05:08:09.123456Z"),
+        ("2024-05-06 05:08:09+00", "2024-05-06T05:08:09Z"),
+        ("2024-05-06 07:08:09.5+02", "2024-05-06T05:08:09.5Z"),
+        ("2024-05-06 10:38:09+05:30", "2024-05-06T05:08:09Z"),
+        ("2024-05-06 05:08:09.123456", "2024-05-06T05:08:09.123456Z"),
+        ("2024-05-06", "2024-05-06T00:00:00Z"),
+    ] {
+        let function = function::Function::new("rfc3339", Vec::new()).unwrap();
+        assert_eq!(function.apply(Some(postgres.into())).unwrap().as_deref(), Some(expected), "{postgres}");
+    }
+    for bad in ["", "infinity", "2024-05-06 05:08:09.123456+00 BC", "now"] {
+        let function = function::Function::new("rfc3339", Vec::new()).unwrap();
+        assert_eq!(function.apply(Some(bad.into())), Err("a timestamp"), "{bad}");
+    }
+}
+
+#[test]
 fn null_makes_the_whole_value_null() {
     assert_eq!(render("{none}"), Ok(None));
     assert_eq!(render("a{none}b"), Ok(None));
@@ -90,8 +116,12 @@ fn null_makes_the_whole_value_null() {
 
 #[test]
 fn a_value_that_does_not_fit_is_named_by_its_place() {
-    assert_eq!(render("x{bytes}"), Err(RenderError::NotText(5)));
-    assert_eq!(render("{path.member}"), Err(RenderError::NotJson(2)));
+    let not = |place, needed| Err(RenderError { place, needed });
+    assert_eq!(render("x{bytes}"), not(5, "UTF-8 text"));
+    assert_eq!(render("{path.member}"), not(2, "JSON"));
+    assert_eq!(render("{path|json}"), not(2, "JSON"));
+    assert_eq!(render("{path|strip('a')}"), not(2, "a JSON object"));
+    assert_eq!(render("{path|rfc3339}"), not(2, "a timestamp"));
     // As it is, it may be any bytes.
     assert_eq!(render("{bytes}"), Ok(Some("\u{fffd}".to_owned())));
 }
@@ -140,5 +170,55 @@ fn what_is_wrong_is_said_with_its_place() {
         let error = template.parse::<Template>().unwrap_err();
         assert_eq!(error.at, at, "{error}");
         assert!(error.to_string().contains(what), "{error}");
+    }
+}
+
+/// Types by the order of the columns: text, unless a test says otherwise.
+struct Typed<'r>(&'r [(u32, Option<&'r str>)]);
+
+impl Values for Typed<'_> {
+    fn value(&self, place: usize) -> Option<&[u8]> {
+        self.0.get(place).and_then(|(_, value)| value.map(str::as_bytes))
+    }
+}
+
+impl TypedValues for Typed<'_> {
+    fn type_oid(&self, place: usize) -> u32 {
+        self.0.get(place).map_or(0, |(oid, _)| *oid)
+    }
+}
+
+#[test]
+fn a_value_is_json_by_the_type_of_its_column() {
+    for (template, oid, value, expected) in [
+        ("{c}", 25, Some("a \"b\"\n"), r#""a \"b\"\n""#),
+        ("{c}", 3802, Some(r#"{"a": 1.50}"#), r#"{"a": 1.50}"#),
+        ("{c}", 114, Some("[1]"), "[1]"),
+        ("{c}", 20, Some("-7"), "-7"),
+        ("{c}", 1700, Some("12.50"), "12.50"),
+        ("{c}", 1700, Some("NaN"), r#""NaN""#),
+        ("{c}", 701, Some("-Infinity"), r#""-Infinity""#),
+        ("{c}", 701, Some("1e+20"), "1e+20"),
+        ("{c}", 16, Some("t"), "true"),
+        ("{c}", 16, Some("f"), "false"),
+        ("{c}", 2950, Some("x"), r#""x""#),
+        ("{c}", 25, None, "null"),
+        ("{c|text}", 20, Some("7"), r#""7""#),
+        ("{c|json}", 25, Some("[1, 2]"), "[1, 2]"),
+        ("{c|strip('a')}", 25, Some(r#"{"a": 1, "b": 2}"#), r#"{"b": 2}"#),
+        ("{c|default('none')}", 25, None, r#""none""#),
+        ("{c|default('{}')|json}", 25, None, "{}"),
+        ("{c.a}", 25, Some(r#"{"a": "x"}"#), r#""x""#),
+        ("{c.a}", 25, Some(r#"{"a": [1.50]}"#), "[1.50]"),
+        ("{c.b}", 25, Some(r#"{"a": 1}"#), "null"),
+        ("{c.a}", 25, None, "null"),
+        ("v{c}", 20, Some("7"), r#""v7""#),
+        ("v{c}", 20, None, "null"),
+        ("constant", 20, None, r#""constant""#),
+    ] {
+        let bound = template.parse::<Template>().unwrap().bind(|_| Some(0)).unwrap();
+        let mut json = Vec::new();
+        bound.append_json(&Typed(&[(oid, value)]), &mut json).unwrap();
+        assert_eq!(String::from_utf8(json).unwrap(), expected, "{template} of {value:?}");
     }
 }
