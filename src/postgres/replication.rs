@@ -53,7 +53,8 @@ pub struct SystemIdentity {
     pub xlogpos: Lsn,
 }
 
-/// Where a timeline ended, because the next one in the history began.
+/// Where a timeline ended, for the server that was asked, because the next one in the history began: WAL of it beyond
+/// that does not exist there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimelineSwitch {
     /// The timeline that ended.
@@ -209,7 +210,8 @@ pub fn check_parameter(name: &str, value: &str) -> Result<()> {
     .remedy("connect to the server itself: something between drops settings of the start-up packet"))
 }
 
-/// Lines of `timeline TAB lsn TAB reason`; comments and empty lines between them.
+/// Lines of `timeline TAB lsn TAB reason`; comments and empty lines between them. Half a history is none.
+/// <https://www.postgresql.org/docs/current/continuous-archiving.html#BACKUP-TIMELINES>
 fn parse_history(text: &str) -> Option<Vec<TimelineSwitch>> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
@@ -258,14 +260,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_history_is_read_with_its_comments() {
+    fn a_history_is_read_with_its_comments_and_whole_or_not_at_all() {
         let text =
             "# made by hand\n1\t0/3000000\tno recovery target specified\n\n2\t16/B374D848\tat restore point \"a b\"\n";
         let switches = parse_history(text).unwrap();
         assert_eq!(switches.len(), 2);
         assert_eq!(switches[1], TimelineSwitch { timeline: 2, switch_lsn: Lsn::new(0x16_B374_D848) });
-        assert_eq!(parse_history("1 x"), None);
-        assert_eq!(parse_history("1"), None);
+        assert_eq!(parse_history(""), Some(vec![]));
+        for bad in ["1 x", "1", "x\t0/1", "1\t01", "1\t0/1\tfine\n-2\t0/2"] {
+            assert_eq!(parse_history(bad), None, "{bad:?}");
+        }
     }
 
     #[test]
