@@ -7,13 +7,14 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::config::{SlotName, SourceConfig};
-use crate::conninfo::{ChannelBinding, ConnInfo, Target};
+use crate::conninfo::{ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{publication_list_literal, quote_ident};
 use crate::postgres::session::{Row, Session, StartUp};
 use crate::postgres::sql::in_recovery_error;
+use crate::postgres::tls;
 use crate::postgres::transport::{self, Login, Opened, Transport};
 use crate::postgres::wire::Inbox;
 
@@ -76,11 +77,18 @@ impl WalSession<Transport> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
-    /// Logs in on a stream that is open, and encrypted if it is to be.
+    /// Logs in on a stream that is open, and encrypted if it is to be; `end_point` is then what the login can be bound
+    /// to ([`tls::end_point`]).
     ///
     /// # Errors
     /// As [`WalSession::connect`].
-    pub async fn log_in(stream: S, info: &ConnInfo, target: &Target, config: &SourceConfig) -> Result<Self> {
+    pub async fn log_in(
+        stream: S,
+        end_point: Option<Vec<u8>>,
+        info: &ConnInfo,
+        target: &Target,
+        config: &SourceConfig,
+    ) -> Result<Self> {
         let place = transport::place(info, target);
         let act = While::Connecting(&place);
         let name = format!("walrelay/{}", config.slot);
@@ -98,7 +106,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
             place: &place,
             user: info.user(),
             password: info.password_for(target)?,
-            channel_binding_required: info.tls().channel_binding == ChannelBinding::Require,
+            channel_binding: info.tls().channel_binding,
+            end_point,
             parameters: &parameters,
         };
         let mut session = Session::log_in(stream, &start_up).await?;
@@ -238,8 +247,8 @@ impl Login for WalLogin<'_> {
     async fn log_in(&self, target: &Target, opened: Opened) -> Result<Self::Session> {
         let place = transport::place(self.info, target);
         let act = While::Connecting(&place);
-        let stream = match opened.tls {
-            None => Transport::Plain(opened.socket),
+        let (stream, end_point) = match opened.tls {
+            None => (Transport::Plain(opened.socket), None),
             Some((config, name)) => {
                 let name = ServerName::try_from(name).map_err(|_| {
                     Error::new(
@@ -248,10 +257,13 @@ impl Login for WalLogin<'_> {
                     )
                 })?;
                 let handshake = TlsConnector::from(std::sync::Arc::new(config)).connect(name, opened.socket);
-                Transport::Tls(Box::new(handshake.await.map_err(|error| fault::io(act, &error))?))
+                let stream = handshake.await.map_err(|error| fault::io(act, &error))?;
+                let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                let end_point = certificate.and_then(tls::end_point);
+                (Transport::Tls(Box::new(stream)), end_point)
             }
         };
-        WalSession::log_in(stream, self.info, target, self.config).await
+        WalSession::log_in(stream, end_point, self.info, target, self.config).await
     }
 }
 
