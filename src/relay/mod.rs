@@ -131,7 +131,7 @@ impl Relay {
                 }
             } else if error.kind() == Kind::KafkaUnreachable {
                 // The producer is finished, and nothing more will be acked.
-                return self.left(false);
+                return self.left(self.is_drained());
             }
             if stop.asked() != Stop::No {
                 return self.leave(stop).await;
@@ -241,16 +241,24 @@ impl Relay {
     async fn leave(&mut self, stop: &mut StopSignal) -> Result<()> {
         let until = stop.since().unwrap_or_else(Instant::now) + self.config.process.shutdown_timeout;
         let acked = match &mut self.life {
-            Some(Life::Running(core)) if !core.is_drained() && stop.asked() == Stop::Drain => {
+            // A session that ended because of the stop has waited.
+            Some(Life::Running(core)) if !self.told && !core.is_drained() && stop.asked() == Stop::Drain => {
                 self.telemetry.health.stopping();
                 let in_flight = core.ledger().in_flight_events();
                 tracing::info!(in_flight, "stopping without Postgres: waiting for acks all the same");
                 drain::drain(core, until, stop).await?
             }
-            Some(Life::Running(core)) => core.is_drained(),
-            Some(Life::New(..)) | None => true,
+            Some(Life::Running(_) | Life::New(..)) | None => self.is_drained(),
         };
         self.left(acked)
+    }
+
+    /// Whether nothing is in flight. What a producer had that was given up is not counted.
+    fn is_drained(&self) -> bool {
+        match &self.life {
+            Some(Life::Running(core)) => core.is_drained(),
+            Some(Life::New(..)) | None => true,
+        }
     }
 
     /// The last word: well where nothing was left in flight.
