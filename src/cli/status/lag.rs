@@ -22,11 +22,11 @@ impl Looks {
     /// Takes in that the log ended at `end` and was confirmed to `confirmed`, and says how long the oldest of what is
     /// not confirmed has waited *at least*. `None`: it was not seen before, and may have waited for any time.
     pub fn look(&mut self, now: Instant, confirmed: Lsn, end: Lsn) -> Option<Duration> {
-        let first = self.0.is_empty();
         if self.0.back().is_some_and(|(_, last)| *last > end) {
-            // Another server answers.
+            // Another server answers, and what was seen was of another log.
             self.0.clear();
         }
+        let first = self.0.is_empty();
         if self.0.back().is_none_or(|(_, last)| *last < end) && self.0.len() < ENDS_MAX {
             self.0.push_back((now, end));
         }
@@ -73,6 +73,11 @@ mod tests {
         let given = [(0, 90, 100), (5, 95, 200), (9, 100, 300), (12, 200, 300), (13, 300, 300), (20, 300, 400)];
         assert_eq!(looks(&given), [None, Some(5), Some(4), Some(3), Some(0), Some(0)]);
         assert_eq!(looks(&[(0, 100, 100), (2, 100, 100), (4, 100, 200), (9, 100, 300)])[3], Some(5));
+    }
+
+    #[test]
+    fn a_log_that_goes_back_is_another_one_and_looked_at_anew() {
+        assert_eq!(looks(&[(0, 90, 100), (5, 40, 50), (7, 40, 60)]), [None, None, Some(2)]);
     }
 
     #[test]
