@@ -11,7 +11,7 @@ mod shown;
 #[cfg(test)]
 mod golden;
 #[cfg(test)]
-mod replay;
+pub(crate) mod replay;
 
 use std::fmt;
 

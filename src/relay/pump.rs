@@ -43,7 +43,7 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a finished producer has to say of which record it died.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How soon a record is offered again to a full sink if no delivery comes first.
-const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// Reads that follow each other this fast mean a backlog.
 const BUSY_WITHIN: Duration = Duration::from_micros(300);
 /// How long the next read then waits. The walsender sends each row by itself, and waking a sleeping reader for each costs
