@@ -3,6 +3,7 @@
 mod confirm;
 mod connections;
 mod drain;
+mod failover;
 mod idle;
 mod memory;
 mod order;
