@@ -14,3 +14,4 @@ mod secrets;
 mod shutdown;
 mod skipped;
 mod stopping;
+mod tls;
