@@ -23,6 +23,10 @@ struct Fault {
     remedy: &'static str,
 }
 
+/// What to do where no broker answers. One that wants TLS or a password closes other connections without a word.
+pub const REACH: &str = "check that the brokers run, that `brokers` and their advertised.listeners lead there from here, \
+                         and that security.protocol is what they speak";
+
 /// What is not listed is taken for a fault a new producer may heal: nothing is lost by trying again.
 const FAULTS: &[Fault] = &[
     Fault {
@@ -149,7 +153,7 @@ const FAULTS: &[Fault] = &[
         ],
         kind: Kind::KafkaUnreachable,
         what: "no Kafka broker answers",
-        remedy: "check that the brokers run, that their advertised.listeners can be reached from here, and `brokers`",
+        remedy: REACH,
     },
     Fault {
         codes: &[

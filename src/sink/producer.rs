@@ -77,10 +77,8 @@ impl Inner {
             match self.tracker.now() {
                 Connection::Refused(refusal) => refusal,
                 Connection::Up | Connection::Down { .. } => {
-                    Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}")).remedy(
-                        "check that the brokers run, that their advertised.listeners can be reached from here, and \
-                         `brokers`",
-                    )
+                    Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}"))
+                        .remedy(faults::REACH)
                 }
             }
         })?;
