@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::support::certificates::{Authority, Identity, LOOPBACK};
-use crate::support::relay::RelayCommand;
+use crate::support::relay::{Relay, RelayCommand};
 use crate::support::servers::kafka::Listener;
 use crate::support::servers::postgres::GUARDED_ROLE;
 use crate::support::servers::{Kafka, Postgres};
@@ -114,14 +114,9 @@ fn postgres() -> &'static Postgres {
     })
 }
 
-/// Tables, publication and slot on the Postgres that has everything, for one that is plain to the relay's Kafka.
-fn on_kafka() -> World {
-    World::on(Postgres::shared(), kafka().brokers())
-}
-
-/// A world behind the Postgres that encrypts.
-fn on_postgres() -> World {
-    World::on(postgres(), Kafka::shared().brokers())
+/// A world on both. What is not asked for it does without: encryption and passwords.
+fn world() -> World {
+    World::on(postgres(), kafka().brokers())
 }
 
 /// A world's relay, sent to a listener with these Kafka properties.
@@ -180,8 +175,7 @@ fn assert_delivers(world: &World, command: &RelayCommand) {
 
 /// The relay ends with `code`; its last words hold `cause`, and what to do names all of `settings`.
 #[track_caller]
-fn assert_refused(command: &RelayCommand, code: i32, cause: &str, settings: &[&str]) {
-    let mut relay = command.start();
+fn assert_refused(mut relay: Relay, code: i32, cause: &str, settings: &[&str]) {
     let exit = relay.wait_exit(EXIT);
     assert_explained(exit, &relay.log(), code, cause, settings);
 }
@@ -201,7 +195,7 @@ fn assert_explained(exit: Option<i32>, words: &str, code: i32, cause: &str, sett
 #[test]
 fn kafka_by_password_over_tls_takes_events_and_keeps_the_position() {
     for mechanism in ["SCRAM-SHA-512", "PLAIN"] {
-        let world = on_kafka();
+        let world = world();
         let relay = to_listener(
             &world,
             BY_PASSWORD,
@@ -221,7 +215,7 @@ fn kafka_by_password_over_tls_takes_events_and_keeps_the_position() {
 
 #[test]
 fn kafka_by_client_certificate_takes_events_with_it_and_refuses_without() {
-    let world = on_kafka();
+    let world = world();
     let root = shown(certificates().trusted.root());
     let client = &certificates().certified;
     let without = [("security.protocol", "SSL"), ("ssl.ca.location", root)];
@@ -229,69 +223,74 @@ fn kafka_by_client_certificate_takes_events_with_it_and_refuses_without() {
         let shown = [("ssl.certificate.location", certificate), ("ssl.key.location", key)];
         to_listener(&world, BY_CERTIFICATE, &[&without[..], &shown[..]].concat())
     };
-    assert_refused(
-        &to_listener(&world, BY_CERTIFICATE, &without),
-        KAFKA_REFUSED,
-        "TLS",
-        &["ssl.certificate.location", "ssl.key.location"],
-    );
     let stranger = certificates().untrusted.certify("stranger", &[]);
-    assert_refused(
-        &with(shown(&stranger.certificate), shown(&stranger.key)),
-        KAFKA_REFUSED,
-        "TLS",
-        &["ssl.certificate.location"],
-    );
+    let refused = [
+        to_listener(&world, BY_CERTIFICATE, &without).start(),
+        with(shown(&stranger.certificate), shown(&stranger.key)).start(),
+    ];
+    for relay in refused {
+        assert_refused(relay, KAFKA_REFUSED, "certificate", &["ssl.certificate.location", "ssl.key.location"]);
+    }
     assert_delivers(&world, &with(shown(&client.certificate), shown(&client.key)));
 }
 
 #[test]
 fn a_kafka_that_is_not_the_one_that_is_trusted_ends_the_relay_with_31() {
-    let world = on_kafka();
+    let world = world();
     let properties = [("security.protocol", "SSL"), ("ssl.ca.location", shown(certificates().trusted.root()))];
-    for listener in [STRANGER, MISNAMED] {
-        assert_refused(
-            &to_listener(&world, listener, &properties),
-            KAFKA_REFUSED,
-            "verif",
-            &["ssl.ca.location", "name in the broker's certificate"],
-        );
+    for relay in [STRANGER, MISNAMED].map(|listener| to_listener(&world, listener, &properties).start()) {
+        assert_refused(relay, KAFKA_REFUSED, "verif", &["ssl.ca.location", "name in the broker's certificate"]);
     }
 }
 
 #[test]
 fn a_wrong_kafka_password_or_mechanism_ends_the_relay_with_31() {
-    let world = on_kafka();
+    let world = world();
     let root = shown(certificates().trusted.root());
-    for (mechanism, user, password) in [
-        ("SCRAM-SHA-512", USER, WRONG_PASSWORD),
-        ("PLAIN", USER, WRONG_PASSWORD),
-        ("SCRAM-SHA-512", "nobody", PASSWORD),
-        ("SCRAM-SHA-256", USER, PASSWORD),
-    ] {
+    let refused = [("SCRAM-SHA-512", WRONG_PASSWORD), ("PLAIN", WRONG_PASSWORD), ("SCRAM-SHA-256", PASSWORD)];
+    let refused = refused.map(|(mechanism, password)| {
         let properties = [
             ("security.protocol", "SASL_SSL"),
             ("ssl.ca.location", root),
             ("sasl.mechanism", mechanism),
-            ("sasl.username", user),
+            ("sasl.username", USER),
         ];
         let relay = to_listener(&world, BY_PASSWORD, &properties);
-        let relay = relay.variable("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", password);
+        relay.variable("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", password).start()
+    });
+    for relay in refused {
         let settings = ["sasl.mechanism", "sasl.username", "sasl.password"];
-        assert_refused(&relay, KAFKA_REFUSED, "credentials", &settings);
+        assert_refused(relay, KAFKA_REFUSED, "credentials", &settings);
+    }
+}
+
+#[test]
+fn a_kafka_that_is_spoken_to_in_another_protocol_is_waited_for_and_the_log_names_the_protocol() {
+    let world = world();
+    let root = shown(certificates().trusted.root());
+    let tls = [("security.protocol", "SSL"), ("ssl.ca.location", root)];
+    let waiting = [
+        to_listener(&world, BY_PASSWORD, &[]),
+        to_listener(&world, BY_PASSWORD, &tls),
+        to_listener(&world, BY_PASSWORD, &tls).option("--brokers", kafka().brokers()),
+    ];
+    for mut relay in waiting.map(|command| command.start()) {
+        let words = || relay.log();
+        eventually("the protocol is named", EXIT, words, |log| log.contains("security.protocol"));
+        assert!(relay.process.exited().is_none(), "{}", relay.log());
     }
 }
 
 #[test]
 fn a_file_of_a_kafka_property_that_is_not_there_ends_the_relay_with_2() {
-    let world = on_kafka();
+    let world = world();
     let relay = to_listener(&world, STRANGER, &[("security.protocol", "SSL"), ("ssl.ca.location", "/nowhere/ca.crt")]);
-    assert_refused(&relay, CONFIG, "ssl.ca.location", &["files"]);
+    assert_refused(relay.start(), CONFIG, "ssl.ca.location", &["files"]);
 }
 
 #[test]
 fn postgres_that_is_verified_is_spoken_to_over_tls_in_every_session() {
-    let world = on_postgres();
+    let world = world();
     let command = with_url(world.run(), &url(&world, GUARDED_ROLE, &verified()));
     let mut relay = command.start();
     relay.wait_ready();
@@ -310,11 +309,11 @@ fn postgres_that_is_verified_is_spoken_to_over_tls_in_every_session() {
 
 #[test]
 fn postgres_that_cannot_be_verified_ends_the_relay_with_11() {
-    let world = on_postgres();
+    let world = world();
     let refused = |command: &str, parameters: &str, cause: &str| {
         let url = url(&world, GUARDED_ROLE, parameters);
         if command == "run" {
-            return assert_refused(&with_url(world.run(), &url), POSTGRES_REFUSED, cause, &["sslrootcert"]);
+            return assert_refused(with_url(world.run(), &url).start(), POSTGRES_REFUSED, cause, &["sslrootcert"]);
         }
         let output = with_url(world.command(command), &url).output();
         let words = String::from_utf8_lossy(&output.stderr);
@@ -330,28 +329,28 @@ fn postgres_that_cannot_be_verified_ends_the_relay_with_11() {
 
 #[test]
 fn postgres_is_spoken_to_over_tls_without_a_root_certificate_where_that_is_asked_for() {
-    let world = on_postgres();
+    let world = world();
     assert_delivers(&world, &with_url(world.run(), &url(&world, GUARDED_ROLE, "sslmode=require")));
 }
 
 #[test]
 fn no_tls_to_a_postgres_that_wants_it_ends_the_relay_with_11() {
-    let world = on_postgres();
+    let world = world();
     let relay = with_url(world.run(), &url(&world, GUARDED_ROLE, "sslmode=disable"));
-    assert_refused(&relay, POSTGRES_REFUSED, "no encryption", &["sslmode", "pg_hba.conf"]);
+    assert_refused(relay.start(), POSTGRES_REFUSED, "no encryption", &["sslmode", "pg_hba.conf"]);
 }
 
 #[test]
 fn tls_from_a_postgres_that_does_none_ends_the_relay_with_11() {
-    let world = World::new();
+    let world = World::on(Postgres::shared(), kafka().brokers());
     let (plain, _) = world.database_url.split_once('?').expect("parameters");
     let relay = world.run().option("--database-url", &format!("{plain}?{}", verified()));
-    assert_refused(&relay, POSTGRES_REFUSED, "does not do TLS", &["ssl = on", "sslmode"]);
+    assert_refused(relay.start(), POSTGRES_REFUSED, "does not do TLS", &["ssl = on", "sslmode"]);
 }
 
 #[test]
 fn postgres_takes_a_client_certificate_and_refuses_without_one_or_with_anothers() {
-    let world = on_postgres();
+    let world = world();
     let Certificates { certified, passwordless, untrusted, .. } = certificates();
     let shows = |role: &str, shown: &str| {
         let command = world.run().option("--database-url", &url(&world, role, &(verified() + shown)));
@@ -364,7 +363,7 @@ fn postgres_takes_a_client_certificate_and_refuses_without_one_or_with_anothers(
         (PASSWORDLESS_ROLE, showing(certified), PASSWORDLESS_ROLE),
         (CERTIFIED_ROLE, showing(&stranger), "TLS"),
     ] {
-        assert_refused(&shows(role, &shown), POSTGRES_REFUSED, cause, &["sslcert"]);
+        assert_refused(shows(role, &shown).start(), POSTGRES_REFUSED, cause, &["sslcert"]);
     }
     assert_delivers(&world, &shows(CERTIFIED_ROLE, &showing(certified)));
     let mut relay = shows(PASSWORDLESS_ROLE, &showing(passwordless)).start();
@@ -373,7 +372,7 @@ fn postgres_takes_a_client_certificate_and_refuses_without_one_or_with_anothers(
 
 #[test]
 fn setup_and_status_work_over_the_connection_that_run_uses() {
-    let world = World::bare(postgres(), Kafka::shared().brokers());
+    let world = World::bare(postgres(), kafka().brokers());
     let name = &world.name;
     world
         .sql()
