@@ -154,10 +154,15 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
 
 fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
     let text = match (sqlstate, act) {
-        ("28P01", _) => "check the password, and that the role has one: ALTER ROLE … PASSWORD".to_owned(),
+        ("28P01", _) => {
+            "check the password, and that the role has one: ALTER ROLE … PASSWORD; where pg_hba.conf says \
+             clientcert=verify-full, check also that sslcert is in the role's name"
+                .to_owned()
+        }
         ("28000", _) => {
             "check that pg_hba.conf has a line for this role, database and address (not one for the keyword replication), \
-             and that the role may log in: ALTER ROLE … LOGIN"
+             and what it asks for: hostssl needs sslmode=require or stricter, cert and clientcert need sslcert and \
+             sslkey; and that the role may log in: ALTER ROLE … LOGIN"
                 .to_owned()
         }
         ("3D000" | "57P04", _) => "check the name of the database".to_owned(),

@@ -15,3 +15,4 @@ mod secrets;
 mod shutdown;
 mod skipped;
 mod stopping;
+mod tls;

@@ -8,6 +8,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::{directory, free_port, missing};
+use crate::support::certificates::Identity;
 use crate::support::guardian::run_directory;
 use crate::support::process::Process;
 use crate::support::sql::Sql;
@@ -52,6 +53,25 @@ impl Postgres {
     /// One of its own, with `settings` on top of what logical replication needs.
     #[track_caller]
     pub(crate) fn private(major: u32, settings: &[(&str, &str)]) -> Postgres {
+        let rules = format!(
+            "host all {GUARDED_ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n\
+             host replication postgres 127.0.0.1/32 trust\n"
+        );
+        Postgres::made(major, settings, &rules, &[])
+    }
+
+    /// One of its own that does TLS as `identity` and believes clients whom `root` certified. The role `postgres` is
+    /// trusted without it; whom else it lets in is for the `rules` of `pg_hba.conf` to say.
+    #[track_caller]
+    pub(crate) fn secured(major: u32, identity: &Identity, root: &Path, rules: &str) -> Postgres {
+        let files = [("server.crt", &*identity.certificate), ("server.key", &*identity.key), ("root.crt", root)];
+        let settings = [("ssl", "on"), ("ssl_ca_file", "root.crt")];
+        Postgres::made(major, &settings, &format!("host all postgres 127.0.0.1/32 trust\n{rules}"), &files)
+    }
+
+    /// With `files` copied into the data directory.
+    #[track_caller]
+    fn made(major: u32, settings: &[(&str, &str)], rules: &str, files: &[(&str, &Path)]) -> Postgres {
         let (server, port) = Postgres::unmade(major);
         let mut initdb = unprivileged(&server.programs.join("initdb"));
         initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N", "-D"]).arg(&server.data);
@@ -67,11 +87,12 @@ impl Postgres {
             configuration.push_str(&format!("{name} = '{value}'\n"));
         }
         append(&server.data.join("postgresql.conf"), &configuration);
-        let rules = format!(
-            "host all {GUARDED_ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n\
-             host replication postgres 127.0.0.1/32 trust\n"
-        );
         std::fs::write(server.data.join("pg_hba.conf"), rules).expect("pg_hba.conf");
+        for (name, file) in files {
+            // With its permissions: Postgres takes no key that others can read.
+            std::fs::copy(file, server.data.join(name)).expect("copy a file for a Postgres");
+            chown(server.data.join(name), owner(), None).expect("chown");
+        }
         server.start();
         server
     }
