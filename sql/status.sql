@@ -17,8 +17,8 @@ select
     greatest(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint as lag_bytes,
     case
         when s.confirmed_flush_lsn >= w.lsn then 0
-        when s.active then extract(epoch from r.flush_lag)
-        else extract(epoch from now() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)
+        -- Of a relay that runs, one look cannot tell: flush_lag stands still while nothing is confirmed.
+        when not s.active then extract(epoch from now() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)
     end::float8 as lag_seconds,
     extract(epoch from now() - r.reply_time)::float8 as reply_age_seconds,
     s.wal_status as wal_status,

@@ -16,7 +16,9 @@
 //! | [`live::connections`] | P9: what heals is retried, what does not ends with its exit code |
 //! | [`live::stopping`] | P10: SIGTERM drains and confirms; the second one leaves |
 //! | [`live::secrets`] | P11: no secret and no payload in any output |
+//! | [`live::tls`] | P9, P11: TLS and authentication to both sides, and who is refused for what |
 //! | [`live::position`] | the stored position after crashes, restores and changes of server or slot |
+//! | [`live::failover`] | a standby is promoted: with everything, while behind, without the slot; another server answers |
 //! | [`live::points`] | killed at every named point between received and confirmed |
 //! | [`live::drain`] | how fast a backlog drains, beside `pg_recvlogical` (`make drain`) |
 //!

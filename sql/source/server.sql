@@ -20,5 +20,14 @@ select pg_catalog.jsonb_build_object(
         select s.setting::bigint from pg_catalog.pg_settings s where s.name = 'wal_sender_timeout'
     ),
     'idle_replication_slot_timeout', pg_catalog.current_setting('idle_replication_slot_timeout', true),
-    'synchronized_standby_slots', pg_catalog.current_setting('synchronized_standby_slots', true)
+    'synchronized_standby_slots', pg_catalog.current_setting('synchronized_standby_slots', true),
+    'standby_slots_missing', (
+        select coalesce(pg_catalog.jsonb_agg(n.name), '[]'::jsonb)
+        from pg_catalog.regexp_split_to_table(
+            coalesce(pg_catalog.current_setting('synchronized_standby_slots', true), ''), '[ ,"]+'
+        ) as n(name)
+        where n.name <> '' and not exists (
+            select from pg_catalog.pg_replication_slots s where s.slot_name = n.name and s.slot_type = 'physical'
+        )
+    )
 )::text

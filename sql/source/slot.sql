@@ -1,8 +1,14 @@
--- The slot and who holds it. $1 slot name. One row, one JSON text.
+-- The slot, who holds it, and where the log ends. $1 slot name. One row, one JSON text.
 -- to_jsonb takes the columns the server has, so that one text serves every major: conflicting came with 16,
 -- failover, synced and invalidation_reason with 17.
+-- The end of the log is for people and metrics, and never confirmed from here: what another session wrote a moment ago
+-- says nothing about what the stream has handed over.
 select pg_catalog.jsonb_build_object(
     'backend_pid', pg_catalog.pg_backend_pid(),
+    'wal_end', case
+        when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
+        else pg_catalog.pg_current_wal_flush_lsn()
+    end,
     'slot', (
         select pg_catalog.to_jsonb(s) || pg_catalog.jsonb_build_object('holder', a.application_name)
         from pg_catalog.pg_replication_slots s

@@ -193,7 +193,8 @@ pub struct StatusArgs {
     /// Unhealthy when more than this is not confirmed; takes 16MiB, too
     #[arg(long, value_name = "N", value_parser = bytes)]
     pub max_lag_bytes: Option<u64>,
-    /// Unhealthy when the lag is longer than this, where it is known
+    /// Unhealthy when something is not confirmed for longer than this; with a relay it is measured, which
+    /// takes as long, so give it ten or more
     #[arg(long, value_name = "N")]
     pub max_lag_seconds: Option<u64>,
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio_postgres::error::SqlState;
+
 use crate::cli::TeardownArgs;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print_line};
@@ -11,6 +13,7 @@ use crate::cli::setup::catalog::{self, Publication};
 use crate::cli::sql::{self, Value, fill};
 use crate::config::{SlotName, SourceConfig};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
 use crate::source::preflight::{self, Slot};
 
@@ -116,9 +119,13 @@ async fn nothing_is_lost(session: &Session, source: &SourceConfig, slot: &Slot) 
     session.run("setting a time limit", &limit).await?;
     let publications = quote_ident(&source.publication)?;
     let doing = format!("counting what slot {name} has not relayed");
-    let row = session.row(&doing, sql::PENDING, &[&name.as_str(), &publications, &PENDING_MESSAGES]).await;
+    let row = session.client().query_opt(sql::PENDING, &[&name.as_str(), &publications, &PENDING_MESSAGES]).await;
+    let row = row.map_err(|error| {
+        let unfound = error.code() == Some(&SqlState::UNDEFINED_OBJECT);
+        not_told(source.slot.as_str(), &source.publication, unfound, &fault::sql(While::Querying(&doing), &error))
+    });
     session.run("lifting the time limit", "set statement_timeout = 0").await?;
-    let row = row.map_err(|error| not_told(name, &error))?;
+    let row = row?;
     let (inserts, more): (i64, bool) = match &row {
         Some(row) => (column(row, "inserts")?, column(row, "more")?),
         None => (0, false),
@@ -131,16 +138,23 @@ async fn nothing_is_lost(session: &Session, source: &SourceConfig, slot: &Slot) 
         .remedy("let the relay catch up and stop it; --force drops the slot all the same"))
 }
 
-/// Why what the slot still has could not be counted. A role that may not read the slot may not drop it either.
-fn not_told(name: &SlotName, error: &Error) -> Error {
+/// Why what the slot still has could not be counted. A role that may not read the slot may not drop it either. With a
+/// publication that is `unfound` where the slot reads, no relay would get further than this.
+fn not_told(name: &str, publication: &str, unfound: bool, error: &Error) -> Error {
     let cause = format!("whether slot {name} has events that were not relayed cannot be told: {}", error.cause());
     if error.kind() == Kind::PostgresRefused {
         return Error::new(Kind::PostgresRefused, cause).remedy(
             "run teardown --keep-publication as a role with REPLICATION, then teardown again as the publication's owner",
         );
     }
-    Error::new(Kind::SlotUnusable, cause)
-        .remedy("let the relay catch up and stop it; --force drops the slot all the same")
+    let told = Error::new(Kind::SlotUnusable, cause);
+    if unfound {
+        return told.remedy(format!(
+            "name the publication the slot was made for with --publication; if {publication} was dropped, or made after \
+             the slot, nobody can read what the slot still has, and --force drops it"
+        ));
+    }
+    told.remedy("let the relay catch up and stop it; --force drops the slot all the same")
 }
 
 /// Ends the session that uses the slot, and waits until the slot is free.
@@ -162,19 +176,29 @@ async fn release(session: &Session, name: &SlotName, slot: &Slot) -> Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::fault::{self, While};
+
+    fn told(sqlstate: &str, unfound: bool) -> Error {
+        not_told("orders", "walrelay_orders", unfound, &fault::server(While::Querying("x"), sqlstate, "no"))
+    }
 
     #[test]
     fn a_role_that_may_not_read_the_slot_is_told_who_may() {
-        let told =
-            |sqlstate| not_told(&"orders".parse().unwrap(), &fault::server(While::Querying("x"), sqlstate, "no"));
-        let refused = told("42501");
+        let refused = told("42501", false);
         assert_eq!(refused.kind(), Kind::PostgresRefused);
         assert!(
             refused.what_to_do().unwrap().starts_with("run teardown --keep-publication as a role with REPLICATION")
         );
-        let slow = told("57014");
+        let slow = told("57014", false);
         assert_eq!(slow.kind(), Kind::SlotUnusable);
-        assert!(slow.what_to_do().unwrap().contains("--force"));
+        assert!(slow.what_to_do().unwrap().contains("let the relay catch up"));
+    }
+
+    #[test]
+    fn a_slot_whose_publication_is_gone_is_not_to_be_caught_up_with() {
+        let error = told("42704", true);
+        assert_eq!(error.kind(), Kind::SlotUnusable);
+        let remedy = error.what_to_do().unwrap();
+        assert!(remedy.contains("--publication; if walrelay_orders was dropped"), "{remedy}");
+        assert!(remedy.ends_with("--force drops it") && !remedy.contains("catch up"), "{remedy}");
     }
 }

@@ -14,7 +14,7 @@ mod golden;
 #[cfg(test)]
 pub(crate) mod lab;
 #[cfg(test)]
-mod replay;
+pub(crate) mod replay;
 
 use std::fmt;
 

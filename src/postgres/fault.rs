@@ -154,10 +154,15 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
 
 fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
     let text = match (sqlstate, act) {
-        ("28P01", _) => "check the password, and that the role has one: ALTER ROLE … PASSWORD".to_owned(),
+        ("28P01", _) => {
+            "check the password, and that the role has one: ALTER ROLE … PASSWORD; where pg_hba.conf says \
+             clientcert=verify-full, check also that sslcert is in the role's name"
+                .to_owned()
+        }
         ("28000", _) => {
             "check that pg_hba.conf has a line for this role, database and address (not one for the keyword replication), \
-             and that the role may log in: ALTER ROLE … LOGIN"
+             and what it asks for: hostssl needs sslmode=require or stricter, cert and clientcert need sslcert and \
+             sslkey; and that the role may log in: ALTER ROLE … LOGIN"
                 .to_owned()
         }
         ("3D000" | "57P04", _) => "check the name of the database".to_owned(),
@@ -166,7 +171,10 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
         ("55006", _) => "stop the other session, or wait: this relay takes over once the slot is free".to_owned(),
         ("42704", While::Starting(slot)) => format!("create the slot: walrelay setup --slot {slot}"),
         ("42704", While::Streaming(slot)) => format!(
-            "the publication does not exist where the slot reads, even if it was created since: walrelay status --slot {slot}"
+            "name the publication the slot was made for with --publication. If that was dropped, or made after the slot, \
+             the slot finds none however often it is created again: walrelay teardown --slot {slot} --force, walrelay \
+             setup --slot {slot}, walrelay run --slot {slot} --adopt-slot; events written before that have to be sent \
+             otherwise"
         ),
         ("55000" | "58P01", While::Starting(slot) | While::Streaming(slot)) => {
             format!("the slot cannot be read from any more, or never could: walrelay status --slot {slot}")
@@ -237,6 +245,15 @@ mod tests {
         }
         let error = server(While::Starting("orders"), "42704", "text");
         assert_eq!(error.what_to_do(), Some("create the slot: walrelay setup --slot orders"));
+    }
+
+    #[test]
+    fn a_publication_the_slot_does_not_find_is_remedied_by_a_name_or_a_new_slot() {
+        let error = server(While::Streaming("orders"), "42704", "publication \"p\" does not exist");
+        let remedy = error.what_to_do().unwrap();
+        for part in ["--publication", "teardown --slot orders --force", "setup --slot orders", "--adopt-slot"] {
+            assert!(remedy.contains(part), "{part}: {remedy}");
+        }
     }
 
     #[test]

@@ -7,13 +7,14 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::config::{SlotName, SourceConfig};
-use crate::conninfo::{ChannelBinding, ConnInfo, Target};
+use crate::conninfo::{ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{publication_list_literal, quote_ident};
 use crate::postgres::session::{Row, Session, StartUp};
 use crate::postgres::sql::in_recovery_error;
+use crate::postgres::tls;
 use crate::postgres::transport::{self, Login, Opened, Transport};
 use crate::postgres::wire::Inbox;
 
@@ -53,7 +54,8 @@ pub struct SystemIdentity {
     pub xlogpos: Lsn,
 }
 
-/// Where a timeline ended, because the next one in the history began.
+/// Where a timeline ended, for the server that was asked, because the next one in the history began: WAL of it beyond
+/// that does not exist there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimelineSwitch {
     /// The timeline that ended.
@@ -75,11 +77,18 @@ impl WalSession<Transport> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
-    /// Logs in on a stream that is open, and encrypted if it is to be.
+    /// Logs in on a stream that is open, and encrypted if it is to be; `end_point` is then what the login can be bound
+    /// to ([`tls::end_point`]).
     ///
     /// # Errors
     /// As [`WalSession::connect`].
-    pub async fn log_in(stream: S, info: &ConnInfo, target: &Target, config: &SourceConfig) -> Result<Self> {
+    pub async fn log_in(
+        stream: S,
+        end_point: Option<Vec<u8>>,
+        info: &ConnInfo,
+        target: &Target,
+        config: &SourceConfig,
+    ) -> Result<Self> {
         let place = transport::place(info, target);
         let act = While::Connecting(&place);
         let name = format!("walrelay/{}", config.slot);
@@ -97,7 +106,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
             place: &place,
             user: info.user(),
             password: info.password_for(target)?,
-            channel_binding_required: info.tls().channel_binding == ChannelBinding::Require,
+            channel_binding: info.tls().channel_binding,
+            end_point,
             parameters: &parameters,
         };
         let mut session = Session::log_in(stream, &start_up).await?;
@@ -209,7 +219,8 @@ pub fn check_parameter(name: &str, value: &str) -> Result<()> {
     .remedy("connect to the server itself: something between drops settings of the start-up packet"))
 }
 
-/// Lines of `timeline TAB lsn TAB reason`; comments and empty lines between them.
+/// Lines of `timeline TAB lsn TAB reason`; comments and empty lines between them. Half a history is none.
+/// <https://www.postgresql.org/docs/current/continuous-archiving.html#BACKUP-TIMELINES>
 fn parse_history(text: &str) -> Option<Vec<TimelineSwitch>> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
@@ -236,8 +247,8 @@ impl Login for WalLogin<'_> {
     async fn log_in(&self, target: &Target, opened: Opened) -> Result<Self::Session> {
         let place = transport::place(self.info, target);
         let act = While::Connecting(&place);
-        let stream = match opened.tls {
-            None => Transport::Plain(opened.socket),
+        let (stream, end_point) = match opened.tls {
+            None => (Transport::Plain(opened.socket), None),
             Some((config, name)) => {
                 let name = ServerName::try_from(name).map_err(|_| {
                     Error::new(
@@ -246,10 +257,13 @@ impl Login for WalLogin<'_> {
                     )
                 })?;
                 let handshake = TlsConnector::from(std::sync::Arc::new(config)).connect(name, opened.socket);
-                Transport::Tls(Box::new(handshake.await.map_err(|error| fault::io(act, &error))?))
+                let stream = handshake.await.map_err(|error| fault::io(act, &error))?;
+                let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                let end_point = certificate.and_then(tls::end_point);
+                (Transport::Tls(Box::new(stream)), end_point)
             }
         };
-        WalSession::log_in(stream, self.info, target, self.config).await
+        WalSession::log_in(stream, end_point, self.info, target, self.config).await
     }
 }
 
@@ -258,14 +272,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_history_is_read_with_its_comments() {
+    fn a_history_is_read_with_its_comments_and_whole_or_not_at_all() {
         let text =
             "# made by hand\n1\t0/3000000\tno recovery target specified\n\n2\t16/B374D848\tat restore point \"a b\"\n";
         let switches = parse_history(text).unwrap();
         assert_eq!(switches.len(), 2);
         assert_eq!(switches[1], TimelineSwitch { timeline: 2, switch_lsn: Lsn::new(0x16_B374_D848) });
-        assert_eq!(parse_history("1 x"), None);
-        assert_eq!(parse_history("1"), None);
+        assert_eq!(parse_history(""), Some(vec![]));
+        for bad in ["1 x", "1", "x\t0/1", "1\t01", "1\t0/1\tfine\n-2\t0/2"] {
+            assert_eq!(parse_history(bad), None, "{bad:?}");
+        }
     }
 
     #[test]

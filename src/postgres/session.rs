@@ -12,6 +12,7 @@ use pgwire_replication::protocol::messages::ErrorFields;
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
+use crate::conninfo::ChannelBinding;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::wire::{Cursor, Inbox, parameter_status};
@@ -34,8 +35,10 @@ pub struct StartUp<'a> {
     pub user: &'a str,
     /// Its password, sent only if asked for.
     pub password: Option<Secret>,
-    /// Refuse to log in by password: the channel cannot be bound here.
-    pub channel_binding_required: bool,
+    /// Whether the login is bound to the TLS channel.
+    pub channel_binding: ChannelBinding,
+    /// What it would be bound to: see [`crate::postgres::tls::end_point`]. None without TLS.
+    pub end_point: Option<Vec<u8>>,
     /// The rest of the start-up packet.
     pub parameters: &'a [(&'a str, &'a str)],
 }

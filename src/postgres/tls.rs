@@ -21,6 +21,9 @@ use tokio_rustls::rustls::{
 use crate::conninfo::{RootCert, SslMode, TlsSettings};
 use crate::error::{Error, Kind, Result};
 
+mod end_point;
+pub use end_point::end_point;
+
 /// The client's side of TLS for these settings, or `None` where TLS is never used. Reads the files named there.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::Config;
+use crate::config::{Config, StoreKind};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::ledger::Limits;
 use crate::position::Position;
@@ -20,6 +20,7 @@ use crate::telemetry::{Side, Telemetry};
 
 pub mod backoff;
 pub mod core;
+mod drain;
 mod jobs;
 mod pump;
 mod report;
@@ -49,6 +50,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         served: None,
         warned: HashSet::new(),
         failing: None,
+        told: true,
         config,
         telemetry,
     };
@@ -86,6 +88,8 @@ struct Relay {
     warned: HashSet<String>,
     /// What the current outage was reported as: one line per state, not per try (P9).
     failing: Option<Kind>,
+    /// Whether the last session ended with all that may be confirmed told to Postgres.
+    told: bool,
     config: Config,
     telemetry: Telemetry,
 }
@@ -111,7 +115,7 @@ impl Relay {
     async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
             let error = match self.one_session(stop).await {
-                Ok(Ended::Stopped) => return self.leave(),
+                Ok(Ended::Stopped) => return self.leave(stop).await,
                 Ok(Ended::ServerShutDown) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
                 Err(error) if error.kind().disposition() == Disposition::Halt => return Err(error),
                 Err(error) => error,
@@ -125,9 +129,12 @@ impl Relay {
                     () = stop.at_least(Stop::Drain) => {}
                     () = tokio::time::sleep(wait) => {}
                 }
+            } else if error.kind() == Kind::KafkaUnreachable {
+                // The producer is finished, and nothing more will be acked.
+                return self.left(self.is_drained());
             }
             if stop.asked() != Stop::No {
-                return self.leave();
+                return self.leave(stop).await;
             }
         }
     }
@@ -172,6 +179,7 @@ impl Relay {
             self.backoff.reset();
         }
         self.life = Some(Life::Running(core));
+        self.told = matches!(ended, Ok(Ended::Stopped));
         ended
     }
 
@@ -229,19 +237,55 @@ impl Relay {
         }
     }
 
-    /// A stop ends here: well where nothing was left in flight.
-    fn leave(&self) -> Result<()> {
-        let left = match &self.life {
-            Some(Life::Running(core)) => core.ledger().in_flight_events() + usize::from(core.is_pending()),
-            Some(Life::New(..)) | None => 0,
+    /// A stop ends here. What a session did not wait for because Postgres went away, or was away, is waited for now.
+    async fn leave(&mut self, stop: &mut StopSignal) -> Result<()> {
+        let until = stop.since().unwrap_or_else(Instant::now) + self.config.process.shutdown_timeout;
+        let acked = match &mut self.life {
+            // A session that ended because of the stop has waited.
+            Some(Life::Running(core)) if !self.told && !core.is_drained() && stop.asked() == Stop::Drain => {
+                self.telemetry.health.stopping();
+                let in_flight = core.ledger().in_flight_events();
+                tracing::info!(in_flight, "stopping without Postgres: waiting for acks all the same");
+                drain::drain(core, until, stop).await?
+            }
+            Some(Life::Running(_) | Life::New(..)) | None => self.is_drained(),
         };
-        if left == 0 {
-            tracing::info!("stopped: everything received was acked");
+        self.left(acked)
+    }
+
+    /// Whether nothing is in flight. What a producer had that was given up is not counted.
+    fn is_drained(&self) -> bool {
+        match &self.life {
+            Some(Life::Running(core)) => core.is_drained(),
+            Some(Life::New(..)) | None => true,
+        }
+    }
+
+    /// The last word: well where nothing was left in flight.
+    fn left(&self, acked: bool) -> Result<()> {
+        let (left, settled) = match &self.life {
+            Some(Life::Running(core)) => {
+                (core.ledger().in_flight_events() + usize::from(core.is_pending()), core.is_settled())
+            }
+            Some(Life::New(..)) | None => (0, false),
+        };
+        // The slot alone remembers nothing it was not told.
+        let remembered = self.told || settled && self.config.state.store != StoreKind::Slot;
+        let slot = &self.config.source.slot;
+        if acked {
+            if remembered {
+                tracing::info!("stopped: everything received was acked");
+            } else {
+                tracing::info!(
+                    "stopped: nothing is in flight; what Postgres could not be told of is sent (again) at the next start"
+                );
+            }
             return Ok(());
         }
-        let slot = &self.config.source.slot;
-        Err(Error::new(Kind::ShutdownTimeout, format_args!("stopped with {left} events of slot {slot} not acked"))
-            .remedy("nothing is lost: they are sent (again) at the next start"))
+        let untold = if remembered { "" } else { ", and Postgres not told of all that were" };
+        let cause = format!("stopped with {left} events of slot {slot} not acked{untold}");
+        Err(Error::new(Kind::ShutdownTimeout, cause)
+            .remedy("nothing is lost: what was not confirmed is sent (again) at the next start"))
     }
 
     /// Reports an outage once, and says how long to wait before the next try.

@@ -33,7 +33,7 @@ use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery, Producer};
 use crate::source::control::ControlEnd;
 use crate::source::feedback::{Action, Feedback};
-use crate::source::{Io, Status, WalMessage, WalSource, notice};
+use crate::source::{Io, Notice, Status, WalMessage, WalSource, notice};
 use crate::telemetry::{Side, Telemetry};
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
@@ -43,7 +43,7 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a finished producer has to say of which record it died.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How soon a record is offered again to a full sink if no delivery comes first.
-const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// Reads that follow each other this fast mean a backlog.
 const BUSY_WITHIN: Duration = Duration::from_micros(300);
 /// How long the next read then waits. The walsender sends each row by itself, and waking a sleeping reader for each costs
@@ -109,6 +109,7 @@ pub(super) async fn run(
         catalog_unsound: false,
         turned_at: now,
         stall: Stall::new(now),
+        noticed: None,
         backlog: false,
         last_read: now,
         rest_until: now,
@@ -155,6 +156,8 @@ struct Pump<'a> {
     /// When the loop last turned.
     turned_at: Instant,
     stall: Stall,
+    /// What the server last said beside the changes, since the last change: one that waits for a standby repeats itself.
+    noticed: Option<Notice>,
     /// Whether messages were left in the buffer for the next turn.
     backlog: bool,
     /// When something was last read, and until when the next read waits.
@@ -205,6 +208,7 @@ impl Pump<'_> {
             self.report.received_messages += 1;
             match message {
                 WalMessage::Data { wal_start, wal_end, body, .. } => {
+                    self.noticed = None;
                     self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
                     if self.core.data(wal_start, body)? == Taken::Relation {
                         self.jobs.ask_look();
@@ -218,7 +222,11 @@ impl Pump<'_> {
                         self.feedback.reply_requested();
                     }
                 }
-                WalMessage::Notice(notice) => notice::judge(&notice, &self.config.source)?,
+                WalMessage::Notice(notice) if self.noticed.as_ref() == Some(&notice) => {}
+                WalMessage::Notice(notice) => {
+                    notice::judge(&notice, &self.config.source)?;
+                    self.noticed = Some(notice);
+                }
                 WalMessage::ParameterStatus { name, value } => tracing::debug!(name, value, "a setting changed"),
                 WalMessage::CopyDone => {
                     return Err(Error::new(Kind::PostgresUnreachable, "Postgres ended the stream"));

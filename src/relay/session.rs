@@ -16,7 +16,7 @@ use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, Watched};
 use crate::source::preflight;
 use crate::source::{Status, WalSource, WalStream};
-use crate::state::check::{SlotNow, TimelineSwitch, reconcile};
+use crate::state::check::{SlotNow, reconcile};
 use crate::state::kafka::KafkaStore;
 use crate::state::postgres::{PostgresStore, SlotStore};
 use crate::state::{ServerIdentity, Store, Stored};
@@ -87,10 +87,6 @@ impl Session {
             1 => Vec::new(),
             timeline => wal.timeline_history(timeline).await?,
         };
-        let history: Vec<_> = history
-            .iter()
-            .map(|switch| TimelineSwitch { timeline: switch.timeline, switch_lsn: switch.switch_lsn })
-            .collect();
         let mut stream = WalStream::start(wal, &source.publication, source.max_message_bytes).await?;
 
         let status = Status { received: confirmed, confirmed, reply_requested: false };

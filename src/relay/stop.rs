@@ -2,6 +2,7 @@
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::error::{Error, Kind, Result};
 
@@ -16,41 +17,58 @@ pub enum Stop {
     Now,
 }
 
+/// What is asked, and since when anything is.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    stop: Stop,
+    since: Option<Instant>,
+}
+
 /// Hears what is asked. Cheap to clone; a dropped [`Stopper`] asks for nothing.
 #[derive(Debug, Clone)]
-pub struct StopSignal(watch::Receiver<Stop>);
+pub struct StopSignal(watch::Receiver<Asked>);
 
 /// Asks.
 #[derive(Debug, Clone)]
-pub struct Stopper(watch::Sender<Stop>);
+pub struct Stopper(watch::Sender<Asked>);
 
 /// A pair: whoever holds the first can stop whoever listens to the second.
 pub fn stop_channel() -> (Stopper, StopSignal) {
-    let (sender, receiver) = watch::channel(Stop::No);
+    let (sender, receiver) = watch::channel(Asked { stop: Stop::No, since: None });
     (Stopper(sender), StopSignal(receiver))
 }
 
 impl Stopper {
     /// Asks for `stop`, or for what was asked before where that is more urgent.
     pub fn ask(&self, stop: Stop) {
-        self.0.send_modify(|asked| *asked = (*asked).max(stop));
+        self.0.send_modify(|asked| {
+            asked.stop = asked.stop.max(stop);
+            if asked.stop > Stop::No {
+                asked.since.get_or_insert_with(Instant::now);
+            }
+        });
     }
 
     /// What was asked so far.
     pub fn asked(&self) -> Stop {
-        *self.0.borrow()
+        self.0.borrow().stop
     }
 }
 
 impl StopSignal {
     /// What is asked now.
     pub fn asked(&self) -> Stop {
-        *self.0.borrow()
+        self.0.borrow().stop
+    }
+
+    /// When a stop was first asked for: its deadline counts from there, whatever happens on the way.
+    pub fn since(&self) -> Option<Instant> {
+        self.0.borrow().since
     }
 
     /// Waits until at least `stop` is asked. Safe to cancel.
     pub async fn at_least(&mut self, stop: Stop) {
-        if self.0.wait_for(|asked| *asked >= stop).await.is_err() {
+        if self.0.wait_for(|asked| asked.stop >= stop).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
@@ -81,4 +99,24 @@ pub fn on_signals() -> Result<StopSignal> {
         }
     });
     Ok(stop_signal)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_counts_from_when_it_was_first_asked_for_and_is_never_taken_back() {
+        let (stopper, signal) = stop_channel();
+        stopper.ask(Stop::No);
+        assert_eq!((signal.asked(), signal.since()), (Stop::No, None));
+        let first = Instant::now();
+        stopper.ask(Stop::Drain);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        stopper.ask(Stop::Now);
+        stopper.ask(Stop::Drain);
+        assert_eq!((signal.asked(), signal.since()), (Stop::Now, Some(first)));
+    }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use super::faults;
 use crate::error::Error;
 
 /// A broker that restarts can refuse for a moment; what lasts longer than this is meant.
@@ -71,13 +72,13 @@ impl Tracker {
     pub(super) fn down(&self, cause: String) {
         self.change(|state| match state {
             Connection::Up => {
-                tracing::warn!(cause, "Kafka does not answer");
+                tracing::warn!(cause, remedy = faults::REACH, "Kafka does not answer");
                 *state = Connection::Down { since: Instant::now(), cause };
                 true
             }
             Connection::Down { cause: known, .. } if *known != cause => {
                 if known == NOT_YET {
-                    tracing::warn!(cause, "Kafka does not answer");
+                    tracing::warn!(cause, remedy = faults::REACH, "Kafka does not answer");
                 } else {
                     tracing::debug!(cause, "Kafka does not answer");
                 }

@@ -175,6 +175,9 @@ impl ClientContext for Context {
             return;
         }
         let reason = self.redactor.clean(reason);
+        if let Some(refusal) = faults::certificate_refusal(&reason) {
+            return self.tracker.refused(refusal);
+        }
         let code = code(&error);
         if refuses_connection(code) {
             let known = faults::explain(code, Subject::default());

@@ -23,6 +23,10 @@ struct Fault {
     remedy: &'static str,
 }
 
+/// What to do where no broker answers. One that wants TLS or a password closes other connections without a word.
+pub const REACH: &str = "check that the brokers run, that `brokers` and their advertised.listeners lead there from here, \
+                         and that security.protocol is what they speak";
+
 /// What is not listed is taken for a fault a new producer may heal: nothing is lost by trying again.
 const FAULTS: &[Fault] = &[
     Fault {
@@ -149,7 +153,7 @@ const FAULTS: &[Fault] = &[
         ],
         kind: Kind::KafkaUnreachable,
         what: "no Kafka broker answers",
-        remedy: "check that the brokers run, that their advertised.listeners can be reached from here, and `brokers`",
+        remedy: REACH,
     },
     Fault {
         codes: &[
@@ -183,6 +187,26 @@ pub fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
         return error;
     }
     error.remedy(fault.remedy.replace("{topic}", subject.topic.unwrap_or("TOPIC")))
+}
+
+/// TLS alerts about a certificate: bad, unsupported, revoked, expired, unknown, of an unknown authority, required.
+/// <https://www.rfc-editor.org/rfc/rfc8446#section-6>
+const CERTIFICATE_ALERTS: &[&str] = &["42", "43", "44", "45", "46", "48", "116"];
+
+/// The refusal in what librdkafka says about a connection, if it is one of our certificate.
+///
+/// Read from OpenSSL's text, because no code tells: in TLS 1.3 a broker judges our certificate only after the handshake
+/// is over for us, and to librdkafka that is a connection that broke.
+pub fn certificate_refusal(reason: &str) -> Option<Error> {
+    let (_, after) = reason.split_once("SSL alert number ")?;
+    let number = after.split(|character: char| !character.is_ascii_digit()).next()?;
+    CERTIFICATE_ALERTS.contains(&number).then(|| {
+        let cause = format!("Kafka does not take our TLS certificate, or wants one and is shown none: {reason}");
+        Error::new(Kind::KafkaRefused, cause).remedy(
+            "check ssl.certificate.location and ssl.key.location of the Kafka properties, and that the broker's \
+             truststore has the certificate's authority",
+        )
+    })
 }
 
 fn find(code: RDKafkaErrorCode) -> Option<&'static Fault> {
@@ -248,6 +272,28 @@ mod tests {
         ] {
             assert_eq!(kind(code), expected, "{code:?}");
             assert_eq!(explain(code, Subject::default()).kind(), expected, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_the_broker_refuses_is_told_from_a_connection_that_broke() {
+        for reason in [
+            "ssl://b:1/bootstrap: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL alert \
+             number 42 (after 2ms in state APIVERSION_QUERY)",
+            "ssl://b:1/1: SSL handshake failed: error:0A000418:SSL routines::tlsv1 alert unknown ca: SSL alert number 48",
+            "Receive failed: tlsv13 alert certificate required: SSL alert number 116",
+        ] {
+            let refusal = certificate_refusal(reason).unwrap();
+            assert_eq!(refusal.kind(), Kind::KafkaRefused);
+            assert!(refusal.cause().ends_with(reason), "{refusal}");
+        }
+        for reason in [
+            "ssl://b:1/1: Disconnected: connection closed by peer",
+            "Receive failed: tlsv1 alert internal error: SSL alert number 80",
+            "SSL alert number 4",
+            "SSL alert number ",
+        ] {
+            assert_eq!(certificate_refusal(reason), None, "{reason}");
         }
     }
 

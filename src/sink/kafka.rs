@@ -15,7 +15,7 @@ use super::connection::{Connection, Tracker};
 use super::context::{Context, Failure, Reports, Shared, opaque};
 use super::faults::{self, Subject};
 use super::opening::Openings;
-use super::options::{self, Options};
+use super::options::Options;
 use super::placement::{Placement, hash};
 use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
 use super::{Delivery, EnqueueError, Sink, Ticket};
@@ -66,9 +66,6 @@ impl KafkaSink {
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
     pub fn connect(config: &KafkaConfig) -> Result<KafkaSink> {
-        for setting in options::weakened(config) {
-            tracing::warn!(setting, "the identity of Kafka's brokers is not verified");
-        }
         Self::with_options(Options::producer(config)?)
     }
 

@@ -16,6 +16,7 @@ use std::future::Future;
 pub mod connection;
 mod context;
 pub mod faults;
+mod files;
 pub mod kafka;
 mod opening;
 pub mod options;

@@ -9,6 +9,7 @@ use rdkafka::error::KafkaError;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 
+use super::files;
 pub use super::properties::check_properties;
 use super::redact::Redactor;
 
@@ -130,6 +131,7 @@ impl Options {
 }
 
 fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
+    files::check(&config.properties)?;
     if config.brokers.trim().is_empty() || CString::new(config.brokers.as_str()).is_err() {
         return Err(Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …"));
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig, ThreadedProducer};
@@ -22,6 +22,9 @@ pub(super) const FULL_RETRY: Duration = Duration::from_millis(1);
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How long the answer may take. Closing waits for it; a connection that takes longer is there the next time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What is waited for an answer at first, before looking whether anybody still wants it.
+const FIRST_SLICE: Duration = Duration::from_millis(500);
 
 /// librdkafka's producer and what belongs to it.
 pub(super) struct Inner {
@@ -67,22 +70,35 @@ impl Inner {
 
     /// Asks any broker for the cluster's metadata. Blocks.
     pub(super) fn metadata(&self, timeout: Duration) -> Result<rdkafka::metadata::Metadata> {
-        let metadata = self.client.client().fetch_metadata(None, timeout).map_err(|error| {
+        let metadata = self.fetch_metadata(timeout).map_err(|error| {
             let last = self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let code = code(&error);
             let because = if last.is_empty() { code.to_string() } else { last };
             match self.tracker.now() {
                 Connection::Refused(refusal) => refusal,
                 Connection::Up | Connection::Down { .. } => {
-                    Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}")).remedy(
-                        "check that the brokers run, that their advertised.listeners can be reached from here, and \
-                         `brokers`",
-                    )
+                    Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}"))
+                        .remedy(faults::REACH)
                 }
             }
         })?;
         self.tracker.up();
         Ok(metadata)
+    }
+
+    /// In slices, because nothing interrupts librdkafka and closing waits for the end of one. Each is twice as long as
+    /// the one before: an answer that takes long still has the time.
+    fn fetch_metadata(&self, timeout: Duration) -> Result<rdkafka::metadata::Metadata, KafkaError> {
+        let deadline = Instant::now() + timeout;
+        let mut slice = FIRST_SLICE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let answer = self.client.client().fetch_metadata(None, slice.min(left));
+            if answer.is_ok() || slice >= left || self.closing.load(Ordering::Relaxed) {
+                return answer;
+            }
+            slice *= 2;
+        }
     }
 }
 

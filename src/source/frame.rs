@@ -49,6 +49,7 @@ pub(super) fn notice(body: &[u8]) -> Notice {
         severity: fields.severity.unwrap_or_default(),
         sqlstate: fields.code.unwrap_or_default(),
         message: fields.message.unwrap_or_default(),
+        routine: fields.routine.unwrap_or_default(),
     }
 }
 
@@ -125,8 +126,8 @@ mod tests {
 
     #[test]
     fn a_notice_keeps_no_details() {
-        let read = notice(b"SWARNING\0C55000\0Mskipped\0Dcanary\0\0");
-        assert_eq!(read.sqlstate, "55000");
+        let read = notice(b"SWARNING\0C55000\0Mskipped\0Dcanary\0RLoadPublications\0\0");
+        assert_eq!((read.sqlstate.as_str(), read.routine.as_str()), ("55000", "LoadPublications"));
         assert!(!format!("{read:?}").contains("canary"));
     }
 

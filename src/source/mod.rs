@@ -74,6 +74,8 @@ pub struct Notice {
     pub sqlstate: String,
     /// The text, in the server's language.
     pub message: String,
+    /// The function of the server that says it: tells apart what has the same SQLSTATE. Empty where it is not sent.
+    pub routine: String,
 }
 
 /// What the server is told.

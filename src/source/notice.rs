@@ -8,11 +8,21 @@ use crate::source::Notice;
 /// when they were written (`object_not_in_prerequisite_state`). Older majors end the stream instead.
 const SKIPPED_PUBLICATION: &str = "55000";
 
+/// The function that, with the same code, warns that a failover slot waits for a standby of
+/// `synchronized_standby_slots` (17 and newer; `src/backend/replication/slot.c`). Nothing is skipped then: the changes
+/// come as soon as the standby has them. Texts are in the server's language, names of functions are not.
+const WAITS_FOR_STANDBY: &str = "StandbySlotsHaveCaughtup";
+
 /// Judges a notice that came inside the stream. Most are for the log.
 ///
 /// # Errors
 /// [`Kind::Publication`] where it says that changes are being skipped (P8).
 pub fn judge(notice: &Notice, source: &SourceConfig) -> Result<()> {
+    if notice.routine == WAITS_FOR_STANDBY {
+        let slot = &source.slot;
+        tracing::warn!(%slot, notice = %notice.message.escape_debug(), "Postgres holds events back until a standby has them");
+        return Ok(());
+    }
     if notice.sqlstate == SKIPPED_PUBLICATION {
         let (slot, publication) = (&source.slot, &source.publication);
         return Err(Error::new(
@@ -24,7 +34,7 @@ pub fn judge(notice: &Notice, source: &SourceConfig) -> Result<()> {
              slot (walrelay setup --slot {slot}), and publish the rows written in between again"
         )));
     }
-    tracing::warn!(sqlstate = %notice.sqlstate, message = ?notice.message, "Postgres says inside the stream");
+    tracing::warn!(sqlstate = ?notice.sqlstate, notice = %notice.message.escape_debug(), "Postgres says inside the stream");
     Ok(())
 }
 
@@ -35,7 +45,7 @@ mod tests {
     use super::*;
     use crate::conninfo::ConnInfo;
 
-    fn said(sqlstate: &str) -> Result<()> {
+    fn said(sqlstate: &str, routine: &str) -> Result<()> {
         let source = SourceConfig {
             database: ConnInfo::parse(Some("host=h user=u dbname=d"), &|_| None)?,
             slot: "orders".parse().unwrap(),
@@ -43,19 +53,29 @@ mod tests {
             wal_sender_timeout: Duration::from_secs(60),
             max_message_bytes: 1000,
         };
-        let notice =
-            Notice { severity: "WARNING".to_owned(), sqlstate: sqlstate.to_owned(), message: "canary".to_owned() };
+        let [severity, sqlstate, message, routine] = ["WARNING", sqlstate, "canary", routine].map(str::to_owned);
+        let notice = Notice { severity, sqlstate, message, routine };
         judge(&notice, &source)
     }
 
     #[test]
     fn a_warning_that_changes_are_skipped_stops_the_relay_and_others_do_not() {
-        let error = said("55000").unwrap_err();
+        // A server that does not say which of its functions speaks is taken at its worst.
+        let error = said("55000", "").unwrap_err();
         assert_eq!(error.kind(), Kind::Publication);
         assert!(error.cause().contains("orders") && error.cause().contains("walrelay_orders"), "{error}");
         assert!(error.what_to_do().unwrap().contains("walrelay setup --slot orders"));
+        assert_eq!(said("55000", "LoadPublications").unwrap_err().kind(), Kind::Publication);
         for harmless in ["00000", "01000", "42704", ""] {
-            said(harmless).unwrap();
+            said(harmless, "").unwrap();
+        }
+    }
+
+    #[test]
+    fn a_slot_that_waits_for_a_standby_skips_nothing_and_stops_nothing() {
+        // An inactive or invalidated standby slot, and one that does not exist.
+        for sqlstate in ["55000", "22023"] {
+            said(sqlstate, "StandbySlotsHaveCaughtup").unwrap();
         }
     }
 }

@@ -22,7 +22,8 @@ use crate::source::query::{one_json, one_text};
 
 const SERVER: &str = include_str!("../../sql/source/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");
-const SLOT: &str = include_str!("../../sql/source/slot.sql");
+/// One question for everybody who asks about the slot; each takes of the answer what it needs.
+pub(super) const SLOT: &str = include_str!("../../sql/source/slot.sql");
 
 /// Gathers all that [`judge()`] needs, from the catalogs alone: nothing is changed, no lock is waited for.
 ///

@@ -8,36 +8,8 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::position::{Lsn, Position};
+use crate::postgres::replication::TimelineSwitch;
 use crate::state::{ServerIdentity, Stored};
-
-/// One line of a timeline history file: `timeline` ended, for the server that was asked, at `switch_lsn`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TimelineSwitch {
-    /// The timeline that was left.
-    pub timeline: u32,
-    /// Where it was left: WAL of that timeline beyond this does not exist for the server.
-    pub switch_lsn: Lsn,
-}
-
-/// The switches in a timeline history file, as `TIMELINE_HISTORY` sends it: timeline, LSN and reason, separated by
-/// blanks, a line each, with comments behind `#`
-/// (<https://www.postgresql.org/docs/current/continuous-archiving.html#BACKUP-TIMELINES>).
-///
-/// # Errors
-/// [`Kind::PostgresUnfit`] for a line that is not of this form: half a history must not be taken for a whole one.
-pub fn parse_history(content: &str) -> Result<Vec<TimelineSwitch>> {
-    let lines = content.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines
-        .map(|line| {
-            let mut words = line.split_ascii_whitespace();
-            let timeline = words.next().and_then(|word| word.parse().ok());
-            let switch_lsn = words.next().and_then(|word| word.parse().ok());
-            timeline.zip(switch_lsn).map(|(timeline, switch_lsn)| TimelineSwitch { timeline, switch_lsn }).ok_or_else(
-                || Error::new(Kind::PostgresUnfit, format!("the timeline history has a line that is none: {line:?}")),
-            )
-        })
-        .collect()
-}
 
 /// What the slot and the catalogs say now.
 #[derive(Debug, Clone, PartialEq, Eq)]

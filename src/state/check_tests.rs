@@ -30,17 +30,6 @@ fn at(end: u64) -> Position {
 }
 
 #[test]
-fn a_timeline_history_is_read_whole_or_not_at_all() {
-    let content = "# by hand\n1\t0/1F4\tno recovery target specified\n\n2\t1/0\tbefore 2000-01-01\n";
-    let second = TimelineSwitch { timeline: 2, switch_lsn: Lsn::new(1 << 32) };
-    assert_eq!(parse_history(content), Ok(vec![SWITCH, second]));
-    assert_eq!(parse_history(""), Ok(vec![]));
-    for bad in ["1", "x\t0/1", "1\t01", "1\t0/1\tfine\n-2\t0/2"] {
-        assert!(parse_history(bad).is_err(), "{bad:?}");
-    }
-}
-
-#[test]
 fn with_nothing_stored_delivery_starts_where_the_slot_was_confirmed() {
     let start = reconcile(None, &server(1), &slot_at(400), Lsn::new(900), &[], false).unwrap();
     assert_eq!(start.position, at(400));

@@ -3,6 +3,7 @@
 mod confirm;
 mod connections;
 mod drain;
+mod failover;
 mod idle;
 mod memory;
 mod order;
@@ -14,3 +15,4 @@ mod secrets;
 mod shutdown;
 mod skipped;
 mod stopping;
+mod tls;

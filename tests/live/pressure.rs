@@ -88,3 +88,29 @@ fn a_server_that_falls_silent_is_left_and_found_again() {
     assert_ne!(world.wait_streaming(), walsender);
     assert!(relay.process.exited().is_none());
 }
+
+#[test]
+fn status_tells_a_lag_that_grows_from_one_that_is_gone() {
+    let world = World::new();
+    let (proxy, brokers) = Kafka::shared().behind_proxy();
+    let mut relay = world.run().option("--brokers", &brokers).start();
+    relay.wait_ready();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    proxy.blackhole(Way::Down);
+    world.emit(&sql, "a");
+    eventually("it is in flight", ARRIVAL, || relay.metric("walrelay_in_flight_events"), |n| *n == Some(1.0));
+
+    let stuck = world.command("status").flag("--json").option("--max-lag-seconds", "2").output();
+    assert_eq!(stuck.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&stuck.stdout).expect("a report");
+    assert!(report["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0), "{report}");
+    let once: serde_json::Value =
+        serde_json::from_str(&world.command("status").flag("--json").succeed()).expect("a report");
+    assert!(once["lag_seconds"].is_null(), "one look cannot know: {once}");
+
+    proxy.resume();
+    world.wait_confirmed(ARRIVAL);
+    world.command("status").option("--max-lag-seconds", "60").succeed();
+}

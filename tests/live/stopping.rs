@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::proxy::{Proxy, Way};
 use crate::support::relay::Relay;
-use crate::support::servers::Kafka;
+use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
@@ -78,6 +78,35 @@ fn a_second_signal_leaves_at_once() {
     assert!(relay.process.exited().is_none(), "the first signal did not wait for acks");
     relay.process.signal("TERM");
     assert_ne!(relay.wait_exit(Duration::from_secs(4)), Some(0), "events in flight were called delivered");
+    let _relay = world.relay();
+    world.assert_all_delivered();
+}
+
+#[test]
+fn a_stop_while_postgres_is_down_waits_for_the_acks_of_what_is_in_flight() {
+    let postgres = Postgres::private(15, &[]);
+    let (proxy, brokers) = Kafka::shared().behind_proxy();
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    let mut relay = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "60s").start();
+    relay.wait_ready();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    proxy.blackhole(Way::Down);
+    world.emit(&sql, "a");
+    eventually("it is in flight", ARRIVAL, || relay.metric("walrelay_in_flight_events"), |n| *n == Some(1.0));
+    drop(sql);
+    postgres.stop_fast(Duration::from_secs(20));
+
+    relay.process.signal("TERM");
+    let waits = |log: &String| log.contains("stopping without Postgres");
+    eventually("it waits for the ack", ARRIVAL, || relay.log(), waits);
+    assert!(relay.process.exited().is_none(), "{}", relay.log());
+    proxy.resume();
+    assert_eq!(relay.wait_exit(Duration::from_secs(20)), Some(0), "{}", relay.log());
+    assert!(relay.log().contains("could not be told"), "{}", relay.log());
+
+    postgres.start();
     let _relay = world.relay();
     world.assert_all_delivered();
 }

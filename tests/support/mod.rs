@@ -1,5 +1,6 @@
 //! The lab: real servers, a proxy between, writers, and a checker that knows what must have arrived.
 
+pub(crate) mod certificates;
 pub(crate) mod checker;
 pub(crate) mod guardian;
 pub(crate) mod process;

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use tokio_postgres::error::SqlState;
+
 use crate::cli::output::{Outcome, note};
 use crate::cli::session::{Session, column};
 use crate::cli::setup::plan::Step;
@@ -10,6 +12,7 @@ use crate::cli::sql;
 use crate::config::unit::exact_duration;
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
 
 /// How often a waiting person is told what the slot waits for.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
@@ -40,15 +43,15 @@ pub async fn slot(session: &Session, database: &ConnInfo, step: &Step, timeout: 
     let deadline = tokio::time::sleep(timeout + GRACE);
     tokio::pin!(deadline);
     let mut report = tokio::time::interval_at(tokio::time::Instant::now() + REPORT_EVERY, REPORT_EVERY);
-    let creating = session.run(&step.doing, &step.sql);
+    let creating = session.client().batch_execute(&step.sql);
     tokio::pin!(creating);
     let mut waits = String::new();
     loop {
         tokio::select! {
             created = &mut creating => return match created {
                 Ok(()) => Ok(()),
-                Err(error) if error.cause().contains("SQLSTATE 57014") => Err(too_late(step, timeout, &waits).into()),
-                Err(error) => Err(error.into()),
+                Err(error) if timed_out(error.code()) => Err(too_late(step, timeout, &waits).into()),
+                Err(error) => Err(fault::sql(While::Querying(&step.doing), &error).into()),
             },
             () = &mut deadline => return Err(too_late(step, timeout, &waits).into()),
             _ = report.tick() => {
@@ -57,6 +60,11 @@ pub async fn slot(session: &Session, database: &ConnInfo, step: &Step, timeout: 
             }
         }
     }
+}
+
+/// Whether this is how `statement_timeout` ends a statement. An administrator's `pg_cancel_backend` ends it alike.
+fn timed_out(code: Option<&SqlState>) -> bool {
+    code == Some(&SqlState::QUERY_CANCELED)
 }
 
 fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {
@@ -83,4 +91,32 @@ async fn blockers(observer: &Session, pid: i32) -> Result<String> {
         Ok(format!("pid {blocker} (role {role:?}, application {application:?}{age})"))
     });
     Ok(blockers.collect::<Result<Vec<_>>>()?.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_is_told_by_its_sqlstate_and_by_nothing_else() {
+        assert!(timed_out(Some(&SqlState::from_code("57014"))));
+        for other in ["57P01", "55P03", "53400"] {
+            assert!(!timed_out(Some(&SqlState::from_code(other))), "{other}");
+        }
+        assert!(!timed_out(None), "a connection that broke");
+    }
+
+    #[test]
+    fn who_gave_up_waiting_is_told_for_whom_and_what_to_do() {
+        let step = Step {
+            object: crate::cli::setup::plan::Object::Slot,
+            doing: "creating slot orders".to_owned(),
+            done: String::new(),
+            sql: String::new(),
+        };
+        let error = too_late(&step, Duration::from_secs(90), "pid 7");
+        assert_eq!(error.kind(), Kind::PostgresUnfit);
+        assert_eq!(error.cause(), "gave up creating slot orders after 1m 30s, waiting for pid 7");
+        assert!(error.what_to_do().unwrap().contains("--timeout"));
+    }
 }

@@ -130,6 +130,17 @@ fn table(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
                     Error::new(Kind::Config, cause).remedy("remove [outbox.columns], or create the table yourself")
                 );
             }
+            refuse_if(plan, found.room.may_create_in_schema.is_none(), || {
+                let cause = format!("schema {} does not exist in database {}", name.schema(), found.server.database);
+                let values = [("schema", Value::Name(name.schema())), ("role", Value::Name(&found.server.role))];
+                // Whoever may not create it asks somebody who may, and owns it then.
+                let template = match found.room.may_create {
+                    true => "create schema {schema};",
+                    false => "create schema {schema} authorization {role};",
+                };
+                Error::new(Kind::Publication, cause)
+                    .remedy(fill(template, &values).unwrap_or_else(|_| template.to_owned()))
+            });
             refuse_if(plan, found.room.may_create_in_schema == Some(false), || {
                 let cause = format!("role {} may not create tables in schema {}", found.server.role, name.schema());
                 let values = [("schema", Value::Name(name.schema())), ("role", Value::Name(&found.server.role))];

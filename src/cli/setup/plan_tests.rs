@@ -82,6 +82,18 @@ fn a_role_that_may_not_create_the_table_is_told_the_grant() {
 }
 
 #[test]
+fn a_table_in_a_schema_that_does_not_exist_is_remedied_by_the_schema() {
+    let mut bare = Found { table: None, ..found() };
+    bare.room.may_create_in_schema = None;
+    let error = planned(true, &bare).unwrap().refusal().unwrap_err();
+    assert_eq!((error.kind(), error.cause()), (Kind::Publication, "schema public does not exist in database shop"));
+    assert_eq!(error.what_to_do(), Some(r#"create schema "public""#));
+    bare.room.may_create = false;
+    let plan = planned(true, &bare).unwrap();
+    assert_eq!(plan.obstacles[0].what_to_do(), Some(r#"create schema "public" authorization "app";"#));
+}
+
+#[test]
 fn what_is_there_and_fits_is_left_alone() {
     let all = Found { publication: Some(fitting_publication()), slot: Some(fitting_slot()), ..found() };
     let plan = planned(true, &all).unwrap();

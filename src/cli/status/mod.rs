@@ -1,9 +1,12 @@
 //! `walrelay status`: one query, one report.
 
+pub mod lag;
 pub mod report;
 
 use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
 
 use crate::cli::StatusArgs;
 use crate::cli::load::Loaded;
@@ -13,16 +16,21 @@ use crate::cli::sql;
 use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
+use lag::Looks;
 use report::{Limits, Report};
 
 /// Clears the screen and starts at its top left.
 const REDRAW: &str = "\x1b[H\x1b[2J";
 
+/// How soon it is looked at again where one look cannot tell whether the lag is too long.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
 /// Prints how the slot is doing, once or until interrupted.
 ///
 /// # Errors
 /// [`Kind::SlotUnusable`] where it does not exist, [`Kind::Unhealthy`] where it is not well, and what connecting gives.
-/// While watching, being unhealthy does not end it.
+/// While watching, being unhealthy does not end it. With a limit in seconds one report may take that many seconds and
+/// one more.
 pub async fn status(args: &StatusArgs) -> Outcome {
     let loaded = Loaded::new(&args.common.flags(), args.common.config.as_deref())?;
     for warning in loaded.settings.warnings() {
@@ -31,8 +39,14 @@ pub async fn status(args: &StatusArgs) -> Outcome {
     let (slot, database) = (loaded.settings.slot()?, loaded.settings.database()?);
     let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
     let session = Session::connect(&database, "status").await?;
+    let mut looks = Looks::default();
     let Some(seconds) = args.watch else {
-        let report = read(&session, &slot, &limits).await?;
+        let mut report = read(&session, &slot, &limits, &mut looks).await?;
+        let end = report.current();
+        while report.is_open(&limits, end) {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            report = read(&session, &slot, &limits, &mut looks).await?;
+        }
         print_line(if args.json { report.json()? } else { report.table().trim_end().to_owned() })?;
         return Ok(report.verdict()?);
     };
@@ -41,7 +55,7 @@ pub async fn status(args: &StatusArgs) -> Outcome {
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let report = read(&session, &slot, &limits).await?;
+        let report = read(&session, &slot, &limits, &mut looks).await?;
         match (redraw, args.json) {
             (true, _) => print(&format!("{REDRAW}{}\n\n{}", clock(), report.table()))?,
             (false, true) => print_line(report.json()?)?,
@@ -56,7 +70,7 @@ fn clock() -> impl std::fmt::Display {
     humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since_epoch)
 }
 
-async fn read(session: &Session, slot: &SlotName, limits: &Limits) -> Result<Report> {
+async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut Looks) -> Result<Report> {
     let row = session.row("asking for the slot's status", sql::STATUS, &[&slot.as_str()]).await?;
     let row = row.ok_or_else(|| {
         Error::new(Kind::SlotUnusable, format!("slot {slot} does not exist"))
@@ -87,6 +101,10 @@ async fn read(session: &Session, slot: &SlotName, limits: &Limits) -> Result<Rep
         two_phase: column(&row, "two_phase")?,
         failover: column(&row, "failover")?,
     };
+    if let (Some(confirmed), Some(end)) = (report.confirmed(), report.current()) {
+        let waited = looks.look(Instant::now(), confirmed, end);
+        report.lag_seconds = report.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
+    }
     report.judge(limits);
     Ok(report)
 }

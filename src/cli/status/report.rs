@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::config::unit::human_bytes;
 use crate::error::{Error, Kind, Result};
+use crate::position::Lsn;
 
 /// Where Postgres keeps something from the role that asks.
 const NEEDS_RIGHT: &str = "(needs pg_monitor)";
@@ -54,9 +55,8 @@ pub struct Report {
     pub retained_bytes: Option<i64>,
     /// WAL not confirmed: `current_lsn - confirmed_lsn`. WAL of other tables counts until the relay confirms past it.
     pub lag_bytes: Option<i64>,
-    /// Nothing unconfirmed: 0. Active: `pg_stat_replication.flush_lag`, how long the WAL confirmed last had waited for
-    /// its confirmation; a relay that has stopped confirming keeps its last value, so watch `lag_bytes` as well.
-    /// Inactive: the time since it became so, from Postgres 17 on.
+    /// Nothing unconfirmed: 0. Inactive: the time since it became so, from Postgres 17 on. Else how long the oldest of
+    /// what is not confirmed has waited at least, from the look that saw it first: not known at the first one.
     pub lag_seconds: Option<f64>,
     /// Since the relay last said anything.
     pub reply_age_seconds: Option<f64>,
@@ -110,6 +110,23 @@ impl Report {
         }
         self.healthy = problems.is_empty();
         self.problems = problems;
+    }
+
+    /// Whether another look can tell more: there is a limit in seconds, and `end`, where the log ended at the first look,
+    /// is not confirmed. Call after [`Report::judge`]. Not true for longer than the limit where looks follow each other.
+    pub fn is_open(&self, limits: &Limits, end: Option<Lsn>) -> bool {
+        let waits = self.confirmed().zip(end).is_some_and(|(confirmed, end)| confirmed < end);
+        self.healthy && self.active && limits.lag_seconds.is_some() && waits
+    }
+
+    /// [`Report::confirmed_lsn`].
+    pub fn confirmed(&self) -> Option<Lsn> {
+        self.confirmed_lsn.as_deref()?.parse().ok()
+    }
+
+    /// [`Report::current_lsn`].
+    pub fn current(&self) -> Option<Lsn> {
+        self.current_lsn.as_deref()?.parse().ok()
     }
 
     /// The exit code's side of it.
@@ -186,6 +203,11 @@ impl Report {
             None if self.active => format!("not known {NEEDS_RIGHT}"),
             None => "-".to_owned(),
         };
+        let lag = or_dash(self.lag_bytes.map(bytes));
+        let lag = match self.lag_seconds {
+            Some(waited) => format!("{lag}, {}", seconds(waited)),
+            None => lag,
+        };
         let rows = [
             ("slot", self.slot.clone()),
             ("health", health),
@@ -194,7 +216,7 @@ impl Report {
             ("last heard", heard),
             ("confirmed", or_dash(self.confirmed_lsn.as_deref())),
             ("current", or_dash(self.current_lsn.as_deref())),
-            ("lag", format!("{}, {}", or_dash(self.lag_bytes.map(bytes)), or_dash(self.lag_seconds.map(seconds)))),
+            ("lag", lag),
             (
                 "WAL kept",
                 format!("{} from {}", or_dash(self.retained_bytes.map(bytes)), or_dash(self.restart_lsn.as_deref())),
@@ -291,6 +313,27 @@ mod tests {
         assert_eq!(problems(|report| report.lag_seconds = Some(5.0), seconds(5)), "");
         assert_eq!(problems(|report| report.lag_seconds = Some(5.5), seconds(5)), "it is 5.5 s behind, more than 5 s");
         assert_eq!(problems(|report| report.lag_seconds = None, seconds(0)), "");
+    }
+
+    #[test]
+    fn with_a_limit_in_seconds_looking_goes_on_until_the_first_end_is_confirmed_or_too_late() {
+        let limits = Limits { lag_seconds: Some(5), ..Limits::default() };
+        let open = |lag_seconds, active, limits, end: &str| {
+            let mut report = Report { lag_seconds, active, ..report() };
+            report.judge(&limits);
+            report.is_open(&limits, end.parse().ok())
+        };
+        assert!(open(None, true, limits, "0/2100000") && open(Some(5.0), true, limits, "0/2000001"));
+        assert!(!open(Some(0.5), true, limits, "0/2000000"), "only what came later is not confirmed");
+        assert!(!open(Some(5.1), true, limits, "0/2100000"));
+        assert!(!open(None, false, limits, "0/2100000"), "without a relay nothing will be confirmed");
+        assert!(!open(None, true, Limits::default(), "0/2100000"));
+    }
+
+    #[test]
+    fn seconds_that_are_not_known_are_not_in_the_table() {
+        let table = Report { lag_seconds: None, ..report() }.table();
+        assert!(table.contains("lag         1.0 MiB\n"), "{table}");
     }
 
     #[test]

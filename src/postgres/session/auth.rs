@@ -1,15 +1,16 @@
-//! Authentication: password in clear or as MD5, SCRAM-SHA-256, or none asked for.
+//! Authentication: password in clear or as MD5, SCRAM-SHA-256 with or without the TLS channel, or none asked for.
 //!
 //! <https://www.postgresql.org/docs/current/sasl-authentication.html>
 
 use bytes::BytesMut;
 use pgwire_replication::protocol::messages::{auth, parse_auth_request};
 use postgres_protocol::authentication::md5_hash;
-use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
+use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, SCRAM_SHA_256_PLUS, ScramSha256};
 use postgres_protocol::message::frontend;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Session, StartUp, reported, unexpected};
+use crate::conninfo::ChannelBinding as Wanted;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::wire::Cursor;
@@ -40,9 +41,10 @@ where
         let (code, data) = parse_auth_request(&body).map_err(|_| fault::protocol(act, "a request is cut short"))?;
         let mut answer = BytesMut::new();
         match (code, &mut scram) {
-            (auth::OK, Scram::NotBegun) if start_up.channel_binding_required => return Err(unbound(act)),
+            (code, Scram::NotBegun) if start_up.channel_binding == Wanted::Require && code != auth::SASL => {
+                return Err(unbound(act, "the server asks for no SCRAM"));
+            }
             (auth::OK, Scram::NotBegun | Scram::Proved) => return Ok(()),
-            (_, Scram::NotBegun) if start_up.channel_binding_required => return Err(unbound(act)),
             (auth::CLEARTEXT_PASSWORD, Scram::NotBegun) => {
                 password_message(act, password(act, start_up)?.expose().as_bytes(), &mut answer)?;
             }
@@ -52,13 +54,9 @@ where
                 password_message(act, hash.as_bytes(), &mut answer)?;
             }
             (auth::SASL, Scram::NotBegun) => {
-                if !mechanisms(data).iter().any(|offered| offered == SCRAM_SHA_256) {
-                    return Err(unknown(act, "SASL without SCRAM-SHA-256"));
-                }
-                // Not "unrequested": that would claim we could bind the channel and only the server could not.
-                let begun =
-                    ScramSha256::new(password(act, start_up)?.expose().as_bytes(), ChannelBinding::unsupported());
-                frontend::sasl_initial_response(SCRAM_SHA_256, begun.message(), &mut answer)
+                let (mechanism, binding) = choose(act, start_up, &mechanisms(data))?;
+                let begun = ScramSha256::new(password(act, start_up)?.expose().as_bytes(), binding);
+                frontend::sasl_initial_response(mechanism, begun.message(), &mut answer)
                     .map_err(|error| fault::protocol(act, error))?;
                 scram = Scram::Begun(Box::new(begun));
             }
@@ -102,9 +100,30 @@ fn mechanisms(data: &[u8]) -> Vec<String> {
     std::iter::from_fn(|| cursor.text().filter(|name| !name.is_empty())).collect()
 }
 
-fn unbound(act: While<'_>) -> Error {
-    refused(act, "channel_binding=require cannot be kept: a replication session does not bind SCRAM to the TLS channel")
-        .remedy("use channel_binding=prefer together with sslmode=verify-full, which authenticates the server as well")
+/// The way to do SCRAM, and what the server is told of binding: that we do, that we could if it could (so that nobody
+/// in the middle can have hidden its offer), or that we cannot.
+fn choose(act: While<'_>, start_up: &StartUp<'_>, offered: &[String]) -> Result<(&'static str, ChannelBinding)> {
+    let offers = |mechanism: &str| offered.iter().any(|offered| offered == mechanism);
+    let bound = start_up.end_point.clone().filter(|_| start_up.channel_binding != Wanted::Disable);
+    match (bound, start_up.channel_binding) {
+        (Some(end_point), _) if offers(SCRAM_SHA_256_PLUS) => {
+            Ok((SCRAM_SHA_256_PLUS, ChannelBinding::tls_server_end_point(end_point)))
+        }
+        (Some(_), Wanted::Require) => Err(unbound(act, "the server does not offer SCRAM-SHA-256-PLUS")),
+        (None, Wanted::Require) => {
+            Err(unbound(act, "the connection is not TLS, or its certificate's signature has no hash to bind to"))
+        }
+        _ if !offers(SCRAM_SHA_256) => Err(unknown(act, "SASL without SCRAM-SHA-256")),
+        (Some(_), _) => Ok((SCRAM_SHA_256, ChannelBinding::unrequested())),
+        (None, _) => Ok((SCRAM_SHA_256, ChannelBinding::unsupported())),
+    }
+}
+
+fn unbound(act: While<'_>, why: &str) -> Error {
+    refused(act, format_args!("channel_binding=require cannot be kept: {why}")).remedy(
+        "connect to the server itself with sslmode=require or stricter, and let pg_hba.conf ask for scram-sha-256; or use \
+         channel_binding=prefer together with sslmode=verify-full, which authenticates the server as well",
+    )
 }
 
 fn unknown(act: While<'_>, what: &str) -> Error {

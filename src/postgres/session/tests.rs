@@ -12,7 +12,8 @@ fn start_up(password: bool) -> StartUp<'static> {
         place: "h:1/d as u",
         user: "u",
         password: password.then(|| Secret::new(PASSWORD)),
-        channel_binding_required: false,
+        channel_binding: ChannelBinding::Prefer,
+        end_point: None,
         parameters: &[("database", "d")],
     }
 }
@@ -72,6 +73,49 @@ async fn a_server_that_skips_its_proof_of_scram_is_not_believed() {
     assert!(error.cause().contains("out of turn"), "{error}");
 }
 
+/// What the client answers to a server that offers these mechanisms: its choice and the beginning of its message.
+async fn chosen(channel_binding: ChannelBinding, end_point: Option<&[u8]>, offered: &[u8]) -> Option<(String, String)> {
+    let start_up = StartUp { channel_binding, end_point: end_point.map(<[u8]>::to_vec), ..start_up(true) };
+    let mut choice = None;
+    let (_, _) = log_in(&start_up, async |mut server| {
+        server.start_up().await;
+        server.send(b'R', &request(10, offered)).await;
+        if server.0.read_u8().await.is_ok_and(|tag| tag == b'p') {
+            let length = usize::try_from(server.0.read_i32().await.unwrap()).unwrap() - 4;
+            let mut body = vec![0; length];
+            server.0.read_exact(&mut body).await.unwrap();
+            let text = String::from_utf8(body.split(|byte| *byte == 0).next().unwrap().to_vec()).unwrap();
+            let message = String::from_utf8_lossy(&body[text.len() + 5..]).into_owned();
+            choice = Some((text, message.split_once(",,").unwrap().0.to_owned()));
+        }
+        let (_, nobody) = pipe();
+        nobody
+    })
+    .await;
+    choice
+}
+
+#[tokio::test]
+async fn the_login_is_bound_to_the_channel_where_both_can_and_as_was_asked_for() {
+    use ChannelBinding::{Disable, Prefer, Require};
+    const BOTH: &[u8] = b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0";
+    const PLAIN: &[u8] = b"SCRAM-SHA-256\0\0";
+    let plus = Some(("SCRAM-SHA-256-PLUS", "p=tls-server-end-point"));
+    for (wanted, end_point, offered, choice) in [
+        (Prefer, Some(&b"hash"[..]), BOTH, plus),
+        (Require, Some(b"hash"), BOTH, plus),
+        (Disable, Some(b"hash"), BOTH, Some(("SCRAM-SHA-256", "n"))),
+        (Prefer, Some(b"hash"), PLAIN, Some(("SCRAM-SHA-256", "y"))),
+        (Prefer, None, BOTH, Some(("SCRAM-SHA-256", "n"))),
+        (Require, Some(b"hash"), PLAIN, None),
+        (Require, None, BOTH, None),
+    ] {
+        let got = chosen(wanted, end_point, offered).await;
+        let got = got.as_ref().map(|(mechanism, binding)| (mechanism.as_str(), binding.as_str()));
+        assert_eq!(got, choice, "{wanted:?}, {}", String::from_utf8_lossy(offered));
+    }
+}
+
 #[tokio::test]
 async fn what_the_server_refuses_is_told_with_its_sqlstate_and_without_details() {
     for (sqlstate, kind) in
@@ -91,7 +135,7 @@ async fn what_the_server_refuses_is_told_with_its_sqlstate_and_without_details()
 
 #[tokio::test]
 async fn a_way_to_log_in_that_cannot_be_gone_is_refused_with_a_reason() {
-    let bound = StartUp { channel_binding_required: true, ..start_up(true) };
+    let bound = StartUp { channel_binding: ChannelBinding::Require, ..start_up(true) };
     for (start_up, code, word) in [
         (start_up(false), 3, "password"),
         (start_up(true), 7, "GSSAPI"),

@@ -9,10 +9,9 @@ use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
 use crate::source::catalog::{self, Fingerprint};
 use crate::source::control::Watched;
-use crate::source::preflight::Slot;
+use crate::source::preflight::{SLOT, Slot};
 use crate::source::query::{QueryError, bounded, one_json, one_text};
 
-const WAL_POSITION: &str = include_str!("../../../sql/source/wal_position.sql");
 const POSITION_EXISTS: &str = include_str!("../../../sql/source/position_exists.sql");
 const POSITION_CREATE: &str = include_str!("../../../sql/source/position_create.sql");
 const POSITION_LOAD: &str = include_str!("../../../sql/source/position_load.sql");
@@ -63,7 +62,7 @@ impl Command {
             }
             Command::WalPosition { reply } => {
                 let params = [(&watched.slot.as_str() as _, Type::TEXT)];
-                answer(reply, one_json(client, "reading the position of the log", WAL_POSITION, &params).await)
+                answer(reply, one_json(client, "reading the position of the log", SLOT, &params).await)
             }
             Command::PreparePositions { reply } => answer(reply, prepare_positions(client).await),
             Command::LoadPosition { key, reply } => {

@@ -47,6 +47,8 @@ pub struct Server {
     pub idle_replication_slot_timeout: Option<String>,
     /// `synchronized_standby_slots` (17+).
     pub synchronized_standby_slots: Option<String>,
+    /// Those of them that are no physical slot of this server.
+    pub standby_slots_missing: Vec<String>,
 }
 
 impl Server {

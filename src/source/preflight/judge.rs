@@ -24,7 +24,10 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outbox: &OutboxC
     server(&facts.server)?;
     let setup = format!("walrelay setup --slot {slot}");
     let found = facts.slot.as_ref().ok_or_else(|| {
-        unusable(format!("there is no replication slot {slot} on this server")).remedy(format!("`{setup}`"))
+        unusable(format!("there is no replication slot {slot} on this server")).remedy(format!(
+            "`{setup}`. Events committed before that are in the table and not in the new slot's stream: if the slot was \
+             lost, publish what is not in Kafka yet by inserting it again"
+        ))
     })?;
     usable(found, slot, &facts.server, &setup)?;
     let Some(published) = &facts.catalog.publication else {

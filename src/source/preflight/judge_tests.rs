@@ -314,6 +314,10 @@ fn what_can_still_go_wrong_is_said_in_a_sentence() {
         (|facts| slot_of(facts).failover = Some(false), "failover off"),
         (|facts| facts.server.synchronized_standby_slots = Some(String::new()), "synchronized_standby_slots is empty"),
         (
+            |facts| facts.server.standby_slots_missing = vec!["standby2".to_owned()],
+            "synchronized_standby_slots names standby2, which is no physical slot of this server",
+        ),
+        (
             |facts| {
                 facts.server.version_num = 160_015;
                 slot_of(facts).failover = None;

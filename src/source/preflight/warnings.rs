@@ -79,6 +79,13 @@ fn slot_warnings(server: &Server, found: &Slot, slot: &SlotName, warn: &mut impl
                     .to_owned(),
             );
         }
+        Some(true) if !server.standby_slots_missing.is_empty() => {
+            let names = server.standby_slots_missing.join(", ");
+            warn(format!(
+                "synchronized_standby_slots names {names}, which is no physical slot of this server: events wait until \
+                 it is one, or is taken out of the setting"
+            ));
+        }
         Some(true) => {}
         None => warn(format!(
             "PostgreSQL {} does not copy slots to standbys: slot {slot} does not exist on one that is promoted",

@@ -49,7 +49,7 @@ async fn log_in(
         }
     };
     let target = &config.database.targets()[0];
-    let (session, ()) = tokio::join!(WalSession::log_in(client, &config.database, target, &config), play);
+    let (session, ()) = tokio::join!(WalSession::log_in(client, None, &config.database, target, &config), play);
     session
 }
 

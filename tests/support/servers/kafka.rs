@@ -38,7 +38,18 @@ pub(crate) struct Kafka {
     /// through the proxy and then go around it.
     doors: Vec<Door>,
     doors_taken: AtomicUsize,
+    secured: Vec<(&'static str, u16)>,
     process: Mutex<Option<Process>>,
+}
+
+/// A listener beside the plain one, for clients that have to encrypt or to prove who they are.
+pub(crate) struct Listener {
+    /// In capitals.
+    pub(crate) name: &'static str,
+    /// `SSL` or `SASL_SSL`.
+    pub(crate) protocol: &'static str,
+    /// Its own settings, without the prefix that makes them its own.
+    pub(crate) settings: Vec<(&'static str, String)>,
 }
 
 struct Door {
@@ -57,6 +68,7 @@ impl Kafka {
                 brokers,
                 doors: Vec::new(),
                 doors_taken: AtomicUsize::new(0),
+                secured: Vec::new(),
                 process: Mutex::new(None),
             },
             Err(_) => Kafka::private(),
@@ -66,7 +78,13 @@ impl Kafka {
     /// One of its own.
     #[track_caller]
     pub(crate) fn private() -> Kafka {
-        Kafka::node(1, free_port(), SESSION_MS)
+        Kafka::secured(&[])
+    }
+
+    /// One of its own, with these listeners too.
+    #[track_caller]
+    pub(crate) fn secured(listeners: &[Listener]) -> Kafka {
+        Kafka::node(1, free_port(), SESSION_MS, listeners)
     }
 
     /// A cluster of two: what the second one leads can stall while the rest goes on. A frozen second broker stays the
@@ -74,11 +92,12 @@ impl Kafka {
     #[track_caller]
     pub(crate) fn pair() -> (Kafka, Kafka) {
         let controller = free_port();
-        (Kafka::node(1, controller, 10 * SESSION_MS), Kafka::node(SECOND, controller, 10 * SESSION_MS))
+        let node = |number| Kafka::node(number, controller, 10 * SESSION_MS, &[]);
+        (node(1), node(SECOND))
     }
 
     #[track_caller]
-    fn node(node: i32, controller: u16, session_ms: u32) -> Kafka {
+    fn node(node: i32, controller: u16, session_ms: u32, listeners: &[Listener]) -> Kafka {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let formatted = directory().join(format!("kafka/formatted-{node}"));
         if !formatted.exists() {
@@ -92,7 +111,9 @@ impl Kafka {
         let port = free_port();
         let doors = if node == SECOND { 0 } else { DOORS };
         let doors: Vec<Door> = (0..doors).map(|_| Door { listens: free_port(), advertised: free_port() }).collect();
+        let secured: Vec<_> = listeners.iter().map(|listener| (listener.name, free_port())).collect();
         let text = configuration(node, &base, port, controller, session_ms, &doors);
+        let text = with_listeners(&text, listeners, &secured);
         std::fs::write(base.join("server.properties"), text).expect("server.properties");
         let kafka = Kafka {
             directory: base,
@@ -100,6 +121,7 @@ impl Kafka {
             brokers: format!("127.0.0.1:{port}"),
             doors,
             doors_taken: AtomicUsize::new(0),
+            secured,
             process: Mutex::new(None),
         };
         kafka.start();
@@ -109,6 +131,24 @@ impl Kafka {
     /// `bootstrap.servers`.
     pub(crate) fn brokers(&self) -> &str {
         &self.brokers
+    }
+
+    /// `bootstrap.servers` of a listener that was asked for.
+    #[track_caller]
+    pub(crate) fn brokers_of(&self, listener: &str) -> String {
+        let found = self.secured.iter().find(|(name, _)| *name == listener);
+        format!("127.0.0.1:{}", found.expect("a listener of this broker").1)
+    }
+
+    /// Gives `user` a password for SCRAM-SHA-512, with Kafka's own tool.
+    #[track_caller]
+    pub(crate) fn add_scram_user(&self, user: &str, password: &str) {
+        let mut tool = java(&["-Xmx128m", "-XX:TieredStopAtLevel=1"]);
+        tool.args(["kafka.admin.ConfigCommand", "--bootstrap-server", self.brokers(), "--alter"]);
+        tool.args(["--entity-type", "users", "--entity-name", user]);
+        tool.arg("--add-config").arg(format!("SCRAM-SHA-512=[password={password}]"));
+        let output = tool.output().expect("java");
+        assert!(output.status.success(), "no SCRAM user: {}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// A proxy all of a client's connections go through, and the `bootstrap.servers` that lead to it.
@@ -125,12 +165,8 @@ impl Kafka {
     pub(crate) fn start(&self) {
         let mut slot = self.process.lock().expect("process");
         assert!(slot.is_none(), "it already runs");
-        let kafka = directory().join("kafka");
-        let mut command = Command::new("java");
-        command.args(["-Xmx384m", "-XX:+UseSerialGC", "-XX:-UsePerfData"]);
-        command.arg(format!("-Dlog4j2.configurationFile={}", kafka.join("log4j2.xml").display()));
-        command.arg("-cp").arg(format!("{}/libs/*", kafka.display())).arg("kafka.Kafka");
-        command.arg(self.directory.join("server.properties")).current_dir(&self.directory);
+        let mut command = java(&["-Xmx384m"]);
+        command.arg("kafka.Kafka").arg(self.directory.join("server.properties")).current_dir(&self.directory);
         let mut process = Process::start("kafka", command, &self.directory.join("server.log"));
         let answered = wait::until(START_DEADLINE, || {
             if process.exited().is_some() {
@@ -164,6 +200,37 @@ impl Kafka {
             process.signal(name);
         }
     }
+}
+
+/// `java` with Kafka's classes, up to the name of one.
+fn java(options: &[&str]) -> Command {
+    let kafka = directory().join("kafka");
+    let mut command = Command::new("java");
+    command.args(options).args(["-XX:+UseSerialGC", "-XX:-UsePerfData"]);
+    command.arg(format!("-Dlog4j2.configurationFile={}", kafka.join("log4j2.xml").display()));
+    command.arg("-cp").arg(format!("{}/libs/*", kafka.display()));
+    command
+}
+
+/// A configuration with listeners added to those it has.
+fn with_listeners(configuration: &str, listeners: &[Listener], ports: &[(&str, u16)]) -> String {
+    let mut text = String::new();
+    for line in configuration.lines() {
+        text.push_str(line);
+        for (listener, (name, port)) in listeners.iter().zip(ports) {
+            match line.split_once('=').map_or("", |(key, _)| key) {
+                "listeners" | "advertised.listeners" => text.push_str(&format!(",{name}://127.0.0.1:{port}")),
+                "listener.security.protocol.map" => text.push_str(&format!(",{name}:{}", listener.protocol)),
+                _ => {}
+            }
+        }
+        text.push('\n');
+    }
+    for listener in listeners {
+        let prefix = format!("listener.name.{}", listener.name.to_lowercase());
+        text.extend(listener.settings.iter().map(|(name, value)| format!("{prefix}.{name}={value}\n")));
+    }
+    text
 }
 
 fn configuration(node: i32, base: &Path, port: u16, controller: u16, session_ms: u32, doors: &[Door]) -> String {

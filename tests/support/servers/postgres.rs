@@ -8,6 +8,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::{directory, free_port, missing};
+use crate::support::certificates::Identity;
 use crate::support::guardian::run_directory;
 use crate::support::process::Process;
 use crate::support::sql::Sql;
@@ -17,6 +18,9 @@ const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The role that has to show a password; every other one is trusted.
 pub(crate) const GUARDED_ROLE: &str = "guarded";
+
+/// The physical slot a standby streams from.
+pub(crate) const STANDBY_SLOT: &str = "standby";
 
 /// A server with its data directory; the process comes and goes.
 pub(crate) struct Postgres {
@@ -49,20 +53,31 @@ impl Postgres {
     /// One of its own, with `settings` on top of what logical replication needs.
     #[track_caller]
     pub(crate) fn private(major: u32, settings: &[(&str, &str)]) -> Postgres {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let programs = programs(major);
-        let base = run_directory().join(format!("postgres-{major}-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
-        std::fs::create_dir(&base).expect("directory of a Postgres");
-        if let Some(owner) = owner() {
-            chown(&base, Some(owner), None).expect("chown");
-        }
-        let data = base.join("data");
-        let mut initdb = unprivileged(&programs.join("initdb"));
-        initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N", "-D"]).arg(&data);
-        let made = initdb.current_dir(&base).output().expect("initdb");
+        let rules = format!(
+            "host all {GUARDED_ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n\
+             host replication postgres 127.0.0.1/32 trust\n"
+        );
+        Postgres::made(major, settings, &rules, &[])
+    }
+
+    /// One of its own that does TLS as `identity` and believes clients whom `root` certified. The role `postgres` is
+    /// trusted without it; whom else it lets in is for the `rules` of `pg_hba.conf` to say.
+    #[track_caller]
+    pub(crate) fn secured(major: u32, identity: &Identity, root: &Path, rules: &str) -> Postgres {
+        let files = [("server.crt", &*identity.certificate), ("server.key", &*identity.key), ("root.crt", root)];
+        let settings = [("ssl", "on"), ("ssl_ca_file", "root.crt")];
+        Postgres::made(major, &settings, &format!("host all postgres 127.0.0.1/32 trust\n{rules}"), &files)
+    }
+
+    /// With `files` copied into the data directory.
+    #[track_caller]
+    fn made(major: u32, settings: &[(&str, &str)], rules: &str, files: &[(&str, &Path)]) -> Postgres {
+        let (server, port) = Postgres::unmade(major);
+        let mut initdb = unprivileged(&server.programs.join("initdb"));
+        initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N", "-D"]).arg(&server.data);
+        let made = initdb.current_dir("/").output().expect("initdb");
         assert!(made.status.success(), "initdb failed: {}", String::from_utf8_lossy(&made.stderr));
 
-        let port = free_port();
         let mut configuration = format!(
             "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\nwal_level = logical\n\
              max_replication_slots = 20\nmax_wal_senders = 20\nmax_connections = 200\nshared_buffers = 64MB\n\
@@ -71,15 +86,63 @@ impl Postgres {
         for (name, value) in settings {
             configuration.push_str(&format!("{name} = '{value}'\n"));
         }
-        append(&data.join("postgresql.conf"), &configuration);
-        let rules = format!("host all {GUARDED_ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n");
-        std::fs::write(data.join("pg_hba.conf"), rules).expect("pg_hba.conf");
-
-        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
-        let log = base.join("log");
-        let server = Postgres { major, programs, data, log, url, process: Mutex::new(None) };
+        append(&server.data.join("postgresql.conf"), &configuration);
+        std::fs::write(server.data.join("pg_hba.conf"), rules).expect("pg_hba.conf");
+        for (name, file) in files {
+            // With its permissions: Postgres takes no key that others can read.
+            std::fs::copy(file, server.data.join(name)).expect("copy a file for a Postgres");
+            chown(server.data.join(name), owner(), None).expect("chown");
+        }
         server.start();
         server
+    }
+
+    /// A streaming standby of `primary`, through a physical slot of its own ([`STANDBY_SLOT`]: one per primary). From
+    /// 17 on it keeps copies of the failover slots. As from `pg_basebackup`, which not every build of a server has.
+    #[track_caller]
+    pub(crate) fn standby_of(primary: &Postgres) -> Postgres {
+        let (server, port) = Postgres::unmade(primary.major);
+        let sql = primary.sql();
+        sql.run(&format!("select pg_create_physical_replication_slot('{STANDBY_SLOT}', true)"));
+        sql.run("select pg_backup_start('standby', true)");
+        let copied = Command::new("cp").arg("-a").args([&primary.data, &server.data]).status().expect("cp");
+        assert!(copied.success(), "the data of the primary could not be copied");
+        let label = sql.text("select labelfile from pg_backup_stop(false)");
+        std::fs::remove_file(server.data.join("postmaster.pid")).expect("remove postmaster.pid");
+        for slot in std::fs::read_dir(server.data.join("pg_replslot")).expect("slots").flatten() {
+            std::fs::remove_dir_all(slot.path()).expect("remove a slot");
+        }
+        for (name, text) in [("backup_label", label.as_str()), ("standby.signal", "")] {
+            let path = server.data.join(name);
+            std::fs::write(&path, text).expect("write a file of a Postgres");
+            chown(&path, owner(), None).expect("chown");
+        }
+        let address = primary.address();
+        let (host, primary_port) = address.rsplit_once(':').expect("host and port");
+        let mut configuration = format!(
+            "port = {port}\nprimary_slot_name = '{STANDBY_SLOT}'\nhot_standby_feedback = on\n\
+             primary_conninfo = 'host={host} port={primary_port} user=postgres dbname=postgres'\n"
+        );
+        if primary.major >= 17 {
+            configuration.push_str("sync_replication_slots = on\n");
+        }
+        append(&server.data.join("postgresql.conf"), &configuration);
+        server.start();
+        server
+    }
+
+    /// A server on a free port, which it gives too, in an empty directory.
+    #[track_caller]
+    fn unmade(major: u32) -> (Postgres, u16) {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let programs = programs(major);
+        let base = run_directory().join(format!("postgres-{major}-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        std::fs::create_dir(&base).expect("directory of a Postgres");
+        chown(&base, owner(), None).expect("chown");
+        let port = free_port();
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
+        let (data, log) = (base.join("data"), base.join("log"));
+        (Postgres { major, programs, data, log, url, process: Mutex::new(None) }, port)
     }
 
     /// Majors that are here: 15 from the distribution, the others from `scripts/prerequisites`.
@@ -152,6 +215,22 @@ impl Postgres {
             assert!(started.elapsed() < START_DEADLINE, "Postgres did not start:\n{}", process.log_tail(20));
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Makes a standby a primary, and waits until it takes writes.
+    #[track_caller]
+    pub(crate) fn promote(&self) {
+        assert_eq!(self.sql().text("select pg_promote(true, 60)"), "true", "it was not promoted");
+    }
+
+    /// `alter system`, and waits until new sessions see it. `value` as `show` writes it.
+    #[track_caller]
+    pub(crate) fn alter(&self, name: &str, value: &str) {
+        let sql = self.sql();
+        sql.run(&format!("alter system set {name} = '{value}'"));
+        sql.run("select pg_reload_conf()");
+        let shown = || self.sql().text(&format!("select current_setting('{name}')"));
+        wait::eventually("a setting takes effect", START_DEADLINE, shown, |shown| shown == value);
     }
 
     /// SIGKILL to the postmaster; its backends notice and go.

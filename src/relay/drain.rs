@@ -1,0 +1,171 @@
+//! The wait for acks of a relay that was told to stop while Postgres is away (P10).
+
+use tokio::time::Instant;
+
+use super::core::Core;
+use super::pump::RETRY_INTERVAL;
+use super::stop::{Stop, StopSignal};
+use crate::error::{Disposition, Result};
+use crate::sink::Sink;
+
+/// Waits until everything taken in is acked, until `until`, or until told to leave at once, and says whether it is. A
+/// producer that fails ends it too: of what lies behind the failure nothing will ever be acked.
+///
+/// Nothing is stored and nothing confirmed: without a stream from the slot another relay may have it already.
+///
+/// # Errors
+/// A delivery that failed in a way that needs a person; see [`Core::delivered`].
+pub(super) async fn drain<S: Sink>(core: &mut Core<S>, until: Instant, stop: &mut StopSignal) -> Result<bool> {
+    let mut deliveries = Vec::new();
+    loop {
+        if let Err(error) = core.delivered(&mut deliveries).and_then(|()| core.retry_pending()) {
+            if error.kind().disposition() == Disposition::Halt {
+                return Err(error);
+            }
+            tracing::warn!(%error, "Kafka failed while the last acks were waited for");
+            return Ok(false);
+        }
+        let now = Instant::now();
+        if core.is_drained() || now >= until {
+            return Ok(core.is_drained());
+        }
+        // A sink that is full may have room again without a delivery.
+        let again = if core.is_pending() { until.min(now + RETRY_INTERVAL) } else { until };
+        tokio::select! {
+            biased;
+            () = stop.at_least(Stop::Now) => return Ok(false),
+            () = core.next_deliveries(&mut deliveries) => {}
+            () = tokio::time::sleep_until(again) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::RouteConfig;
+    use crate::decode::{Value, wire};
+    use crate::error::{Error, Kind};
+    use crate::event::replay::{COLUMNS, outbox};
+    use crate::ledger::Limits;
+    use crate::position::{Lsn, Position};
+    use crate::relay::core::Setup;
+    use crate::relay::stop::stop_channel;
+    use crate::route::Record;
+    use crate::sink::{Delivery, EnqueueError, Ticket};
+
+    const TIMEOUT: Duration = Duration::from_secs(30);
+
+    /// Takes one record at a time, and says of it what the test wants.
+    #[derive(Debug, Default, Clone)]
+    struct OneAtATime(Arc<Mutex<Queue>>);
+
+    #[derive(Debug, Default)]
+    struct Queue {
+        taken: Option<(Ticket, Instant)>,
+        /// How the next one fails, if it does.
+        fails: Option<Kind>,
+        /// Whether the broker says anything at all.
+        mute: bool,
+    }
+
+    impl Sink for OneAtATime {
+        fn enqueue(&mut self, _: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+            let mut queue = self.0.lock().unwrap();
+            if queue.taken.is_some() {
+                return Err(EnqueueError::Full);
+            }
+            queue.taken = Some((ticket, Instant::now()));
+            Ok(())
+        }
+
+        /// A second after the record was taken.
+        async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
+            let taken = self.0.lock().unwrap().taken;
+            let Some((ticket, at)) = taken else { return std::future::pending().await };
+            tokio::time::sleep_until(at + Duration::from_secs(1)).await;
+            let (fails, mute) = {
+                let queue = self.0.lock().unwrap();
+                (queue.fails, queue.mute)
+            };
+            if mute {
+                return std::future::pending().await;
+            }
+            self.0.lock().unwrap().taken = None;
+            into.push(match fails {
+                Some(kind) => Delivery::Failed(ticket, Error::new(kind, "the test failed it")),
+                None => Delivery::Acked(ticket),
+            });
+        }
+    }
+
+    /// A core with one event in flight and one that waits for room.
+    fn core(sink: &OneAtATime) -> Core<OneAtATime> {
+        let setup = Setup {
+            slot: "orders".parse().unwrap(),
+            outbox: outbox(),
+            route: RouteConfig {
+                topic_prefix: "outbox.event.".to_owned(),
+                id_header: "id".to_owned(),
+                reserved_topic: None,
+            },
+            limits: Limits { events: 10, bytes: 10_000 },
+        };
+        let mut core = Core::new(&setup, Position::default(), Position::default(), sink.clone(), Duration::ZERO);
+        let row = [&b"7"[..], b"order", b"o-1", b"Placed", b"{}"].map(Value::Text);
+        let row = wire::insert(16_384, &row);
+        for message in [wire::begin(100, 9, 1), wire::relation(16_384, "public", "outbox", &COLUMNS), row.clone(), row]
+        {
+            core.data(Lsn::new(5), &message).unwrap();
+        }
+        assert!(core.is_pending() && core.ledger().in_flight_events() == 1);
+        core
+    }
+
+    /// What comes of a drain, and how long it took.
+    async fn drained(sink: OneAtATime) -> (Result<bool, Kind>, Duration) {
+        let (_stopper, mut stop) = stop_channel();
+        let (mut core, began) = (core(&sink), Instant::now());
+        let ended = drain(&mut core, began + TIMEOUT, &mut stop).await.map_err(|error| error.kind());
+        (ended, began.elapsed())
+    }
+
+    fn sink(fails: Option<Kind>, mute: bool) -> OneAtATime {
+        OneAtATime(Arc::new(Mutex::new(Queue { fails, mute, taken: None })))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn acks_are_waited_for_also_of_the_record_that_had_no_room() {
+        let (acked, took) = drained(sink(None, false)).await;
+        assert_eq!(acked, Ok(true));
+        assert!((Duration::from_secs(2)..TIMEOUT).contains(&took), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_ends_at_the_deadline_with_what_was_not_acked_counted_as_such() {
+        assert_eq!(drained(sink(None, true)).await, (Ok(false), TIMEOUT));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_producer_that_failed_is_not_waited_for_and_a_record_that_is_refused_is_told() {
+        let (acked, took) = drained(sink(Some(Kind::KafkaUnreachable), false)).await;
+        assert_eq!(acked, Ok(false));
+        assert!(took < TIMEOUT, "{took:?}");
+        assert_eq!(drained(sink(Some(Kind::Record), false)).await.0, Err(Kind::Record));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_signal_ends_the_wait_at_once() {
+        let (stopper, mut stop) = stop_channel();
+        let (mut core, began) = (core(&sink(None, true)), Instant::now());
+        let second = async {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            stopper.ask(Stop::Now);
+        };
+        let (acked, ()) = tokio::join!(drain(&mut core, began + TIMEOUT, &mut stop), second);
+        assert_eq!((acked, began.elapsed()), (Ok(false), Duration::from_secs(3)));
+    }
+}
