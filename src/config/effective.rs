@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::Config;
 use super::layers::Settings;
-use super::setting::{self, HEADERS, KAFKA_PROPERTIES, Setting};
+use super::setting::{self, ENVELOPE, HEADERS, KAFKA_PROPERTIES, Setting};
 
 /// Properties whose values are worth seeing and cannot be secrets. Numbers and truth values are shown anyway.
 const SHOWN_PROPERTIES: &[&str] = &[
@@ -45,11 +45,13 @@ pub fn effective(settings: &Settings, config: &Config) -> String {
             None => line(&mut text, format_args!("# {key}: {}", unset(setting))),
         }
     }
-    if !settings.headers().is_empty() {
-        line(&mut text, format_args!("\n[{HEADERS}]"));
-    }
-    for (name, given) in settings.headers() {
-        line(&mut text, format_args!("{} = {}  # {}", quoted(name), quoted(given.text.expose()), given.origin));
+    for (table, templates) in [(HEADERS, settings.headers()), (ENVELOPE, settings.envelope())] {
+        if !templates.is_empty() {
+            line(&mut text, format_args!("\n[{table}]"));
+        }
+        for (name, given) in templates {
+            line(&mut text, format_args!("{} = {}  # {}", quoted(name), quoted(given.text.expose()), given.origin));
+        }
     }
     if !settings.properties().is_empty() {
         line(&mut text, format_args!("\n[{KAFKA_PROPERTIES}]"));
@@ -75,6 +77,7 @@ fn unset(setting: &Setting) -> &'static str {
         key if key == setting::HTTP.key => "off",
         key if key == setting::TOPIC.key => "follows from topic_prefix and the column aggregatetype",
         key if key == setting::KEY.key => "follows from the column aggregateid",
+        key if key == setting::VALUE.key => "follows from the column payload",
         _ => "not set",
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
-use super::setting::{self, Form, HEADERS, KAFKA_PROPERTIES};
+use super::setting::{self, ENVELOPE, Form, HEADERS, KAFKA_PROPERTIES};
 use crate::error::{Error, Kind, Result};
 
 /// A value as it was typed, and the line it is on.
@@ -28,8 +28,10 @@ pub struct ConfigFile {
     pub settings: BTreeMap<&'static str, Entry>,
     /// librdkafka properties by name.
     pub properties: BTreeMap<String, Entry>,
-    /// Templates of headers, by the header's name.
-    pub headers: BTreeMap<String, Entry>,
+    /// Templates of headers by the header's name, in the order of the file.
+    pub headers: Vec<(String, Entry)>,
+    /// Templates of an envelope's members by the member's name, in the order of the file.
+    pub envelope: Vec<(String, Entry)>,
     /// Whether group or others may read the file.
     pub readable_by_others: bool,
 }
@@ -95,13 +97,16 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Dotted keys and tables come to the same: `kafka.properties.linger.ms`, however it was cut in two.
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) -> Result<()> {
-        for (name, value) in table {
+        let mut in_order: Vec<_> = table.iter().collect();
+        in_order.sort_by_key(|(name, _)| name.span().start);
+        for (name, value) in in_order {
             let key =
                 if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
             let line = line_of(self.text, name.span().start);
             let property = key.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.'));
-            if let Some(header) = key.strip_prefix(HEADERS).and_then(|rest| rest.strip_prefix('.')) {
-                self.header(line, header, value.get_ref())?;
+            if matches!(prefix, HEADERS | ENVELOPE) {
+                let named = self.named(line, &key, name.get_ref(), value.get_ref())?;
+                if prefix == HEADERS { &mut self.file.headers } else { &mut self.file.envelope }.push(named);
                 continue;
             }
             match (value.get_ref(), property) {
@@ -127,14 +132,13 @@ impl Reader<'_> {
         }
     }
 
-    fn header(&mut self, line: usize, name: &str, value: &DeValue<'_>) -> Result<()> {
-        let key = format!("{HEADERS}.{name}");
+    /// A template with the name of what it makes.
+    fn named(&self, line: usize, key: &str, name: &str, value: &DeValue<'_>) -> Result<(String, Entry)> {
         let DeValue::String(text) = value else {
             let remedy = format!("write \"{name}\" = \"{{column}}\"; a name with a dot in it needs its quotes");
-            return Err(self.error(line, &key, "must be a template in quotes").remedy(remedy));
+            return Err(self.error(line, key, "must be a template in quotes").remedy(remedy));
         };
-        self.file.headers.insert(name.to_owned(), Entry { text: text.to_string(), line });
-        Ok(())
+        Ok((name.to_owned(), Entry { text: text.to_string(), line }))
     }
 
     fn setting(&mut self, line: usize, key: &str, value: &DeValue<'_>) -> Result<()> {
@@ -205,6 +209,7 @@ fn tables() -> Vec<&'static str> {
         }
     }
     tables.push(HEADERS);
+    tables.push(ENVELOPE);
     tables.push(KAFKA_PROPERTIES);
     tables
 }

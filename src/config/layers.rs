@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::file::ConfigFile;
+use super::file::{ConfigFile, Entry};
 use super::setting::{self, CONFIG_VARIABLE, KAFKA_PROPERTY_VARIABLE, Setting};
 use crate::secret::Secret;
 
@@ -56,7 +56,8 @@ pub type Environment = BTreeMap<String, String>;
 pub struct Settings {
     values: BTreeMap<&'static str, Given>,
     properties: BTreeMap<String, Given>,
-    headers: BTreeMap<String, Given>,
+    headers: Vec<(String, Given)>,
+    envelope: Vec<(String, Given)>,
     warnings: Vec<String>,
     environment: BTreeMap<String, Secret>,
 }
@@ -84,9 +85,13 @@ impl Settings {
             }
         }
         settings.lay_properties(file);
-        for (file, name, entry) in file.into_iter().flat_map(|f| f.headers.iter().map(move |(n, e)| (f, n, e))) {
-            let origin = Origin::File { path: file.path.clone(), line: entry.line };
-            settings.headers.insert(name.clone(), Given { text: Secret::new(entry.text.clone()), origin });
+        if let Some(file) = file {
+            let given = |(name, entry): &(String, Entry)| {
+                let origin = Origin::File { path: file.path.clone(), line: entry.line };
+                (name.clone(), Given { text: Secret::new(entry.text.clone()), origin })
+            };
+            settings.headers = file.headers.iter().map(given).collect();
+            settings.envelope = file.envelope.iter().map(given).collect();
         }
         settings.warn_of_unknown_variables();
         settings.warn_of_readable_secrets(flags, file);
@@ -103,9 +108,14 @@ impl Settings {
         &self.properties
     }
 
-    /// Templates of headers, by the header's name.
-    pub fn headers(&self) -> &BTreeMap<String, Given> {
+    /// Templates of headers by the header's name, in the order of the file.
+    pub fn headers(&self) -> &[(String, Given)] {
         &self.headers
+    }
+
+    /// Templates of an envelope's members by the member's name, in the order of the file.
+    pub fn envelope(&self) -> &[(String, Given)] {
+        &self.envelope
     }
 
     /// What is allowed and yet should be known: for the log, without secrets.

@@ -11,7 +11,7 @@ use super::setting::{self, Form, Setting};
 use super::unit::{exact_bytes, exact_duration, parse_bytes, parse_duration};
 use super::{
     Config, KafkaConfig, OutboxConfig, ProcessConfig, RouteConfig, SlotName, SourceConfig, StateConfig, StoreKind,
-    TableName,
+    TableName, ValueConfig,
 };
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
@@ -133,13 +133,6 @@ impl Settings {
         )?;
         let topic = self.template(&setting::TOPIC)?;
         let key = self.template(&setting::KEY)?;
-        let headers = self.headers().iter().map(|(name, given)| {
-            let template: std::result::Result<Template, _> = given.text.expose().parse();
-            let template = template.map_err(|error| {
-                Error::new(Kind::Config, format!("{}: header {name:?}: {error}", given.origin)).remedy(TEMPLATE_REMEDY)
-            })?;
-            Ok((name.clone(), template))
-        });
         Ok(RouteConfig {
             topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, &outbox.aggregate_type)),
             key: match key {
@@ -147,9 +140,31 @@ impl Settings {
                 None => Some(Template::column(&outbox.aggregate_id)),
             },
             id_header: self.checked(&setting::ID_HEADER, "a header's name, not empty", header_fits)?,
-            headers: headers.collect::<Result<_>>()?,
+            headers: named_templates(self.headers(), "header")?,
+            value: self.value(outbox)?,
             reserved_topic: None,
         })
+    }
+
+    fn value(&self, outbox: &OutboxConfig) -> Result<ValueConfig> {
+        let template = self.template(&setting::VALUE)?;
+        let tombstone = match self.checked(&setting::TOMBSTONE, "never or null-payload", |_| true)?.as_str() {
+            "never" => None,
+            "null-payload" => Some(outbox.payload.clone()),
+            _ => return Err(self.not_allowed(&setting::TOMBSTONE, "never or null-payload")),
+        };
+        let members = named_templates(self.envelope(), "member")?;
+        match (template, members.is_empty()) {
+            (template, true) => {
+                Ok(ValueConfig::Template(template.unwrap_or_else(|| Template::column(&outbox.payload))))
+            }
+            (None, false) => Ok(ValueConfig::Envelope { members, tombstone }),
+            (Some(_), false) => {
+                let origin = self.get(&setting::VALUE).map(|given| given.origin.to_string()).unwrap_or_default();
+                Err(Error::new(Kind::Config, format!("{origin}: format.value is set, and format.envelope is, too"))
+                    .remedy("remove one of the two: a value is one template or an object of several"))
+            }
+        }
     }
 
     /// The template that was given, if any was.
@@ -294,6 +309,16 @@ impl Settings {
         Error::new(Kind::Config, format!("{origin}: {} cannot be {text:?}", setting.key))
             .remedy(format!("write {allowed}"))
     }
+}
+
+fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String, Template)>> {
+    let parse = |(name, given): &(String, Given)| {
+        let template = given.text.expose().parse().map_err(|error| {
+            Error::new(Kind::Config, format!("{}: {what} {name:?}: {error}", given.origin)).remedy(TEMPLATE_REMEDY)
+        })?;
+        Ok((name.clone(), template))
+    };
+    given.iter().map(parse).collect()
 }
 
 fn bug(setting: &Setting) -> Error {

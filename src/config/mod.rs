@@ -100,7 +100,7 @@ impl OutboxConfig {
         let templates = [Some(&route.topic), route.key.as_ref()].into_iter().flatten();
         let headers = route.headers.iter().map(|(_, template)| template);
         let columns = templates.chain(headers).flat_map(Template::columns).map(str::to_owned);
-        for column in columns.chain([self.payload.clone()]).collect::<Vec<_>>() {
+        for column in columns.chain(route.value.columns().into_iter().map(str::to_owned)).collect::<Vec<_>>() {
             self.need(&column);
         }
     }
@@ -117,8 +117,37 @@ pub struct RouteConfig {
     pub id_header: String,
     /// Further headers, in this order.
     pub headers: Vec<(String, Template)>,
+    /// The record's value.
+    pub value: ValueConfig,
     /// A topic no event may go to: the one that keeps the position, where there is one.
     pub reserved_topic: Option<String>,
+}
+
+/// What a record's value is made of.
+#[derive(Debug, Clone)]
+pub enum ValueConfig {
+    /// One template, `{payload}` by default; NULL is a tombstone.
+    Template(Template),
+    /// A JSON object with these members, in this order.
+    Envelope {
+        /// Names and templates.
+        members: Vec<(String, Template)>,
+        /// The column that, where it is NULL, makes the record a tombstone.
+        tombstone: Option<String>,
+    },
+}
+
+impl ValueConfig {
+    /// The columns it needs.
+    pub fn columns(&self) -> Vec<&str> {
+        match self {
+            ValueConfig::Template(template) => template.columns().collect(),
+            ValueConfig::Envelope { members, tombstone } => {
+                let members = members.iter().flat_map(|(_, template)| template.columns());
+                members.chain(tombstone.as_deref()).collect()
+            }
+        }
+    }
 }
 
 /// The producer.
@@ -194,6 +223,7 @@ impl Default for RouteConfig {
             key: Some(Template::column("aggregateid")),
             id_header: "id".to_owned(),
             headers: Vec::new(),
+            value: ValueConfig::Template(Template::column("payload")),
             reserved_topic: None,
         }
     }

@@ -103,6 +103,16 @@ pub const KEY: Setting = text("route.key", None, None);
 /// Header with the event's id. The Outbox Event Router's: consumers that drop duplicates by it need not change.
 pub const ID_HEADER: Setting = text("route.id_header", None, Some("id"));
 
+/// The value as a template. Follows from the column of the payload, which goes out as it stands.
+pub const VALUE: Setting = text("format.value", None, None);
+/// Whether a NULL payload makes a tombstone of an envelope. No: an envelope tells consumers more than its payload.
+pub const TOMBSTONE: Setting = Setting {
+    key: "format.tombstone",
+    flag: None,
+    default: Some("never"),
+    form: Form::OneOf(&["never", "null-payload"]),
+};
+
 /// `bootstrap.servers`. Required: there is no broker anybody could guess.
 pub const BROKERS: Setting = text("kafka.brokers", Some("brokers"), None);
 
@@ -167,6 +177,8 @@ pub const SHUTDOWN_TIMEOUT: Setting = Setting {
 
 /// Table whose keys are names of headers, and whose values are templates.
 pub const HEADERS: &str = "route.headers";
+/// Table whose keys are the members of an envelope, and whose values are templates.
+pub const ENVELOPE: &str = "format.envelope";
 /// Table whose keys are librdkafka's.
 pub const KAFKA_PROPERTIES: &str = "kafka.properties";
 /// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is `sasl.password`.
@@ -191,6 +203,8 @@ pub const ALL: &[Setting] = &[
     TOPIC,
     KEY,
     ID_HEADER,
+    VALUE,
+    TOMBSTONE,
     BROKERS,
     MAX_IN_FLIGHT_BYTES,
     MAX_IN_FLIGHT_EVENTS,

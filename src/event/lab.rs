@@ -17,8 +17,22 @@ pub(crate) struct Lab {
 impl Lab {
     /// A row with these values of a table with these columns, all of type `text`.
     pub(crate) fn new(outbox: &OutboxConfig, columns: &[&str], values: &[Option<&str>]) -> Lab {
+        const TEXT: u32 = 25;
+        Lab::of_type(TEXT, outbox, columns, values)
+    }
+
+    /// The same, with every column of another type.
+    pub(crate) fn of_type(
+        type_oid: u32,
+        outbox: &OutboxConfig,
+        columns: &[&str],
+        values: &[Option<&str>],
+    ) -> Lab {
         let described = wire::relation(1, "public", "outbox", columns);
-        let Ok(Message::Relation(relation)) = decode(&described) else { panic!("not a relation") };
+        let Ok(Message::Relation(mut relation)) = decode(&described) else { panic!("not a relation") };
+        for column in &mut relation.columns {
+            column.type_oid = type_oid;
+        }
         let mapping = Arc::new(Mapping::new(&outbox.columns, &relation).unwrap());
         let values: Vec<_> =
             values.iter().map(|value| value.map_or(Value::Null, |text| Value::Text(text.as_bytes()))).collect();

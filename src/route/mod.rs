@@ -8,6 +8,7 @@ mod error;
 mod router;
 mod topic;
 mod topics;
+mod value;
 
 pub use error::{RouteError, RouteProblem};
 pub use router::{Routed, Router};

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::topics::Topics;
+use super::value::Value;
 use super::{Record, RouteError, RouteProblem, TopicProblem};
 use crate::config::{OutboxConfig, RouteConfig};
 use crate::event::{Event, Shown};
@@ -24,8 +25,7 @@ pub struct Router {
     key: Option<Route>,
     headers: Vec<(String, Route)>,
     id_header: String,
-    /// The place of the value's column.
-    payload: usize,
+    value: Value,
     reserved_topic: Option<String>,
     /// Names of the needed columns by place, for errors.
     columns: Vec<String>,
@@ -37,7 +37,7 @@ pub struct Router {
 pub struct Routed<'s> {
     topic: &'s str,
     key: Option<Cow<'s, [u8]>>,
-    value: Option<&'s [u8]>,
+    value: Option<Cow<'s, [u8]>>,
     headers: Headers<'s>,
 }
 
@@ -52,7 +52,7 @@ impl Routed<'_> {
     /// Hands the record to `take`, as often as it is called.
     #[inline]
     pub fn with_record<T>(&self, take: impl FnOnce(&Record<'_>) -> T) -> T {
-        let (topic, key, value) = (self.topic, self.key.as_deref(), self.value);
+        let (topic, key, value) = (self.topic, self.key.as_deref(), self.value.as_deref());
         match &self.headers {
             Headers::Id(headers) => take(&Record { topic, key, value, headers }),
             Headers::More(headers) => {
@@ -78,17 +78,18 @@ impl Router {
         let selector = places.next().filter(|first| places.all(|place| place == *first));
         drop(places);
         let headers = config.headers.iter().map(|(name, template)| Ok((name.clone(), bind(template)?)));
-        let payload = outbox.place(&outbox.payload).ok_or_else(|| UnknownColumn {
-            template: Template::column(&outbox.payload).source().to_owned(),
-            column: outbox.payload.clone(),
-        })?;
+        let place = |column: &str| {
+            let unknown = || Template::column(column).source().to_owned();
+            outbox.place(column).ok_or_else(|| UnknownColumn { template: unknown(), column: column.to_owned() })
+        };
+        let value = Value::new(&config.value, |template| Ok(bind(template)?.bound), place)?;
         Ok(Router {
             selector,
             topic,
             key: config.key.as_ref().map(bind).transpose()?,
             headers: headers.collect::<Result<_, _>>()?,
             id_header: config.id_header.clone(),
-            payload,
+            value,
             reserved_topic: config.reserved_topic.clone(),
             columns: outbox.columns.clone(),
             topics: Topics::default(),
@@ -122,7 +123,8 @@ impl Router {
             }
             Headers::More(headers)
         };
-        Ok(Routed { topic: self.topics.name(number), key, value: event.row.get(self.payload), headers })
+        let value = self.value.render(&event.row).map_err(|(template, error)| self.unfit(event, template, error))?;
+        Ok(Routed { topic: self.topics.name(number), key, value, headers })
     }
 
     /// The number of the event's topic, which has not been met before.

@@ -87,6 +87,11 @@ impl Template {
 }
 
 impl Bound {
+    /// The place of the one column this is as it stands, if it is that.
+    pub fn column(&self) -> Option<usize> {
+        if let Kind::Column(place) = self.kind { Some(place) } else { None }
+    }
+
     /// The places it reads.
     pub fn places(&self) -> impl Iterator<Item = usize> {
         let (one, many) = match &self.kind {

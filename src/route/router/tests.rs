@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::ValueConfig;
 use crate::error::Kind;
 use crate::event::lab::Lab;
 
@@ -164,4 +165,50 @@ fn what_a_route_needs_and_does_not_get_is_named() {
 fn a_column_that_is_not_needed_by_the_table_is_named() {
     let route = RouteConfig { topic: template("{nowhere}"), ..RouteConfig::default() };
     assert_eq!(Router::new(&OutboxConfig::default(), &route).unwrap_err().column, "nowhere");
+}
+
+#[test]
+fn a_value_may_be_a_template() {
+    let mut routes = Routes::new(|route| route.value = ValueConfig::Template(template("{payload|strip('b')}")));
+    assert_eq!(routes.route(&ROW).unwrap().2.as_deref(), Some(r#"{"a": 12.50}"#));
+    assert_eq!(routes.route(&with(4, None)).unwrap().2, None);
+    let error = routes.route(&with(4, Some("[]"))).unwrap_err();
+    let expected = "column payload is not a JSON object, which template \"{payload|strip('b')}\" needs";
+    assert_eq!(error.problem.to_string(), expected);
+}
+
+#[test]
+fn an_envelope_is_an_object_of_what_was_named_in_its_order() {
+    let member = |(name, text): (&str, &str)| (name.to_owned(), template(text));
+    let members = [
+        ("id", "{id}"),
+        ("a \"quoted\" name", "{type}"),
+        ("data", "{payload|json}"),
+        ("tenant", "{tenant}"),
+        ("n", "{metadata.n}"),
+    ];
+    let mut routes = Routes::new(|route| {
+        let members = members.map(member).to_vec();
+        route.value = ValueConfig::Envelope { members, tombstone: Some("payload".to_owned()) };
+    });
+    let expected =
+        r#"{"id":"7","a \"quoted\" name":"Placed","data":{"b": 1, "a": 12.50},"tenant":null,"n":1}"#;
+    assert_eq!(routes.route(&ROW).unwrap().2.as_deref(), Some(expected));
+    assert_eq!(routes.route(&with(4, None)).unwrap().2, None, "a tombstone was asked for");
+}
+
+#[test]
+fn a_bytea_is_the_bytes_that_were_written() {
+    let mut routes = Routes::new(|_| {});
+    let mut route = |payload: &'static str| {
+        let lab = Lab::of_type(17, &routes.outbox, &COLUMNS, &with(4, Some(payload)));
+        let event = lab.event();
+        let routed = routes.router.route(&event).map_err(|error| error.problem.to_string())?;
+        Ok::<_, String>(routed.with_record(|record| record.value.map(<[u8]>::to_vec)))
+    };
+    assert_eq!(route("\\x0001feFF"), Ok(Some(vec![0, 1, 0xfe, 0xff])));
+    assert_eq!(route("\\x"), Ok(Some(Vec::new())));
+    for bad in ["\\x0", "\\xzz", "\\000", ""] {
+        assert!(route(bad).unwrap_err().contains("column payload is not bytea in hexadecimal form"), "{bad}");
+    }
 }
