@@ -118,8 +118,8 @@ fn the_help_of_status_has_examples_and_exit_codes() {
           --json                 Print one JSON object instead of a table
           --watch [<SECS>]       Go on, every SECS seconds
           --max-lag-bytes <N>    Unhealthy when more than this is not confirmed; takes 16MiB, too
-          --max-lag-seconds <N>  Unhealthy when something is not confirmed for longer than this; with a relay
-                                 it is measured, which takes as long, so give it ten or more
+          --max-lag-seconds <N>  Unhealthy when something is not confirmed for longer than this; with a
+                                 relay it is measured, which takes as long, so give it ten or more
       -h, --help                 Print help
       -V, --version              Print version
 
