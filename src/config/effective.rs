@@ -77,6 +77,8 @@ fn unset(setting: &Setting) -> &'static str {
         key if key == setting::HTTP.key => "off",
         key if key == setting::TOPIC.key => "follows from topic_prefix and the column aggregatetype",
         key if key == setting::KEY.key => "follows from the column aggregateid",
+        key if key == setting::PARTITION.key => "follows from the key",
+        key if key == setting::TIMESTAMP.key => "when the record is produced",
         key if key == setting::VALUE.key => "follows from the column payload",
         _ => "not set",
     }

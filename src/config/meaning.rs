@@ -37,14 +37,7 @@ impl Settings {
         let reserved_topic = (state.store == StoreKind::Kafka).then(|| state.topic.clone());
         let outbox = self.outbox()?;
         let route = RouteConfig { reserved_topic, ..self.route(&outbox)? };
-        Ok(Config {
-            source: self.source()?,
-            outbox,
-            route,
-            kafka: self.kafka()?,
-            state,
-            process: self.process()?,
-        })
+        Ok(Config { source: self.source()?, outbox, route, kafka: self.kafka()?, state, process: self.process()? })
     }
 
     /// How to reach the database.
@@ -125,7 +118,16 @@ impl Settings {
 
     fn route(&self, outbox: &OutboxConfig) -> Result<RouteConfig> {
         let prefix_fits = |prefix: &str| prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_topic_byte);
-        let header_fits = |name: &str| !name.is_empty() && !name.contains('\0');
+        let header = |setting: &Setting| {
+            let name =
+                self.checked(setting, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
+            Ok::<_, Error>(Some(name).filter(|name| !name.is_empty()))
+        };
+        let column = |setting: &Setting| {
+            let Some(_) = self.get(setting) else { return Ok(None) };
+            let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
+            self.checked(setting, "a column's name, 1 to 63 bytes, without SQL quotes", fits).map(Some)
+        };
         let prefix = self.checked(
             &setting::TOPIC_PREFIX,
             "fewer than 249 letters, digits, dots, underscores and hyphens",
@@ -139,7 +141,10 @@ impl Settings {
                 Some(key) => Some(key).filter(|key| !key.source().is_empty()),
                 None => Some(Template::column(&outbox.aggregate_id)),
             },
-            id_header: self.checked(&setting::ID_HEADER, "a header's name, not empty", header_fits)?,
+            id_header: header(&setting::ID_HEADER)?,
+            position_header: header(&setting::POSITION_HEADER)?,
+            partition: column(&setting::PARTITION)?,
+            timestamp: column(&setting::TIMESTAMP)?,
             headers: named_templates(self.headers(), "header")?,
             value: self.value(outbox)?,
             reserved_topic: None,

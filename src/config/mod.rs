@@ -100,6 +100,7 @@ impl OutboxConfig {
         let templates = [Some(&route.topic), route.key.as_ref()].into_iter().flatten();
         let headers = route.headers.iter().map(|(_, template)| template);
         let columns = templates.chain(headers).flat_map(Template::columns).map(str::to_owned);
+        let columns = columns.chain(route.partition.clone()).chain(route.timestamp.clone());
         for column in columns.chain(route.value.columns().into_iter().map(str::to_owned)).collect::<Vec<_>>() {
             self.need(&column);
         }
@@ -113,8 +114,14 @@ pub struct RouteConfig {
     pub topic: Template,
     /// The key: `{aggregateid}` by default. `None`: no record has one, and no order is kept.
     pub key: Option<Template>,
-    /// Name of the header that carries the event's id: `id` by default.
-    pub id_header: String,
+    /// Name of the header that carries the event's id: `id` by default. `None`: there is none.
+    pub id_header: Option<String>,
+    /// Name of the header that carries where the event is from: `walrelay-position` by default. `None`: there is none.
+    pub position_header: Option<String>,
+    /// Column with the partition; NULL leaves it to the key.
+    pub partition: Option<String>,
+    /// Column with the record's timestamp; NULL is when it is produced.
+    pub timestamp: Option<String>,
     /// Further headers, in this order.
     pub headers: Vec<(String, Template)>,
     /// The record's value.
@@ -221,7 +228,10 @@ impl Default for RouteConfig {
         RouteConfig {
             topic: Template::prefixed("outbox.event.", "aggregatetype"),
             key: Some(Template::column("aggregateid")),
-            id_header: "id".to_owned(),
+            id_header: Some("id".to_owned()),
+            position_header: Some("walrelay-position".to_owned()),
+            partition: None,
+            timestamp: None,
             headers: Vec::new(),
             value: ValueConfig::Template(Template::column("payload")),
             reserved_topic: None,

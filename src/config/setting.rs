@@ -102,6 +102,12 @@ pub const TOPIC: Setting = text("route.topic", None, None);
 pub const KEY: Setting = text("route.key", None, None);
 /// Header with the event's id. The Outbox Event Router's: consumers that drop duplicates by it need not change.
 pub const ID_HEADER: Setting = text("route.id_header", None, Some("id"));
+/// Header with the event's place in the log. On: it costs some sixty bytes, and answers where a record is from.
+pub const POSITION_HEADER: Setting = text("route.position_header", None, Some("walrelay-position"));
+/// Column with the partition. None: the key decides, as everywhere.
+pub const PARTITION: Setting = text("route.partition", None, None);
+/// Column with the record's timestamp. None: the time it is produced, which is what consumers of a topic expect.
+pub const TIMESTAMP: Setting = text("route.timestamp", None, None);
 
 /// The value as a template. Follows from the column of the payload, which goes out as it stands.
 pub const VALUE: Setting = text("format.value", None, None);
@@ -203,6 +209,9 @@ pub const ALL: &[Setting] = &[
     TOPIC,
     KEY,
     ID_HEADER,
+    POSITION_HEADER,
+    PARTITION,
+    TIMESTAMP,
     VALUE,
     TOMBSTONE,
     BROKERS,

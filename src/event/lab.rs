@@ -22,12 +22,7 @@ impl Lab {
     }
 
     /// The same, with every column of another type.
-    pub(crate) fn of_type(
-        type_oid: u32,
-        outbox: &OutboxConfig,
-        columns: &[&str],
-        values: &[Option<&str>],
-    ) -> Lab {
+    pub(crate) fn of_type(type_oid: u32, outbox: &OutboxConfig, columns: &[&str], values: &[Option<&str>]) -> Lab {
         let described = wire::relation(1, "public", "outbox", columns);
         let Ok(Message::Relation(mut relation)) = decode(&described) else { panic!("not a relation") };
         for column in &mut relation.columns {

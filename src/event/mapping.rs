@@ -90,7 +90,8 @@ mod tests {
     #[test]
     fn columns_are_found_by_name_wherever_they_stand() {
         let columns = ["x", "payload", "id", "y", "aggregatetype"];
-        let mapping = Arc::new(Mapping::new(&needed(&["id", "payload", "aggregatetype", "id"]), &relation(&columns)).unwrap());
+        let mapping =
+            Arc::new(Mapping::new(&needed(&["id", "payload", "aggregatetype", "id"]), &relation(&columns)).unwrap());
         let bytes = wire::insert(1, &columns.map(|name| Value::Text(name.as_bytes())));
         let row = Row::new(insert(&bytes).tuple, &mapping);
         let values: Vec<_> = (0..5).map(|place| row.get(place)).collect();

@@ -31,6 +31,8 @@ struct Pending {
     key: Option<Vec<u8>>,
     value: Option<Vec<u8>>,
     headers: Vec<(String, Option<Vec<u8>>)>,
+    partition: Option<i32>,
+    timestamp_ms: Option<i64>,
     place: Place,
     row: Shown,
 }
@@ -105,6 +107,11 @@ impl<S: Sink> Core<S> {
         self.confirm.abandoned();
     }
 
+    /// Events come from this server and timeline from here on.
+    pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
+        self.router.set_origin(system_identifier, timeline);
+    }
+
     /// Whether another message may be taken in (P4, P5).
     pub fn has_room(&self) -> bool {
         self.pending.is_none() && self.ledger.has_room()
@@ -158,6 +165,8 @@ impl<S: Sink> Core<S> {
             key: pending.key.as_deref(),
             value: pending.value.as_deref(),
             headers: &headers,
+            partition: pending.partition,
+            timestamp_ms: pending.timestamp_ms,
         };
         match self.sink.enqueue(&record, self.ledger.next()) {
             Ok(()) => {
@@ -298,6 +307,8 @@ impl Pending {
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec)))
                 .collect(),
+            partition: record.partition,
+            timestamp_ms: record.timestamp_ms,
             place: event.place,
             row: Shown::of(event.id()),
         }

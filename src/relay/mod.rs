@@ -172,6 +172,7 @@ impl Relay {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
         core.reconnected();
+        core.set_origin(&session.server().system_identifier, session.server().timeline);
         self.recovered(session.start_position());
         let (acked, began) = (core.counts().acked, Instant::now());
         let ended = pump::run(&mut core, session, &self.config, self.epoch, &self.telemetry, stop.clone()).await;

@@ -5,6 +5,7 @@
 //! further headers are templates over the row's columns.
 
 mod error;
+mod number;
 mod router;
 mod topic;
 mod topics;
@@ -15,7 +16,7 @@ pub use router::{Routed, Router};
 pub use topic::TopicProblem;
 
 /// What is handed to the sink; borrowed, because the sink copies it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Record<'a> {
     /// The topic: never empty, only characters Kafka allows.
     pub topic: &'a str,
@@ -25,4 +26,8 @@ pub struct Record<'a> {
     pub value: Option<&'a [u8]>,
     /// Headers, in order.
     pub headers: &'a [(&'a str, Option<&'a [u8]>)],
+    /// The partition; `None` leaves it to the key.
+    pub partition: Option<i32>,
+    /// Milliseconds since the Unix epoch; `None` is when it is produced.
+    pub timestamp_ms: Option<i64>,
 }

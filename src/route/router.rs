@@ -1,12 +1,14 @@
 //! The router: templates bound to places, and what they make of an event.
 
 use std::borrow::Cow;
+use std::fmt::Write;
 
+use super::number;
 use super::topics::Topics;
 use super::value::Value;
 use super::{Record, RouteError, RouteProblem, TopicProblem};
 use crate::config::{OutboxConfig, RouteConfig};
-use crate::event::{Event, Shown};
+use crate::event::{Event, Row, Shown};
 use crate::template::{Bound, RenderError, Template, UnknownColumn};
 
 /// A template and where its columns are.
@@ -24,7 +26,14 @@ pub struct Router {
     selector: Option<usize>,
     key: Option<Route>,
     headers: Vec<(String, Route)>,
-    id_header: String,
+    id_header: Option<String>,
+    position_header: Option<String>,
+    /// `SYSTEM_IDENTIFIER:TIMELINE:`, and behind it the place of the event that was routed last.
+    position: String,
+    /// Length of what is the same for every event.
+    origin: usize,
+    partition: Option<usize>,
+    timestamp: Option<usize>,
     value: Value,
     reserved_topic: Option<String>,
     /// Names of the needed columns by place, for errors.
@@ -38,14 +47,11 @@ pub struct Routed<'s> {
     topic: &'s str,
     key: Option<Cow<'s, [u8]>>,
     value: Option<Cow<'s, [u8]>>,
-    headers: Headers<'s>,
-}
-
-/// The id's header alone, or more: most outboxes need no allocation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Headers<'s> {
-    Id([(&'s str, Option<&'s [u8]>); 1]),
-    More(Vec<(&'s str, Option<Cow<'s, [u8]>>)>),
+    /// Those that every event has: most outboxes need no more, and so no allocation.
+    fixed: ([(&'s str, Option<&'s [u8]>); 2], usize),
+    more: Vec<(&'s str, Option<Cow<'s, [u8]>>)>,
+    partition: Option<i32>,
+    timestamp_ms: Option<i64>,
 }
 
 impl Routed<'_> {
@@ -53,13 +59,15 @@ impl Routed<'_> {
     #[inline]
     pub fn with_record<T>(&self, take: impl FnOnce(&Record<'_>) -> T) -> T {
         let (topic, key, value) = (self.topic, self.key.as_deref(), self.value.as_deref());
-        match &self.headers {
-            Headers::Id(headers) => take(&Record { topic, key, value, headers }),
-            Headers::More(headers) => {
-                let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_deref())).collect();
-                take(&Record { topic, key, value, headers: &headers })
-            }
+        let (partition, timestamp_ms) = (self.partition, self.timestamp_ms);
+        let (fixed, count) = &self.fixed;
+        let fixed = fixed.get(..*count).unwrap_or_default();
+        if self.more.is_empty() {
+            return take(&Record { topic, key, value, headers: fixed, partition, timestamp_ms });
         }
+        let more = self.more.iter().map(|(name, value)| (*name, value.as_deref()));
+        let headers: Vec<_> = fixed.iter().copied().chain(more).collect();
+        take(&Record { topic, key, value, headers: &headers, partition, timestamp_ms })
     }
 }
 
@@ -82,18 +90,29 @@ impl Router {
             let unknown = || Template::column(column).source().to_owned();
             outbox.place(column).ok_or_else(|| UnknownColumn { template: unknown(), column: column.to_owned() })
         };
-        let value = Value::new(&config.value, |template| Ok(bind(template)?.bound), place)?;
+        let value = Value::new(&config.value, |template| Ok(bind(template)?.bound), &place)?;
         Ok(Router {
             selector,
             topic,
             key: config.key.as_ref().map(bind).transpose()?,
             headers: headers.collect::<Result<_, _>>()?,
             id_header: config.id_header.clone(),
+            position_header: config.position_header.clone(),
+            position: String::new(),
+            origin: 0,
+            partition: config.partition.as_deref().map(place).transpose()?,
+            timestamp: config.timestamp.as_deref().map(place).transpose()?,
             value,
             reserved_topic: config.reserved_topic.clone(),
             columns: outbox.columns.clone(),
             topics: Topics::default(),
         })
+    }
+
+    /// Events come from this server and timeline from here on.
+    pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
+        self.position = format!("{system_identifier}:{timeline}:");
+        self.origin = self.position.len();
     }
 
     /// The record of `event`. By default it allocates nothing for an aggregate type that came before.
@@ -102,6 +121,11 @@ impl Router {
     /// [`RouteError`]: there is no topic, Kafka does not take it, or a value does not fit its template.
     #[inline]
     pub fn route<'s>(&'s mut self, event: &'s Event<'s>) -> Result<Routed<'s>, RouteError> {
+        if self.position_header.is_some() {
+            self.position.truncate(self.origin);
+            // Writing to a String does not fail.
+            write!(self.position, "{}:{}", event.place.commit_lsn, event.place.index).unwrap_or_default();
+        }
         let known = self.selector.and_then(|place| event.row.get(place)).and_then(|value| self.topics.find(value));
         let number = match known {
             Some(number) => number,
@@ -114,17 +138,29 @@ impl Router {
             Some(route) => render(route)?,
             None => None,
         };
-        let headers = if self.headers.is_empty() {
-            Headers::Id([(&self.id_header, Some(event.id()))])
-        } else {
-            let mut headers = vec![(self.id_header.as_str(), Some(Cow::Borrowed(event.id())))];
-            for (name, route) in &self.headers {
-                headers.push((name, render(route)?));
+        let mut more = Vec::with_capacity(self.headers.len());
+        for (name, route) in &self.headers {
+            more.push((name.as_str(), render(route)?));
+        }
+        let mut fixed = ([("", None); 2], 0);
+        let id = self.id_header.as_deref().map(|name| (name, Some(event.id())));
+        let position = self.position_header.as_deref().map(|name| (name, Some(self.position.as_bytes())));
+        for (slot, header) in fixed.0.iter_mut().zip(id.into_iter().chain(position)) {
+            *slot = header;
+            fixed.1 += 1;
+        }
+        let number_in = |place: Option<usize>, needed, read: fn(&Row<'_>, usize) -> Option<i64>| match place {
+            Some(place) if event.row.get(place).is_some() => {
+                let number = read(&event.row, place);
+                number.map(Some).ok_or_else(|| self.unreadable(event, place, needed))
             }
-            Headers::More(headers)
+            _ => Ok(None),
         };
+        let partition = number_in(self.partition, "the number of a partition", number::partition)?;
+        let timestamp_ms = number_in(self.timestamp, "a time since 1970", number::timestamp_ms)?;
         let value = self.value.render(&event.row).map_err(|(template, error)| self.unfit(event, template, error))?;
-        Ok(Routed { topic: self.topics.name(number), key, value, headers })
+        let partition = partition.and_then(|partition| i32::try_from(partition).ok());
+        Ok(Routed { topic: self.topics.name(number), key, value, fixed, more, partition, timestamp_ms })
     }
 
     /// The number of the event's topic, which has not been met before.
@@ -154,9 +190,16 @@ impl Router {
     }
 
     #[cold]
+    fn unreadable(&self, event: &Event<'_>, place: usize, needed: &'static str) -> RouteError {
+        let column = self.column(place);
+        self.unfit(event, &Template::column(&column), RenderError { place, needed })
+    }
+
+    #[cold]
     fn unfit(&self, event: &Event<'_>, template: &Template, problem: RenderError) -> RouteError {
         let RenderError { place, needed } = problem;
-        let problem = RouteProblem::Value { template: template.source().to_owned(), column: self.column(place), needed };
+        let problem =
+            RouteProblem::Value { template: template.source().to_owned(), column: self.column(place), needed };
         error(event, problem)
     }
 }

@@ -243,7 +243,9 @@ impl Sink for KafkaSink {
         }
         let hash = record.key.map_or_else(|| self.next_turn(), hash);
         let placement = &self.inner.client.context().placement;
-        let Some(way) = self.openings.way(record.topic, hash, placement) else { return Err(EnqueueError::Opening) };
+        let Some(way) = self.openings.way(record.topic, hash, record.partition, placement) else {
+            return Err(EnqueueError::Opening);
+        };
         placement.expect(way.count, hash);
         let headers = (!record.headers.is_empty()).then(|| {
             let headers = OwnedHeaders::new_with_capacity(record.headers.len());
@@ -251,10 +253,10 @@ impl Sink for KafkaSink {
         });
         let record = BaseRecord {
             topic: record.topic,
-            partition: None,
+            partition: record.partition,
             payload: record.value,
             key: record.key,
-            timestamp: None,
+            timestamp: record.timestamp_ms,
             headers,
             delivery_opaque: opaque(ticket).map_err(EnqueueError::Refused)?,
         };

@@ -32,7 +32,9 @@ enum State {
 
 #[derive(Debug)]
 struct Topic {
-    /// One for each partition; none while librdkafka has not told how many there are.
+    /// How many partitions there are, once librdkafka has told.
+    count: Option<i32>,
+    /// One for each partition that was met.
     partitions: Vec<State>,
     /// Whether a record is on its way that was sent without knowing how many there are.
     unplaced: bool,
@@ -71,18 +73,25 @@ impl Openings {
     }
 
     /// Where a record for `topic` goes; none while the first record of its partition is on its way.
-    pub(super) fn way(&mut self, topic: &str, hash: u32, placement: &Placement) -> Option<Way> {
+    ///
+    /// `given` is a partition that was chosen by the row; without it the hash of the key chooses.
+    pub(super) fn way(&mut self, topic: &str, hash: u32, given: Option<i32>, placement: &Placement) -> Option<Way> {
         self.refresh(placement);
         let index = match self.names.get(topic) {
             Some(index) => *index,
             None => self.add(topic, placement),
         };
-        let known = self.topics.get(index)?;
+        let known = self.topics.get_mut(index)?;
         if known.unplaced {
             return None;
         }
-        let count = i32::try_from(known.partitions.len()).ok().filter(|count| *count > 0);
-        let place = count.and_then(|count| usize::try_from(partition(hash, count)).ok());
+        let count = known.count;
+        let place = given.or_else(|| count.map(|count| partition(hash, count)));
+        let place = place.and_then(|place| usize::try_from(place).ok());
+        // librdkafka is not asked where a given partition is, and so does not tell how many there are.
+        if let Some(beyond) = place.filter(|place| *place >= known.partitions.len()) {
+            known.partitions.resize(beyond + 1, State::Closed);
+        }
         let state = place.and_then(|place| known.partitions.get(place));
         (state != Some(&State::Opening)).then_some(Way { topic: index, partition: place, count })
     }
@@ -120,7 +129,7 @@ impl Openings {
     fn add(&mut self, topic: &str, placement: &Placement) -> usize {
         let index = self.topics.len();
         self.names.insert(topic.to_owned(), index);
-        self.topics.push(Topic { partitions: states(placement.count(topic)), unplaced: false });
+        self.topics.push(Topic { count: placement.count(topic), partitions: Vec::new(), unplaced: false });
         index
     }
 
@@ -133,19 +142,14 @@ impl Openings {
         self.version = version;
         for (name, index) in &self.names {
             let Some(topic) = self.topics.get_mut(*index) else { continue };
-            let states = states(placement.count(name));
-            // A partition that is there keeps its state: a topic gains partitions and never loses one.
-            if states.len() > topic.partitions.len() {
-                topic.partitions.resize(states.len(), State::Closed);
-            } else if states.len() < topic.partitions.len() {
-                topic.partitions = states;
+            let count = placement.count(name);
+            // A topic gains partitions and never loses one: with fewer it is another topic of the same name.
+            if count < topic.count {
+                topic.partitions.clear();
             }
+            topic.count = count;
         }
     }
-}
-
-fn states(count: Option<i32>) -> Vec<State> {
-    vec![State::Closed; count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)]
 }
 
 #[cfg(test)]
@@ -176,7 +180,7 @@ mod tests {
 
         /// Sends a record with this hash, unless it has to wait.
         fn send(&mut self, hash: u32) -> Option<Ticket> {
-            let way = self.openings.way(TOPIC, hash, &self.placement)?;
+            let way = self.openings.way(TOPIC, hash, None, &self.placement)?;
             let ticket = Ticket(self.sent);
             self.sent += 1;
             self.openings.sent(way, ticket, &self.placement);
@@ -214,6 +218,20 @@ mod tests {
     }
 
     #[test]
+    fn a_given_partition_is_opened_without_knowing_how_many_there_are() {
+        let mut lab = Lab::with(6);
+        lab.placement = Placement::new();
+        let send = |lab: &mut Lab, ticket, partition| {
+            let way = lab.openings.way(TOPIC, 0, Some(partition), &lab.placement)?;
+            lab.openings.sent(way, Ticket(ticket), &lab.placement);
+            Some(())
+        };
+        assert!(send(&mut lab, 0, 4).is_some() && send(&mut lab, 1, 4).is_none() && send(&mut lab, 1, 0).is_some());
+        lab.openings.acked(&[Ticket(0)]);
+        assert!(send(&mut lab, 2, 4).is_some() && send(&mut lab, 3, 4).is_some() && send(&mut lab, 4, 0).is_none());
+    }
+
+    #[test]
     fn a_partition_that_was_idle_for_long_is_opened_again() {
         let mut lab = Lab::with(1);
         let first = lab.send(0).expect("the first goes");
@@ -244,7 +262,7 @@ mod tests {
         let mut lab = Lab::with(1);
         let first = lab.send(0).expect("the first goes");
         lab.openings.acked(&[first]);
-        let way = lab.openings.way(TOPIC, 1, &lab.placement).expect("open");
+        let way = lab.openings.way(TOPIC, 1, None, &lab.placement).expect("open");
         lab.told(2);
         lab.openings.sent(way, Ticket(9), &lab.placement);
         assert!(lab.send(0).is_none() && lab.send(1).is_none());

@@ -59,8 +59,7 @@ impl Template {
     /// The first that is not there.
     pub fn bind(&self, place: impl Fn(&str) -> Option<usize>) -> Result<Bound, UnknownColumn> {
         let find = |column: &str| {
-            place(column)
-                .ok_or_else(|| UnknownColumn { template: self.source.clone(), column: column.to_owned() })
+            place(column).ok_or_else(|| UnknownColumn { template: self.source.clone(), column: column.to_owned() })
         };
         let kind = match self.parts.as_slice() {
             [] => Kind::Constant(String::new()),

@@ -12,7 +12,10 @@ pub(super) enum Function {
     Lower,
     Upper,
     Default(String),
-    Replace { from: String, to: String },
+    Replace {
+        from: String,
+        to: String,
+    },
     Topic,
     /// JSON to be embedded as it stands.
     Json,
@@ -22,7 +25,10 @@ pub(super) enum Function {
     Strip(Vec<String>),
     /// A timestamp of Postgres in the form of RFC 3339.
     Rfc3339,
-    Match { whole: Regex, to: String },
+    Match {
+        whole: Regex,
+        to: String,
+    },
 }
 
 const KNOWN: &str =
@@ -108,15 +114,18 @@ impl Function {
     }
 }
 
-/// A `timestamptz`, `timestamp` (taken as UTC) or `date` as Postgres prints it with `DateStyle` ISO, to microseconds.
 fn rfc3339(text: &str) -> Result<String, Needed> {
-    const NEEDED: Needed = "a timestamp";
+    timestamp(text).map(|timestamp| timestamp.to_string()).ok_or("a timestamp")
+}
+
+/// The time that a `timestamptz`, `timestamp` (taken as UTC) or `date` is, as Postgres prints it with `DateStyle` ISO.
+/// `None`: it is none, or one that only Postgres knows, such as `infinity`.
+pub fn timestamp(text: &str) -> Option<jiff::Timestamp> {
     let text = text.replacen(' ', "T", 1);
     let date_and_time = if text.contains('T') { text } else { format!("{text}T00:00:00") };
-    let (date, time) = date_and_time.split_once('T').ok_or(NEEDED)?;
+    let (date, time) = date_and_time.split_once('T')?;
     let zoned = time.contains(['+', '-', 'Z']);
     // Postgres leaves minutes of the offset out where they are zero.
     let zone = if zoned { "" } else { "Z" };
-    let timestamp: jiff::Timestamp = format!("{date}T{time}{zone}").parse().map_err(|_| NEEDED)?;
-    Ok(timestamp.to_string())
+    format!("{date}T{time}{zone}").parse().ok()
 }

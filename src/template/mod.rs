@@ -28,8 +28,9 @@ mod typed;
 use std::str::FromStr;
 
 pub use bind::{Bound, RenderError, UnknownColumn, Values};
-pub use typed::TypedValues;
 use function::Function;
+pub use function::timestamp;
+pub use typed::TypedValues;
 
 /// A parsed template.
 #[derive(Debug, Clone)]

@@ -177,7 +177,10 @@ fn table_fits(outbox: &OutboxConfig, table: &Table) -> Result<()> {
         let keys = if keys.is_empty() { "the templates of [route]".to_owned() } else { keys.join(", ") };
         return unfit(
             format!("table {name} has no column {} that can be published", missing.join(", ")),
-            format!("name the columns it has with {keys} in the configuration file; it has {}", table.columns.join(", ")),
+            format!(
+                "name the columns it has with {keys} in the configuration file; it has {}",
+                table.columns.join(", ")
+            ),
         );
     }
     Ok(())

@@ -28,7 +28,8 @@ struct Routes {
 
 impl Routes {
     fn new(change: impl FnOnce(&mut RouteConfig)) -> Routes {
-        let mut route = RouteConfig { reserved_topic: Some("outbox.event.state".into()), ..RouteConfig::default() };
+        let reserved_topic = Some("outbox.event.state".into());
+        let mut route = RouteConfig { reserved_topic, ..RouteConfig::default() };
         change(&mut route);
         let mut outbox = OutboxConfig::default();
         outbox.need_only(&route);
@@ -66,7 +67,8 @@ fn a_record_is_what_debezium_makes_of_the_row() {
         let (topic, key, value, headers) = routes.route(&ROW).unwrap();
         assert_eq!(topic, "outbox.event.Order.v1");
         assert_eq!((key.as_deref(), value.as_deref()), (Some("o-1"), ROW[4]));
-        assert_eq!(headers, [("id".to_owned(), Some("7".to_owned()))]);
+        let header = |name: &str, value: &str| (name.to_owned(), Some(value.to_owned()));
+        assert_eq!(headers, [header("id", "7"), header("walrelay-position", "0/64:3")]);
     }
 }
 
@@ -97,6 +99,7 @@ fn topic_key_and_headers_are_what_their_templates_say() {
     let mut routes = Routes::new(|route| {
         route.topic = template("{type|lower}-out-{tenant|default('none')}");
         route.key = Some(template("{aggregatetype}/{aggregateid}"));
+        route.position_header = None;
         route.headers = vec![
             ("eventType".to_owned(), template("{type}")),
             ("tenant".to_owned(), template("{tenant}")),
@@ -135,9 +138,7 @@ fn a_type_that_makes_no_topic_is_an_error_that_names_the_row_and_shows_nothing_r
     let mut row: Vec<Option<&str>> = ROW.to_vec();
     (row[0], row[1]) = (Some("7\x01"), Some(hostile.as_str()));
     let error = Routes::new(|_| {}).route(&row).unwrap_err();
-    let RouteProblem::Topic { problem: TopicProblem::TooLong { bytes }, .. } = error.problem else {
-        panic!("{error}")
-    };
+    let RouteProblem::Topic { problem: TopicProblem::TooLong { bytes }, .. } = error.problem else { panic!("{error}") };
     assert_eq!(bytes, 13 + hostile.len());
     let error = error.into_error(&"orders".parse().unwrap());
     assert_eq!(error.kind(), Kind::Event);
@@ -191,8 +192,7 @@ fn an_envelope_is_an_object_of_what_was_named_in_its_order() {
         let members = members.map(member).to_vec();
         route.value = ValueConfig::Envelope { members, tombstone: Some("payload".to_owned()) };
     });
-    let expected =
-        r#"{"id":"7","a \"quoted\" name":"Placed","data":{"b": 1, "a": 12.50},"tenant":null,"n":1}"#;
+    let expected = r#"{"id":"7","a \"quoted\" name":"Placed","data":{"b": 1, "a": 12.50},"tenant":null,"n":1}"#;
     assert_eq!(routes.route(&ROW).unwrap().2.as_deref(), Some(expected));
     assert_eq!(routes.route(&with(4, None)).unwrap().2, None, "a tombstone was asked for");
 }
@@ -210,5 +210,42 @@ fn a_bytea_is_the_bytes_that_were_written() {
     assert_eq!(route("\\x"), Ok(Some(Vec::new())));
     for bad in ["\\x0", "\\xzz", "\\000", ""] {
         assert!(route(bad).unwrap_err().contains("column payload is not bytea in hexadecimal form"), "{bad}");
+    }
+}
+
+#[test]
+fn every_record_says_where_it_is_from_unless_that_is_switched_off() {
+    let mut routes = Routes::new(|_| {});
+    routes.router.set_origin("7412345678901234567", 2);
+    let last = |routes: &mut Routes| routes.route(&ROW).unwrap().3.pop();
+    let expected = Some(("walrelay-position".to_owned(), Some("7412345678901234567:2:0/64:3".to_owned())));
+    assert_eq!((last(&mut routes), last(&mut routes)), (expected.clone(), expected));
+    let mut silent = Routes::new(|route| (route.id_header, route.position_header) = (None, None));
+    assert_eq!(silent.route(&ROW).unwrap().3, []);
+}
+
+#[test]
+fn partition_and_timestamp_are_taken_from_their_columns() {
+    let mut routes = Routes::new(|route| {
+        (route.partition, route.timestamp) = (Some("type".to_owned()), Some("tenant".to_owned()));
+    });
+    let mut route = |type_oid, partition, timestamp| {
+        let mut row = with(3, partition);
+        row[5] = timestamp;
+        let lab = Lab::of_type(type_oid, &routes.outbox, &COLUMNS, &row);
+        let event = lab.event();
+        let routed = routes.router.route(&event).map_err(|error| error.problem.to_string())?;
+        Ok::<_, String>(routed.with_record(|record| (record.partition, record.timestamp_ms)))
+    };
+    assert_eq!(route(25, Some("3"), Some("2024-05-06 05:08:09.123456+00")), Ok((Some(3), Some(1_714_972_089_123))));
+    assert_eq!(route(20, None, Some("1714979289123")), Ok((None, Some(1_714_979_289_123))));
+    assert_eq!(route(25, None, None), Ok((None, None)));
+    for partition in ["-1", "100000", "x", ""] {
+        let error = route(25, Some(partition), None).unwrap_err();
+        assert_eq!(error, "column type is not the number of a partition, which template \"{type}\" needs");
+    }
+    for timestamp in ["infinity", "1969-12-31 00:00:00+00", ""] {
+        let error = route(25, None, Some(timestamp)).unwrap_err();
+        assert_eq!(error, "column tenant is not a time since 1970, which template \"{tenant}\" needs");
     }
 }

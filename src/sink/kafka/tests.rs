@@ -34,7 +34,7 @@ fn sink(cluster: &Cluster) -> KafkaSink {
 }
 
 fn record<'a>(key: &'a [u8], value: &'a [u8]) -> Record<'a> {
-    Record { topic: TOPIC, key: Some(key), value: Some(value), headers: &[] }
+    Record { topic: TOPIC, key: Some(key), value: Some(value), headers: &[], ..Record::default() }
 }
 
 fn enqueue_numbers(sink: &mut KafkaSink, numbers: std::ops::Range<u64>) {
@@ -86,6 +86,7 @@ struct Read {
     key: Option<Vec<u8>>,
     value: Option<Vec<u8>>,
     headers: Vec<(String, Option<Vec<u8>>)>,
+    timestamp_ms: Option<i64>,
 }
 
 /// The first `count` records of the topic; in order per partition.
@@ -113,6 +114,7 @@ fn read(cluster: &Cluster, partitions: i32, count: usize) -> Vec<Read> {
             key: message.key().map(<[u8]>::to_vec),
             value: message.payload().map(<[u8]>::to_vec),
             headers: headers.unwrap_or_default(),
+            timestamp_ms: message.timestamp().to_millis(),
         });
     }
     assert_eq!(records.len(), count, "the topic holds fewer records");
@@ -142,9 +144,11 @@ async fn null_and_empty_keys_values_and_headers_stay_what_they_are() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
     let headers: &[(&str, Option<&[u8]>)] = &[("id", Some(b"1")), ("empty", Some(b"")), ("null", None)];
-    sink.enqueue(&Record { topic: TOPIC, key: None, value: None, headers: &[] }, Ticket(0)).unwrap();
+    sink.enqueue(&Record { topic: TOPIC, key: None, value: None, headers: &[], ..Record::default() }, Ticket(0))
+        .unwrap();
     delivered(&mut sink, 1).await;
-    sink.enqueue(&Record { topic: TOPIC, key: Some(b""), value: Some(b""), headers }, Ticket(1)).unwrap();
+    sink.enqueue(&Record { topic: TOPIC, key: Some(b""), value: Some(b""), headers, ..Record::default() }, Ticket(1))
+        .unwrap();
     delivered(&mut sink, 1).await;
     let records = read(&cluster, 1, 2);
     assert_eq!((&records[0].key, &records[0].value, records[0].headers.len()), (&None, &None, 0));
@@ -238,7 +242,7 @@ async fn a_record_too_large_is_refused_before_it_is_sent_and_the_next_one_passes
     }
     assert!(error.what_to_do().unwrap().contains("max.message.bytes"));
     let headers: &[(&str, Option<&[u8]>)] = &[("big", Some(&[b'x'; 2_000]))];
-    let hidden = Record { topic: TOPIC, key: None, value: None, headers };
+    let hidden = Record { topic: TOPIC, key: None, value: None, headers, ..Record::default() };
     assert!(matches!(sink.enqueue(&hidden, Ticket(0)), Err(EnqueueError::Refused(_))));
     enqueue_numbers(&mut sink, 1..2);
     assert_eq!(acked(&delivered(&mut sink, 1).await), [1]);
@@ -399,7 +403,7 @@ async fn records_without_a_key_go_to_every_partition() {
     let mut sink = sink(&cluster);
     let mut deliveries = Vec::new();
     for ticket in 0..30 {
-        let record = Record { topic: TOPIC, key: None, value: Some(b"x"), headers: &[] };
+        let record = Record { topic: TOPIC, key: None, value: Some(b"x"), headers: &[], ..Record::default() };
         while sink.enqueue(&record, Ticket(ticket)).is_err() {
             tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
         }
@@ -423,4 +427,38 @@ async fn an_ack_that_does_not_say_where_the_record_lies_is_no_delivery() {
     let Delivery::Failed(Ticket(2), error) = &failed[0] else { panic!("acked") };
     assert_eq!(error.kind(), Kind::KafkaUnreachable);
     assert!(error.cause().contains("without an offset"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_may_have_a_partition_and_a_timestamp_of_its_own() {
+    let cluster = cluster(3);
+    let mut sink = sink(&cluster);
+    let mut deliveries = Vec::new();
+    for ticket in 0..10 {
+        let own = Record { partition: Some(2), timestamp_ms: Some(1_714_979_289_123), ..record(b"o-1", b"x") };
+        while sink.enqueue(&own, Ticket(ticket)).is_err() {
+            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
+        }
+    }
+    delivered_too(&mut sink, deliveries, 10).await;
+    for read in read(&cluster, 3, 10) {
+        assert_eq!((read.partition, read.timestamp_ms), (2, Some(1_714_979_289_123)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_not_there_is_a_refusal() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    open(&mut sink).await;
+    let nowhere = Record { partition: Some(7), ..record(b"o-1", b"x") };
+    let error = match sink.enqueue(&nowhere, Ticket(9)) {
+        Err(EnqueueError::Refused(error)) => error,
+        Err(error) => panic!("{error:?}"),
+        Ok(()) => match delivered(&mut sink, 1).await.remove(0) {
+            Delivery::Failed(_, error) => error,
+            Delivery::Acked(_) => panic!("acked"),
+        },
+    };
+    assert_eq!(error.kind(), Kind::KafkaRefused);
 }
