@@ -23,10 +23,15 @@ impl Lab {
 
     /// The same, with every column of another type.
     pub(crate) fn of_type(type_oid: u32, outbox: &OutboxConfig, columns: &[&str], values: &[Option<&str>]) -> Lab {
+        Lab::of_types(&vec![type_oid; columns.len()], outbox, columns, values)
+    }
+
+    /// The same, with a type for each column.
+    pub(crate) fn of_types(types: &[u32], outbox: &OutboxConfig, columns: &[&str], values: &[Option<&str>]) -> Lab {
         let described = wire::relation(1, "public", "outbox", columns);
         let Ok(Message::Relation(mut relation)) = decode(&described) else { panic!("not a relation") };
-        for column in &mut relation.columns {
-            column.type_oid = type_oid;
+        for (column, type_oid) in relation.columns.iter_mut().zip(types) {
+            column.type_oid = *type_oid;
         }
         let mapping = Arc::new(Mapping::new(&outbox.columns, &relation).unwrap());
         let values: Vec<_> =

@@ -15,6 +15,8 @@ use std::future::Future;
 
 pub mod connection;
 mod context;
+#[cfg(test)]
+mod debezium;
 pub mod faults;
 mod files;
 pub mod kafka;
