@@ -183,7 +183,7 @@ impl Assembler {
     #[inline]
     fn insert<'a>(&mut self, insert: &Insert<'a>, wal_start: Lsn) -> Result<Step<'a>, EventError> {
         let oid = insert.relation;
-        if !self.last.as_ref().is_some_and(|(last, _)| *last == oid) {
+        if self.last.as_ref().is_none_or(|(last, _)| *last != oid) {
             self.last = self.tables.get(&oid).map(|table| (oid, table.clone()));
         }
         let Some((_, table)) = &self.last else {

@@ -12,7 +12,7 @@ use crate::failpoint;
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::{Ledger, LedgerError, Limits};
 use crate::position::{Lsn, Position};
-use crate::route::{Record, Router};
+use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, Sink};
 
 /// What became of one message from the server.
@@ -27,12 +27,7 @@ pub enum Taken {
 /// A record the sink had no room for, kept whole because its message is gone from the receive buffer.
 #[derive(Debug)]
 struct Pending {
-    topic: String,
-    key: Option<Vec<u8>>,
-    value: Option<Vec<u8>>,
-    headers: Vec<(String, Option<Vec<u8>>)>,
-    partition: Option<i32>,
-    timestamp_ms: Option<i64>,
+    record: OwnedRecord,
     place: Place,
     row: Shown,
 }
@@ -136,12 +131,12 @@ impl<S: Sink> Core<S> {
                 failpoint::reached("assembled");
                 let routed = self.router.route(&event).map_err(|error| error.into_error(&self.slot))?;
                 routed.with_record(|record| {
-                    let offered = offer(&mut self.sink, &mut self.ledger, record, &event)?;
-                    if offered == Offered::Taken {
+                    if offer(&mut self.sink, &mut self.ledger, record, &event)? {
                         self.counts.enqueued += 1;
                     } else {
-                        self.counts.queue_full += u64::from(offered == Offered::Full);
-                        self.pending = Some(Pending::keep(record, &event));
+                        self.counts.queue_full += 1;
+                        let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
+                        self.pending = Some(Pending { record, place: event.place, row });
                     }
                     Ok::<(), Error>(())
                 })?;
@@ -159,29 +154,20 @@ impl<S: Sink> Core<S> {
     /// Offers the record the sink had no room for once more. Nothing else is offered before it (P2).
     pub fn retry_pending(&mut self) -> Result<()> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
-        let headers: Vec<_> = pending.headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
-        let record = Record {
-            topic: &pending.topic,
-            key: pending.key.as_deref(),
-            value: pending.value.as_deref(),
-            headers: &headers,
-            partition: pending.partition,
-            timestamp_ms: pending.timestamp_ms,
-        };
-        match self.sink.enqueue(&record, self.ledger.next()) {
+        let offered = pending.record.with_record(|record| match self.sink.enqueue(record, self.ledger.next()) {
             Ok(()) => {
                 self.counts.enqueued += 1;
-                let bytes = bytes_of(&record);
-                self.ledger.enqueued(bytes, pending.place.committed_at_us).map_err(contradiction)
+                self.ledger.enqueued(bytes_of(record), pending.place.committed_at_us).map_err(contradiction)?;
+                Ok(true)
             }
-            Err(EnqueueError::Full | EnqueueError::Opening) => {
-                self.pending = Some(pending);
-                Ok(())
-            }
+            Err(EnqueueError::Full) => Ok(false),
             Err(EnqueueError::Refused(error)) => {
-                Err(error.of_row(pending.row).of_event(pending.place.commit_lsn, pending.place.index))
+                let row = pending.row.clone();
+                Err(error.of_row(row).of_event(pending.place.commit_lsn, pending.place.index))
             }
-        }
+        })?;
+        self.pending = (!offered).then_some(pending);
+        Ok(())
     }
 
     /// Whether a record waits for room in the sink.
@@ -296,43 +282,15 @@ impl<S: Sink> Core<S> {
     }
 }
 
-impl Pending {
-    fn keep(record: &Record<'_>, event: &Event<'_>) -> Self {
-        Pending {
-            topic: record.topic.to_owned(),
-            key: record.key.map(<[u8]>::to_vec),
-            value: record.value.map(<[u8]>::to_vec),
-            headers: record
-                .headers
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec)))
-                .collect(),
-            partition: record.partition,
-            timestamp_ms: record.timestamp_ms,
-            place: event.place,
-            row: Shown::of(event.id()),
-        }
-    }
-}
-
-/// Whether the sink has taken a record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Offered {
-    Taken,
-    Full,
-    Opening,
-}
-
-/// Hands `record` to the sink.
-fn offer<S: Sink>(sink: &mut S, ledger: &mut Ledger, record: &Record<'_>, event: &Event<'_>) -> Result<Offered> {
+/// Hands `record` to the sink; false where the sink is full.
+fn offer<S: Sink>(sink: &mut S, ledger: &mut Ledger, record: &Record<'_>, event: &Event<'_>) -> Result<bool> {
     match sink.enqueue(record, ledger.next()) {
         Ok(()) => {
             failpoint::reached("enqueued");
             ledger.enqueued(bytes_of(record), event.place.committed_at_us).map_err(contradiction)?;
-            Ok(Offered::Taken)
+            Ok(true)
         }
-        Err(EnqueueError::Full) => Ok(Offered::Full),
-        Err(EnqueueError::Opening) => Ok(Offered::Opening),
+        Err(EnqueueError::Full) => Ok(false),
         Err(EnqueueError::Refused(error)) => {
             Err(error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index))
         }

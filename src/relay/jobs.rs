@@ -107,17 +107,17 @@ impl Jobs {
         }));
     }
 
-    /// Asks Kafka for a sign of life with a client of its own: the one that is stuck cannot tell.
-    pub(super) fn begin_probe(&mut self, config: &KafkaConfig) {
+    /// Asks the leaders of these topics for a sign of life, with a client of its own: the one that is stuck cannot tell.
+    pub(super) fn begin_probe(&mut self, config: &KafkaConfig, topics: Vec<String>) {
         if self.probing.is_some() {
             return;
         }
         let config = config.clone();
         self.probing = Some(Box::pin(async move {
-            let Ok(sink) = KafkaSink::connect(&config) else { return Done::Probed(false) };
-            let reach = sink.check(&[], PROBE_TIMEOUT).await;
+            let Ok(sink) = KafkaSink::for_asking(&config) else { return Done::Probed(false) };
+            let answers = sink.leaders_answer(topics, PROBE_TIMEOUT).await;
             sink.close().await;
-            Done::Probed(reach.is_ok_and(|reach| reach.brokers > 0))
+            Done::Probed(answers)
         }));
     }
 

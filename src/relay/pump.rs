@@ -250,8 +250,11 @@ impl Pump<'_> {
             return Err(Error::new(Kind::PostgresUnreachable, what));
         }
         if self.stall.is_due(now, self.core.counts().acked, self.core.is_drained()) {
-            tracing::warn!(in_flight = self.core.ledger().in_flight_events(), "nothing was acked for a while");
-            self.jobs.begin_probe(&self.config.kafka);
+            if self.stall.is_news() {
+                let in_flight = self.core.ledger().in_flight_events();
+                tracing::warn!(in_flight, "nothing was acked for a while; asking the partitions' leaders");
+            }
+            self.jobs.begin_probe(&self.config.kafka, self.core.sink().topics());
         }
         Ok(())
     }

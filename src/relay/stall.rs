@@ -22,17 +22,19 @@ pub(super) struct Stall {
     since: Instant,
     /// Whether Kafka has answered somebody else since the last ack.
     answered: bool,
+    /// Whether the stall was spoken of.
+    told: bool,
 }
 
 impl Stall {
     pub(super) fn new(now: Instant) -> Self {
-        Stall { acked: 0, since: now, answered: false }
+        Stall { acked: 0, since: now, answered: false, told: false }
     }
 
     /// Whether it is time to ask Kafka: again and again while the stall lasts.
     pub(super) fn is_due(&mut self, now: Instant, acked: u64, drained: bool) -> bool {
         if drained || acked != self.acked {
-            *self = Stall { acked, since: now, answered: false };
+            *self = Stall { acked, ..Stall::new(now) };
             return false;
         }
         let patience = if self.answered { GRACE } else { SUSPICIOUS };
@@ -41,6 +43,11 @@ impl Stall {
             self.since = now;
         }
         due
+    }
+
+    /// Whether this stall is news: once for each.
+    pub(super) fn is_news(&mut self) -> bool {
+        !std::mem::replace(&mut self.told, true)
     }
 
     /// Kafka was asked, and answered or not. Whether the producer is stuck.
@@ -65,6 +72,7 @@ mod tests {
         assert!(!stall.is_due(start + SUSPICIOUS * 2, 1, false), "an ack came");
         assert!(!stall.is_due(start + SUSPICIOUS * 3 - GRACE, 1, false));
         assert!(stall.is_due(start + SUSPICIOUS * 3, 1, false));
+        assert!(stall.is_news() && !stall.is_news());
         assert!(!stall.is_due(start + SUSPICIOUS * 3, 1, false), "once");
         assert!(stall.is_due(start + SUSPICIOUS * 4, 1, false), "and again");
     }

@@ -6,12 +6,14 @@
 
 mod error;
 mod number;
+mod owned;
 mod router;
 mod topic;
 mod topics;
 mod value;
 
 pub use error::{RouteError, RouteProblem};
+pub use owned::OwnedRecord;
 pub use router::{Routed, Router};
 pub use topic::TopicProblem;
 

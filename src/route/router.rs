@@ -41,6 +41,9 @@ pub struct Router {
     topics: Topics,
 }
 
+/// A header's name and value.
+type Header<'s> = (&'s str, Option<&'s [u8]>);
+
 /// A routed event, which lends itself as a [`Record`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routed<'s> {
@@ -48,7 +51,8 @@ pub struct Routed<'s> {
     key: Option<Cow<'s, [u8]>>,
     value: Option<Cow<'s, [u8]>>,
     /// Those that every event has: most outboxes need no more, and so no allocation.
-    fixed: ([(&'s str, Option<&'s [u8]>); 2], usize),
+    fixed: [Header<'s>; 2],
+    fixed_count: usize,
     more: Vec<(&'s str, Option<Cow<'s, [u8]>>)>,
     partition: Option<i32>,
     timestamp_ms: Option<i64>,
@@ -60,8 +64,7 @@ impl Routed<'_> {
     pub fn with_record<T>(&self, take: impl FnOnce(&Record<'_>) -> T) -> T {
         let (topic, key, value) = (self.topic, self.key.as_deref(), self.value.as_deref());
         let (partition, timestamp_ms) = (self.partition, self.timestamp_ms);
-        let (fixed, count) = &self.fixed;
-        let fixed = fixed.get(..*count).unwrap_or_default();
+        let fixed = self.fixed.get(..self.fixed_count).unwrap_or_default();
         if self.more.is_empty() {
             return take(&Record { topic, key, value, headers: fixed, partition, timestamp_ms });
         }
@@ -90,7 +93,7 @@ impl Router {
             let unknown = || Template::column(column).source().to_owned();
             outbox.place(column).ok_or_else(|| UnknownColumn { template: unknown(), column: column.to_owned() })
         };
-        let value = Value::new(&config.value, |template| Ok(bind(template)?.bound), &place)?;
+        let value = Value::new(&config.value, |template| Ok(bind(template)?.bound), place)?;
         Ok(Router {
             selector,
             topic,
@@ -142,12 +145,12 @@ impl Router {
         for (name, route) in &self.headers {
             more.push((name.as_str(), render(route)?));
         }
-        let mut fixed = ([("", None); 2], 0);
+        let (mut fixed, mut fixed_count) = ([("", None); 2], 0);
         let id = self.id_header.as_deref().map(|name| (name, Some(event.id())));
         let position = self.position_header.as_deref().map(|name| (name, Some(self.position.as_bytes())));
-        for (slot, header) in fixed.0.iter_mut().zip(id.into_iter().chain(position)) {
+        for (slot, header) in fixed.iter_mut().zip(id.into_iter().chain(position)) {
             *slot = header;
-            fixed.1 += 1;
+            fixed_count += 1;
         }
         let number_in = |place: Option<usize>, needed, read: fn(&Row<'_>, usize) -> Option<i64>| match place {
             Some(place) if event.row.get(place).is_some() => {
@@ -160,7 +163,7 @@ impl Router {
         let timestamp_ms = number_in(self.timestamp, "a time since 1970", number::timestamp_ms)?;
         let value = self.value.render(&event.row).map_err(|(template, error)| self.unfit(event, template, error))?;
         let partition = partition.and_then(|partition| i32::try_from(partition).ok());
-        Ok(Routed { topic: self.topics.name(number), key, value, fixed, more, partition, timestamp_ms })
+        Ok(Routed { topic: self.topics.name(number), key, value, fixed, fixed_count, more, partition, timestamp_ms })
     }
 
     /// The number of the event's topic, which has not been met before.

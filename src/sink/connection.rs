@@ -35,13 +35,15 @@ const NOT_YET: &str = "not connected yet";
 #[derive(Debug)]
 pub(super) struct Tracker {
     state: watch::Sender<Connection>,
+    /// Of a client that only asks on behalf of another: what it finds is for the debug log.
+    quiet: bool,
 }
 
 impl Tracker {
     /// Down until something answers.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(quiet: bool) -> Self {
         let state = Connection::Down { since: Instant::now(), cause: NOT_YET.to_owned() };
-        Tracker { state: watch::Sender::new(state) }
+        Tracker { state: watch::Sender::new(state), quiet }
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Connection> {
@@ -62,7 +64,11 @@ impl Tracker {
             if *state == Connection::Up {
                 return false;
             }
-            tracing::info!("Kafka answers");
+            if self.quiet {
+                tracing::debug!("Kafka answers somebody else");
+            } else {
+                tracing::info!("Kafka answers");
+            }
             *state = Connection::Up;
             true
         });
@@ -72,21 +78,25 @@ impl Tracker {
     pub(super) fn down(&self, cause: String) {
         self.change(|state| match state {
             Connection::Up => {
-                tracing::warn!(cause, remedy = faults::REACH, "Kafka does not answer");
+                self.say_down(&cause, true);
                 *state = Connection::Down { since: Instant::now(), cause };
                 true
             }
             Connection::Down { cause: known, .. } if *known != cause => {
-                if known == NOT_YET {
-                    tracing::warn!(cause, remedy = faults::REACH, "Kafka does not answer");
-                } else {
-                    tracing::debug!(cause, "Kafka does not answer");
-                }
+                self.say_down(&cause, known == NOT_YET);
                 *known = cause;
                 true
             }
             Connection::Down { .. } | Connection::Refused(_) => false,
         });
+    }
+
+    fn say_down(&self, cause: &str, news: bool) {
+        if news && !self.quiet {
+            tracing::warn!(cause, remedy = faults::REACH, "Kafka does not answer");
+        } else {
+            tracing::debug!(cause, "Kafka does not answer");
+        }
     }
 
     /// A broker answers and refuses us.
@@ -129,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_time_of_going_down_survives_new_causes() {
-        let tracker = Tracker::new();
+        let tracker = Tracker::new(false);
         tracker.up();
         tracker.down("first".to_owned());
         let Connection::Down { since, .. } = tracker.now() else { panic!("not down") };
@@ -139,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_not_hidden_by_a_broken_connection_and_ends_with_an_answer() {
-        let tracker = Tracker::new();
+        let tracker = Tracker::new(false);
         let refusal = Error::new(Kind::KafkaRefused, "wrong password");
         tracker.refused(refusal.clone());
         tracker.down("disconnected".to_owned());
@@ -150,7 +160,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_a_refusal_that_lasts_is_reported() {
-        let tracker = Tracker::new();
+        let tracker = Tracker::new(false);
         let refusal = Error::new(Kind::KafkaRefused, "wrong password");
         let passing = async {
             tracker.refused(Error::new(Kind::KafkaRefused, "passing"));
@@ -165,7 +175,7 @@ mod tests {
 
     #[test]
     fn readers_are_woken_once_per_change() {
-        let tracker = Tracker::new();
+        let tracker = Tracker::new(false);
         let mut reader = tracker.subscribe();
         tracker.up();
         assert!(reader.has_changed().unwrap());

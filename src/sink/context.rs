@@ -108,6 +108,8 @@ pub(super) struct Context {
     pub(super) suspicion: SyncSender<()>,
     pub(super) last_error: Arc<Mutex<String>>,
     pub(super) closing: Arc<AtomicBool>,
+    /// Whether what librdkafka says is for the debug log.
+    pub(super) quiet: bool,
     pub(super) placement: Placement,
 }
 
@@ -163,7 +165,9 @@ impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
         // The one property librdkafka calls experimental is set on purpose; warning of it at each start alarms for nothing.
         let known = facility == "CONFWARN" && text.contains("enable.gapless.guarantee");
-        log(&self.redactor, if known { RDKafkaLogLevel::Debug } else { level }, facility, text);
+        // What is given up when a producer ends is known, and sounds like a disaster in librdkafka's words.
+        let unheard = known || self.quiet || self.closing.load(Ordering::Relaxed);
+        log(&self.redactor, if unheard { RDKafkaLogLevel::Debug } else { level }, facility, text);
     }
 
     fn stats_raw(&self, statistics: &[u8]) {

@@ -5,23 +5,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::connection::{Connection, Tracker};
-use super::context::{Context, Failure, Reports, Shared, opaque};
+use super::context::{Context, Failure, Reports, Shared, code, opaque};
 use super::faults::{self, Subject};
-use super::opening::Openings;
+use super::opening::{Openings, Release, Waiting};
 use super::options::Options;
 use super::placement::{Placement, hash};
 use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
 use super::{Delivery, EnqueueError, Sink, Ticket};
 use crate::config::KafkaConfig;
 use crate::error::{Disposition, Error, Kind, Result};
-use crate::route::Record;
+use crate::route::{OwnedRecord, Record};
 
 /// What Kafka adds to a record that travels alone, at most: a batch header and the lengths around key and value.
 /// <https://kafka.apache.org/documentation/#recordbatch>
@@ -38,7 +38,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The producer. Made in a Tokio runtime; holds one polling thread and one that looks whether Kafka answers.
 pub struct KafkaSink {
     inner: Arc<Inner>,
-    openings: Openings,
+    openings: Openings<OwnedRecord>,
+    /// Topics in which a release found the queue full.
+    held_up: Vec<usize>,
     /// Counts records without a key, which go to each partition in turn.
     turn: u32,
     message_max_bytes: usize,
@@ -66,13 +68,21 @@ impl KafkaSink {
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
     pub fn connect(config: &KafkaConfig) -> Result<KafkaSink> {
-        Self::with_options(Options::producer(config)?)
+        Self::with_options(Options::producer(config)?, false)
     }
 
-    fn with_options(options: Options) -> Result<KafkaSink> {
+    /// The same for asking on behalf of another: it does not log what it finds.
+    ///
+    /// # Errors
+    /// As [`KafkaSink::connect`].
+    pub fn for_asking(config: &KafkaConfig) -> Result<KafkaSink> {
+        Self::with_options(Options::producer(config)?, true)
+    }
+
+    fn with_options(options: Options, quiet: bool) -> Result<KafkaSink> {
         let (suspicion, suspected) = std::sync::mpsc::sync_channel(1);
         let shared = Arc::new(Shared::default());
-        let tracker = Arc::new(Tracker::new());
+        let tracker = Arc::new(Tracker::new(quiet));
         let closing = Arc::new(AtomicBool::new(false));
         let last_error = Arc::new(Mutex::new(String::new()));
         let context = Context {
@@ -82,6 +92,7 @@ impl KafkaSink {
             suspicion,
             last_error: Arc::clone(&last_error),
             closing: Arc::clone(&closing),
+            quiet,
             placement: Placement::new(),
         };
         let client: ThreadedProducer<Context, Placement> =
@@ -95,6 +106,7 @@ impl KafkaSink {
         Ok(KafkaSink {
             inner,
             openings: Openings::new(Instant::now()),
+            held_up: Vec::new(),
             turn: 0,
             message_max_bytes: options.message_max_bytes,
             spare: Reports::default(),
@@ -142,6 +154,21 @@ impl KafkaSink {
         Ok(Reach { brokers: metadata.brokers().len(), missing })
     }
 
+    /// Topics that records were enqueued for.
+    pub fn topics(&self) -> Vec<String> {
+        self.openings.topics().map(str::to_owned).collect()
+    }
+
+    /// Whether every partition of these topics has a leader, and each leader answers within `timeout`.
+    pub async fn leaders_answer(&self, topics: Vec<String>, timeout: Duration) -> bool {
+        let inner = Arc::clone(&self.inner);
+        let asked = tokio::task::spawn_blocking(move || inner.leaders_answer(&topics, timeout));
+        tokio::select! {
+            answer = asked => answer.unwrap_or(false),
+            _ = self.inner.tracker.stays_refused() => false,
+        }
+    }
+
     /// Gives up what was not acked and frees the producer. Dropping does the same without waiting for the end.
     pub async fn close(self) {
         let mut gone = self.inner.gone.subscribe();
@@ -157,7 +184,8 @@ impl KafkaSink {
         mem::swap(&mut self.spare, &mut *self.inner.shared.reports());
         let mut any = !self.spare.acked.is_empty();
         self.openings.at(Instant::now());
-        self.openings.acked(&self.spare.acked);
+        let opened = self.openings.acked(&self.spare.acked);
+        self.release(opened);
         into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
         self.failures.append(&mut self.spare.failed);
         if !self.failures.is_empty() {
@@ -168,6 +196,41 @@ impl KafkaSink {
             }
         }
         any
+    }
+
+    /// Sends what waited in topics of which a partition was opened, and what found the queue full before.
+    fn release(&mut self, opened: Vec<usize>) {
+        if opened.is_empty() && self.held_up.is_empty() || self.inner.shared.failed.load(Ordering::Acquire) {
+            return;
+        }
+        let placement = &self.inner.client.context().placement;
+        for topic in mem::take(&mut self.held_up).into_iter().chain(opened) {
+            let through = self.openings.release(topic, placement, |waiting, way| {
+                placement.expect(way.count, waiting.hash);
+                let sent = waiting.record.with_record(|record| send(&self.inner, record, waiting.ticket));
+                match sent {
+                    Ok(()) => Release::Sent,
+                    Err(error) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) => Release::Full,
+                    Err(error) => {
+                        self.inner.shared.failed.store(true, Ordering::Release);
+                        let failure = |record: &Record<'_>| Failure {
+                            ticket: waiting.ticket,
+                            code: code(&error),
+                            topic: record.topic.to_owned(),
+                            partition: record.partition.unwrap_or(-1),
+                            record_bytes: record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len),
+                            label: None,
+                        };
+                        self.failures.push(waiting.record.with_record(failure));
+                        Release::Failed
+                    }
+                }
+            });
+            if !through && !self.held_up.contains(&topic) {
+                self.held_up.push(topic);
+            }
+        }
+        self.full |= !self.held_up.is_empty();
     }
 
     fn report_failures(&mut self, into: &mut Vec<Delivery>) {
@@ -241,26 +304,17 @@ impl Sink for KafkaSink {
         if let Some(error) = self.too_large(record) {
             return Err(EnqueueError::Refused(error));
         }
+        opaque(ticket).map_err(EnqueueError::Refused)?;
         let hash = record.key.map_or_else(|| self.next_turn(), hash);
         let placement = &self.inner.client.context().placement;
-        let Some(way) = self.openings.way(record.topic, hash, record.partition, placement) else {
-            return Err(EnqueueError::Opening);
+        let given = record.partition;
+        let Some(way) = self.openings.way(record.topic, hash, given, placement) else {
+            let waiting = Waiting { ticket, hash, given, record: OwnedRecord::of(record) };
+            self.openings.wait(record.topic, waiting);
+            return Ok(());
         };
         placement.expect(way.count, hash);
-        let headers = (!record.headers.is_empty()).then(|| {
-            let headers = OwnedHeaders::new_with_capacity(record.headers.len());
-            record.headers.iter().fold(headers, |headers, (key, value)| headers.insert(Header { key, value: *value }))
-        });
-        let record = BaseRecord {
-            topic: record.topic,
-            partition: record.partition,
-            payload: record.value,
-            key: record.key,
-            timestamp: record.timestamp_ms,
-            headers,
-            delivery_opaque: opaque(ticket).map_err(EnqueueError::Refused)?,
-        };
-        let Err(error) = self.inner.send(record) else {
+        let Err(error) = send(&self.inner, record, ticket) else {
             self.openings.sent(way, ticket, placement);
             return Ok(());
         };
@@ -295,6 +349,23 @@ impl Sink for KafkaSink {
             }
         }
     }
+}
+
+/// Hands a record to librdkafka, which copies it.
+fn send(inner: &Inner, record: &Record<'_>, ticket: Ticket) -> Result<(), KafkaError> {
+    let headers = (!record.headers.is_empty()).then(|| {
+        let headers = OwnedHeaders::new_with_capacity(record.headers.len());
+        record.headers.iter().fold(headers, |headers, (key, value)| headers.insert(Header { key, value: *value }))
+    });
+    inner.send(BaseRecord {
+        topic: record.topic,
+        partition: record.partition,
+        payload: record.value,
+        key: record.key,
+        timestamp: record.timestamp_ms,
+        headers,
+        delivery_opaque: opaque(ticket).map_err(|_| KafkaError::Canceled)?,
+    })
 }
 
 impl Drop for KafkaSink {

@@ -53,8 +53,6 @@ pub enum Delivery {
 pub enum EnqueueError {
     /// The queue is full. Offer the *same* record again after the next delivery; nothing else before it.
     Full,
-    /// The first record of its partition is on its way. Offer the *same* record again after the next delivery.
-    Opening,
     /// It can never be taken: too large, invalid topic, a producer in fatal state.
     Refused(Error),
 }

@@ -6,9 +6,11 @@
 //! topics that are made on the fly, and when a broker comes back. Once a record is acked the broker knows the producer,
 //! and refuses what does not follow. Kafka's side of it: KIP-360, and `ProducerAppendInfo.checkSequence`.
 //!
-//! So a partition is opened by one record, and the next waits for its ack: one round trip per partition and producer.
+//! So a partition is opened by one record, and the next ones wait here for its ack: one round trip per partition and
+//! producer. Records of other partitions pass them by. What waits counts as enqueued, and so is bounded by whoever
+//! bounds what is in flight.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -31,13 +33,36 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Topic {
+struct Topic<R> {
     /// How many partitions there are, once librdkafka has told.
     count: Option<i32>,
     /// One for each partition that was met.
     partitions: Vec<State>,
     /// Whether a record is on its way that was sent without knowing how many there are.
     unplaced: bool,
+    waiting: VecDeque<Waiting<R>>,
+    /// Whether a release ended before all that could go had gone: nothing may overtake what is left.
+    held_up: bool,
+}
+
+/// A record that waits for its partition to be opened.
+#[derive(Debug)]
+pub(super) struct Waiting<R> {
+    pub(super) ticket: Ticket,
+    /// Of its key.
+    pub(super) hash: u32,
+    /// The partition that was chosen by the row, if one was.
+    pub(super) given: Option<i32>,
+    pub(super) record: R,
+}
+
+/// What became of a record that waited.
+pub(super) enum Release {
+    Sent,
+    /// Not now, and so none behind it.
+    Full,
+    /// Never, and so none behind it.
+    Failed,
 }
 
 /// Where a record goes.
@@ -52,9 +77,9 @@ pub(super) struct Way {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Openings {
+pub(super) struct Openings<R> {
     names: HashMap<String, usize>,
-    topics: Vec<Topic>,
+    topics: Vec<Topic<R>>,
     /// Records that open a partition, until they are acked.
     firsts: HashMap<Ticket, Way>,
     /// The placement's version that `topics` has.
@@ -62,7 +87,7 @@ pub(super) struct Openings {
     now: Instant,
 }
 
-impl Openings {
+impl<R> Openings<R> {
     pub(super) fn new(now: Instant) -> Self {
         Openings { names: HashMap::new(), topics: Vec::new(), firsts: HashMap::new(), version: 0, now }
     }
@@ -70,6 +95,11 @@ impl Openings {
     /// The time is told when acks are taken, not asked for each record.
     pub(super) fn at(&mut self, now: Instant) {
         self.now = now;
+    }
+
+    /// Names of the topics that were met.
+    pub(super) fn topics(&self) -> impl Iterator<Item = &str> {
+        self.names.keys().map(String::as_str)
     }
 
     /// Where a record for `topic` goes; none while the first record of its partition is on its way.
@@ -81,6 +111,10 @@ impl Openings {
             Some(index) => *index,
             None => self.add(topic, placement),
         };
+        self.way_in(index, hash, given).filter(|_| self.topics.get(index).is_some_and(|topic| !topic.held_up))
+    }
+
+    fn way_in(&mut self, index: usize, hash: u32, given: Option<i32>) -> Option<Way> {
         let known = self.topics.get_mut(index)?;
         if known.unplaced {
             return None;
@@ -94,6 +128,49 @@ impl Openings {
         }
         let state = place.and_then(|place| known.partitions.get(place));
         (state != Some(&State::Opening)).then_some(Way { topic: index, partition: place, count })
+    }
+
+    /// The record has no way yet: it is sent by a later release.
+    pub(super) fn wait(&mut self, topic: &str, waiting: Waiting<R>) {
+        let topic = self.names.get(topic).and_then(|index| self.topics.get_mut(*index));
+        if let Some(topic) = topic {
+            topic.waiting.push_back(waiting);
+        }
+    }
+
+    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are open. Whether it got
+    /// through all of them.
+    pub(super) fn release(
+        &mut self,
+        index: usize,
+        placement: &Placement,
+        mut send: impl FnMut(&Waiting<R>, Way) -> Release,
+    ) -> bool {
+        let Some(topic) = self.topics.get_mut(index) else { return true };
+        let mut waiting = std::mem::take(&mut topic.waiting);
+        let mut kept = VecDeque::new();
+        let mut through = true;
+        while let Some(next) = waiting.pop_front() {
+            self.refresh(placement);
+            let Some(way) = self.way_in(index, next.hash, next.given) else {
+                kept.push_back(next);
+                continue;
+            };
+            match send(&next, way) {
+                Release::Sent => self.sent(way, next.ticket, placement),
+                Release::Full => {
+                    kept.push_back(next);
+                    kept.append(&mut waiting);
+                    through = false;
+                }
+                Release::Failed => waiting.clear(),
+            }
+        }
+        if let Some(topic) = self.topics.get_mut(index) {
+            topic.waiting = kept;
+            topic.held_up = !through;
+        }
+        through
     }
 
     /// The record was sent.
@@ -112,24 +189,36 @@ impl Openings {
         self.firsts.insert(ticket, Way { partition, ..way });
     }
 
-    /// These were acked.
-    pub(super) fn acked(&mut self, tickets: &[Ticket]) {
+    /// These were acked. Gives the topics in which something may be released.
+    pub(super) fn acked(&mut self, tickets: &[Ticket]) -> Vec<usize> {
+        let mut opened = Vec::new();
         if self.firsts.is_empty() {
-            return;
+            return opened;
         }
         for way in tickets.iter().filter_map(|ticket| self.firsts.remove(ticket)) {
             let Some(topic) = self.topics.get_mut(way.topic) else { continue };
-            match way.partition.and_then(|partition| topic.partitions.get_mut(partition)) {
-                Some(state) => *state = State::Open(self.now),
+            match way.partition.map(|partition| topic.partitions.get_mut(partition)) {
+                Some(Some(state)) => *state = State::Open(self.now),
+                Some(None) => {}
                 None => topic.unplaced = false,
             }
+            if !opened.contains(&way.topic) {
+                opened.push(way.topic);
+            }
         }
+        opened
     }
 
     fn add(&mut self, topic: &str, placement: &Placement) -> usize {
         let index = self.topics.len();
         self.names.insert(topic.to_owned(), index);
-        self.topics.push(Topic { count: placement.count(topic), partitions: Vec::new(), unplaced: false });
+        self.topics.push(Topic {
+            count: placement.count(topic),
+            partitions: Vec::new(),
+            unplaced: false,
+            waiting: VecDeque::new(),
+            held_up: false,
+        });
         index
     }
 
@@ -146,6 +235,8 @@ impl Openings {
             // A topic gains partitions and never loses one: with fewer it is another topic of the same name.
             if count < topic.count {
                 topic.partitions.clear();
+                self.firsts.retain(|_, way| way.topic != *index);
+                topic.unplaced = false;
             }
             topic.count = count;
         }
@@ -161,7 +252,7 @@ mod tests {
     const TOPIC: &str = "t";
 
     struct Lab {
-        openings: Openings,
+        openings: Openings<u64>,
         placement: Placement,
         sent: u64,
     }
@@ -268,5 +359,77 @@ mod tests {
         assert!(lab.send(0).is_none() && lab.send(1).is_none());
         lab.openings.acked(&[Ticket(9)]);
         assert!(lab.send(0).is_some() && lab.send(0).is_some());
+    }
+
+    impl Lab {
+        /// Sends a record with this hash, or has it wait.
+        fn enqueue(&mut self, hash: u32, ticket: u64) -> bool {
+            let way = self.openings.way(TOPIC, hash, None, &self.placement);
+            match way {
+                Some(way) => self.openings.sent(way, Ticket(ticket), &self.placement),
+                None => {
+                    let waiting = Waiting { ticket: Ticket(ticket), hash, given: None, record: ticket };
+                    self.openings.wait(TOPIC, waiting);
+                }
+            }
+            way.is_some()
+        }
+
+        /// Acks, and gives what was released up to where `room` ends.
+        fn ack(&mut self, ticket: u64, room: usize) -> Vec<u64> {
+            let mut released = Vec::new();
+            for topic in self.openings.acked(&[Ticket(ticket)]) {
+                self.release(topic, room, &mut released);
+            }
+            released
+        }
+
+        fn release(&mut self, topic: usize, room: usize, released: &mut Vec<u64>) -> bool {
+            self.openings.release(topic, &self.placement, |waiting, _| {
+                if released.len() == room {
+                    return Release::Full;
+                }
+                released.push(waiting.record);
+                Release::Sent
+            })
+        }
+    }
+
+    #[test]
+    fn what_waits_is_released_in_order_and_holds_up_no_other_partition() {
+        let mut lab = Lab::with(2);
+        assert!(lab.enqueue(0, 0), "opens one partition");
+        assert!(!lab.enqueue(0, 1) && !lab.enqueue(2, 2), "wait for it");
+        assert!(lab.enqueue(1, 3), "opens the other");
+        assert!(!lab.enqueue(1, 4) && !lab.enqueue(0, 5));
+        assert_eq!(lab.ack(3, 9), [4], "and not what waits elsewhere");
+        assert!(lab.enqueue(1, 6), "nothing waits there any more");
+        assert_eq!(lab.ack(0, 9), [1, 2, 5]);
+        assert!(lab.enqueue(0, 7));
+    }
+
+    #[test]
+    fn what_waits_for_an_unknown_topic_opens_its_partitions_one_by_one() {
+        let mut lab = Lab::with(2);
+        lab.placement = Placement::new();
+        assert!(lab.enqueue(0, 0));
+        assert!((1..5).all(|ticket| !lab.enqueue(u32::try_from(ticket).unwrap() % 2, ticket)));
+        lab.told(2);
+        assert_eq!(lab.ack(0, 9), [1, 2], "the first of each");
+        assert_eq!(lab.ack(2, 9), [4]);
+        assert_eq!(lab.ack(1, 9), [3]);
+    }
+
+    #[test]
+    fn nothing_overtakes_what_a_full_queue_held_up() {
+        let mut lab = Lab::with(1);
+        lab.enqueue(0, 0);
+        assert!((1..4).all(|ticket| !lab.enqueue(0, ticket)));
+        assert_eq!(lab.ack(0, 1), [1]);
+        assert!(!lab.enqueue(0, 4), "2 and 3 come first");
+        let mut released = Vec::new();
+        assert!(lab.release(0, 9, &mut released));
+        assert_eq!(released, [2, 3, 4]);
+        assert!(lab.enqueue(0, 5));
     }
 }

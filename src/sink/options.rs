@@ -36,6 +36,8 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("linger.ms", "1"),
     // Firewalls forget silent connections, and an idle outbox is silent.
     ("socket.keepalive.enable", "true"),
+    // A topic that does not exist, and may not be made on the fly, is reported after 10 s instead of 30.
+    ("topic.metadata.propagation.max.ms", "10000"),
     // A broker that is back is noticed after 2 s instead of 10 s.
     ("reconnect.backoff.max.ms", "2000"),
     // What a broker accepts by default: whatever the topic takes is not refused by us.

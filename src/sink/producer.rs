@@ -1,5 +1,6 @@
 //! The one producer: owned by the sink, borrowed by whoever else has a record to deliver through it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -99,6 +100,26 @@ impl Inner {
             }
             slice *= 2;
         }
+    }
+}
+
+impl Inner {
+    /// See [`super::KafkaSink::leaders_answer`]. Blocks.
+    pub(super) fn leaders_answer(&self, topics: &[String], timeout: Duration) -> bool {
+        let client = self.client.client();
+        let mut asked = BTreeSet::new();
+        topics.iter().all(|name| {
+            let Ok(metadata) = client.fetch_metadata(Some(name), timeout) else { return false };
+            let partitions: Vec<_> = metadata.topics().iter().flat_map(|topic| topic.partitions()).collect();
+            // Without partitions it does not exist, which librdkafka reports in its own time.
+            !partitions.is_empty()
+                && partitions.iter().all(|partition| {
+                    let leader = partition.leader();
+                    // One question to each broker: where records end is only known to the one that takes them.
+                    let again = !asked.insert(leader);
+                    leader >= 0 && (again || client.fetch_watermarks(name, partition.id(), timeout).is_ok())
+                })
+        })
     }
 }
 

@@ -285,7 +285,7 @@ fn a_kafka_that_is_spoken_to_in_another_protocol_is_waited_for_and_the_log_names
 fn a_file_of_a_kafka_property_that_is_not_there_ends_the_relay_with_2() {
     let world = world();
     let relay = to_listener(&world, STRANGER, &[("security.protocol", "SSL"), ("ssl.ca.location", "/nowhere/ca.crt")]);
-    assert_refused(relay.start(), CONFIG, "ssl.ca.location", &["files"]);
+    assert_refused(relay.start(), CONFIG, "/nowhere/ca.crt", &["ssl.ca.location"]);
 }
 
 #[test]

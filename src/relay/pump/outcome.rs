@@ -85,8 +85,7 @@ impl Pump<'_> {
             Done::Probed(answers) => {
                 let (acked, drained) = (self.core.counts().acked, self.core.is_drained());
                 if self.stall.is_stuck(Instant::now(), answers, acked, drained) {
-                    let what =
-                        "Kafka answers, and has acked nothing of what is in flight; starting with a new producer";
+                    let what = "every leader answers, and nothing of what is in flight was acked; starting with a new producer";
                     return Err(Error::new(Kind::KafkaUnreachable, what));
                 }
             }

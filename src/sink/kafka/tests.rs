@@ -199,7 +199,7 @@ async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_del
     let cluster = cluster(1);
     let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
     options.client.set("queue.buffering.max.messages", "10");
-    let mut sink = KafkaSink::with_options(options).unwrap();
+    let mut sink = KafkaSink::with_options(options, false).unwrap();
     let (mut deliveries, mut full) = (open(&mut sink).await, 0);
     for number in OPENED..1_000 {
         while let Err(error) = sink.enqueue(&record(b"o-1", number.to_string().as_bytes()), Ticket(number)) {
@@ -219,7 +219,7 @@ async fn a_full_queue_is_offered_again_even_if_nothing_is_ever_delivered() {
     let cluster = cluster(1);
     let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
     options.client.set("queue.buffering.max.messages", "10");
-    let mut sink = KafkaSink::with_options(options).unwrap();
+    let mut sink = KafkaSink::with_options(options, false).unwrap();
     open(&mut sink).await;
     cluster.broker_down(-1).unwrap();
     let refused = (OPENED..OPENED + 11).find_map(|number| sink.enqueue(&record(b"o-1", b""), Ticket(number)).err());
@@ -380,21 +380,26 @@ fn a_file_that_a_property_names_and_that_is_missing_is_a_fault_of_the_configurat
 async fn the_first_record_of_a_partition_travels_alone() {
     let cluster = cluster(2);
     let mut sink = sink(&cluster);
-    let offer = |sink: &mut KafkaSink, key: &str, ticket| {
-        let offered = sink.enqueue(&record(key.as_bytes(), b""), Ticket(ticket));
-        assert!(matches!(offered, Ok(()) | Err(EnqueueError::Opening)), "{offered:?}");
-        offered.is_ok()
-    };
     // "o-1" belongs to one partition of two, "o-2" to the other.
-    assert!(offer(&mut sink, "o-1", 0));
-    assert!(!offer(&mut sink, "o-1", 1) && !offer(&mut sink, "o-2", 1), "how many partitions there are is not known");
-    delivered(&mut sink, 1).await;
-    assert!(offer(&mut sink, "o-1", 1));
-    assert!(!offer(&mut sink, "o-1", 2), "a batch that is refused would let this one pass it");
-    assert!(offer(&mut sink, "o-2", 2));
-    assert!(!offer(&mut sink, "o-2", 3));
-    delivered(&mut sink, 2).await;
-    assert!((3..50).all(|ticket| offer(&mut sink, "o-1", ticket) && offer(&mut sink, "o-2", ticket + 100)));
+    for ticket in 0..50 {
+        let key = if ticket % 2 == 0 { "o-1" } else { "o-2" };
+        sink.enqueue(&record(key.as_bytes(), ticket.to_string().as_bytes()), Ticket(ticket)).unwrap();
+    }
+    assert_eq!(sink.in_librdkafka(), 1, "how many partitions there are is not known");
+    let mut deliveries = delivered(&mut sink, 1).await;
+    assert_eq!(sink.in_librdkafka(), 2, "one for each partition");
+    deliveries.append(&mut delivered(&mut sink, 49).await);
+    assert_eq!(acked(&deliveries), (0..50).collect::<Vec<_>>());
+    let read = read(&cluster, 2, 50);
+    for partition in 0..2 {
+        let numbers: Vec<u64> =
+            numbers(&read).into_iter().zip(&read).filter(|(_, it)| it.partition == partition).map(|(n, _)| n).collect();
+        assert!(numbers.is_sorted() && numbers.len() == 25, "{numbers:?}");
+    }
+    for ticket in 50..100 {
+        sink.enqueue(&record(b"o-1", b""), Ticket(ticket)).unwrap();
+    }
+    assert_eq!(sink.in_librdkafka(), 50, "open from now on");
 }
 
 #[tokio::test(flavor = "multi_thread")]
