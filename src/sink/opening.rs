@@ -231,14 +231,9 @@ impl<R> Openings<R> {
         self.version = version;
         for (name, index) in &self.names {
             let Some(topic) = self.topics.get_mut(*index) else { continue };
-            let count = placement.count(name);
-            // A topic gains partitions and never loses one: with fewer it is another topic of the same name.
-            if count < topic.count {
-                topic.partitions.clear();
-                self.firsts.retain(|_, way| way.topic != *index);
-                topic.unplaced = false;
-            }
-            topic.count = count;
+            // A topic that is deleted and made again is another one, which nobody tells us: what it takes without an
+            // offset counts for nothing.
+            topic.count = placement.count(name);
         }
     }
 }
