@@ -90,7 +90,17 @@ impl Function {
         let Some(value) = value else {
             return Ok(match self {
                 Function::Default(text) => Some(Cow::Owned(text.clone())),
-                _ => None,
+                Function::Lower
+                | Function::Upper
+                | Function::Replace { .. }
+                | Function::Topic
+                | Function::Json
+                | Function::Text
+                | Function::Strip(_)
+                | Function::Compact
+                | Function::Sort
+                | Function::Rfc3339
+                | Function::Match { .. } => None,
             });
         };
         Ok(Some(match self {
