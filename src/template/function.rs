@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use regex::Regex;
 
-use super::json;
+use super::{form, json};
 
 /// A function with its arguments.
 #[derive(Debug, Clone)]
@@ -23,6 +23,10 @@ pub(super) enum Function {
     Text,
     /// A JSON object without these members.
     Strip(Vec<String>),
+    /// JSON without blanks.
+    Compact,
+    /// JSON without blanks and with sorted members.
+    Sort,
     /// A timestamp of Postgres in the form of RFC 3339.
     Rfc3339,
     Match {
@@ -31,8 +35,8 @@ pub(super) enum Function {
     },
 }
 
-const KNOWN: &str =
-    "lower, upper, default('…'), replace('…', '…'), topic, match('…', '…'), json, text, strip('…', …), rfc3339";
+const KNOWN: &str = "lower, upper, default('…'), replace('…', '…'), topic, match('…', '…'), json, text, \
+                     strip('…', …), compact, sort, rfc3339";
 
 /// A value is not what a function needs: what it should be.
 pub(super) type Needed = &'static str;
@@ -49,6 +53,8 @@ impl Function {
             "topic" => (Function::Topic, 0),
             "json" => (Function::Json, 0),
             "text" => (Function::Text, 0),
+            "compact" => (Function::Compact, 0),
+            "sort" => (Function::Sort, 0),
             "rfc3339" => (Function::Rfc3339, 0),
             "strip" if count > 0 => (Function::Strip(arguments.by_ref().collect()), count),
             "strip" => return Err("strip takes the members to be left out".to_owned()),
@@ -91,6 +97,8 @@ impl Function {
                 | Function::Json
                 | Function::Text
                 | Function::Strip(_)
+                | Function::Compact
+                | Function::Sort
                 | Function::Rfc3339
                 | Function::Match { .. } => None,
             });
@@ -102,6 +110,8 @@ impl Function {
                 value
             }
             Function::Strip(members) => Cow::Owned(json::without(&value, members)?),
+            Function::Compact => Cow::Owned(form::compact(&value)?),
+            Function::Sort => Cow::Owned(form::sorted(&value)?),
             Function::Rfc3339 => Cow::Owned(rfc3339(&value)?),
             Function::Lower => Cow::Owned(value.to_lowercase()),
             Function::Upper => Cow::Owned(value.to_uppercase()),

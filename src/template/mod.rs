@@ -13,6 +13,8 @@
 //! | `{column\|topic}` | with every character that Kafka forbids in a topic as `_` |
 //! | `{column\|match('(.*)Created', '$1')}` | where the whole value matches the expression, the second text instead |
 //! | `{column\|strip('a', 'b')}` | the JSON object without these members |
+//! | `{column\|compact}` | the JSON without blanks between its parts |
+//! | `{column\|sort}` | the same, and the members of its objects in the order of their names |
 //! | `{column\|rfc3339}` | the timestamp as `2024-05-06T05:08:09.123456Z` |
 //! | `{column\|json}`, `\|text` | in an envelope: embedded as JSON, or quoted, whatever the column's type is |
 //!
@@ -20,6 +22,7 @@
 //! Parsing needs no table; [`Template::bind`] finds the columns in one.
 
 mod bind;
+mod form;
 mod function;
 mod json;
 mod parse;

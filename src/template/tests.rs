@@ -120,6 +120,8 @@ fn a_value_that_does_not_fit_is_named_by_its_place() {
     assert_eq!(render("x{bytes}"), not(5, "UTF-8 text"));
     assert_eq!(render("{path.member}"), not(2, "JSON"));
     assert_eq!(render("{path|json}"), not(2, "JSON"));
+    assert_eq!(render("{path|compact}"), not(2, "JSON"));
+    assert_eq!(render("{path|sort}"), not(2, "JSON"));
     assert_eq!(render("{path|strip('a')}"), not(2, "a JSON object"));
     assert_eq!(render("{path|rfc3339}"), not(2, "a timestamp"));
     // As it is, it may be any bytes.
@@ -206,6 +208,11 @@ fn a_value_is_json_by_the_type_of_its_column() {
         ("{c|text}", 20, Some("7"), r#""7""#),
         ("{c|json}", 25, Some("[1, 2]"), "[1, 2]"),
         ("{c|strip('a')}", 25, Some(r#"{"a": 1, "b": 2}"#), r#"{"b": 2}"#),
+        ("{c|compact}", 3802, Some(r#"{"b": 1, "a": [1, 2]}"#), r#"{"b":1,"a":[1,2]}"#),
+        ("{c|sort}", 3802, Some(r#"{"b": 1, "a": [1, 2]}"#), r#"{"a":[1,2],"b":1}"#),
+        ("{c.o|sort}", 3802, Some(r#"{"o": {"b": 1, "a": null}}"#), r#"{"a":null,"b":1}"#),
+        ("{c|strip('a')|compact}", 25, Some(r#"{"a": 1, "c": 3, "b": 2}"#), r#"{"c":3,"b":2}"#),
+        ("{c|sort}", 3802, None, "null"),
         ("{c|default('none')}", 25, None, r#""none""#),
         ("{c|default('{}')|json}", 25, None, "{}"),
         ("{c.a}", 25, Some(r#"{"a": "x"}"#), r#""x""#),

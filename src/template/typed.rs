@@ -39,7 +39,9 @@ impl Bound {
                 }
                 [BoundPart::Field { place, path, functions }] => {
                     let last = functions.last();
-                    let as_it_is = |_: &str| matches!(last, Some(Function::Json | Function::Strip(_)));
+                    let is_json =
+                        matches!(last, Some(Function::Json | Function::Strip(_) | Function::Compact | Function::Sort));
+                    let as_it_is = |_: &str| is_json;
                     append(field(values.value(*place), *place, path, functions)?.as_deref(), as_it_is, into);
                 }
                 _ => self.append_text(values, into)?,

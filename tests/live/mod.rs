@@ -15,4 +15,5 @@ mod secrets;
 mod shutdown;
 mod skipped;
 mod stopping;
+mod teams;
 mod tls;

@@ -11,6 +11,8 @@ use rdkafka::{Offset, TopicPartitionList};
 use super::*;
 use crate::secret::Secret;
 
+mod placing;
+
 type Cluster = MockCluster<'static, DefaultProducerContext>;
 
 const TOPIC: &str = "outbox.event.order";
@@ -403,24 +405,6 @@ async fn the_first_record_of_a_partition_travels_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_without_a_key_go_to_every_partition() {
-    let cluster = cluster(3);
-    let mut sink = sink(&cluster);
-    let mut deliveries = Vec::new();
-    for ticket in 0..30 {
-        let record = Record { topic: TOPIC, key: None, value: Some(b"x"), headers: &[], ..Record::default() };
-        while sink.enqueue(&record, Ticket(ticket)).is_err() {
-            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
-        }
-    }
-    delivered_too(&mut sink, deliveries, 30).await;
-    let placed = read(&cluster, 3, 30);
-    for partition in 0..3 {
-        assert!(placed.iter().any(|record| record.partition == partition), "none in partition {partition}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_ack_that_does_not_say_where_the_record_lies_is_no_delivery() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
@@ -432,38 +416,4 @@ async fn an_ack_that_does_not_say_where_the_record_lies_is_no_delivery() {
     let Delivery::Failed(Ticket(2), error) = &failed[0] else { panic!("acked") };
     assert_eq!(error.kind(), Kind::KafkaUnreachable);
     assert!(error.cause().contains("without an offset"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_record_may_have_a_partition_and_a_timestamp_of_its_own() {
-    let cluster = cluster(3);
-    let mut sink = sink(&cluster);
-    let mut deliveries = Vec::new();
-    for ticket in 0..10 {
-        let own = Record { partition: Some(2), timestamp_ms: Some(1_714_979_289_123), ..record(b"o-1", b"x") };
-        while sink.enqueue(&own, Ticket(ticket)).is_err() {
-            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
-        }
-    }
-    delivered_too(&mut sink, deliveries, 10).await;
-    for read in read(&cluster, 3, 10) {
-        assert_eq!((read.partition, read.timestamp_ms), (2, Some(1_714_979_289_123)));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_partition_that_is_not_there_is_a_refusal() {
-    let cluster = cluster(1);
-    let mut sink = sink(&cluster);
-    open(&mut sink).await;
-    let nowhere = Record { partition: Some(7), ..record(b"o-1", b"x") };
-    let error = match sink.enqueue(&nowhere, Ticket(9)) {
-        Err(EnqueueError::Refused(error)) => error,
-        Err(error) => panic!("{error:?}"),
-        Ok(()) => match delivered(&mut sink, 1).await.remove(0) {
-            Delivery::Failed(_, error) => error,
-            Delivery::Acked(_) => panic!("acked"),
-        },
-    };
-    assert_eq!(error.kind(), Kind::KafkaRefused);
 }

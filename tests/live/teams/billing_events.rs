@@ -1,0 +1,84 @@
+//! `examples/billing-events`: the dispatcher's state inside the payload.
+
+use super::{Team, consumed, write};
+
+#[test]
+fn billing_events_are_enveloped_without_the_keys_of_their_dispatcher_and_replayed_by_inserting_them_again() {
+    let team = Team::new(
+        include_str!("../../../examples/billing-events/schema.sql"),
+        include_str!("../../../examples/billing-events/walrelay.toml"),
+        &["billing.subscription.created", "billing.tenant.suspended"],
+    );
+    let insert = "insert into billing_events (id, subject, tenant_id, resource_id, payload, created_at) values";
+    let (one, two) = ("01JNFQ5Z8X4T2M6R9V3B7C1D0A", "01JNFQ5Z8X4T2M6R9V3B7C1D0B");
+    let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let event = format!(
+        r#"{{"type":"subscription.created","tenant_id":"acme","correlation_id":"c-1","causation_id":"q-1","data":{{"price":12.50,"outbox_status":"kept"}},"traceparent":"{traceparent}""#
+    );
+    let state = |status: &str| {
+        format!(
+            r#""outbox_status":"{status}","outbox_retry_count":0,"outbox_next_attempt_at":"2026-03-04T05:06:07Z","outbox_last_error":"""#
+        )
+    };
+    let created = format!(
+        "{insert} ('{one}', 'billing.subscription.created', 'acme', 'sub-1', '{event},{}}}', '2026-03-04 05:06:07.25+00')",
+        state("pending")
+    );
+    write(
+        &team.sql(),
+        &[
+            (&created, true),
+            (
+                &format!(
+                    "{insert} ('gone', 'billing.subscription.created', 'acme', 'sub-1', '{{{}}}', now())",
+                    state("pending")
+                ),
+                false,
+            ),
+            (
+                &format!(
+                    r#"{insert} ('{two}', 'billing.tenant.suspended', 'acme', null,
+                                 '{{ {}, "type" : "tenant.suspended" }}', '2026-03-04 05:06:08+00')"#,
+                    state("pending")
+                ),
+                true,
+            ),
+            (
+                &format!("update billing_events set payload = '{event},{}}}' where id = '{one}'", state("dispatched")),
+                true,
+            ),
+            (&format!("delete from billing_events where id = '{one}'; {created}"), true),
+        ],
+    );
+
+    let headers = |id, ids: [Option<&'static str>; 2], trace| {
+        let [correlation, causation] = ids;
+        [
+            ("id", Some(id)),
+            ("tenant_id", Some("acme")),
+            ("correlation_id", correlation),
+            ("causation_id", causation),
+            ("traceparent", trace),
+            ("tracestate", None),
+        ]
+    };
+    let record = || {
+        consumed(
+            "billing.subscription.created",
+            Some("acme/sub-1"),
+            &headers(one, [Some("c-1"), Some("q-1")], Some(traceparent)),
+            &format!(
+                r#"{{"id":"{one}","subject":"billing.subscription.created","tenant_id":"acme","resource_id":"sub-1","payload":{event}}},"created_at":"2026-03-04T05:06:07.25Z"}}"#
+            ),
+        )
+    };
+    let suspended = consumed(
+        "billing.tenant.suspended",
+        Some("acme/"),
+        &headers(two, [None; 2], None),
+        &format!(
+            r#"{{"id":"{two}","subject":"billing.tenant.suspended","tenant_id":"acme","resource_id":null,"payload":{{"type":"tenant.suspended"}},"created_at":"2026-03-04T05:06:08Z"}}"#
+        ),
+    );
+    assert_eq!(team.relayed(), [record(), suspended, record()]);
+}
