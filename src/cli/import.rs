@@ -42,11 +42,9 @@ pub fn import(args: &ImportArgs) -> Outcome {
 
 fn not_carried(seen: usize, import: &Import) -> Error {
     let listed = import.left.len();
-    Error::new(
-        Kind::NotCarried,
-        format!("{seen} of the {listed} options above change, or may change, what consumers see"),
-    )
-    .remedy("see the lines `differs` and `may differ`; the rest is as it was")
+    let cause =
+        format!("of {listed} options that were not carried over, {seen} change, or may change, what consumers see");
+    Error::new(Kind::NotCarried, cause).remedy("see the lines `differs` and `may differ`; the rest is as it was")
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -75,11 +73,13 @@ fn write(path: &Path, text: &str, force: bool) -> Result<()> {
         options.create_new(true)
     };
     let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => Error::new(Kind::Config, format!("{} exists", path.display()))
-            .remedy("name another --output, or add --force"),
-        _ => Error::new(Kind::Prerequisite, format!("{} cannot be written: {error}", path.display()))
-            .remedy("name a file that can be written with --output"),
+    written.map_err(|error| {
+        if error.kind() == io::ErrorKind::AlreadyExists {
+            return Error::new(Kind::Config, format!("{} exists", path.display()))
+                .remedy("name another --output, or add --force");
+        }
+        Error::new(Kind::Prerequisite, format!("{} cannot be written: {error}", path.display()))
+            .remedy("name a file that can be written with --output")
     })
 }
 
@@ -135,6 +135,23 @@ mod tests {
         );
         write(&path, "second", true).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "second");
+    }
+
+    #[test]
+    fn what_is_left_ends_with_code_1_and_the_file_is_written_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, output] = ["connector.properties", "walrelay.toml"].map(|name| folder.path().join(name));
+        let same = "connector.class=PostgresConnector\nplugin.name=pgoutput\ntable.include.list=public.outbox\n\
+                    extended.headers.enabled=false\nkey.converter=StringConverter\nvalue.converter=StringConverter\n\
+                    transforms=o\ntransforms.o.type=io.debezium.transforms.outbox.EventRouter\n";
+        let args = ImportArgs { file: file.clone(), output: Some(output.clone()), force: true, json: false };
+        std::fs::write(&file, same).unwrap();
+        assert!(import(&args).is_ok());
+        std::fs::write(&file, format!("{same}header.converter=JsonConverter\n")).unwrap();
+        std::fs::remove_file(&output).unwrap();
+        let Err(crate::cli::output::Failure::Error(error)) = import(&args) else { panic!("all was carried") };
+        assert_eq!((error.kind(), error.kind().exit_code()), (Kind::NotCarried, 1));
+        assert!(std::fs::read_to_string(&output).unwrap().contains("[route]"));
     }
 
     #[test]

@@ -75,6 +75,11 @@ impl Given {
         self.find(name).filter(|option| !self.is_filled_in(option)).map(|option| option.value.as_str())
     }
 
+    /// An option's value, whether something is still to be put into it or not.
+    pub(super) fn as_written(&self, name: &str) -> Option<&str> {
+        self.find(name).map(|option| option.value.as_str())
+    }
+
     /// As [`Given::get`]; the default holds where the option is not in the file, not where its value is not known.
     pub(super) fn or<'g>(&'g self, name: &str, default: &'g str) -> Option<&'g str> {
         if self.has(name) { self.get(name).filter(|value| !value.is_empty()) } else { Some(default) }

@@ -26,6 +26,9 @@ const SAME: &[(&str, &str)] = &[
     ("ssl.truststore.certificates", "ssl.ca.pem"),
 ];
 
+/// The option with the login's name and password in it.
+pub(super) const LOGIN: &str = "producer.override.sasl.jaas.config";
+
 /// Whether [`carry`] does something with this option of the producer.
 pub(super) fn is_carried(name: &str) -> bool {
     const HERE: [&str; 5] = [
@@ -73,7 +76,8 @@ pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
         );
     }
     stores(given, carrying);
-    if let Some(value) = of("sasl.jaas.config") {
+    // Mostly it is the password in it that is filled in elsewhere, and the name is there.
+    if let Some(value) = given.as_written(LOGIN) {
         login(given, carrying, value);
     }
 }
@@ -120,18 +124,17 @@ fn stores(given: &Given, carrying: &mut Carrying) {
 }
 
 fn login(given: &Given, carrying: &mut Carrying, jaas: &str) {
-    const NAME: &str = "producer.override.sasl.jaas.config";
     let module = jaas.split_whitespace().next().unwrap_or_default();
     let by_password = module.ends_with(".PlainLoginModule") || module.ends_with(".ScramLoginModule");
-    match jaas_option(jaas, "username").filter(|_| by_password) {
+    match jaas_option(jaas, "username").filter(|user| by_password && !user.contains("${")) {
         Some(user) => {
             carrying.draft.property("sasl.username", &user);
             let why = "the name is carried as sasl.username; a password never is";
-            carrying.left(given, NAME, ToDo, why, "set WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD");
+            carrying.left(given, LOGIN, ToDo, why, "set WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD");
         }
         None => {
             let why = "it is no login with name and password that could be told apart";
-            carrying.left(given, NAME, ToDo, why, "set librdkafka's sasl.* properties in kafka.properties");
+            carrying.left(given, LOGIN, ToDo, why, "set librdkafka's sasl.* properties in kafka.properties");
         }
     }
 }

@@ -191,7 +191,7 @@ fn value(given: &Given, carrying: &mut Carrying, placed: &[Placed], payload: &st
             let why = "the value was Java's text of a structure (Struct{…}), and is a JSON object";
             carrying.left(given, VALUE, Differs, why, ASK_CONSUMERS);
         }
-        _ => {
+        Converter::Json { schemas: true } | Converter::Bytes | Converter::Other(_) => {
             let why = format!("the value was {}, and is a JSON object", converter.shown());
             carrying.left(given, VALUE, Differs, why, ASK_CONSUMERS);
         }

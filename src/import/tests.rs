@@ -401,3 +401,31 @@ fn names_that_are_hostile_stay_names() {
     assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{\"k\"\"} {x\"}"), vec![(name, "{type}")]));
     assert!(import.toml.contains(r"user='a\\' password=\\'x'"), "{}", import.toml);
 }
+
+#[test]
+fn a_name_is_carried_where_only_the_password_is_filled_in() {
+    let login = |user: &str| {
+        let import = with(&format!(
+            "value.converter=StringConverter\nproducer.override.sasl.mechanism=PLAIN\n\
+             producer.override.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+             username=\"{user}\" password=\"${{file:/run/secrets:canary}}\";\n"
+        ));
+        assert_eq!(left(&import).last(), Some(&("publication.name (not set)", Effect::ToDo)));
+        assert!(left(&import).contains(&("producer.override.sasl.jaas.config", Effect::ToDo)));
+        assert!(!import.toml.contains("canary"));
+        config(&import).kafka.properties.get("sasl.username").map(|name| name.expose().to_owned())
+    };
+    assert_eq!(login("relay").as_deref(), Some("relay"));
+    assert_eq!(login("${env:KAFKA_USER}"), None);
+}
+
+#[test]
+fn quarkus_escapes_of_a_group_are_those_of_the_group() {
+    for replacement in
+        ["$1.events", "$${routedByValue}.events", "\\\\${routedByValue}.events", "${routedByValue}.events"]
+    {
+        let text = SERVER_PROPERTIES.replace("outbox.event.$1", replacement);
+        let import = import("application.properties", &text).unwrap();
+        assert_eq!(templates(&config(&import)).0, "{aggregatetype}.events", "{replacement}");
+    }
+}
