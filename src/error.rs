@@ -49,6 +49,8 @@ pub enum Kind {
     Unhealthy,
     /// `demo`: the run did not verify.
     NotVerified,
+    /// `config import`: something was left that changes, or may change, what consumers see.
+    NotCarried,
     /// A prerequisite on this machine is missing.
     Prerequisite,
     /// An invariant of walrelay itself does not hold.
@@ -72,6 +74,7 @@ impl Kind {
             | Kind::ShutdownTimeout
             | Kind::Unhealthy
             | Kind::NotVerified
+            | Kind::NotCarried
             | Kind::Prerequisite
             | Kind::Bug => Disposition::Halt,
         }
@@ -80,7 +83,7 @@ impl Kind {
     /// The exit code, part of the command line's contract: never renumbered. `docs/exit-codes.md` lists them.
     pub const fn exit_code(self) -> u8 {
         match self {
-            Kind::Unhealthy | Kind::NotVerified => 1,
+            Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried => 1,
             Kind::Config => 2,
             Kind::ShutdownTimeout => 3,
             Kind::Prerequisite => 4,

@@ -39,6 +39,7 @@
 //! | [`event`] | messages to events of transactions; drops what is at or below the position | no |
 //! | [`route`] | event to record: topic, key, headers, value | no |
 //! | [`sink`] | the Kafka producer, its options and its error table | yes |
+//! | [`import`] | a Debezium connector's configuration to the `walrelay.toml` that does the same | no |
 //! | [`ledger`] | acks in any order to one delivered position; what to store, what to confirm | no |
 //! | [`state`] | where the position is kept, and whether it belongs to this server and slot | yes |
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |
@@ -87,6 +88,7 @@ pub mod demo;
 pub mod error;
 pub mod event;
 pub mod failpoint;
+pub mod import;
 pub mod ledger;
 pub mod position;
 pub mod postgres;

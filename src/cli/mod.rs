@@ -13,6 +13,7 @@ use crate::config::setting;
 use crate::config::unit::{parse_bytes, parse_duration};
 
 pub mod check_config;
+pub mod import;
 pub mod load;
 pub mod output;
 pub mod prompt;
@@ -53,6 +54,20 @@ pub enum Command {
     /// Check a configuration and print what it comes to, with secrets as ***
     #[command(name = "check-config", after_help = CHECK_CONFIG_HELP)]
     CheckConfig(CheckConfigArgs),
+    /// Check a configuration, or make one of another relay's
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+/// The commands of `config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// The same as check-config
+    #[command(after_help = CHECK_CONFIG_HELP)]
+    Check(CheckConfigArgs),
+    /// Make a walrelay.toml of a Debezium connector's configuration, and list what could not be carried over
+    #[command(after_help = IMPORT_HELP)]
+    Import(ImportArgs),
 }
 
 /// What every command that talks to Postgres takes.
@@ -205,6 +220,24 @@ pub struct CheckConfigArgs {
     /// The settings `run` takes, laid over the file as they would be there.
     #[command(flatten)]
     pub settings: RunSettings,
+}
+
+/// `config import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The connector's configuration: Kafka Connect's JSON or properties, or Debezium Server's application.properties;
+    /// - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Write the walrelay.toml here instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Also where the output is a file that exists
+    #[arg(long, requires = "output")]
+    pub force: bool,
+    /// Print one JSON object: the file, and the list of what could not be carried over
+    #[arg(long)]
+    pub json: bool,
 }
 
 impl Common {
@@ -364,6 +397,19 @@ Nothing is connected to. Flags and variables are laid over the file as `run` wou
 Exit codes:
   0   `run` would take it
   2   it would not; the file and line are named";
+
+const IMPORT_HELP: &str = "\
+Examples:
+  walrelay config import connector.json > walrelay.toml
+  walrelay config import application.properties --output walrelay.toml
+  curl -s connect:8083/connectors/outbox/config | walrelay config import - --json
+
+Nothing is connected to, and no password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/moving-from-debezium.md has the whole way.
+
+Exit codes:
+  0   all that consumers see was carried over
+  1   the file was made, and an option was left out that changes, or may change, what consumers see
+  2   the file cannot be read, or is no connector of an outbox in Postgres";
 
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,9 @@ fn every_flag_of_a_setting_exists_on_the_command_line() {
 
 #[test]
 fn no_flag_takes_a_password() {
-    for command in Cli::command().get_subcommands() {
+    let command = Cli::command();
+    let nested = command.get_subcommands().flat_map(clap::Command::get_subcommands);
+    for command in command.get_subcommands().chain(nested) {
         for argument in command.get_arguments() {
             let long = argument.get_long().unwrap_or_default();
             assert!(!long.contains("password") && !long.contains("secret"), "--{long} would show on the command line");
@@ -53,10 +55,27 @@ fn nonsense_is_refused_at_once() {
         &["walrelay", "status", "--max-lag-bytes", "1.5"],
         &["walrelay", "demo", "--writers", "0"],
         &["walrelay", "run", "--password", "x"],
+        &["walrelay", "config", "import"],
+        &["walrelay", "config", "import", "c.json", "--force"],
     ] {
         let error = Cli::try_parse_from(typed).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{typed:?}");
     }
+}
+
+#[test]
+fn check_config_has_two_names() {
+    let typed = |names: &[&str]| {
+        let typed = ["walrelay"].iter().chain(names).chain(&["--slot", "orders"]).copied();
+        let (Command::CheckConfig(args) | Command::Config(ConfigCommand::Check(args))) =
+            Cli::try_parse_from(typed).unwrap().command
+        else {
+            panic!("neither")
+        };
+        args.settings.flags()
+    };
+    assert_eq!(typed(&["check-config"]), typed(&["config", "check"]));
+    assert_eq!(typed(&["check-config"]).get("slot.name").map(String::as_str), Some("orders"));
 }
 
 fn help(of: &str) -> String {
@@ -83,6 +102,7 @@ fn the_overview_names_every_command_and_where_to_start() {
       demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
                     result
       check-config  Check a configuration and print what it comes to, with secrets as ***
+      config        Check a configuration, or make one of another relay's
       help          Print this message or the help of the given subcommand(s)
 
     Options:

@@ -1,0 +1,167 @@
+//! `walrelay config import`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use crate::cli::ImportArgs;
+use crate::cli::output::{Outcome, note, print, print_line};
+use crate::error::{Error, Kind, Result};
+use crate::import::{Import, Left, import as made_of};
+
+/// No configuration is longer.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// Writes the `walrelay.toml`, and tells what it lacks.
+///
+/// # Errors
+/// [`Kind::Config`] where the file cannot be read, is no connector's, or the output exists; [`Kind::Prerequisite`] where
+/// it cannot be written; [`Kind::NotCarried`] at the end, where consumers see, or may see, what was left out.
+pub fn import(args: &ImportArgs) -> Outcome {
+    let path = args.file.display().to_string();
+    let import = made_of(&path, &read(&args.file)?)?;
+    if let Some(output) = &args.output {
+        write(output, &import.toml, args.force)?;
+    }
+    if args.json {
+        let json = serde_json::to_string_pretty(&import);
+        print_line(json.map_err(|error| Error::new(Kind::Bug, format!("the import cannot be printed: {error}")))?)?;
+    } else {
+        if args.output.is_none() {
+            print(&import.toml)?;
+        }
+        if !import.left.is_empty() {
+            note(table(&import.left));
+        }
+    }
+    match import.seen() {
+        0 => Ok(()),
+        seen => Err(not_carried(seen, &import).into()),
+    }
+}
+
+fn not_carried(seen: usize, import: &Import) -> Error {
+    let listed = import.left.len();
+    let cause =
+        format!("of {listed} options that were not carried over, {seen} change, or may change, what consumers see");
+    Error::new(Kind::NotCarried, cause).remedy("see the lines `differs` and `may differ`; the rest is as it was")
+}
+
+fn read(path: &Path) -> Result<String> {
+    let cannot = |error: io::Error| {
+        Error::new(Kind::Config, format!("{} cannot be read: {error}", path.display()))
+            .remedy("name the file with the connector's configuration, or - for standard input")
+    };
+    let mut bytes = Vec::new();
+    let read = match path.to_str() {
+        Some("-") => io::stdin().lock().take(BYTES_MAX + 1).read_to_end(&mut bytes),
+        _ => File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut bytes)),
+    };
+    if read.map_err(cannot)? as u64 > BYTES_MAX {
+        return Err(cannot(io::Error::other("it is larger than a configuration")));
+    }
+    // Java reads properties that are not UTF-8 as Latin-1, whose characters are the first 256 of Unicode.
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| error.into_bytes().into_iter().map(char::from).collect()))
+}
+
+fn write(path: &Path, text: &str, force: bool) -> Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    if force {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
+    let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| {
+        if error.kind() == io::ErrorKind::AlreadyExists {
+            return Error::new(Kind::Config, format!("{} exists", path.display()))
+                .remedy("name another --output, or add --force");
+        }
+        Error::new(Kind::Prerequisite, format!("{} cannot be written: {error}", path.display()))
+            .remedy("name a file that can be written with --output")
+    })
+}
+
+/// A line per option, under each other.
+fn table(left: &[Left]) -> String {
+    let mut rows = vec![("effect", "option", "why; what to do".to_owned())];
+    rows.extend(left.iter().map(|left| {
+        let why = match left.what_to_do.as_str() {
+            "" => left.why.clone(),
+            what_to_do => format!("{}; {what_to_do}", left.why),
+        };
+        (left.effect.word(), left.option.as_str(), why)
+    }));
+    let widest = |of: fn(&(&str, &str, String)) -> usize| rows.iter().map(of).max().unwrap_or_default();
+    let (effect, option) = (widest(|row| row.0.chars().count()), widest(|row| row.1.chars().count()));
+    // A name may hold anything, and a line is one line.
+    let line = |row: &(&str, &str, String)| {
+        format!("{:<effect$}  {:<option$}  {}", row.0, row.1, row.2).replace(char::is_control, " ")
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::Effect;
+
+    #[test]
+    fn the_table_lines_up() {
+        let left = |option: &str, effect, what_to_do: &str| Left {
+            option: option.to_owned(),
+            effect,
+            why: "why".to_owned(),
+            what_to_do: what_to_do.to_owned(),
+        };
+        let rows = [left("a.b\nc", Effect::MayDiffer, "do"), left("longer.name", Effect::NoEffect, "")];
+        insta::assert_snapshot!(table(&rows), @r"
+        effect      option       why; what to do
+        may differ  a.b c        why; do
+        no effect   longer.name  why
+        ");
+    }
+
+    #[test]
+    fn a_file_that_exists_is_written_with_force_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("walrelay.toml");
+        write(&path, "first, and longer", false).unwrap();
+        let error = write(&path, "second", false).unwrap_err();
+        assert_eq!(
+            (error.kind(), std::fs::read_to_string(&path).unwrap().as_str()),
+            (Kind::Config, "first, and longer")
+        );
+        write(&path, "second", true).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "second");
+    }
+
+    #[test]
+    fn what_is_left_ends_with_code_1_and_the_file_is_written_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, output] = ["connector.properties", "walrelay.toml"].map(|name| folder.path().join(name));
+        let same = "connector.class=PostgresConnector\nplugin.name=pgoutput\ntable.include.list=public.outbox\n\
+                    extended.headers.enabled=false\nkey.converter=StringConverter\nvalue.converter=StringConverter\n\
+                    transforms=o\ntransforms.o.type=io.debezium.transforms.outbox.EventRouter\n";
+        let args = ImportArgs { file: file.clone(), output: Some(output.clone()), force: true, json: false };
+        std::fs::write(&file, same).unwrap();
+        assert!(import(&args).is_ok());
+        std::fs::write(&file, format!("{same}header.converter=JsonConverter\n")).unwrap();
+        std::fs::remove_file(&output).unwrap();
+        let Err(crate::cli::output::Failure::Error(error)) = import(&args) else { panic!("all was carried") };
+        assert_eq!((error.kind(), error.kind().exit_code()), (Kind::NotCarried, 1));
+        assert!(std::fs::read_to_string(&output).unwrap().contains("[route]"));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_or_too_large_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("connector.json");
+        assert!(read(&path).unwrap_err().cause().contains("connector.json cannot be read"));
+        std::fs::write(&path, vec![b' '; BYTES_MAX as usize + 1]).unwrap();
+        assert!(read(&path).unwrap_err().cause().contains("larger"));
+        std::fs::write(&path, b"a=\xe4").unwrap();
+        assert_eq!(read(&path).unwrap(), "a=ä");
+    }
+}

@@ -1,0 +1,164 @@
+//! Connection, slot, publication and table.
+
+use super::Carrying;
+use super::Effect::{Differs, MayDiffer, ToDo};
+use super::given::Given;
+use crate::config::setting;
+use crate::config::{SlotName, TableName};
+
+/// Options of the connection and libpq's words for them.
+const CONNECTION: &[(&str, &str)] = &[
+    ("database.hostname", "host"),
+    ("database.port", "port"),
+    ("database.user", "user"),
+    ("database.dbname", "dbname"),
+    ("database.sslmode", "sslmode"),
+    ("database.sslrootcert", "sslrootcert"),
+    ("database.sslcert", "sslcert"),
+    ("database.sslkey", "sslkey"),
+];
+const TABLES: &str = "table.include.list";
+
+pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
+    connection(given, carrying);
+    names(given, carrying);
+    table(given, carrying);
+}
+
+fn connection(given: &Given, carrying: &mut Carrying) {
+    let parts = CONNECTION.iter().filter_map(|(name, word)| {
+        let value = given.get(name).filter(|value| !value.is_empty())?;
+        Some(format!("{word}={}", libpq_quoted(value)))
+    });
+    let url = parts.collect::<Vec<_>>().join(" ");
+    let note = "No password here: PGPASSFILE, PGPASSWORD, or WALRELAY_DATABASE_URL in place of this line.";
+    carrying.draft.note(&setting::DATABASE_URL, note);
+    if !url.is_empty() {
+        carrying.draft.set(&setting::DATABASE_URL, &url);
+    }
+    if given.get("database.sslkey").is_some_and(|value| !value.is_empty()) {
+        let why = "Debezium's driver reads a key in DER form (PKCS #8), walrelay one in PEM form";
+        let what_to_do = "openssl pkcs8 -inform DER -nocrypt -in KEY -out KEY.pem, and name that";
+        carrying.left(given, "database.sslkey", ToDo, why, what_to_do);
+    }
+}
+
+/// <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-KEYWORD-VALUE>
+fn libpq_quoted(value: &str) -> String {
+    if !value.is_empty() && !value.contains([' ', '\'', '\\', '\t', '\n']) {
+        return value.to_owned();
+    }
+    format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
+}
+
+fn names(given: &Given, carrying: &mut Carrying) {
+    match given.or("slot.name", "debezium") {
+        Some(slot) if slot.parse::<SlotName>().is_ok() => carrying.draft.set(&setting::SLOT, slot),
+        unfit => {
+            carrying.draft.note(&setting::SLOT, "name = …  (the slot the connector streams from)");
+            if unfit.is_some() {
+                let why = "this is no name of a slot";
+                carrying.left(
+                    given,
+                    "slot.name",
+                    ToDo,
+                    why,
+                    "set slot.name: select slot_name from pg_replication_slots",
+                );
+            }
+        }
+    }
+    match given.or("publication.name", "dbz_publication") {
+        Some(publication) => carrying.draft.set(&setting::PUBLICATION, publication),
+        None => carrying.draft.note(&setting::PUBLICATION, "publication = …  (the connector's)"),
+    }
+    let why = "walrelay wants a publication of inserts alone, and those that Debezium makes have everything";
+    let what_to_do = "alter publication NAME set (publish = 'insert') when the connector is stopped";
+    carrying.left(given, "publication.name", ToDo, why, what_to_do);
+    if given.get("plugin.name") != Some("pgoutput") {
+        let why = "walrelay reads slots of pgoutput only; Debezium's default is decoderbufs";
+        let what_to_do = "select plugin from pg_replication_slots: another than pgoutput needs a new slot";
+        carrying.left(given, "plugin.name", ToDo, why, what_to_do);
+    }
+}
+
+fn table(given: &Given, carrying: &mut Carrying) {
+    let Some(list) = given.get(TABLES).filter(|list| !list.is_empty()) else {
+        if !given.has(TABLES) {
+            let why = "without it the connector takes every table; public.outbox is assumed";
+            carrying.left(given, TABLES, MayDiffer, why, "set outbox.table");
+        }
+        return;
+    };
+    let patterns: Vec<&str> = list.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).collect();
+    let mut plain = patterns.iter().filter_map(|pattern| table_of(pattern)).collect::<Vec<_>>();
+    // A sort that keeps the order of equals: the first that is called an outbox, else the first.
+    plain.sort_by_key(|table| !table.to_lowercase().contains("outbox"));
+    match plain.first() {
+        Some(table) => carrying.draft.set(&setting::TABLE, table),
+        None => carrying.draft.note(&setting::TABLE, "table = \"SCHEMA.TABLE\"  (the connector has a pattern)"),
+    }
+    match (plain.len(), patterns.len()) {
+        (1, 1) => {}
+        (0, _) => {
+            let why = "it is a pattern, and not a table's name as SCHEMA.TABLE; public.outbox is assumed";
+            carrying.left(given, TABLES, MayDiffer, why, "set outbox.table");
+        }
+        _ => {
+            let why = "a relay serves one table, and this names several";
+            let what_to_do =
+                "check outbox.table; give each further outbox a slot, a publication and a relay of its own";
+            carrying.left(given, TABLES, Differs, why, what_to_do);
+        }
+    }
+}
+
+/// The table that a regular expression without anything special names, as SQL writes it.
+fn table_of(pattern: &str) -> Option<String> {
+    let mut name = String::new();
+    let mut characters = pattern.chars();
+    while let Some(c) = characters.next() {
+        match c {
+            '\\' => name.push(characters.next().filter(|c| !c.is_alphanumeric())?),
+            '*' | '+' | '?' | '(' | ')' | '[' | ']' | '{' | '}' | '|' | '^' | '$' => return None,
+            c => name.push(c),
+        }
+    }
+    let (schema, table) = name.split_once('.')?;
+    let sql = format!("{}.{}", sql_quoted(schema), sql_quoted(table));
+    sql.parse::<TableName>().ok().map(|_| sql)
+}
+
+fn sql_quoted(name: &str) -> String {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    if !name.is_empty() && name.chars().all(plain) && !name.starts_with(|c: char| c.is_ascii_digit()) {
+        return name.to_owned();
+    }
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_without_anything_special_is_a_table() {
+        for (pattern, table) in [
+            ("public.outbox", Some("public.outbox")),
+            (r"public\.outbox", Some("public.outbox")),
+            ("Sales.Out Box", Some(r#""Sales"."Out Box""#)),
+            ("public.outbox.*", None),
+            ("(public|x).outbox", None),
+            ("outbox", None),
+            (r"public.\w", None),
+        ] {
+            assert_eq!(table_of(pattern).as_deref(), table, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_value_is_quoted_where_libpq_needs_it() {
+        assert_eq!(libpq_quoted("db.example.com"), "db.example.com");
+        assert_eq!(libpq_quoted(r"o'b \x"), r"'o\'b \\x'");
+    }
+}

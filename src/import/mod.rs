@@ -1,0 +1,149 @@
+//! A Debezium connector's configuration, and the `walrelay.toml` that does the same.
+//!
+//! | module | its room |
+//! |---|---|
+//! | [`json`], [`properties`] | text to options |
+//! | [`given`] | options by one set of names, whichever form they came in |
+//! | [`options`] | every option known, and what becomes of it |
+//! | [`database`], [`router`], [`topic`], [`converter`], [`kafka`] | the meaning of those that are carried |
+//! | [`draft`] | settings to TOML |
+//!
+//! Nothing of Debezium is needed to read it; what it does with an option was seen on the wire. No option's value is
+//! shown unless it is known to be harmless: any of them may be a password.
+
+mod converter;
+mod database;
+mod draft;
+mod given;
+mod json;
+mod kafka;
+mod options;
+mod placement;
+mod properties;
+mod router;
+mod topic;
+
+use serde::Serialize;
+
+use crate::error::{Error, Kind, Result};
+use draft::Draft;
+use given::Given;
+
+/// What consumers have to expect of an option that was not carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Effect {
+    /// Records are other than they were.
+    Differs,
+    /// They may be: it depends on the table, or on what the file does not say.
+    MayDiffer,
+    /// They are the same once somebody has done something.
+    ToDo,
+    /// They are the same.
+    NoEffect,
+}
+
+impl Effect {
+    /// In people's words.
+    pub fn word(self) -> &'static str {
+        match self {
+            Effect::Differs => "differs",
+            Effect::MayDiffer => "may differ",
+            Effect::ToDo => "to do",
+            Effect::NoEffect => "no effect",
+        }
+    }
+
+    /// Whether consumers may see it.
+    pub fn is_seen(self) -> bool {
+        matches!(self, Effect::Differs | Effect::MayDiffer)
+    }
+}
+
+/// An option that was not carried, or not to the last byte.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// Its name as the file has it; `NAME (not set)` where its default counts.
+    pub option: String,
+    /// What consumers have to expect.
+    pub effect: Effect,
+    /// Why it was not carried.
+    pub why: String,
+    /// What to do about it; may be empty.
+    pub what_to_do: String,
+}
+
+/// The outcome. Holds no secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Import {
+    /// The `walrelay.toml`.
+    pub toml: String,
+    /// What it lacks, in the order of the file, and last what the file leaves to a default.
+    pub left: Vec<Left>,
+}
+
+impl Import {
+    /// How many options of it consumers see, or may see.
+    pub fn seen(&self) -> usize {
+        self.left.iter().filter(|left| left.effect.is_seen()).count()
+    }
+}
+
+/// Reads the configuration `text` of a Debezium connector for Postgres, called `path` in errors: Kafka Connect's JSON,
+/// with or without `name` and `config` around it, Kafka Connect's properties, or Debezium Server's.
+///
+/// # Errors
+/// [`Kind::Config`], without any value of the file: it cannot be read, or is no connector of an outbox in Postgres.
+pub fn import(path: &str, text: &str) -> Result<Import> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let options =
+        if text.trim_start().starts_with('{') { json::read(path, text) } else { properties::read(path, text) };
+    let given = Given::new(options?);
+    of_an_outbox(path, &given)?;
+    let mut carrying = Carrying { left: Vec::new(), draft: Draft::default() };
+    options::sort_out(&given, &mut carrying);
+    database::carry(&given, &mut carrying);
+    router::carry(&given, &mut carrying);
+    kafka::carry(&given, &mut carrying);
+    let Carrying { mut left, draft } = carrying;
+    left.sort_by_key(|left| given.place(&left.option));
+    Ok(Import { toml: draft.toml(), left })
+}
+
+fn of_an_outbox(path: &str, given: &Given) -> Result<()> {
+    let refused = |what: &str, remedy: &str| Err(Error::new(Kind::Config, format!("{path}: {what}")).remedy(remedy));
+    let class = given.get("connector.class").unwrap_or_default();
+    if class.is_empty() {
+        return refused(
+            "there is no connector.class in it: it is no configuration of a connector",
+            "name the JSON or the properties of one connector, or Debezium Server's application.properties",
+        );
+    }
+    if class != "PostgresConnector" && !class.ends_with(".PostgresConnector") {
+        return refused("it is not a connector of Debezium for Postgres", "walrelay reads from Postgres only");
+    }
+    if given.router().is_none() {
+        return refused(
+            "none of its transforms is Debezium's Outbox Event Router: it publishes changes of tables",
+            "walrelay relays outbox tables; there is nothing in it that could do the same",
+        );
+    }
+    Ok(())
+}
+
+/// What was made so far.
+struct Carrying {
+    left: Vec<Left>,
+    draft: Draft,
+}
+
+impl Carrying {
+    /// An option of the file that is not carried; `name` as [`Given`] has it.
+    fn left(&mut self, given: &Given, name: &str, effect: Effect, why: impl Into<String>, what_to_do: &str) {
+        let option = given.written(name);
+        self.left.push(Left { option, effect, why: why.into(), what_to_do: what_to_do.to_owned() });
+    }
+}
+
+#[cfg(test)]
+mod tests;

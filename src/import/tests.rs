@@ -1,0 +1,431 @@
+use super::*;
+use crate::config::layers::{Environment, Flags, Settings};
+use crate::config::{Config, ValueConfig, file, setting};
+use crate::sink::properties::check_properties;
+
+/// As teams register it with Kafka Connect: everything the same to consumers.
+const CONNECT_JSON: &str = r#"{
+  "name": "orders-outbox",
+  "config": {
+    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+    "tasks.max": 1,
+    "plugin.name": "pgoutput",
+    "database.hostname": "db.internal",
+    "database.port": "5433",
+    "database.user": "dbz user",
+    "database.password": "canary-database",
+    "database.dbname": "shop",
+    "database.sslmode": "verify-full",
+    "database.sslrootcert": "/etc/ssl/db.pem",
+    "topic.prefix": "shop",
+    "slot.name": "orders_outbox",
+    "publication.name": "orders_pub",
+    "publication.autocreate.mode": "filtered",
+    "table.include.list": "public\\.outbox",
+    "snapshot.mode": "no_data",
+    "tombstones.on.delete": "false",
+    "extended.headers.enabled": "false",
+    "heartbeat.interval.ms": "10000",
+    "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+    "value.converter": "org.apache.kafka.connect.storage.StringConverter",
+    "transforms": "outbox",
+    "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter",
+    "transforms.outbox.table.fields.additional.placement": "type:header:eventType",
+    "transforms.outbox.route.topic.replacement": "${routedByValue}.events",
+    "producer.override.bootstrap.servers": "k1:9093,k2:9093",
+    "producer.override.security.protocol": "SASL_SSL",
+    "producer.override.sasl.mechanism": "SCRAM-SHA-512",
+    "producer.override.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required username=\"relay\" password=\"canary-kafka\";",
+    "producer.override.ssl.truststore.location": "/etc/kafka/ca.pem",
+    "producer.override.ssl.truststore.type": "PEM",
+    "producer.override.ssl.endpoint.identification.algorithm": "",
+    "producer.override.compression.type": "zstd",
+    "producer.override.linger.ms": "20",
+    "producer.override.max.request.size": "2000000",
+    "producer.override.acks": "all"
+  }
+}"#;
+
+/// The bare map, with another table and an envelope.
+const BARE_JSON: &str = r#"{
+  "connector.class": "PostgresConnector",
+  "plugin.name": "pgoutput",
+  "database.hostname": "db",
+  "database.user": "relay",
+  "database.password": "${file:/run/canary-provider:password}",
+  "database.dbname": "${env:DATABASE}",
+  "slot.name": "billing",
+  "table.include.list": "Billing.Events,billing.Outbox",
+  "slot.drop.on.stop": "true",
+  "key.converter": "org.apache.kafka.connect.json.JsonConverter",
+  "key.converter.schemas.enable": "false",
+  "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+  "value.converter.schemas.enable": "false",
+  "transforms": "filter,router",
+  "transforms.filter.type": "io.debezium.transforms.Filter",
+  "transforms.filter.condition": "canary-condition",
+  "transforms.router.type": "io.debezium.transforms.outbox.EventRouter",
+  "transforms.router.predicate": "isOutbox",
+  "transforms.router.table.field.event.id": "event_id",
+  "transforms.router.table.field.event.key": "account id",
+  "transforms.router.table.field.event.type": "kind",
+  "transforms.router.table.field.event.payload": "body",
+  "transforms.router.table.field.event.timestamp": "created_at",
+  "transforms.router.table.field.event.schema.version": "version",
+  "transforms.router.table.fields.additional.placement": "kind:envelope:eventType,tenant:envelope,region:header,trace:header:region,shard:partition,odd",
+  "transforms.router.route.by.field": "kind",
+  "transforms.router.route.topic.regex": "(?<topic>.*)Created",
+  "transforms.router.route.topic.replacement": "billing.${topic}",
+  "transforms.router.route.tombstone.on.empty.payload": "true",
+  "transforms.router.table.op.invalid.behavior": "fatal",
+  "predicates": "isOutbox",
+  "predicates.isOutbox.type": "org.apache.kafka.connect.transforms.predicates.TopicNameMatches",
+  "predicates.isOutbox.pattern": ".*outbox",
+  "some.option": "canary-unknown"
+}"#;
+
+/// Kafka Connect standalone, with what its worker says left out.
+const CONNECT_PROPERTIES: &str = r"# the outbox of the wallet
+name=wallet
+connector.class : io.debezium.connector.postgresql.PostgresConnector
+plugin.name = pgoutput
+database.hostname=localhost
+database.user=wallet
+database.password=canary\:1
+database.dbname=wallet
+slot.name=wallet
+table.include.list=wallet\\.outbox_events
+extended.headers.enabled=false
+errors.tolerance=all
+max.batch.size=4096
+transforms=o
+transforms.o.type=io.debezium.transforms.outbox.EventRouter
+transforms.o.table.expand.json.payload=true
+transforms.o.table.fields.additional.placement=type:header:eventType,\
+    tenant_id:header:tenant
+transforms.o.route.topic.regex=(?=lookahead).*
+transforms.o.route.topic.replacement=x
+";
+
+/// Debezium Server with its defaults for everything but key and value.
+const SERVER_PROPERTIES: &str = r"
+debezium.source.connector.class=io.debezium.connector.postgresql.PostgresConnector
+debezium.source.plugin.name=pgoutput
+debezium.source.database.hostname=${DB_HOST:localhost}
+debezium.source.database.port=5432
+debezium.source.database.user=relay
+debezium.source.database.password=${DB_PASSWORD:canary-default}
+debezium.source.database.dbname=shop
+debezium.source.topic.prefix=shop
+debezium.source.slot.name=shop_outbox
+debezium.source.publication.name=shop_outbox
+debezium.source.table.include.list=public.outboxevent
+debezium.source.offset.storage.file.filename=data/offsets.dat
+debezium.source.extended.headers.enabled=false
+debezium.format.key=simplestring
+debezium.format.value=simplestring
+debezium.transforms=outbox
+debezium.transforms.outbox.type=io.debezium.transforms.outbox.EventRouter
+debezium.transforms.outbox.route.topic.replacement=outbox.event.$1
+debezium.transforms.outbox.table.fields.additional.placement=type:header:eventType
+debezium.sink.type=kafka
+debezium.sink.kafka.producer.bootstrap.servers=kafka:9092
+debezium.sink.kafka.producer.key.serializer=org.apache.kafka.common.serialization.StringSerializer
+debezium.sink.kafka.producer.ssl.keystore.password=canary-keystore
+debezium.sink.kafka.producer.batch.size=nonsense-canary
+quarkus.http.port=8080
+quarkus.log.console.json=false
+";
+
+const ALL: [&str; 4] = [CONNECT_JSON, BARE_JSON, CONNECT_PROPERTIES, SERVER_PROPERTIES];
+
+/// What `run` would make of the import, with brokers for those that have none.
+fn config(import: &Import) -> Config {
+    let file = file::parse("walrelay.toml", &import.toml).unwrap();
+    let mut flags = Flags::new();
+    if !file.settings.contains_key(setting::BROKERS.key) {
+        flags.insert(setting::BROKERS.key, "kafka:9092".to_owned());
+    }
+    let config = Settings::new(&flags, &Environment::new(), Some(&file)).config(false).unwrap();
+    check_properties(&config.kafka.properties).unwrap();
+    config
+}
+
+fn templates(config: &Config) -> (&str, Option<&str>, Vec<(&str, &str)>) {
+    let headers = config.route.headers.iter().map(|(name, template)| (name.as_str(), template.source())).collect();
+    (config.route.topic.source(), config.route.key.as_ref().map(|key| key.source()), headers)
+}
+
+fn left(import: &Import) -> Vec<(&str, Effect)> {
+    import.left.iter().map(|left| (left.option.as_str(), left.effect)).collect()
+}
+
+fn value(config: &Config) -> Vec<(&str, &str)> {
+    match &config.route.value {
+        ValueConfig::Template(template) => vec![("", template.source())],
+        ValueConfig::Envelope { members, .. } => {
+            members.iter().map(|(name, template)| (name.as_str(), template.source())).collect()
+        }
+    }
+}
+
+#[test]
+fn a_connector_in_json_is_carried_whole() {
+    let import = import("c.json", CONNECT_JSON).unwrap();
+    let config = config(&import);
+    assert_eq!(templates(&config), ("{aggregatetype}.events", Some("{aggregateid}"), vec![("eventType", "{type}")]));
+    assert_eq!(value(&config), [("", "{payload}")]);
+    assert_eq!((config.route.id_header.as_deref(), config.route.position_header.as_deref()), (Some("id"), None));
+    assert_eq!(config.source.slot.as_str(), "orders_outbox");
+    assert_eq!(config.source.publication, "orders_pub");
+    assert_eq!(config.outbox.table.to_string(), "public.outbox");
+    assert_eq!(config.kafka.brokers, "k1:9093,k2:9093");
+    let properties: Vec<_> =
+        config.kafka.properties.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
+    assert_eq!(
+        properties,
+        [
+            ("compression.type", "zstd"),
+            ("linger.ms", "20"),
+            ("message.max.bytes", "2000000"),
+            ("sasl.mechanism", "SCRAM-SHA-512"),
+            ("sasl.username", "relay"),
+            ("security.protocol", "SASL_SSL"),
+            ("ssl.ca.location", "/etc/kafka/ca.pem"),
+            ("ssl.endpoint.identification.algorithm", "none"),
+        ]
+    );
+    assert!(import.toml.contains(
+        r#"url = "host=db.internal port=5433 user='dbz user' dbname=shop sslmode=verify-full sslrootcert=/etc/ssl/db.pem""#
+    ));
+    assert_eq!(
+        left(&import),
+        [
+            ("database.password", Effect::ToDo),
+            ("topic.prefix", Effect::NoEffect),
+            ("publication.name", Effect::ToDo),
+            ("publication.autocreate.mode", Effect::NoEffect),
+            ("tombstones.on.delete", Effect::NoEffect),
+            ("heartbeat.interval.ms", Effect::NoEffect),
+            ("producer.override.sasl.jaas.config", Effect::ToDo),
+            ("producer.override.ssl.truststore.type", Effect::NoEffect),
+            ("producer.override.acks", Effect::NoEffect),
+        ]
+    );
+    assert_eq!(import.seen(), 0);
+}
+
+#[test]
+fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
+    let import = import("c.json", BARE_JSON).unwrap();
+    let config = config(&import);
+    assert_eq!(
+        templates(&config),
+        (
+            "{kind|match('(?<topic>.*)Created', 'billing.${topic}')}",
+            Some("\"{\"account id\"}\""),
+            vec![("region", "{region}")]
+        )
+    );
+    assert_eq!(value(&config), [("payload", "{body|text}"), ("eventType", "{kind}"), ("tenant", "{tenant}")]);
+    let ValueConfig::Envelope { tombstone, .. } = &config.route.value else { panic!("no envelope") };
+    assert_eq!(tombstone.as_deref(), Some("body"));
+    assert_eq!(config.route.partition.as_deref(), Some("shard"));
+    assert_eq!(config.route.timestamp.as_deref(), Some("created_at"));
+    assert_eq!((config.outbox.id.as_str(), config.outbox.payload.as_str()), ("event_id", "body"));
+    assert_eq!(config.outbox.table.to_string(), "billing.\"Outbox\"");
+    assert_eq!(config.source.publication, "dbz_publication");
+    let placement = "transforms.router.table.fields.additional.placement";
+    assert_eq!(
+        left(&import),
+        [
+            ("database.password", Effect::ToDo),
+            ("database.dbname", Effect::ToDo),
+            ("table.include.list", Effect::Differs),
+            ("slot.drop.on.stop", Effect::ToDo),
+            ("key.converter", Effect::MayDiffer),
+            ("transforms.filter.type", Effect::Differs),
+            ("transforms.filter.condition", Effect::NoEffect),
+            ("transforms.router.predicate", Effect::MayDiffer),
+            ("transforms.router.table.field.event.schema.version", Effect::NoEffect),
+            (placement, Effect::Differs),
+            (placement, Effect::Differs),
+            (placement, Effect::MayDiffer),
+            (placement, Effect::MayDiffer),
+            ("transforms.router.route.tombstone.on.empty.payload", Effect::MayDiffer),
+            ("transforms.router.table.op.invalid.behavior", Effect::NoEffect),
+            ("predicates", Effect::NoEffect),
+            ("predicates.isOutbox.type", Effect::NoEffect),
+            ("predicates.isOutbox.pattern", Effect::NoEffect),
+            ("some.option", Effect::MayDiffer),
+            ("extended.headers.enabled (not set)", Effect::MayDiffer),
+            ("publication.name (not set)", Effect::ToDo),
+            ("producer.override.bootstrap.servers (not set)", Effect::ToDo),
+        ]
+    );
+}
+
+#[test]
+fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() {
+    let import = import("c.properties", CONNECT_PROPERTIES).unwrap();
+    let config = config(&import);
+    let headers = vec![("eventType", "{type}"), ("tenant", "{tenant_id}")];
+    // The expression is Java's own: what stands there is the default, and it is listed.
+    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid}"), headers));
+    assert_eq!(config.outbox.table.to_string(), "wallet.outbox_events");
+    assert_eq!(
+        left(&import),
+        [
+            ("database.password", Effect::ToDo),
+            ("errors.tolerance", Effect::MayDiffer),
+            ("max.batch.size", Effect::NoEffect),
+            ("transforms.o.table.fields.additional.placement", Effect::MayDiffer),
+            ("transforms.o.route.topic.regex", Effect::Differs),
+            ("publication.name (not set)", Effect::ToDo),
+            ("key.converter (not set)", Effect::MayDiffer),
+            ("value.converter (not set)", Effect::MayDiffer),
+            ("producer.override.bootstrap.servers (not set)", Effect::ToDo),
+        ]
+    );
+}
+
+#[test]
+fn debezium_server_has_its_own_names_and_defaults() {
+    let import = import("application.properties", SERVER_PROPERTIES).unwrap();
+    let config = config(&import);
+    assert_eq!(
+        templates(&config),
+        ("outbox.event.{aggregatetype}", Some("{aggregateid}"), vec![("eventType", "{type}")])
+    );
+    assert_eq!(config.kafka.brokers, "kafka:9092");
+    assert_eq!(
+        left(&import),
+        [
+            ("debezium.source.database.hostname", Effect::ToDo),
+            ("debezium.source.database.password", Effect::ToDo),
+            ("debezium.source.topic.prefix", Effect::NoEffect),
+            ("debezium.source.publication.name", Effect::ToDo),
+            ("debezium.source.offset.storage.file.filename", Effect::NoEffect),
+            ("debezium.sink.kafka.producer.key.serializer", Effect::NoEffect),
+            ("debezium.sink.kafka.producer.ssl.keystore.password", Effect::ToDo),
+            ("debezium.sink.kafka.producer.batch.size", Effect::ToDo),
+            ("quarkus.http.port", Effect::NoEffect),
+            ("quarkus.log.console.json", Effect::NoEffect),
+            ("debezium.format.header (not set)", Effect::Differs),
+        ]
+    );
+}
+
+#[test]
+fn no_secret_is_in_anything_that_is_written() {
+    for text in ALL {
+        let import = import("c", text).unwrap();
+        assert!(text.contains("canary"));
+        let json = serde_json::to_string(&import).unwrap();
+        assert!(!json.contains("canary") && !import.toml.contains("canary"), "{json}");
+    }
+}
+
+#[test]
+fn each_line_says_why_and_what_consumers_see_is_never_without_a_remedy() {
+    for left in ALL.iter().flat_map(|text| import("c", text).unwrap().left) {
+        assert!(!left.why.is_empty(), "{}", left.option);
+        assert!(left.effect == Effect::NoEffect || !left.what_to_do.is_empty(), "{}", left.option);
+    }
+}
+
+/// The least there is, with `more` in it.
+fn with(more: &str) -> Import {
+    let text = format!(
+        "connector.class=PostgresConnector\nplugin.name=pgoutput\nslot.name=s\ntable.include.list=public.outbox\n\
+         extended.headers.enabled=false\ntransforms=o\ntransforms.o.type=io.debezium.transforms.outbox.EventRouter\n\
+         key.converter=StringConverter\nproducer.override.bootstrap.servers=b:1\n{more}"
+    );
+    import("c.properties", &text).unwrap()
+}
+
+#[test]
+fn bytes_that_are_not_the_same_are_listed_with_the_converter_that_made_them() {
+    const JSON: &str = "value.converter=org.apache.kafka.connect.json.JsonConverter\n";
+    const PLAIN: &str = "value.converter.schemas.enable=false\n";
+    const EXPAND: &str = "transforms.o.table.expand.json.payload=true\n";
+    const ENVELOPE: &str = "transforms.o.table.fields.additional.placement=type:envelope\n";
+    let seen = |more: &[&str]| {
+        let import = with(&more.concat());
+        config(&import);
+        let seen = import.left.iter().filter(|left| left.effect.is_seen());
+        seen.map(|left| left.option.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(seen(&["value.converter=io.debezium.converters.BinaryDataConverter\n"]), [""; 0]);
+    assert_eq!(seen(&["value.converter=org.apache.kafka.connect.converters.ByteArrayConverter\n"]), [""; 0]);
+    assert_eq!(seen(&[JSON]), ["value.converter"]);
+    assert_eq!(seen(&[JSON, PLAIN]), ["value.converter"]);
+    assert_eq!(seen(&[JSON, PLAIN, EXPAND]), ["transforms.o.table.expand.json.payload"]);
+    assert_eq!(seen(&[JSON, PLAIN, ENVELOPE]), [""; 0]);
+    assert_eq!(seen(&[JSON, ENVELOPE]), ["value.converter"]);
+    assert_eq!(seen(&["value.converter=StringConverter\n", EXPAND]), ["transforms.o.table.expand.json.payload"]);
+    assert_eq!(seen(&["value.converter=io.confluent.connect.avro.AvroConverter\n"]), ["value.converter"]);
+    assert_eq!(seen(&["value.converter=StringConverter\n", "header.converter=JsonConverter\n"]), ["header.converter"]);
+}
+
+#[test]
+fn what_is_no_outbox_in_postgres_is_refused() {
+    for (text, cause) in [
+        ("", "f: there is no connector.class in it"),
+        ("{}", "f: there is no connector.class in it"),
+        (
+            "connector.class=io.debezium.connector.mysql.MySqlConnector",
+            "f: it is not a connector of Debezium for Postgres",
+        ),
+        ("connector.class=PostgresConnector", "f: none of its transforms is Debezium's Outbox Event Router"),
+        (
+            "connector.class=PostgresConnector\ntransforms=a\ntransforms.b.type=io.debezium.transforms.outbox.EventRouter",
+            "f: none of its transforms",
+        ),
+    ] {
+        let error = import("f", text).unwrap_err();
+        assert!(error.cause().starts_with(cause) && error.what_to_do().is_some(), "{text}: {error}");
+        assert_eq!(error.kind(), Kind::Config);
+    }
+}
+
+#[test]
+fn names_that_are_hostile_stay_names() {
+    let import = with(
+        "database.user=a' password='x\nvalue.converter=StringConverter\n\
+         transforms.o.table.field.event.key=k\"} {x\n\
+         transforms.o.table.fields.additional.placement=type:header:a\"b\\\\n\\u0001]\n",
+    );
+    let config = config(&import);
+    let name = "a\"b\\n\u{1}]";
+    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{\"k\"\"} {x\"}"), vec![(name, "{type}")]));
+    assert!(import.toml.contains(r"user='a\\' password=\\'x'"), "{}", import.toml);
+}
+
+#[test]
+fn a_name_is_carried_where_only_the_password_is_filled_in() {
+    let login = |user: &str| {
+        let import = with(&format!(
+            "value.converter=StringConverter\nproducer.override.sasl.mechanism=PLAIN\n\
+             producer.override.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+             username=\"{user}\" password=\"${{file:/run/secrets:canary}}\";\n"
+        ));
+        assert_eq!(left(&import).last(), Some(&("publication.name (not set)", Effect::ToDo)));
+        assert!(left(&import).contains(&("producer.override.sasl.jaas.config", Effect::ToDo)));
+        assert!(!import.toml.contains("canary"));
+        config(&import).kafka.properties.get("sasl.username").map(|name| name.expose().to_owned())
+    };
+    assert_eq!(login("relay").as_deref(), Some("relay"));
+    assert_eq!(login("${env:KAFKA_USER}"), None);
+}
+
+#[test]
+fn quarkus_escapes_of_a_group_are_those_of_the_group() {
+    for replacement in
+        ["$1.events", "$${routedByValue}.events", "\\\\${routedByValue}.events", "${routedByValue}.events"]
+    {
+        let text = SERVER_PROPERTIES.replace("outbox.event.$1", replacement);
+        let import = import("application.properties", &text).unwrap();
+        assert_eq!(templates(&config(&import)).0, "{aggregatetype}.events", "{replacement}");
+    }
+}
