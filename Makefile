@@ -17,6 +17,7 @@ build: ## the release binary
 
 demo: ## the main job on a private, throw-away Postgres, verified
 	@scripts/prerequisites --minimal
+	cargo build --locked
 	cargo run --locked --quiet -- demo
 
 check: fmt lint docs compose ## what CI checks before it tests

@@ -37,7 +37,8 @@ impl fmt::Display for While<'_> {
 }
 
 /// What to do where client and server cannot agree and neither says more.
-const AGREE: &str = "check that a password is given, and what pg_hba.conf asks for from this role and address";
+const AGREE: &str = "check that a password is given (in ~/.pgpass as HOST:PORT:DATABASE:USER:PASSWORD with mode 0600, or \
+                     in PGPASSWORD), and what pg_hba.conf asks for from this role and address";
 
 /// Whether this SQLSTATE says that the server is going down, is coming up, or has ended our session for it:
 /// `admin_shutdown`, `crash_shutdown`, `cannot_connect_now`.

@@ -215,7 +215,8 @@ impl Mismatch {
                  delivered: the slot was recreated, or advanced by somebody else"
             ),
             Mismatch::Recreated { what, stored, now } => format!(
-                "the {what} of slot {slot} was dropped and created again while walrelay was away (OID {stored}, now \
+                "the {what} of slot {slot} is another one than before: it was dropped and created again while walrelay was \
+                 away, or another is named now (OID {stored}, now \
                  {now}): rows written in between may not be in the stream"
             ),
             Mismatch::Readded => format!(

@@ -53,7 +53,25 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
         print_line(format_args!("note: {remark}"))?;
     }
     let brokers = if loaded.settings.get(&setting::BROKERS).is_some() { "" } else { " --brokers HOST:PORT" };
-    print_line(format_args!("Ready. Next: walrelay run --slot {}{brokers}", source.slot))
+    let again = if plan.steps.iter().any(|step| matches!(step.object, Object::Slot)) {
+        "\n(add --adopt-slot, once, if a slot of this name was relayed before)"
+    } else {
+        ""
+    };
+    print_line(format_args!("Ready. Next: walrelay run --slot {}{}{brokers}{again}", source.slot, repeated(args)))
+}
+
+/// The flags of this `setup` that its `run` needs, too: what the environment or a file says, it finds by itself.
+fn repeated(args: &SetupArgs) -> String {
+    let quoted = |text: &str| match text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c)) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    };
+    let config = args.common.config.as_ref().map(|path| path.display().to_string());
+    let flags =
+        [("config", config.as_deref()), ("table", args.table.as_deref()), ("publication", args.publication.as_deref())];
+    let given = flags.into_iter().filter_map(|(flag, value)| Some(format!(" --{flag} {}", quoted(value?))));
+    given.collect()
 }
 
 /// The plan as a script for `psql`: what stands in the way is a comment, because whoever runs it may have other rights.

@@ -49,7 +49,8 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outbox: &OutboxC
         ))
         .remedy("`walrelay setup` prints the SQL that creates an outbox table; check schema, name and database"));
     };
-    Published { name: publication, publication: published, table, members: &facts.catalog.members, outbox }.judge()?;
+    let (members, other_tables) = (&facts.catalog.members, &facts.catalog.other_tables);
+    Published { name: publication, publication: published, table, members, other_tables, outbox }.judge()?;
     Ok(warnings(facts, found, published, table, slot, outbox))
 }
 

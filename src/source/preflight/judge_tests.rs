@@ -201,6 +201,14 @@ fn a_publication_that_does_not_carry_every_insert_says_which_it_would_skip() {
                 "table public.outbox is not in publication walrelay_orders: never added, or dropped and created again",
                 "alter publication \"walrelay_orders\" add table public.outbox",
             ),
+            (
+                |facts| {
+                    facts.catalog.members.clear();
+                    facts.catalog.other_tables = vec!["public.orders_outbox".to_owned()];
+                },
+                "publication walrelay_orders publishes public.orders_outbox, and not public.outbox",
+                "--table public.orders_outbox",
+            ),
             (|facts| flags_of(facts).insert = false, "publish = ''", "set (publish = 'insert')"),
             (|facts| flags_of(facts).update = true, "publish = 'insert, update'", "set (publish = 'insert')"),
             (|facts| flags_of(facts).delete = true, "publish = 'insert, delete'", "set (publish = 'insert')"),

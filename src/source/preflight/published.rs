@@ -12,6 +12,8 @@ pub(super) struct Published<'a> {
     pub(super) publication: &'a Publication,
     pub(super) table: &'a Table,
     pub(super) members: &'a [Member],
+    /// What else it publishes.
+    pub(super) other_tables: &'a [String],
     pub(super) outbox: &'a OutboxConfig,
 }
 
@@ -65,6 +67,17 @@ impl Published<'_> {
     fn table_is_in(&self) -> Result<()> {
         if self.members.is_empty() {
             let (name, table, publication) = (self.name, &self.outbox.table, self.sql_name());
+            if let Some(other) = self.other_tables.first() {
+                // Adding this one would let the relay confirm, and so give up, what is in the stream of the other.
+                return Err(at_publication(format!(
+                    "publication {name} publishes {}, and not {table}",
+                    self.other_tables.join(", ")
+                ))
+                .remedy(format!(
+                    "name the table the slot was set up for: --table {other}, or `table` in [outbox] of the configuration \
+                     file. For {table}, set up a slot of its own: walrelay setup --slot … --table {table}"
+                )));
+            }
             return Err(at_publication(format!(
                 "table {table} is not in publication {name}: never added, or dropped and created again since"
             ))
