@@ -2,11 +2,11 @@
 //!
 //! | module | its room |
 //! |---|---|
-//! | [`json`], [`properties`] | text to options |
-//! | [`given`] | options by one set of names, whichever form they came in |
-//! | [`options`] | every option known, and what becomes of it |
-//! | [`database`], [`router`], [`topic`], [`converter`], [`kafka`] | the meaning of those that are carried |
-//! | [`draft`] | settings to TOML |
+//! | `json`, `properties` | text to options |
+//! | `given` | options by one set of names, whichever form they came in |
+//! | `options` | every option known, and what becomes of it |
+//! | `database`, `router`, `topic`, `converter`, `kafka` | the meaning of those that are carried |
+//! | `draft` | settings to TOML |
 //!
 //! Nothing of Debezium is needed to read it; what it does with an option was seen on the wire. No option's value is
 //! shown unless it is known to be harmless: any of them may be a password.
