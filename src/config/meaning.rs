@@ -101,10 +101,7 @@ impl Settings {
 
     fn named_columns(&self) -> Result<OutboxConfig> {
         let table = self.parsed::<TableName>(&setting::TABLE, "TABLE or SCHEMA.TABLE, quoted as in SQL")?;
-        let column = |setting: &Setting| {
-            let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
-            self.checked(setting, "a column's name, 1 to 63 bytes, without SQL quotes", fits)
-        };
+        let column = |setting: &Setting| self.column(setting);
         Ok(OutboxConfig {
             table,
             id: column(&setting::COLUMN_ID)?,
@@ -123,11 +120,7 @@ impl Settings {
                 self.checked(setting, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
             Ok::<_, Error>(Some(name).filter(|name| !name.is_empty()))
         };
-        let column = |setting: &Setting| {
-            let Some(_) = self.get(setting) else { return Ok(None) };
-            let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
-            self.checked(setting, "a column's name, 1 to 63 bytes, without SQL quotes", fits).map(Some)
-        };
+        let column = |setting: &Setting| self.get(setting).map(|_| self.column(setting)).transpose();
         let prefix = self.checked(
             &setting::TOPIC_PREFIX,
             "fewer than 249 letters, digits, dots, underscores and hyphens",
@@ -174,11 +167,12 @@ impl Settings {
 
     /// The template that was given, if any was.
     fn template(&self, setting: &Setting) -> Result<Option<Template>> {
-        let Some(given) = self.get(setting) else { return Ok(None) };
-        let template = given.text.expose().parse().map_err(|error| {
-            Error::new(Kind::Config, format!("{}: {}: {error}", given.origin, setting.key)).remedy(TEMPLATE_REMEDY)
-        })?;
-        Ok(Some(template))
+        self.get(setting).map(|given| parsed_template(given, setting.key)).transpose()
+    }
+
+    fn column(&self, setting: &Setting) -> Result<String> {
+        let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
+        self.checked(setting, "a column's name, 1 to 63 bytes, without SQL quotes", fits)
     }
 
     fn kafka(&self) -> Result<KafkaConfig> {
@@ -317,13 +311,18 @@ impl Settings {
 }
 
 fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String, Template)>> {
-    let parse = |(name, given): &(String, Given)| {
-        let template = given.text.expose().parse().map_err(|error| {
-            Error::new(Kind::Config, format!("{}: {what} {name:?}: {error}", given.origin)).remedy(TEMPLATE_REMEDY)
-        })?;
-        Ok((name.clone(), template))
-    };
+    let parse =
+        |(name, given): &(String, Given)| Ok((name.clone(), parsed_template(given, &format!("{what} {name:?}"))?));
     given.iter().map(parse).collect()
+}
+
+/// The template that was given for `what`.
+fn parsed_template(given: &Given, what: &str) -> Result<Template> {
+    given
+        .text
+        .expose()
+        .parse()
+        .map_err(|error| Error::new(Kind::Config, format!("{}: {what}: {error}", given.origin)).remedy(TEMPLATE_REMEDY))
 }
 
 fn bug(setting: &Setting) -> Error {
