@@ -12,9 +12,16 @@ use crate::support::world::{ARRIVAL, World};
 
 const SHORT_TIMEOUT: &str = "[slot]\nwal_sender_timeout = \"3s\"\n[kafka]\nmax_in_flight_bytes = \"256KiB\"\n";
 
-#[test]
-fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() {
-    let kafka = Kafka::private();
+/// What a freeze of the broker came upon, after it ended.
+struct Thawed {
+    world: World,
+    relay: Relay,
+    /// The walsender's process before the freeze, and still there at its end.
+    walsender: i64,
+}
+
+/// Freezes the broker for longer than `wal_sender_timeout`, while more is written than may be in flight.
+fn frozen(kafka: &Kafka) -> Thawed {
     let world = World::on(Postgres::shared(), kafka.brokers());
     let mut relay = world.run().config_file(SHORT_TIMEOUT).start();
     relay.wait_ready();
@@ -28,16 +35,32 @@ fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() 
     kafka.freeze();
     // Several times the bytes in flight that are allowed, so that reading has to stop and the socket fills.
     let writers = world.workload(&Plan { filling: 4000, pause: Duration::ZERO, ..Plan::default() });
-    // Longer than the timeout of 3 s, and than the broker's session of 6 s, beyond which its controller fences it.
     throughout("the same connection lives", Duration::from_secs(9), || world.walsender() == walsender);
     let held = world.confirmed();
     writers.stop();
     assert!(held < world.wal());
     kafka.thaw();
+    Thawed { world, relay, walsender }
+}
 
+#[test]
+fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() {
+    let kafka = Kafka::never_fenced();
+    let Thawed { world, walsender, relay: _relay } = frozen(&kafka);
     assert_eq!(world.assert_all_delivered().duplicates, 0, "waiting for Kafka sends nothing twice");
     world.wait_confirmed(ARRIVAL);
     assert_eq!(world.walsender(), walsender, "the connection outlived it all");
+}
+
+/// A broker that is fenced and back may name no broker at all, and librdkafka then forgets the only one it had
+/// (confluentinc/librdkafka#5301). The relay finds that out, and starts over with another producer.
+#[test]
+fn a_broker_that_its_controller_gave_up_while_it_was_frozen_is_found_again() {
+    let kafka = Kafka::private();
+    let Thawed { world, mut relay, .. } = frozen(&kafka);
+    world.assert_all_delivered();
+    world.wait_confirmed(ARRIVAL);
+    assert!(relay.process.exited().is_none());
 }
 
 /// A relay that has confirmed its first event and reaches Postgres through a proxy.

@@ -87,6 +87,13 @@ impl Kafka {
         Kafka::node(1, free_port(), SESSION_MS, listeners)
     }
 
+    /// One of its own that stays the leader of its topics however long it is frozen: its session outlasts any test. For
+    /// the same reason it cannot be restarted.
+    #[track_caller]
+    pub(crate) fn never_fenced() -> Kafka {
+        Kafka::node(1, free_port(), 10 * SESSION_MS, &[])
+    }
+
     /// A cluster of two: what the second one leads can stall while the rest goes on. A frozen second broker stays the
     /// leader of what it leads, because sessions outlast any test; for the same reason neither can be restarted.
     #[track_caller]
