@@ -1,2 +1,2 @@
-create publication {publication} for table {table}
+create publication {publication} for table {tables}
     with (publish = 'insert', publish_via_partition_root = true);

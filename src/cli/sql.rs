@@ -8,6 +8,8 @@ use crate::postgres::quote::{quote_ident, quote_literal};
 pub const CREATE_TABLE: &str = include_str!("../../migrations/0001_outbox.sql");
 /// The publication.
 pub const CREATE_PUBLICATION: &str = include_str!("../../sql/create_publication.sql");
+/// The publication where only messages are relayed.
+pub const CREATE_PUBLICATION_OF_NOTHING: &str = include_str!("../../sql/create_publication_of_nothing.sql");
 /// Its end.
 pub const DROP_PUBLICATION: &str = include_str!("../../sql/drop_publication.sql");
 /// The slot, before Postgres 17.
@@ -38,6 +40,8 @@ pub enum Value<'a> {
     Name(&'a str),
     /// A table, put in with its schema.
     Table(&'a TableName),
+    /// Tables, put in with their schemas and commas between.
+    Tables(&'a [&'a TableName]),
     /// Text, put in as a quoted literal.
     Text(&'a str),
 }
@@ -71,10 +75,18 @@ fn is_placeholder(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
 }
 
+fn quoted_table(table: &TableName) -> Result<String> {
+    Ok(format!("{}.{}", quote_ident(table.schema())?, quote_ident(table.table())?))
+}
+
 fn quoted(value: Value<'_>) -> Result<String> {
     match value {
         Value::Name(name) => quote_ident(name),
-        Value::Table(table) => Ok(format!("{}.{}", quote_ident(table.schema())?, quote_ident(table.table())?)),
+        Value::Table(table) => quoted_table(table),
+        Value::Tables(tables) => {
+            let tables: Vec<_> = tables.iter().map(|table| quoted_table(table)).collect::<Result<_>>()?;
+            Ok(tables.join(", "))
+        }
         Value::Text(text) => quote_literal(text),
     }
 }
@@ -86,9 +98,10 @@ mod tests {
     #[test]
     fn hostile_names_stay_names() {
         let table: TableName = r#""Sa.les"."out"";drop table x;--""#.parse().unwrap();
-        let values = [("publication", Value::Name(r#"p" for all tables; --"#)), ("table", Value::Table(&table))];
+        let tables = [&table, &table];
+        let values = [("publication", Value::Name(r#"p" for all tables; --"#)), ("tables", Value::Tables(&tables))];
         insta::assert_snapshot!(fill(CREATE_PUBLICATION, &values).unwrap(), @r#"
-        create publication "p"" for all tables; --" for table "Sa.les"."out"";drop table x;--"
+        create publication "p"" for all tables; --" for table "Sa.les"."out"";drop table x;--", "Sa.les"."out"";drop table x;--"
             with (publish = 'insert', publish_via_partition_root = true);
         "#);
         let quote = fill(DROP_SLOT, &[("slot", Value::Text("a'); drop table x; --"))]).unwrap();
@@ -116,10 +129,22 @@ mod tests {
     #[test]
     fn every_template_can_be_filled() {
         let table: TableName = "outbox".parse().unwrap();
-        let values = [("table", Value::Table(&table)), ("publication", Value::Name("p")), ("slot", Value::Text("s"))];
-        for template in
-            [CREATE_TABLE, CREATE_PUBLICATION, DROP_PUBLICATION, CREATE_SLOT, CREATE_SLOT_FAILOVER, DROP_SLOT]
-        {
+        let tables = [&table];
+        let values = [
+            ("table", Value::Table(&table)),
+            ("tables", Value::Tables(&tables)),
+            ("publication", Value::Name("p")),
+            ("slot", Value::Text("s")),
+        ];
+        for template in [
+            CREATE_TABLE,
+            CREATE_PUBLICATION,
+            CREATE_PUBLICATION_OF_NOTHING,
+            DROP_PUBLICATION,
+            CREATE_SLOT,
+            CREATE_SLOT_FAILOVER,
+            DROP_SLOT,
+        ] {
             let sql = fill(template, &values).unwrap();
             assert!(sql.ends_with(';') && !sql.contains("{table}"), "{sql}");
         }

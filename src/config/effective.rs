@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use super::Config;
-use super::layers::Settings;
-use super::setting::{self, ENVELOPE, HEADERS, KAFKA_PROPERTIES, Setting};
+use super::layers::{Origin, Settings};
+use super::setting::{self, ENVELOPE, HEADERS, KAFKA_PROPERTIES, OUTBOX, Setting};
+use super::{Config, MESSAGE_LSN};
 
 /// Properties whose values are worth seeing and cannot be secrets. Numbers and truth values are shown anyway.
 const SHOWN_PROPERTIES: &[&str] = &[
@@ -21,6 +21,9 @@ const SHOWN_PROPERTIES: &[&str] = &[
     "ssl.endpoint.identification.algorithm",
 ];
 
+/// Tables of which each `[[outbox]]` has its own.
+const OF_OUTBOX: &[&str] = &["outbox.", "route.", "format."];
+
 /// The effective configuration as a file would have it. The database's connection string and properties that could be
 /// secrets are `***`; where the connection leads is in a comment.
 pub fn effective(settings: &Settings, config: &Config) -> String {
@@ -30,27 +33,26 @@ pub fn effective(settings: &Settings, config: &Config) -> String {
         config.source.publication,
         config.state.key
     );
-    let mut table = "";
-    for setting in setting::ALL {
-        let (of, key) = setting.key.rsplit_once('.').unwrap_or(("", setting.key));
-        if of != table {
-            line(&mut text, format_args!("\n[{of}]"));
-            table = of;
-        }
-        match settings.get(setting) {
-            Some(given) => {
-                let value = shown(setting, given.text.expose());
-                line(&mut text, format_args!("{key} = {value}  # {}", given.origin));
-            }
-            None => line(&mut text, format_args!("# {key}: {}", unset(setting))),
+    let several = settings.has_several_outboxes();
+    let of_outbox = |setting: &Setting| OF_OUTBOX.iter().any(|table| setting.key.starts_with(table));
+    for (table, members) in by_table(|setting| !(several && of_outbox(setting))) {
+        line(&mut text, format_args!("\n[{table}]"));
+        write_settings(&mut text, settings, &members);
+        if !several {
+            write_templates(&mut text, settings, table, "");
         }
     }
-    for (table, templates) in [(HEADERS, settings.headers()), (ENVELOPE, settings.envelope())] {
-        if !templates.is_empty() {
-            line(&mut text, format_args!("\n[{table}]"));
-        }
-        for (name, given) in templates {
-            line(&mut text, format_args!("{} = {}  # {}", quoted(name), quoted(given.text.expose()), given.origin));
+    if several {
+        for outbox in settings.of_each_outbox() {
+            line(&mut text, format_args!("\n[[{OUTBOX}]]"));
+            for (table, members) in by_table(of_outbox) {
+                if table != OUTBOX {
+                    let below = table.strip_prefix("outbox.").unwrap_or(table);
+                    line(&mut text, format_args!("\n[{OUTBOX}.{below}]"));
+                }
+                write_settings(&mut text, &outbox, &members);
+                write_templates(&mut text, &outbox, table, "outbox.");
+            }
         }
     }
     if !settings.properties().is_empty() {
@@ -66,6 +68,52 @@ pub fn effective(settings: &Settings, config: &Config) -> String {
     text
 }
 
+/// The settings for which `wanted`, by the table they are in.
+fn by_table(wanted: impl Fn(&Setting) -> bool) -> Vec<(&'static str, Vec<&'static Setting>)> {
+    let mut tables: Vec<(&str, Vec<&Setting>)> = Vec::new();
+    for setting in setting::ALL.iter().filter(|setting| wanted(setting)) {
+        let of = setting.key.rsplit_once('.').map_or("", |(of, _)| of);
+        match tables.last_mut().filter(|(table, _)| *table == of) {
+            Some((_, members)) => members.push(setting),
+            None => tables.push((of, vec![setting])),
+        }
+    }
+    tables
+}
+
+fn write_settings(text: &mut String, settings: &Settings, members: &[&Setting]) {
+    let of_messages = settings.get(&setting::MESSAGE_PREFIX).is_some();
+    for setting in members {
+        let key = setting.key.rsplit('.').next().unwrap_or(setting.key);
+        match settings.get(setting) {
+            Some(given) if of_messages && given.origin == Origin::Default && setting.key == setting::TABLE.key => {
+                line(text, format_args!("# {key}: messages are events"));
+            }
+            Some(given) if of_messages && given.origin == Origin::Default && setting.key == setting::COLUMN_ID.key => {
+                line(text, format_args!("{key} = {}  # default", quoted(MESSAGE_LSN)));
+            }
+            Some(given) => {
+                let value = shown(setting, given.text.expose());
+                line(text, format_args!("{key} = {value}  # {}", given.origin));
+            }
+            None => line(text, format_args!("# {key}: {}", unset(setting))),
+        }
+    }
+}
+
+/// The templates with names of their own that belong behind `table`.
+fn write_templates(text: &mut String, settings: &Settings, table: &str, above: &str) {
+    for (of, templates) in [(HEADERS, settings.headers()), (ENVELOPE, settings.envelope())] {
+        if of.rsplit_once('.').is_none_or(|(of, _)| of != table) || templates.is_empty() {
+            continue;
+        }
+        line(text, format_args!("\n[{above}{of}]"));
+        for (name, given) in templates {
+            line(text, format_args!("{} = {}  # {}", quoted(name), quoted(given.text.expose()), given.origin));
+        }
+    }
+}
+
 fn shown(setting: &Setting, value: &str) -> String {
     if setting.key == setting::DATABASE_URL.key { quoted("***") } else { quoted(value) }
 }
@@ -75,8 +123,10 @@ fn unset(setting: &Setting) -> &'static str {
         key if key == setting::DATABASE_URL.key => "from the PG* variables and their defaults",
         key if key == setting::PUBLICATION.key || key == setting::STATE_KEY.key => "follows from the slot's name",
         key if key == setting::HTTP.key => "off",
+        key if key == setting::MESSAGE_PREFIX.key => "rows of the table are events",
         key if key == setting::TOPIC.key => "follows from topic_prefix and the column aggregatetype",
         key if key == setting::KEY.key => "follows from the column aggregateid",
+        key if key == setting::HEADERS_FROM.key => "none",
         key if key == setting::PARTITION.key => "follows from the key",
         key if key == setting::TIMESTAMP.key => "when the record is produced",
         key if key == setting::VALUE.key => "follows from the column payload",
@@ -115,5 +165,20 @@ mod tests {
             let text_of = |settings: &Settings| settings.get(setting).map(|given| given.text.expose().to_owned());
             assert_eq!(text_of(&settings), text_of(&again), "{}", setting.key);
         }
+    }
+
+    #[test]
+    fn several_outboxes_are_shown_each_with_all_that_holds_for_it() {
+        let typed = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
+                     [[outbox]]\ntable = 'one'\n[outbox.route.headers]\na = '{a}'\n\
+                     [[outbox]]\nmessage_prefix = 'two'\n[outbox.format.envelope]\nx = '{x}'";
+        let parsed = |text: &str| {
+            let file = file::parse("w.toml", text).unwrap();
+            Settings::new(&Flags::new(), &Environment::new(), Some(&file))
+        };
+        let settings = parsed(typed);
+        let text = effective(&settings, &settings.config(false).unwrap());
+        let again = parsed(&text);
+        assert_eq!(format!("{:?}", again.outboxes().unwrap()), format!("{:?}", settings.outboxes().unwrap()), "{text}");
     }
 }

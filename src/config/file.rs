@@ -7,7 +7,7 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
-use super::setting::{self, ENVELOPE, Form, HEADERS, KAFKA_PROPERTIES};
+use super::setting::{self, ENVELOPE, Form, HEADERS, KAFKA_PROPERTIES, OUTBOX};
 use crate::error::{Error, Kind, Result};
 
 /// A value as it was typed, and the line it is on.
@@ -32,6 +32,8 @@ pub struct ConfigFile {
     pub headers: Vec<(String, Entry)>,
     /// Templates of an envelope's members by the member's name, in the order of the file.
     pub envelope: Vec<(String, Entry)>,
+    /// What each `[[outbox]]` says, as if it were a file of its own: `outbox.table`, `route.topic` and so on.
+    pub outboxes: Vec<ConfigFile>,
     /// Whether group or others may read the file.
     pub readable_by_others: bool,
 }
@@ -100,21 +102,48 @@ impl Reader<'_> {
         let mut in_order: Vec<_> = table.iter().collect();
         in_order.sort_by_key(|(name, _)| name.span().start);
         for (name, value) in in_order {
-            let key =
-                if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
             let line = line_of(self.text, name.span().start);
-            let property = key.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.'));
-            if matches!(prefix, HEADERS | ENVELOPE) {
-                let named = self.named(line, &key, name.get_ref(), value.get_ref())?;
-                if prefix == HEADERS { &mut self.file.headers } else { &mut self.file.envelope }.push(named);
-                continue;
+            self.below(prefix, line, name.get_ref(), value.get_ref())?;
+        }
+        Ok(())
+    }
+
+    /// One key of the table `prefix`.
+    fn below(&mut self, prefix: &str, line: usize, name: &str, value: &DeValue<'_>) -> Result<()> {
+        let key = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+        let property = key.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.'));
+        if matches!(prefix, HEADERS | ENVELOPE) {
+            let named = self.named(line, &key, name, value)?;
+            if prefix == HEADERS { &mut self.file.headers } else { &mut self.file.envelope }.push(named);
+            return Ok(());
+        }
+        match (value, property) {
+            (DeValue::Array(several), None) if key == OUTBOX => self.outboxes(line, several),
+            (DeValue::Table(inner), Some(_)) => self.table(&key, inner),
+            (DeValue::Table(inner), None) if is_table(&key) => self.table(&key, inner),
+            (value, Some(property)) => self.property(line, property, value),
+            (value, None) => self.setting(line, &key, value),
+        }
+    }
+
+    /// Each of `several` with keys of its own: what is below `route` and `format` is meant for this one alone.
+    fn outboxes(&mut self, line: usize, several: &[toml::Spanned<DeValue<'_>>]) -> Result<()> {
+        for outbox in several {
+            let DeValue::Table(table) = outbox.get_ref() else {
+                return Err(self
+                    .error(line, OUTBOX, "is a list of something else than tables")
+                    .remedy("write [[outbox]] on a line of its own, and its keys below it"));
+            };
+            let file = ConfigFile { path: self.file.path.clone(), ..ConfigFile::default() };
+            let mut reader = Reader { text: self.text, file };
+            for (name, value) in table {
+                let line = line_of(self.text, name.span().start);
+                match (name.get_ref().as_ref(), value.get_ref()) {
+                    (of @ ("route" | "format"), DeValue::Table(inner)) => reader.table(of, inner)?,
+                    (_, value) => reader.below(OUTBOX, line, name.get_ref(), value)?,
+                }
             }
-            match (value.get_ref(), property) {
-                (DeValue::Table(inner), Some(_)) => self.table(&key, inner)?,
-                (DeValue::Table(inner), None) if is_table(&key) => self.table(&key, inner)?,
-                (value, Some(property)) => self.property(line, property, value)?,
-                (value, None) => self.setting(line, &key, value)?,
-            }
+            self.file.outboxes.push(reader.file);
         }
         Ok(())
     }
@@ -271,6 +300,10 @@ mod tests {
                 "w.toml:2: kafka.properties.x is neither text nor a number nor true or false",
             ),
             ("[kafka]\nproperties = 1", "w.toml:2: kafka.properties is a table, not a value"),
+            ("outbox = [1]", "w.toml:1: outbox is a list of something else than tables"),
+            ("[[outbox]]\ntabel = \"a\"", "w.toml:2: outbox.tabel does not exist"),
+            ("[[outbox]]\nroute.topik = \"a\"", "w.toml:2: route.topik does not exist"),
+            ("[[slot]]\nname = \"a\"", "w.toml:1: slot is a table, not a value"),
         ];
         for (text, cause) in table {
             let error = refused(text);

@@ -58,8 +58,34 @@ pub struct Settings {
     properties: BTreeMap<String, Given>,
     headers: Vec<(String, Given)>,
     envelope: Vec<(String, Given)>,
+    /// What each `[[outbox]]` of the file says instead.
+    outboxes: Vec<Layer>,
     warnings: Vec<String>,
     environment: BTreeMap<String, Secret>,
+}
+
+/// What an `[[outbox]]` says.
+#[derive(Debug, Clone, Default)]
+struct Layer {
+    values: BTreeMap<&'static str, Given>,
+    headers: Vec<(String, Given)>,
+    envelope: Vec<(String, Given)>,
+}
+
+impl Layer {
+    fn of(file: &ConfigFile) -> Layer {
+        let given = |entry: &Entry| {
+            let origin = Origin::File { path: file.path.clone(), line: entry.line };
+            Given { text: Secret::new(entry.text.clone()), origin }
+        };
+        let named =
+            |named: &[(String, Entry)]| named.iter().map(|(name, entry)| (name.clone(), given(entry))).collect();
+        Layer {
+            values: file.settings.iter().map(|(key, entry)| (*key, given(entry))).collect(),
+            headers: named(&file.headers),
+            envelope: named(&file.envelope),
+        }
+    }
 }
 
 impl Settings {
@@ -86,12 +112,9 @@ impl Settings {
         }
         settings.lay_properties(file);
         if let Some(file) = file {
-            let given = |(name, entry): &(String, Entry)| {
-                let origin = Origin::File { path: file.path.clone(), line: entry.line };
-                (name.clone(), Given { text: Secret::new(entry.text.clone()), origin })
-            };
-            settings.headers = file.headers.iter().map(given).collect();
-            settings.envelope = file.envelope.iter().map(given).collect();
+            let Layer { headers, envelope, .. } = Layer::of(file);
+            (settings.headers, settings.envelope) = (headers, envelope);
+            settings.outboxes = file.outboxes.iter().map(Layer::of).collect();
         }
         settings.warn_of_unknown_variables();
         settings.warn_of_readable_secrets(flags, file);
@@ -116,6 +139,38 @@ impl Settings {
     /// Templates of an envelope's members by the member's name, in the order of the file.
     pub fn envelope(&self) -> &[(String, Given)] {
         &self.envelope
+    }
+
+    /// Whether the file has `[[outbox]]`, and so what is said of *the* outbox is meant for none.
+    pub fn has_several_outboxes(&self) -> bool {
+        !self.outboxes.is_empty()
+    }
+
+    /// These settings as they are for each outbox: what its `[[outbox]]` says comes before everything else. Without any
+    /// there is one, of these settings.
+    pub fn of_each_outbox(&self) -> Vec<Settings> {
+        if self.outboxes.is_empty() {
+            return vec![self.clone()];
+        }
+        self.outboxes.iter().map(|layer| self.under(layer)).collect()
+    }
+
+    fn under(&self, layer: &Layer) -> Settings {
+        let mut settings = Settings { outboxes: Vec::new(), ..self.clone() };
+        settings.values.extend(layer.values.clone());
+        if !layer.headers.is_empty() {
+            settings.headers.clone_from(&layer.headers);
+        }
+        // A value is a template or an envelope, and the nearer one holds.
+        if !layer.envelope.is_empty() {
+            settings.envelope.clone_from(&layer.envelope);
+            if !layer.values.contains_key(setting::VALUE.key) {
+                settings.values.remove(setting::VALUE.key);
+            }
+        } else if layer.values.contains_key(setting::VALUE.key) {
+            settings.envelope.clear();
+        }
+        settings
     }
 
     /// What is allowed and yet should be known: for the log, without secrets.

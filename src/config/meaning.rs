@@ -9,21 +9,15 @@ use std::time::Duration;
 use super::layers::{Given, Settings};
 use super::setting::{self, Form, Setting};
 use super::unit::{exact_bytes, exact_duration, parse_bytes, parse_duration};
-use super::{
-    Config, KafkaConfig, OutboxConfig, ProcessConfig, RouteConfig, SlotName, SourceConfig, StateConfig, StoreKind,
-    TableName, ValueConfig,
-};
+use super::{Config, KafkaConfig, ProcessConfig, SlotName, SourceConfig, StateConfig, StoreKind};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
-use crate::template::Template;
 
 /// `NAMEDATALEN` - 1: Postgres cuts longer names without a word.
-const IDENTIFIER_BYTES_MAX: usize = 63;
+pub(super) const IDENTIFIER_BYTES_MAX: usize = 63;
 /// Longest topic name Kafka takes.
-const TOPIC_BYTES_MAX: usize = 249;
-const TEMPLATE_REMEDY: &str = "write text with columns in braces, such as orders.{type|lower}; \
-                               docs/mapping.md has all of it";
+pub(super) const TOPIC_BYTES_MAX: usize = 249;
 /// Properties that are `kafka.brokers` by another name.
 const BROKERS_PROPERTIES: &[&str] = &["bootstrap.servers", "metadata.broker.list"];
 
@@ -35,9 +29,13 @@ impl Settings {
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
         let state = self.state(adopt_slot)?;
         let reserved_topic = (state.store == StoreKind::Kafka).then(|| state.topic.clone());
-        let outbox = self.outbox()?;
-        let route = RouteConfig { reserved_topic, ..self.route(&outbox)? };
-        Ok(Config { source: self.source()?, outbox, route, kafka: self.kafka()?, state, process: self.process()? })
+        let mut outboxes = self.outboxes()?;
+        for outbox in &mut outboxes {
+            outbox.route.reserved_topic.clone_from(&reserved_topic);
+        }
+        let messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
+        let source = SourceConfig { messages, ..self.source()? };
+        Ok(Config { source, outboxes, kafka: self.kafka()?, state, process: self.process()? })
     }
 
     /// How to reach the database.
@@ -85,94 +83,9 @@ impl Settings {
             slot,
             publication,
             wal_sender_timeout: self.duration(&setting::WAL_SENDER_TIMEOUT)?,
+            messages: false,
             max_message_bytes: self.size(&setting::MAX_MESSAGE_BYTES)?,
         })
-    }
-
-    /// The outbox table and its columns.
-    ///
-    /// # Errors
-    /// As [`Settings::config`].
-    pub fn outbox(&self) -> Result<OutboxConfig> {
-        let mut outbox = self.named_columns()?;
-        outbox.need_only(&self.route(&outbox)?);
-        Ok(outbox)
-    }
-
-    fn named_columns(&self) -> Result<OutboxConfig> {
-        let table = self.parsed::<TableName>(&setting::TABLE, "TABLE or SCHEMA.TABLE, quoted as in SQL")?;
-        let column = |setting: &Setting| self.column(setting);
-        Ok(OutboxConfig {
-            table,
-            id: column(&setting::COLUMN_ID)?,
-            aggregate_type: column(&setting::COLUMN_AGGREGATE_TYPE)?,
-            aggregate_id: column(&setting::COLUMN_AGGREGATE_ID)?,
-            event_type: column(&setting::COLUMN_TYPE)?,
-            payload: column(&setting::COLUMN_PAYLOAD)?,
-            columns: Vec::new(),
-        })
-    }
-
-    fn route(&self, outbox: &OutboxConfig) -> Result<RouteConfig> {
-        let prefix_fits = |prefix: &str| prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_topic_byte);
-        let header = |setting: &Setting| {
-            let name =
-                self.checked(setting, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
-            Ok::<_, Error>(Some(name).filter(|name| !name.is_empty()))
-        };
-        let column = |setting: &Setting| self.get(setting).map(|_| self.column(setting)).transpose();
-        let prefix = self.checked(
-            &setting::TOPIC_PREFIX,
-            "fewer than 249 letters, digits, dots, underscores and hyphens",
-            prefix_fits,
-        )?;
-        let topic = self.template(&setting::TOPIC)?;
-        let key = self.template(&setting::KEY)?;
-        Ok(RouteConfig {
-            topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, &outbox.aggregate_type)),
-            key: match key {
-                Some(key) => Some(key).filter(|key| !key.source().is_empty()),
-                None => Some(Template::column(&outbox.aggregate_id)),
-            },
-            id_header: header(&setting::ID_HEADER)?,
-            position_header: header(&setting::POSITION_HEADER)?,
-            partition: column(&setting::PARTITION)?,
-            timestamp: column(&setting::TIMESTAMP)?,
-            headers: named_templates(self.headers(), "header")?,
-            value: self.value(outbox)?,
-            reserved_topic: None,
-        })
-    }
-
-    fn value(&self, outbox: &OutboxConfig) -> Result<ValueConfig> {
-        let template = self.template(&setting::VALUE)?;
-        let tombstone = match self.checked(&setting::TOMBSTONE, "never or null-payload", |_| true)?.as_str() {
-            "never" => None,
-            "null-payload" => Some(outbox.payload.clone()),
-            _ => return Err(self.not_allowed(&setting::TOMBSTONE, "never or null-payload")),
-        };
-        let members = named_templates(self.envelope(), "member")?;
-        match (template, members.is_empty()) {
-            (template, true) => {
-                Ok(ValueConfig::Template(template.unwrap_or_else(|| Template::column(&outbox.payload))))
-            }
-            (None, false) => Ok(ValueConfig::Envelope { members, tombstone }),
-            (Some(_), false) => {
-                let origin = self.get(&setting::VALUE).map(|given| given.origin.to_string()).unwrap_or_default();
-                Err(Error::new(Kind::Config, format!("{origin}: format.value is set, and format.envelope is, too"))
-                    .remedy("remove one of the two: a value is one template or an object of several"))
-            }
-        }
-    }
-
-    /// The template that was given, if any was.
-    fn template(&self, setting: &Setting) -> Result<Option<Template>> {
-        self.get(setting).map(|given| parsed_template(given, setting.key)).transpose()
-    }
-
-    fn column(&self, setting: &Setting) -> Result<String> {
-        let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
-        self.checked(setting, "a column's name, 1 to 63 bytes, without SQL quotes", fits)
     }
 
     fn kafka(&self) -> Result<KafkaConfig> {
@@ -277,7 +190,7 @@ impl Settings {
         value.ok_or_else(|| self.not_allowed(setting, allowed))
     }
 
-    fn parsed<T>(&self, setting: &Setting, allowed: &str) -> Result<T>
+    pub(super) fn parsed<T>(&self, setting: &Setting, allowed: &str) -> Result<T>
     where
         T: FromStr<Err: Display>,
     {
@@ -288,19 +201,19 @@ impl Settings {
         })
     }
 
-    fn checked(&self, setting: &Setting, allowed: &str, fits: impl Fn(&str) -> bool) -> Result<String> {
+    pub(super) fn checked(&self, setting: &Setting, allowed: &str, fits: impl Fn(&str) -> bool) -> Result<String> {
         let text = self.required(setting)?.text.expose();
         if fits(text) { Ok(text.to_owned()) } else { Err(self.not_allowed(setting, allowed)) }
     }
 
-    fn required(&self, setting: &Setting) -> Result<&Given> {
+    pub(super) fn required(&self, setting: &Setting) -> Result<&Given> {
         self.get(setting).ok_or_else(|| {
             Error::new(Kind::Config, format!("{} is not set", setting.key))
                 .remedy(format!("set {}", setting.how_to_set()))
         })
     }
 
-    fn not_allowed(&self, setting: &Setting, allowed: impl Display) -> Error {
+    pub(super) fn not_allowed(&self, setting: &Setting, allowed: impl Display) -> Error {
         let (origin, text) = match self.get(setting) {
             Some(given) => (given.origin.to_string(), given.text.expose()),
             None => (String::new(), ""),
@@ -310,26 +223,11 @@ impl Settings {
     }
 }
 
-fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String, Template)>> {
-    let parse =
-        |(name, given): &(String, Given)| Ok((name.clone(), parsed_template(given, &format!("{what} {name:?}"))?));
-    given.iter().map(parse).collect()
-}
-
-/// The template that was given for `what`.
-fn parsed_template(given: &Given, what: &str) -> Result<Template> {
-    given
-        .text
-        .expose()
-        .parse()
-        .map_err(|error| Error::new(Kind::Config, format!("{}: {what}: {error}", given.origin)).remedy(TEMPLATE_REMEDY))
-}
-
 fn bug(setting: &Setting) -> Error {
     Error::new(Kind::Bug, format!("{} is read as something else than it is", setting.key))
 }
 
-fn is_topic_byte(byte: u8) -> bool {
+pub(super) fn is_topic_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
 
@@ -352,10 +250,11 @@ mod tests {
         assert_eq!(config.source.publication, "walrelay_orders");
         assert_eq!(config.source.wal_sender_timeout, Duration::from_secs(10));
         assert_eq!(config.source.max_message_bytes, 64 << 20);
-        assert_eq!(config.outbox.table.to_string(), "public.outbox");
-        assert_eq!(config.outbox.aggregate_id, "aggregateid");
-        assert_eq!(config.route.topic.source(), "outbox.event.{aggregatetype}");
-        assert_eq!(config.outbox.columns, ["id", "aggregatetype", "aggregateid", "payload"]);
+        let [outbox] = config.outboxes.as_slice() else { panic!("{:?}", config.outboxes) };
+        assert_eq!(outbox.source.to_string(), "table public.outbox");
+        assert_eq!(outbox.aggregate_id, "aggregateid");
+        assert_eq!(outbox.route.topic.source(), "outbox.event.{aggregatetype}");
+        assert_eq!(outbox.columns, ["id", "aggregatetype", "aggregateid", "payload"]);
         assert_eq!((config.kafka.max_in_flight_bytes, config.kafka.max_in_flight_events), (32 << 20, 100_000));
         assert_eq!((config.state.store, config.state.topic.as_str()), (StoreKind::Kafka, "walrelay-state"));
         assert_eq!(config.state.key, "orders");

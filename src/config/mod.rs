@@ -8,10 +8,12 @@
 //! | [`mod@file`] | `walrelay.toml`: keys, values, lines |
 //! | [`layers`] | flag over environment over file over default |
 //! | [`meaning`] | text to validated types |
+//! | [`outbox`] | the same for what is an event and where it goes |
 //! | [`effective`] | and back to text, for people |
 //! | [`name`], [`mod@unit`] | the types values are made of |
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ pub mod file;
 pub mod layers;
 pub mod meaning;
 pub mod name;
+pub mod outbox;
 pub mod setting;
 pub mod unit;
 
@@ -32,12 +35,10 @@ use crate::template::Template;
 /// Everything `walrelay run` needs to know.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the outbox is.
+    /// Where the outboxes are.
     pub source: SourceConfig,
-    /// Which columns of the outbox mean what.
-    pub outbox: OutboxConfig,
-    /// Where events go.
-    pub route: RouteConfig,
+    /// Which of what the slot streams is an event, and where it goes. At least one; no two take the same events.
+    pub outboxes: Vec<OutboxConfig>,
     /// How they get there.
     pub kafka: KafkaConfig,
     /// Where the position is kept.
@@ -58,15 +59,53 @@ pub struct SourceConfig {
     /// `wal_sender_timeout` for our own session. The relay reports three times as often and declares the server
     /// dead after this much silence.
     pub wal_sender_timeout: Duration,
+    /// Whether messages of `pg_logical_emit_message` are wanted. Without it the server sends none.
+    pub messages: bool,
     /// Upper bound on one message from the server; a larger row stops the relay with its LSN.
     pub max_message_bytes: usize,
 }
 
-/// The outbox table and its columns, by the names of Debezium's Outbox Event Router unless told otherwise.
+/// What a column is called that every message has: where it stands in the log, `16/B374D848`. No two have the same.
+pub const MESSAGE_LSN: &str = "message_lsn";
+/// What a column is called that every message has: its prefix.
+pub const MESSAGE_PREFIX: &str = "message_prefix";
+/// What a column is called that every message has: its content, whatever it is.
+pub const MESSAGE_CONTENT: &str = "message_content";
+
+/// Where events are from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventSource {
+    /// Rows that are inserted into this table.
+    Table(TableName),
+    /// Messages of `pg_logical_emit_message(true, prefix, content)` with this prefix.
+    Messages(String),
+}
+
+impl EventSource {
+    /// The table, if it is one.
+    pub fn table(&self) -> Option<&TableName> {
+        match self {
+            EventSource::Table(table) => Some(table),
+            EventSource::Messages(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for EventSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EventSource::Table(table) => write!(f, "table {table}"),
+            EventSource::Messages(prefix) => write!(f, "messages with prefix {prefix:?}"),
+        }
+    }
+}
+
+/// One source of events, its columns, by the names of Debezium's Outbox Event Router unless told otherwise, and what
+/// becomes of an event.
 #[derive(Debug, Clone)]
 pub struct OutboxConfig {
-    /// The table.
-    pub table: TableName,
+    /// The table, or the messages.
+    pub source: EventSource,
     /// Column with the event's id.
     pub id: String,
     /// Column that selects the topic, unless the route says otherwise.
@@ -79,6 +118,8 @@ pub struct OutboxConfig {
     pub payload: String,
     /// Every column that is needed, each once. A column's index is its *place*; place 0 is the id's.
     pub columns: Vec<String>,
+    /// Where events go.
+    pub route: RouteConfig,
 }
 
 impl OutboxConfig {
@@ -94,10 +135,11 @@ impl OutboxConfig {
         }
     }
 
-    /// The columns that the id, this route and these values need are those that are needed.
-    pub fn need_only(&mut self, route: &RouteConfig) {
+    /// The columns that the id and the route need are those that are needed.
+    pub fn need_only_routed(&mut self) {
         self.columns = vec![self.id.clone()];
-        let templates = [Some(&route.topic), route.key.as_ref()].into_iter().flatten();
+        let route = &self.route;
+        let templates = [Some(&route.topic), route.key.as_ref(), route.headers_from.as_ref()].into_iter().flatten();
         let headers = route.headers.iter().map(|(_, template)| template);
         let columns = templates.chain(headers).flat_map(Template::columns).map(str::to_owned);
         let columns = columns.chain(route.partition.clone()).chain(route.timestamp.clone());
@@ -122,8 +164,12 @@ pub struct RouteConfig {
     pub partition: Option<String>,
     /// Column with the record's timestamp; NULL is when it is produced.
     pub timestamp: Option<String>,
-    /// Further headers, in this order.
+    /// Further headers, in this order. No name holds NUL.
     pub headers: Vec<(String, Template)>,
+    /// A JSON object whose members become headers behind those, unless one of that name is there.
+    pub headers_from: Option<Template>,
+    /// Whether a header whose value is NULL is left out.
+    pub omit_null_headers: bool,
     /// The record's value.
     pub value: ValueConfig,
     /// A topic no event may go to: the one that keeps the position, where there is one.
@@ -214,10 +260,10 @@ impl Default for OutboxConfig {
     fn default() -> Self {
         let [id, aggregate_type, aggregate_id, event_type, payload] =
             ["id", "aggregatetype", "aggregateid", "type", "payload"].map(str::to_owned);
-        let columns = Vec::new();
-        let table = TableName::debezium();
-        let mut outbox = OutboxConfig { table, id, aggregate_type, aggregate_id, event_type, payload, columns };
-        outbox.need_only(&RouteConfig::default());
+        let (source, columns) = (EventSource::Table(TableName::debezium()), Vec::new());
+        let route = RouteConfig::default();
+        let mut outbox = OutboxConfig { source, id, aggregate_type, aggregate_id, event_type, payload, columns, route };
+        outbox.need_only_routed();
         outbox
     }
 }
@@ -233,6 +279,8 @@ impl Default for RouteConfig {
             partition: None,
             timestamp: None,
             headers: Vec::new(),
+            headers_from: None,
+            omit_null_headers: false,
             value: ValueConfig::Template(Template::column("payload")),
             reserved_topic: None,
         }

@@ -82,6 +82,9 @@ pub const MAX_MESSAGE_BYTES: Setting =
 /// The outbox table. `public.outbox`: what `setup --create-table` makes.
 pub const TABLE: Setting = text("outbox.table", Some("table"), Some("public.outbox"));
 
+/// Prefix of `pg_logical_emit_message`. None: rows of a table are events, messages are not.
+pub const MESSAGE_PREFIX: Setting = text("outbox.message_prefix", None, None);
+
 /// Column of the event's id. This name and the four below are those of Debezium's Outbox Event Router, so that a
 /// table made for it works unchanged.
 pub const COLUMN_ID: Setting = text("outbox.columns.id", None, Some("id"));
@@ -104,6 +107,11 @@ pub const KEY: Setting = text("route.key", None, None);
 pub const ID_HEADER: Setting = text("route.id_header", None, Some("id"));
 /// Header with the event's place in the log. On: it costs some sixty bytes, and answers where a record is from.
 pub const POSITION_HEADER: Setting = text("route.position_header", None, Some("walrelay-position"));
+/// A JSON object with a header in each of its members. None: headers are named one by one.
+pub const HEADERS_FROM: Setting = text("route.headers_from", None, None);
+/// What becomes of a header whose value is NULL. Kept, without a value: that is what the Outbox Event Router does.
+pub const NULL_HEADERS: Setting =
+    Setting { key: "route.null_headers", flag: None, default: Some("keep"), form: Form::OneOf(&["keep", "omit"]) };
 /// Column with the partition. None: the key decides, as everywhere.
 pub const PARTITION: Setting = text("route.partition", None, None);
 /// Column with the record's timestamp. None: the time it is produced, which is what consumers of a topic expect.
@@ -181,6 +189,8 @@ pub const SHUTDOWN_TIMEOUT: Setting = Setting {
     form: Form::Duration(Duration::ZERO, HOUR),
 };
 
+/// The table of an outbox; as a list of tables, several outboxes.
+pub const OUTBOX: &str = "outbox";
 /// Table whose keys are names of headers, and whose values are templates.
 pub const HEADERS: &str = "route.headers";
 /// Table whose keys are the members of an envelope, and whose values are templates.
@@ -200,6 +210,7 @@ pub const ALL: &[Setting] = &[
     WAL_SENDER_TIMEOUT,
     MAX_MESSAGE_BYTES,
     TABLE,
+    MESSAGE_PREFIX,
     COLUMN_ID,
     COLUMN_AGGREGATE_TYPE,
     COLUMN_AGGREGATE_ID,
@@ -210,6 +221,8 @@ pub const ALL: &[Setting] = &[
     KEY,
     ID_HEADER,
     POSITION_HEADER,
+    HEADERS_FROM,
+    NULL_HEADERS,
     PARTITION,
     TIMESTAMP,
     VALUE,

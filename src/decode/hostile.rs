@@ -30,7 +30,15 @@ fn one_of_each() -> Vec<(Vec<u8>, Message<'static>)> {
         (wire::truncate(&[7, 8]), Message::Other(Other::Truncate)),
         (wire::data_type(99, "public", "mood"), Message::Other(Other::Type)),
         (wire::origin(32, "upstream"), Message::Other(Other::Origin)),
-        (wire::logical_message(32, "prefix", b"content"), Message::Other(Other::LogicalMessage)),
+        (
+            wire::logical_message(32, "prefix", b"content"),
+            Message::Logical(LogicalMessage {
+                transactional: true,
+                lsn: Lsn::new(32),
+                prefix: b"prefix",
+                content: b"content",
+            }),
+        ),
     ]
 }
 

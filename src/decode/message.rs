@@ -4,7 +4,7 @@
 //! that protocol versions above 1 add.
 
 use super::cursor::{Cursor, DecodeError, Problem};
-use super::{Begin, Column, Commit, Insert, Message, Other, Relation, Tuple};
+use super::{Begin, Column, Commit, Insert, LogicalMessage, Message, Other, Relation, Tuple};
 use crate::clock::POSTGRES_EPOCH_US;
 
 /// Decodes one pgoutput payload, which must be one whole message of protocol version 1 and nothing else.
@@ -26,7 +26,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
         b'T' => truncate(&mut cursor).map(|()| Message::Other(Other::Truncate))?,
         b'Y' => data_type(&mut cursor).map(|()| Message::Other(Other::Type))?,
         b'O' => origin(&mut cursor).map(|()| Message::Other(Other::Origin))?,
-        b'M' => logical_message(&mut cursor).map(|()| Message::Other(Other::LogicalMessage))?,
+        b'M' => Message::Logical(logical_message(&mut cursor)?),
         found => return Err(cursor.error(1, "a message's tag", Problem::Unknown { found })),
     };
     cursor.end("a message")?;
@@ -132,13 +132,17 @@ fn origin(cursor: &mut Cursor<'_>) -> Result<(), DecodeError> {
     Ok(())
 }
 
-fn logical_message(cursor: &mut Cursor<'_>) -> Result<(), DecodeError> {
-    cursor.u8("a logical message's flags")?;
-    cursor.lsn("a logical message's LSN")?;
-    cursor.until_zero("a logical message's prefix")?;
+fn logical_message<'a>(cursor: &mut Cursor<'a>) -> Result<LogicalMessage<'a>, DecodeError> {
+    const FLAGS: &str = "a logical message's flags";
+    let transactional = match cursor.u8(FLAGS)? {
+        flag @ (0 | 1) => flag == 1,
+        found => return Err(cursor.error(1, FLAGS, Problem::Unknown { found })),
+    };
+    let lsn = cursor.lsn("a logical message's LSN")?;
+    let prefix = cursor.until_zero("a logical message's prefix")?;
     let length = cursor.count32("a logical message's length")?;
-    cursor.take(length, "a logical message's content")?;
-    Ok(())
+    let content = cursor.take(length, "a logical message's content")?;
+    Ok(LogicalMessage { transactional, lsn, prefix, content })
 }
 
 /// Microseconds since the Unix epoch.

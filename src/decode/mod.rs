@@ -29,7 +29,9 @@ pub enum Message<'a> {
     Relation(Relation),
     /// `I`: a row was inserted.
     Insert(Insert<'a>),
-    /// `U`, `D`, `T`, `Y`, `O`, `M`: known, and not an event.
+    /// `M`: content somebody put into the log.
+    Logical(LogicalMessage<'a>),
+    /// `U`, `D`, `T`, `Y`, `O`: known, and not an event.
     Other(Other),
 }
 
@@ -86,6 +88,19 @@ pub struct Insert<'a> {
     pub tuple: Tuple<'a>,
 }
 
+/// `M`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogicalMessage<'a> {
+    /// Whether it belongs to the transaction that is open; the others stand anywhere.
+    pub transactional: bool,
+    /// Where it stands in the log.
+    pub lsn: Lsn,
+    /// The prefix, in the encoding of the session.
+    pub prefix: &'a [u8],
+    /// The content: any bytes.
+    pub content: &'a [u8],
+}
+
 /// A message that carries no event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Other {
@@ -99,6 +114,6 @@ pub enum Other {
     Type,
     /// `O`
     Origin,
-    /// `M`
+    /// `M`, emitted outside of transactions or with another prefix.
     LogicalMessage,
 }

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::content::Content;
 use super::error::{EventError, Fault, Seen, Violation};
 use super::mapping::Mapping;
 use super::{Event, Place, Row, Shown, Step};
-use crate::config::OutboxConfig;
-use crate::decode::{self, Begin, Commit, Insert, Message, Other, Relation};
+use crate::config::{EventSource, OutboxConfig, TableName};
+use crate::decode::{self, Begin, Commit, Insert, LogicalMessage, Message, Other, Relation};
 use crate::position::{Lsn, Position};
 
 /// How many column names a missing column's error lists.
@@ -24,6 +25,8 @@ pub struct Ignored {
     pub deletes: u64,
     /// Truncate commands.
     pub truncates: u64,
+    /// Messages of `pg_logical_emit_message` with another prefix, or outside of transactions.
+    pub messages: u64,
 }
 
 /// Makes events of one replication session's messages, and drops what was delivered before.
@@ -32,7 +35,7 @@ pub struct Ignored {
 /// [`Assembler::resume_at`] is called for a new session.
 #[derive(Debug)]
 pub struct Assembler {
-    outbox: OutboxConfig,
+    outboxes: Vec<OutboxConfig>,
     resume: Position,
     /// Whether the transaction in `resume.partial` has yet to come.
     partial_expected: bool,
@@ -50,10 +53,11 @@ pub struct Assembler {
 #[derive(Debug, Clone)]
 enum Table {
     Other,
-    Outbox(Arc<Mapping>),
-    /// The outbox without the needed column of this place: an error as soon as an event needs it, not for delivered
+    /// This one of the outboxes.
+    Outbox(usize, Arc<Mapping>),
+    /// This outbox without the needed column of this place: an error as soon as an event needs it, not for delivered
     /// ones.
-    Lacking(usize),
+    Lacking(usize, usize),
 }
 
 /// The transaction that is under way.
@@ -68,11 +72,24 @@ struct Open {
     covered: bool,
 }
 
+impl Open {
+    /// The place of the next event, unless it was delivered before.
+    #[inline]
+    fn next(&mut self) -> Option<Place> {
+        if self.covered {
+            return None;
+        }
+        let place = Place { commit_lsn: self.commit_lsn, index: self.index, committed_at_us: self.committed_at_us };
+        self.index += 1;
+        (place.index >= self.delivered).then_some(place)
+    }
+}
+
 impl Assembler {
-    /// Makes events of the rows of `outbox` that `resume` does not cover.
-    pub fn new(outbox: &OutboxConfig, resume: Position) -> Self {
+    /// Makes events of what comes from `outboxes` and is not covered by `resume`.
+    pub fn new(outboxes: &[OutboxConfig], resume: Position) -> Self {
         Assembler {
-            outbox: outbox.clone(),
+            outboxes: outboxes.to_vec(),
             resume,
             partial_expected: resume.partial.is_some(),
             tables: HashMap::new(),
@@ -115,6 +132,7 @@ impl Assembler {
             Ok(Message::Begin(begin)) => self.begin(begin, wal_start),
             Ok(Message::Commit(commit)) => self.commit(commit, wal_start),
             Ok(Message::Relation(relation)) => Ok(self.relation(&relation)),
+            Ok(Message::Logical(message)) => self.message(&message, wal_start),
             Ok(Message::Other(other)) => self.other(other, wal_start),
             Err(source) => Err(EventError::Undecodable { seen: self.seen(wal_start), source }),
         }
@@ -164,17 +182,23 @@ impl Assembler {
     }
 
     fn relation<'a>(&mut self, relation: &Relation) -> Step<'a> {
-        let configured = &self.outbox.table;
-        let outbox = relation.schema == configured.schema() && relation.table == configured.table();
+        let is_it = |outbox: &OutboxConfig| {
+            outbox
+                .source
+                .table()
+                .is_some_and(|table| relation.schema == table.schema() && relation.table == table.table())
+        };
+        let found = self.outboxes.iter().enumerate().find(|(_, outbox)| is_it(outbox));
         self.there_are.remove(&relation.oid);
-        let table = match outbox.then(|| Mapping::new(&self.outbox.columns, relation)) {
+        let table = match found.map(|(number, outbox)| (number, Mapping::new(&outbox.columns, relation))) {
             None => Table::Other,
-            Some(Ok(mapping)) => Table::Outbox(Arc::new(mapping)),
-            Some(Err(place)) => {
+            Some((number, Ok(mapping))) => Table::Outbox(number, Arc::new(mapping)),
+            Some((number, Err(place))) => {
                 self.there_are.insert(relation.oid, list(relation));
-                Table::Lacking(place)
+                Table::Lacking(number, place)
             }
         };
+        let outbox = !matches!(table, Table::Other);
         self.tables.insert(relation.oid, table);
         self.last = None;
         Step::Relation { oid: relation.oid, outbox }
@@ -192,20 +216,13 @@ impl Assembler {
         let Some(open) = &mut self.open else {
             return Err(self.protocol(wal_start, Violation::Outside { what: "a row" }));
         };
-        let mapping = match table {
-            Table::Outbox(mapping) => Ok(mapping),
-            Table::Lacking(column) => Err(*column),
+        let (outbox, mapping) = match table {
+            Table::Outbox(outbox, mapping) => (*outbox, Ok(mapping)),
+            Table::Lacking(outbox, column) => (*outbox, Err(*column)),
             Table::Other => return Ok(Step::Nothing),
         };
-        if open.covered {
-            return Ok(Step::Nothing);
-        }
-        let place = Place { commit_lsn: open.commit_lsn, index: open.index, committed_at_us: open.committed_at_us };
-        open.index += 1;
-        if place.index < open.delivered {
-            return Ok(Step::Nothing);
-        }
-        let mapping = mapping.map_err(|column| self.column_missing(place, column, oid))?;
+        let Some(place) = open.next() else { return Ok(Step::Nothing) };
+        let mapping = mapping.map_err(|column| self.column_missing(place, outbox, column, oid))?;
         if insert.tuple.len() != mapping.columns() {
             let seen = Seen { wal_start, transaction: Some((place.commit_lsn, place.index)) };
             let violation = Violation::Width { values: insert.tuple.len(), columns: mapping.columns() };
@@ -213,9 +230,31 @@ impl Assembler {
         }
         let row = Row::new(insert.tuple, mapping);
         match mapping.fault(&insert.tuple) {
-            None => Ok(Step::Event(Event { place, row })),
-            Some((column, fault)) => Err(self.unfit(place, &row, column, fault)),
+            None => Ok(Step::Event(Event { place, outbox, row })),
+            Some((column, fault)) => Err(self.unfit(place, outbox, row.get(0), column, fault)),
         }
+    }
+
+    fn message<'a>(&mut self, message: &LogicalMessage<'a>, wal_start: Lsn) -> Result<Step<'a>, EventError> {
+        let is_it = |outbox: &OutboxConfig| matches!(&outbox.source, EventSource::Messages(prefix) if prefix.as_bytes() == message.prefix);
+        let found = self.outboxes.iter().enumerate().find(|(_, outbox)| is_it(outbox));
+        let Some((outbox, config)) = found.filter(|_| message.transactional) else {
+            // Such a one has no commit that could be waited for, and comes again after each connection.
+            self.ignored.messages += 1;
+            return Ok(Step::Nothing);
+        };
+        let Some(open) = &mut self.open else {
+            return Err(self.protocol(wal_start, Violation::Outside { what: "a transactional message" }));
+        };
+        let Some(place) = open.next() else { return Ok(Step::Nothing) };
+        let id = || message.lsn.to_string();
+        let content = Content::new(&config.columns, message)
+            .map_err(|(column, fault)| self.unfit(place, outbox, Some(id().as_bytes()), column, fault))?;
+        let row = Row::message(content);
+        if row.get(0).is_none() {
+            return Err(self.unfit(place, outbox, Some(id().as_bytes()), 0, Fault::Null));
+        }
+        Ok(Step::Event(Event { place, outbox, row }))
     }
 
     fn other<'a>(&mut self, other: Other, wal_start: Lsn) -> Result<Step<'a>, EventError> {
@@ -235,28 +274,30 @@ impl Assembler {
     }
 
     #[cold]
-    fn column_missing(&self, place: Place, column: usize, oid: u32) -> EventError {
+    fn column_missing(&self, place: Place, outbox: usize, column: usize, oid: u32) -> EventError {
+        let table = self.outboxes.get(outbox).and_then(|outbox| outbox.source.table());
         EventError::ColumnMissing {
             place,
-            table: self.outbox.table.to_string(),
-            column: self.column(column),
+            table: table.map(TableName::to_string).unwrap_or_default(),
+            column: self.column(outbox, column),
             there_are: self.there_are.get(&oid).cloned().unwrap_or_default(),
         }
     }
 
     #[cold]
-    fn unfit(&self, place: Place, row: &Row<'_>, column: usize, fault: Fault) -> EventError {
+    fn unfit(&self, place: Place, outbox: usize, id: Option<&[u8]>, column: usize, fault: Fault) -> EventError {
+        let of = self.outboxes.get(outbox).map(|outbox| outbox.source.clone());
         EventError::Value {
             place,
-            id: row.get(0).map(Shown::of),
-            table: self.outbox.table.to_string(),
-            column: self.column(column),
+            id: id.map(Shown::of),
+            of: of.unwrap_or_else(|| EventSource::Messages(String::new())),
+            column: self.column(outbox, column),
             fault,
         }
     }
 
-    fn column(&self, place: usize) -> String {
-        self.outbox.columns.get(place).cloned().unwrap_or_default()
+    fn column(&self, outbox: usize, place: usize) -> String {
+        self.outboxes.get(outbox).and_then(|outbox| outbox.columns.get(place)).cloned().unwrap_or_default()
     }
 
     fn seen(&self, wal_start: Lsn) -> Seen {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Place, Shown};
-use crate::config::SlotName;
+use crate::config::{EventSource, MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, SlotName};
 use crate::decode::DecodeError;
 use crate::error::{Error, Kind};
 use crate::position::{Lsn, Position};
@@ -88,6 +88,9 @@ pub enum Fault {
     /// The value was not sent. Never in an insert.
     #[error("was not sent by the server")]
     Unchanged,
+    /// A message's content, of which a member is needed.
+    #[error("is a member of the content, which is no JSON object")]
+    NoMembers,
     /// The value is not in text form, which was not asked for.
     #[error("came in binary form, which was not asked for")]
     Binary,
@@ -125,14 +128,14 @@ pub enum EventError {
         there_are: String,
     },
     /// A column of a row holds what no event can be made of.
-    #[error("{place}{}: column {column} of {table} {fault}", id.as_ref().map(|id| format!(", row {id}")).unwrap_or_default())]
+    #[error("{place}{}: column {column} of {of} {fault}", id.as_ref().map(|id| format!(", row {id}")).unwrap_or_default())]
     Value {
         /// The event.
         place: Place,
         /// The row's id, where it is known.
         id: Option<Shown>,
-        /// The outbox table.
-        table: String,
+        /// The outbox it is from.
+        of: EventSource,
         /// The column.
         column: String,
         /// What is wrong with its value.
@@ -181,12 +184,21 @@ impl EventError {
                      the old name: deliver them with the old configuration first"
                 ),
             ),
-            EventError::Value { place, table, column, fault: Fault::Null, .. } => (
+            EventError::Value { place, of: EventSource::Table(table), column, fault: Fault::Null, .. } => (
                 Kind::Event,
                 format!(
                     "nothing was skipped, and nothing behind this row is delivered. Declare column {column} of {table} \
                      NOT NULL, so that no further row can be like this one. To pass it over, {}; that gives the whole \
                      transaction up",
+                    place.give_up(slot)
+                ),
+            ),
+            EventError::Value { place, fault: Fault::Null | Fault::NoMembers, .. } => (
+                Kind::Event,
+                format!(
+                    "nothing was skipped, and nothing behind this message is delivered. Emit a JSON object that has \
+                     the members the configuration names, or configure {MESSAGE_LSN}, {MESSAGE_PREFIX} and \
+                     {MESSAGE_CONTENT} instead. To pass it over, {}; that gives the whole transaction up",
                     place.give_up(slot)
                 ),
             ),

@@ -43,6 +43,6 @@ impl Lab {
     pub(crate) fn event(&self) -> Event<'_> {
         let Ok(Message::Insert(insert)) = decode(&self.insert) else { panic!("not an insert") };
         let place = Place { commit_lsn: Lsn::new(0x64), index: 3, committed_at_us: 0 };
-        Event { place, row: Row::new(insert.tuple, &self.mapping) }
+        Event { place, outbox: 0, row: Row::new(insert.tuple, &self.mapping) }
     }
 }

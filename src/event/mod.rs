@@ -4,6 +4,7 @@
 //! stands is counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
 
 mod assemble;
+mod content;
 mod error;
 mod mapping;
 mod row;
@@ -56,18 +57,20 @@ impl fmt::Display for Place {
     }
 }
 
-/// One row of the outbox table, with its place in the stream.
+/// One row of an outbox table, or one message, with its place in the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event<'a> {
     /// Where it stands.
     pub place: Place,
+    /// Which of the configured outboxes it is from, by index.
+    pub outbox: usize,
     /// Its values; the one in place 0 is the event's id, and never NULL.
     pub row: Row<'a>,
 }
 
-impl<'a> Event<'a> {
+impl Event<'_> {
     /// The event's id.
-    pub fn id(&self) -> &'a [u8] {
+    pub fn id(&self) -> &[u8] {
         self.row.get(0).unwrap_or_default()
     }
 }
@@ -91,11 +94,11 @@ pub enum Step<'a> {
         /// End of its commit record.
         end_lsn: Lsn,
     },
-    /// A table was described; `outbox` says whether it is the configured one. The catalog should be looked at.
+    /// A table was described; `outbox` says whether it is a configured one. The catalog should be looked at.
     Relation {
         /// The table's OID.
         oid: u32,
-        /// Whether it is the outbox table.
+        /// Whether it is an outbox table.
         outbox: bool,
     },
 }

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::OutboxConfig;
+use crate::config::{EventSource, OutboxConfig};
 use crate::decode::{Value, wire};
 use crate::position::{Partial, Position};
 
@@ -12,7 +12,7 @@ pub(crate) const COLUMNS: [&str; 5] = ["id", "aggregatetype", "aggregateid", "ty
 
 /// The default columns of table `public.outbox`.
 pub(crate) fn outbox() -> OutboxConfig {
-    OutboxConfig { table: "outbox".parse().unwrap(), ..OutboxConfig::default() }
+    OutboxConfig { source: EventSource::Table("outbox".parse().unwrap()), ..OutboxConfig::default() }
 }
 
 const OUTBOX: u32 = 16_384;
@@ -145,7 +145,7 @@ proptest! {
         let mut delivered: Vec<(String, Lsn, u64)> = Vec::new();
         let mut resume = Position::default();
         let mut server_from = Lsn::ZERO;
-        let mut assembler = Assembler::new(&outbox(), resume);
+        let mut assembler = Assembler::new(&[outbox()], resume);
         for crash in crashes.iter().map(Some).chain([None]) {
             let messages = session(&sent, server_from, &descriptions);
             let until = crash.map_or(messages.len(), |(at, ..)| at.index(messages.len() + 1));
@@ -182,7 +182,7 @@ proptest! {
             if *survived {
                 assembler.resume_at(resume);
             } else {
-                assembler = Assembler::new(&outbox(), resume);
+                assembler = Assembler::new(&[outbox()], resume);
             }
         }
         prop_assert_eq!(delivered, events);
@@ -211,7 +211,7 @@ proptest! {
             }
         }
         let partial = partial.map(|(bytes, index)| Partial { commit_lsn: Lsn::new(end_lsn + bytes), index });
-        let mut assembler = Assembler::new(&outbox(), Position { end_lsn: Lsn::new(end_lsn), partial });
+        let mut assembler = Assembler::new(&[outbox()], Position { end_lsn: Lsn::new(end_lsn), partial });
         let mut inside = None;
         for message in &messages {
             match assembler.feed(message, Lsn::ZERO) {

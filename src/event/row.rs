@@ -1,44 +1,54 @@
-//! The values of one row that somebody asked for.
+//! The values of one event that somebody asked for.
 
 use std::sync::Arc;
 
+use super::content::Content;
 use super::mapping::Mapping;
 use crate::decode::{Tuple, Value};
 use crate::template::{TypedValues, Values};
 
-/// One row, by place: the place of a column is its index in [`crate::config::OutboxConfig::columns`], wherever it
-/// stands in the table at the time. Values are the text Postgres sent, borrowed from the receive buffer.
+/// One row, or one message, by place: the place of a column is its index in [`crate::config::OutboxConfig::columns`],
+/// wherever it stands in the table at the time. Values are the text Postgres sent, borrowed from the receive buffer
+/// where that is possible.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row<'a> {
-    tuple: Tuple<'a>,
-    mapping: Arc<Mapping>,
+pub struct Row<'a>(Of<'a>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Of<'a> {
+    Table(Tuple<'a>, Arc<Mapping>),
+    Message(Content<'a>),
 }
 
 impl<'a> Row<'a> {
     /// The row of a tuple that `mapping` fits.
     pub(super) fn new(tuple: Tuple<'a>, mapping: &Arc<Mapping>) -> Self {
-        Row { tuple, mapping: Arc::clone(mapping) }
+        Row(Of::Table(tuple, Arc::clone(mapping)))
+    }
+
+    /// What a message comes to.
+    pub(super) fn message(content: Content<'a>) -> Self {
+        Row(Of::Message(content))
     }
 
     /// The value in this place; `None` where it is NULL.
     #[inline]
-    pub fn get(&self, place: usize) -> Option<&'a [u8]> {
-        match self.tuple.values().nth(self.mapping.position(place)?)? {
-            Value::Text(text) => Some(text),
-            Value::Null | Value::Unchanged | Value::Binary(_) => None,
+    pub fn get(&self, place: usize) -> Option<&[u8]> {
+        match &self.0 {
+            Of::Table(tuple, mapping) => match tuple.values().nth(mapping.position(place)?)? {
+                Value::Text(text) => Some(text),
+                Value::Null | Value::Unchanged | Value::Binary(_) => None,
+            },
+            Of::Message(content) => content.get(place),
         }
-    }
-
-    /// The OID of the type of the column in this place; 0 where there is none.
-    #[inline]
-    pub fn type_oid(&self, place: usize) -> u32 {
-        self.mapping.type_oid(place)
     }
 }
 
 impl TypedValues for Row<'_> {
     fn type_oid(&self, place: usize) -> u32 {
-        self.mapping.type_oid(place)
+        match &self.0 {
+            Of::Table(_, mapping) => mapping.type_oid(place),
+            Of::Message(content) => content.type_oid(place),
+        }
     }
 }
 

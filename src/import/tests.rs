@@ -152,8 +152,9 @@ fn config(import: &Import) -> Config {
 }
 
 fn templates(config: &Config) -> (&str, Option<&str>, Vec<(&str, &str)>) {
-    let headers = config.route.headers.iter().map(|(name, template)| (name.as_str(), template.source())).collect();
-    (config.route.topic.source(), config.route.key.as_ref().map(|key| key.source()), headers)
+    let headers =
+        config.outboxes[0].route.headers.iter().map(|(name, template)| (name.as_str(), template.source())).collect();
+    (config.outboxes[0].route.topic.source(), config.outboxes[0].route.key.as_ref().map(|key| key.source()), headers)
 }
 
 fn left(import: &Import) -> Vec<(&str, Effect)> {
@@ -161,7 +162,7 @@ fn left(import: &Import) -> Vec<(&str, Effect)> {
 }
 
 fn value(config: &Config) -> Vec<(&str, &str)> {
-    match &config.route.value {
+    match &config.outboxes[0].route.value {
         ValueConfig::Template(template) => vec![("", template.source())],
         ValueConfig::Envelope { members, .. } => {
             members.iter().map(|(name, template)| (name.as_str(), template.source())).collect()
@@ -175,10 +176,13 @@ fn a_connector_in_json_is_carried_whole() {
     let config = config(&import);
     assert_eq!(templates(&config), ("{aggregatetype}.events", Some("{aggregateid}"), vec![("eventType", "{type}")]));
     assert_eq!(value(&config), [("", "{payload}")]);
-    assert_eq!((config.route.id_header.as_deref(), config.route.position_header.as_deref()), (Some("id"), None));
+    assert_eq!(
+        (config.outboxes[0].route.id_header.as_deref(), config.outboxes[0].route.position_header.as_deref()),
+        (Some("id"), None)
+    );
     assert_eq!(config.source.slot.as_str(), "orders_outbox");
     assert_eq!(config.source.publication, "orders_pub");
-    assert_eq!(config.outbox.table.to_string(), "public.outbox");
+    assert_eq!(config.outboxes[0].source.to_string(), "table public.outbox");
     assert_eq!(config.kafka.brokers, "k1:9093,k2:9093");
     let properties: Vec<_> =
         config.kafka.properties.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
@@ -228,12 +232,12 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
         )
     );
     assert_eq!(value(&config), [("payload", "{body|text}"), ("eventType", "{kind}"), ("tenant", "{tenant}")]);
-    let ValueConfig::Envelope { tombstone, .. } = &config.route.value else { panic!("no envelope") };
+    let ValueConfig::Envelope { tombstone, .. } = &config.outboxes[0].route.value else { panic!("no envelope") };
     assert_eq!(tombstone.as_deref(), Some("body"));
-    assert_eq!(config.route.partition.as_deref(), Some("shard"));
-    assert_eq!(config.route.timestamp.as_deref(), Some("created_at"));
-    assert_eq!((config.outbox.id.as_str(), config.outbox.payload.as_str()), ("event_id", "body"));
-    assert_eq!(config.outbox.table.to_string(), "billing.\"Outbox\"");
+    assert_eq!(config.outboxes[0].route.partition.as_deref(), Some("shard"));
+    assert_eq!(config.outboxes[0].route.timestamp.as_deref(), Some("created_at"));
+    assert_eq!((config.outboxes[0].id.as_str(), config.outboxes[0].payload.as_str()), ("event_id", "body"));
+    assert_eq!(config.outboxes[0].source.to_string(), "table billing.\"Outbox\"");
     assert_eq!(config.source.publication, "dbz_publication");
     let placement = "transforms.router.table.fields.additional.placement";
     assert_eq!(
@@ -272,7 +276,7 @@ fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() 
     let headers = vec![("eventType", "{type}"), ("tenant", "{tenant_id}")];
     // The expression is Java's own: what stands there is the default, and it is listed.
     assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid}"), headers));
-    assert_eq!(config.outbox.table.to_string(), "wallet.outbox_events");
+    assert_eq!(config.outboxes[0].source.to_string(), "table wallet.outbox_events");
     assert_eq!(
         left(&import),
         [

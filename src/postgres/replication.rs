@@ -41,6 +41,7 @@ const NO_TIME_LIMITS: &str = "SELECT pg_catalog.set_config(name, '0', false) FRO
 pub struct WalSession<S = Transport> {
     session: Session<S>,
     slot: SlotName,
+    messages: bool,
 }
 
 /// What `IDENTIFY_SYSTEM` says.
@@ -127,7 +128,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
                 return Err(in_recovery_error(act));
             }
         }
-        Ok(WalSession { session, slot: config.slot.clone() })
+        Ok(WalSession { session, slot: config.slot.clone(), messages: config.messages })
     }
 
     /// Which server this is.
@@ -184,9 +185,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     /// [`fault`]'s kinds while [`While::Starting`].
     pub async fn start(self, publication: &str) -> Result<(S, Inbox, SlotName)> {
         let command = format!(
-            "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {})",
+            "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {}{})",
             quote_ident(self.slot.as_str())?,
             publication_list_literal([publication])?,
+            if self.messages { ", messages 'true'" } else { "" },
         );
         let (stream, inbox) = self.session.copy_both(While::Starting(self.slot.as_str()), &command).await?;
         Ok((stream, inbox, self.slot))

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::config::{OutboxConfig, RouteConfig, SlotName};
+use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Assembler, Event, Ignored, Place, Shown, Step};
 use crate::failpoint;
@@ -54,10 +54,8 @@ pub struct Counts {
 pub struct Setup {
     /// The slot, for errors.
     pub slot: SlotName,
-    /// Which rows are events.
-    pub outbox: OutboxConfig,
-    /// What record each becomes.
-    pub route: RouteConfig,
+    /// What is an event, and what record it becomes.
+    pub outboxes: Vec<OutboxConfig>,
     /// What may be in flight.
     pub limits: Limits,
 }
@@ -67,7 +65,8 @@ pub struct Setup {
 pub struct Core<S> {
     slot: SlotName,
     assembler: Assembler,
-    router: Router,
+    /// One for each outbox.
+    routers: Vec<Router>,
     ledger: Ledger,
     confirm: Confirm,
     sink: S,
@@ -81,11 +80,12 @@ impl<S: Sink> Core<S> {
     /// # Errors
     /// The route needs a column that the outbox does not list.
     pub fn new(setup: &Setup, start: Position, stored: Position, sink: S, now: Duration) -> Result<Self> {
-        let router = Router::new(&setup.outbox, &setup.route).map_err(|error| Error::new(Kind::Bug, error))?;
+        let routers = setup.outboxes.iter().map(Router::new).collect::<Result<_, _>>();
+        let routers = routers.map_err(|error| Error::new(Kind::Bug, error))?;
         Ok(Core {
             slot: setup.slot.clone(),
-            assembler: Assembler::new(&setup.outbox, start),
-            router,
+            assembler: Assembler::new(&setup.outboxes, start),
+            routers,
             ledger: Ledger::new(start, setup.limits),
             confirm: Confirm::new(stored, now),
             sink,
@@ -104,7 +104,7 @@ impl<S: Sink> Core<S> {
 
     /// Events come from this server and timeline from here on.
     pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
-        self.router.set_origin(system_identifier, timeline);
+        self.routers.iter_mut().for_each(|router| router.set_origin(system_identifier, timeline));
     }
 
     /// Whether another message may be taken in (P4, P5).
@@ -129,7 +129,8 @@ impl<S: Sink> Core<S> {
             Step::Event(event) => {
                 self.counts.assembled += 1;
                 failpoint::reached("assembled");
-                let routed = self.router.route(&event).map_err(|error| error.into_error(&self.slot))?;
+                let router = self.routers.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+                let routed = router.route(&event).map_err(|error| error.into_error(&self.slot))?;
                 routed.with_record(|record| {
                     if offer(&mut self.sink, &mut self.ledger, record, &event)? {
                         self.counts.enqueued += 1;
@@ -302,6 +303,12 @@ fn bytes_of(record: &Record<'_>) -> usize {
     let length = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
     let headers: usize = record.headers.iter().map(|(name, value)| name.len() + length(*value)).sum();
     length(record.key) + length(record.value) + headers
+}
+
+/// The assembler counts outboxes as the configuration does.
+#[cold]
+fn no_such_outbox() -> Error {
+    Error::new(Kind::Bug, "an event is from an outbox that is not configured")
 }
 
 /// The stream contradicts itself or us: nothing it says may be confirmed any more.

@@ -46,7 +46,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::RouteConfig;
     use crate::decode::{Value, wire};
     use crate::error::{Error, Kind};
     use crate::event::replay::{COLUMNS, outbox};
@@ -106,8 +105,7 @@ mod tests {
     fn core(sink: &OneAtATime) -> Core<OneAtATime> {
         let setup = Setup {
             slot: "orders".parse().unwrap(),
-            outbox: outbox(),
-            route: RouteConfig::default(),
+            outboxes: vec![outbox()],
             limits: Limits { events: 10, bytes: 10_000 },
         };
         let mut core =

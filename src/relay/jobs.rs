@@ -29,7 +29,7 @@ pub(super) enum Done {
     /// A store, with the store itself to be given back to the session.
     Stored(AnyStore, Position, Result<()>),
     /// A look at the catalogs, and what is to be stored if it finds the outbox published.
-    Looked(Result<Box<Fingerprint>>, Option<Position>),
+    Looked(Result<Vec<Fingerprint>>, Option<Position>),
     /// A measurement.
     Measured(Result<WalPosition>),
     /// Whether Kafka answered somebody else.
@@ -91,8 +91,8 @@ impl Jobs {
         debug_assert!(self.looking.is_none(), "one look at a time");
         self.look_asked = false;
         self.next_look = now + LOOK_INTERVAL;
-        let (control, before) = (session.control.clone(), session.fingerprint.clone());
-        let look = async move { Done::Looked(control.check_catalog(Some(before)).await.map(Box::new), then_store) };
+        let (control, before) = (session.control.clone(), session.fingerprints.clone());
+        let look = async move { Done::Looked(control.check_catalog(before).await, then_store) };
         self.looking = Some(Box::pin(look));
     }
 

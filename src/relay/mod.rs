@@ -206,8 +206,7 @@ impl Relay {
         };
         let setup = Setup {
             slot: self.config.source.slot.clone(),
-            outbox: self.config.outbox.clone(),
-            route: self.config.route.clone(),
+            outboxes: self.config.outboxes.clone(),
             limits: Limits {
                 events: self.config.kafka.max_in_flight_events,
                 bytes: self.config.kafka.max_in_flight_bytes,

@@ -68,6 +68,7 @@ impl Report {
         metrics.ignored(Other::Update, ignored.updates.saturating_sub(seen.updates));
         metrics.ignored(Other::Delete, ignored.deletes.saturating_sub(seen.deletes));
         metrics.ignored(Other::Truncate, ignored.truncates.saturating_sub(seen.truncates));
+        metrics.ignored(Other::LogicalMessage, ignored.messages.saturating_sub(seen.messages));
         self.ignored = ignored;
         let ledger = core.ledger();
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));

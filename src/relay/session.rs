@@ -3,16 +3,17 @@
 //! The order is load-bearing: look at the catalogs, own the slot by streaming from it, and only *then* read the stored
 //! position. Read before, it could be that of a relay that still had the slot and went on.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::Duration;
 
-use crate::config::{Config, StoreKind};
+use crate::config::{Config, StoreKind, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
 use crate::sink::Producer;
-use crate::source::catalog::Fingerprint;
+use crate::source::catalog::{Catalog, Fingerprint};
 use crate::source::control::{Control, ControlEnd, Watched};
 use crate::source::preflight;
 use crate::source::{Status, WalSource, WalStream};
@@ -30,7 +31,7 @@ pub(super) struct Session {
     /// Where the position is kept.
     pub(super) store: Option<AnyStore>,
     /// What the publication looked like before the first byte.
-    pub(super) fingerprint: Fingerprint,
+    pub(super) fingerprints: Vec<Fingerprint>,
     /// What goes with every stored position.
     identity: Stored,
 }
@@ -70,17 +71,18 @@ impl Session {
     ) -> Result<Session> {
         let source = &config.source;
         let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
-        let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outbox).await?;
-        for warning in preflight::judge(&facts, &source.slot, &source.publication, &config.outbox)? {
+        let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
+        for warning in preflight::judge(&facts, &source.slot, &source.publication, &config.outboxes)? {
             warn(warning.to_string());
         }
         let watched = Watched {
             slot: source.slot.clone(),
             publication: source.publication.clone(),
-            table: config.outbox.table.clone(),
+            tables: config.outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect(),
         };
+        let fingerprint = |(catalog, table): (&Catalog, &TableName)| catalog.fingerprint(&source.publication, table);
+        let fingerprints: Vec<_> = facts.catalogs.iter().zip(&watched.tables).map(fingerprint).collect();
         let control = Control::start(sql, watched);
-        let fingerprint = facts.catalog.fingerprint(&source.publication, &config.outbox.table);
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
         let history = match server.timeline {
@@ -99,9 +101,9 @@ impl Session {
         let slot = SlotNow {
             name: source.slot.to_string(),
             confirmed_flush,
-            publication_oid: facts.catalog.publication.map(|publication| publication.oid).unwrap_or_default(),
-            table_oid: facts.catalog.table.map(|table| table.oid).unwrap_or_default(),
-            membership_oids: fingerprint.membership_oids(),
+            publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
+            table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
+            membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
         };
         let start = reconcile(loaded.as_ref(), &identity, &slot, now.wal_end, &history, config.state.adopt_slot)?;
         start.notes.into_iter().for_each(warn);
@@ -110,7 +112,7 @@ impl Session {
             slot: slot.name,
             position: start.position,
             publication_oid: slot.publication_oid,
-            table_oid: slot.table_oid,
+            table_oids: slot.table_oids,
             membership_oids: slot.membership_oids,
         };
         if loaded.as_ref() != Some(&identity) {
@@ -118,7 +120,7 @@ impl Session {
             let write = store.store(&identity);
             hold(&mut stream, source.wal_sender_timeout / 3, status, &control, write).await?;
         }
-        Ok(Session { stream, control, store: Some(store), fingerprint, identity })
+        Ok(Session { stream, control, store: Some(store), fingerprints, identity })
     }
 
     /// The server and timeline that answered.
@@ -187,6 +189,10 @@ async fn hold<T>(
             }
         }
     }
+}
+
+fn sorted(oids: impl Iterator<Item = u32>) -> Vec<u32> {
+    oids.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// The SQL session ended before the stream began.

@@ -7,9 +7,9 @@ use super::number;
 use super::topics::Topics;
 use super::value::Value;
 use super::{Record, RouteError, RouteProblem, TopicProblem};
-use crate::config::{OutboxConfig, RouteConfig};
+use crate::config::OutboxConfig;
 use crate::event::{Event, Row, Shown};
-use crate::template::{Bound, RenderError, Template, UnknownColumn};
+use crate::template::{Bound, RenderError, Template, UnknownColumn, members};
 
 /// A template and where its columns are.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub struct Router {
     selector: Option<usize>,
     key: Option<Route>,
     headers: Vec<(String, Route)>,
+    headers_from: Option<Route>,
+    omit_null_headers: bool,
     id_header: Option<String>,
     position_header: Option<String>,
     /// `SYSTEM_IDENTIFIER:TIMELINE:`, and behind it the place of the event that was routed last.
@@ -53,7 +55,7 @@ pub struct Routed<'s> {
     /// Those that every event has: most outboxes need no more, and so no allocation.
     fixed: [Header<'s>; 2],
     fixed_count: usize,
-    more: Vec<(&'s str, Option<Cow<'s, [u8]>>)>,
+    more: Vec<(Cow<'s, str>, Option<Cow<'s, [u8]>>)>,
     partition: Option<i32>,
     timestamp_ms: Option<i64>,
 }
@@ -68,18 +70,19 @@ impl Routed<'_> {
         if self.more.is_empty() {
             return take(&Record { topic, key, value, headers: fixed, partition, timestamp_ms });
         }
-        let more = self.more.iter().map(|(name, value)| (*name, value.as_deref()));
+        let more = self.more.iter().map(|(name, value)| (name.as_ref(), value.as_deref()));
         let headers: Vec<_> = fixed.iter().copied().chain(more).collect();
         take(&Record { topic, key, value, headers: &headers, partition, timestamp_ms })
     }
 }
 
 impl Router {
-    /// Routes events of `outbox` by these rules.
+    /// Routes events of `outbox` by its rules.
     ///
     /// # Errors
     /// A template needs a column that `outbox` does not list as needed.
-    pub fn new(outbox: &OutboxConfig, config: &RouteConfig) -> Result<Self, UnknownColumn> {
+    pub fn new(outbox: &OutboxConfig) -> Result<Self, UnknownColumn> {
+        let config = &outbox.route;
         let bind = |template: &Template| {
             let bound = template.bind(|column| outbox.place(column))?;
             Ok(Route { template: template.clone(), bound })
@@ -99,6 +102,8 @@ impl Router {
             topic,
             key: config.key.as_ref().map(bind).transpose()?,
             headers: headers.collect::<Result<_, _>>()?,
+            headers_from: config.headers_from.as_ref().map(bind).transpose()?,
+            omit_null_headers: config.omit_null_headers,
             id_header: config.id_header.clone(),
             position_header: config.position_header.clone(),
             position: String::new(),
@@ -143,7 +148,14 @@ impl Router {
         };
         let mut more = Vec::with_capacity(self.headers.len());
         for (name, route) in &self.headers {
-            more.push((name.as_str(), render(route)?));
+            more.push((Cow::Borrowed(name.as_str()), render(route)?));
+        }
+        if let Some(route) = &self.headers_from {
+            let members = self.members(route, event)?;
+            more.extend(members.into_iter().map(|(name, value)| (Cow::Owned(name), value.map(Cow::Owned))));
+        }
+        if self.omit_null_headers {
+            more.retain(|(_, value)| value.is_some());
         }
         let (mut fixed, mut fixed_count) = ([("", None); 2], 0);
         let id = self.id_header.as_deref().map(|name| (name, Some(event.id())));
@@ -186,6 +198,27 @@ impl Router {
             let (template, topic) = (template.source().to_owned(), Shown::of(&topic));
             error(event, RouteProblem::Topic { template, topic, problem })
         })
+    }
+
+    /// The headers that are members of a JSON object, without those that are there by name.
+    fn members(&self, route: &Route, event: &Event<'_>) -> Result<Vec<(String, Option<Vec<u8>>)>, RouteError> {
+        let unfit = |error| self.unfit(event, &route.template, error);
+        let Some(object) = route.bound.render(&event.row).map_err(unfit)? else { return Ok(Vec::new()) };
+        let place = route.bound.places().next().unwrap_or_default();
+        let members = members(&object).map_err(|needed| unfit(RenderError { place, needed }))?;
+        let named = [self.id_header.as_deref(), self.position_header.as_deref()].into_iter().flatten();
+        let named: Vec<_> = named.chain(self.headers.iter().map(|(name, _)| name.as_str())).collect();
+        let mut headers = Vec::with_capacity(members.len());
+        for (name, value) in members {
+            if name.contains('\0') {
+                let needed = "a JSON object without NUL in the names of its members";
+                return Err(unfit(RenderError { place, needed }));
+            }
+            if !named.contains(&name.as_ref()) {
+                headers.push((name.into_owned(), value.map(|value| value.into_owned().into_bytes())));
+            }
+        }
+        Ok(headers)
     }
 
     fn column(&self, place: usize) -> String {

@@ -28,8 +28,8 @@ struct Captured {
 fn conforms(configuration: &str, types: &[u32], columns: &[&str], row: &[Option<&str>], captured: &Captured) {
     let file = file::parse("w.toml", &format!("{SETUP}{configuration}")).unwrap();
     let config = Settings::new(&Flags::new(), &Environment::new(), Some(&file)).config(false).unwrap();
-    let mut router = Router::new(&config.outbox, &config.route).unwrap();
-    let lab = Lab::of_types(types, &config.outbox, columns, row);
+    let mut router = Router::new(&config.outboxes[0]).unwrap();
+    let lab = Lab::of_types(types, &config.outboxes[0], columns, row);
     let event = lab.event();
     let routed = router.route(&event).unwrap();
     routed.with_record(|record| {

@@ -136,20 +136,20 @@ pub struct Member {
 }
 
 impl Catalog {
-    /// Reads it, in one statement; waits for no lock. `known` are the OIDs of publication and table when last seen.
+    /// Reads it, in one statement; waits for no lock. Without a table it is about the publication alone. `known` are the OIDs of publication and table when last seen.
     ///
     /// # Errors
     /// Of the connection only; what is missing is missing in the result. Times out by itself.
     pub(crate) async fn read(
         client: &Client,
         publication: &str,
-        table: &TableName,
+        table: Option<&TableName>,
         known: (u32, u32),
     ) -> Result<Catalog, QueryError> {
         let params: [Param<'_>; 5] = [
             (&publication, Type::TEXT),
-            (&table.schema(), Type::TEXT),
-            (&table.table(), Type::TEXT),
+            (&table.map_or("", TableName::schema), Type::TEXT),
+            (&table.map_or("", TableName::table), Type::TEXT),
             (&known.0, Type::OID),
             (&known.1, Type::OID),
         ];

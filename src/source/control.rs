@@ -44,8 +44,8 @@ pub struct Watched {
     pub slot: SlotName,
     /// The publication.
     pub publication: String,
-    /// The outbox table.
-    pub table: TableName,
+    /// The outbox tables.
+    pub tables: Vec<TableName>,
 }
 
 /// Why the control session is over.
@@ -91,13 +91,13 @@ impl Control {
         }
     }
 
-    /// Publication and table as they are now; [`crate::source::catalog::compare`] says what that means. With
-    /// `before`, the answer can name what something was renamed to.
+    /// Publication and each of the tables as they are now, in their order; [`crate::source::catalog::compare`] says what
+    /// that means. With `before`, the answer can name what something was renamed to.
     ///
     /// # Errors
     /// Of the connection only.
-    pub async fn check_catalog(&self, before: Option<Fingerprint>) -> Result<Fingerprint> {
-        self.ask(|reply| Command::CheckCatalog { before: before.map(Box::new), reply }).await
+    pub async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
+        self.ask(|reply| Command::CheckCatalog { before, reply }).await
     }
 
     /// Where slot and log are, for metrics and `status`. Nothing of it may be confirmed.

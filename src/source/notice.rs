@@ -47,6 +47,7 @@ mod tests {
 
     fn said(sqlstate: &str, routine: &str) -> Result<()> {
         let source = SourceConfig {
+            messages: false,
             database: ConnInfo::parse(Some("host=h user=u dbname=d"), &|_| None)?,
             slot: "orders".parse().unwrap(),
             publication: "walrelay_orders".to_owned(),

@@ -33,7 +33,7 @@ pub(super) const SLOT: &str = include_str!("../../sql/source/slot.sql");
 /// # Errors
 /// [`Kind::PostgresUnreachable`] (retry) and [`Kind::PostgresRefused`] of the connection; [`Kind::PostgresUnfit`]
 /// for a server that is too old or behind a transaction pooler. Times out by itself.
-pub async fn inspect(client: &Client, slot: &SlotName, publication: &str, outbox: &OutboxConfig) -> Result<Facts> {
+pub async fn inspect(client: &Client, slot: &SlotName, publication: &str, outboxes: &[OutboxConfig]) -> Result<Facts> {
     let server = server(client).await?;
     judge::version(&server)?;
     let system_identifier = match server.may_read_control {
@@ -41,11 +41,18 @@ pub async fn inspect(client: &Client, slot: &SlotName, publication: &str, outbox
         false => None,
     };
     let found = slot_answer(client, slot).await?;
-    let catalog = Catalog::read(client, publication, &outbox.table, (0, 0)).await?;
-    if found.backend_pid != server.backend_pid || catalog.backend_pid != server.backend_pid {
+    let mut catalogs = Vec::new();
+    for table in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
+        catalogs.push(Catalog::read(client, publication, Some(table), (0, 0)).await?);
+    }
+    if catalogs.is_empty() {
+        catalogs.push(Catalog::read(client, publication, None, (0, 0)).await?);
+    }
+    let elsewhere = |catalog: &Catalog| catalog.backend_pid != server.backend_pid;
+    if found.backend_pid != server.backend_pid || catalogs.iter().any(elsewhere) {
         return Err(pooled());
     }
-    Ok(Facts { server, system_identifier, slot: found.slot, catalog })
+    Ok(Facts { server, system_identifier, slot: found.slot, catalogs })
 }
 
 /// The server, its settings and our role. Times out by itself.

@@ -20,9 +20,9 @@ pub struct SlotNow {
     pub confirmed_flush: Lsn,
     /// OID of the publication.
     pub publication_oid: u32,
-    /// OID of the outbox table.
-    pub table_oid: u32,
-    /// OIDs of the rows that say the table is in the publication, sorted.
+    /// OIDs of the outbox tables, sorted.
+    pub table_oids: Vec<u32>,
+    /// OIDs of the rows that say the tables are in the publication, sorted.
     pub membership_oids: Vec<u32>,
 }
 
@@ -133,12 +133,22 @@ fn compare(
             now: slot.publication_oid,
         });
     }
-    if stored.table_oid != slot.table_oid {
-        mismatches.push(Mismatch::Recreated { what: "outbox table", stored: stored.table_oid, now: slot.table_oid });
+    let absent = |before: &[u32], now: &[u32]| before.iter().find(|oid| !now.contains(oid)).copied();
+    let gone = absent(&stored.table_oids, &slot.table_oids);
+    let new = absent(&slot.table_oids, &stored.table_oids);
+    if let Some(gone) = gone {
+        let now = new.unwrap_or_default();
+        mismatches.push(Mismatch::Recreated { what: "outbox table", stored: gone, now });
     }
-    let same = stored.publication_oid == slot.publication_oid && stored.table_oid == slot.table_oid;
-    if same && stored.membership_oids != slot.membership_oids {
+    let same = stored.publication_oid == slot.publication_oid && gone.is_none();
+    if same && absent(&stored.membership_oids, &slot.membership_oids).is_some() {
         mismatches.push(Mismatch::Readded);
+    }
+    if same && new.is_some() && !stored.table_oids.is_empty() {
+        notes.push(format!(
+            "an outbox table is new to slot {}: its rows are relayed from {position} on, and what was inserted before is not",
+            slot.name
+        ));
     }
     (position, notes, mismatches)
 }

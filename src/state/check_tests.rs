@@ -13,12 +13,12 @@ fn server(timeline: u32) -> ServerIdentity {
 fn stored_at(timeline: u32, position: Position) -> Stored {
     let membership_oids = vec![13];
     let slot = "orders".to_owned();
-    Stored { server: server(timeline), slot, position, publication_oid: 11, table_oid: 12, membership_oids }
+    Stored { server: server(timeline), slot, position, publication_oid: 11, table_oids: vec![12], membership_oids }
 }
 
 fn slot_at(confirmed: u64) -> SlotNow {
     let (confirmed_flush, membership_oids) = (Lsn::new(confirmed), vec![13]);
-    SlotNow { name: "orders".to_owned(), confirmed_flush, publication_oid: 11, table_oid: 12, membership_oids }
+    SlotNow { name: "orders".to_owned(), confirmed_flush, publication_oid: 11, table_oids: vec![12], membership_oids }
 }
 
 fn partly(end: u64, commit: u64) -> Position {
@@ -52,7 +52,7 @@ fn each_mismatch_is_refused_by_name_and_adopted_with_a_note() {
     let other_server = ServerIdentity { system_identifier: "7001".to_owned(), timeline: 1 };
     let other_slot = Stored { slot: "billing".to_owned(), ..stored_at(1, at(700)) };
     let other_publication = Stored { publication_oid: 99, ..stored_at(1, at(700)) };
-    let other_table = Stored { table_oid: 98, ..stored_at(1, at(700)) };
+    let other_table = Stored { table_oids: vec![98], ..stored_at(1, at(700)) };
     let rows: Vec<(&str, Stored, ServerIdentity, u64, &[&str])> = vec![
         ("another server", stored_at(1, at(700)), other_server, 400, &["7000", "7001", "system identifier"]),
         ("another slot", other_slot, server(1), 400, &["billing", "orders"]),
@@ -85,7 +85,7 @@ fn each_mismatch_is_refused_by_name_and_adopted_with_a_note() {
 
 #[test]
 fn adopting_names_every_mismatch_it_accepts() {
-    let stored = Stored { slot: "billing".to_owned(), table_oid: 98, ..stored_at(1, at(300)) };
+    let stored = Stored { slot: "billing".to_owned(), table_oids: vec![98], ..stored_at(1, at(300)) };
     let start = reconcile(Some(&stored), &server(1), &slot_at(400), Lsn::new(900), &[], true).unwrap();
     assert_eq!(start.notes.iter().filter(|note| note.starts_with("accepted")).count(), 3, "{:?}", start.notes);
 }
@@ -178,4 +178,20 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn an_outbox_that_is_added_goes_on_and_is_told_and_one_that_is_gone_is_a_mismatch() {
+    let (now, slot) = (server(1), slot_at(300));
+    let added = SlotNow {
+        table_oids: vec![12, 99],
+        membership_oids: [slot.membership_oids.clone(), vec![77]].concat(),
+        ..slot.clone()
+    };
+    let start = reconcile(Some(&stored_at(1, at(300))), &now, &added, Lsn::new(900), &[], false).unwrap();
+    assert!(start.notes.iter().any(|note| note.contains("an outbox table is new")), "{:?}", start.notes);
+    let two = Stored { table_oids: vec![12, 99], ..stored_at(1, at(300)) };
+    let error = reconcile(Some(&two), &now, &slot, Lsn::new(900), &[], false).unwrap_err();
+    assert_eq!(error.kind(), Kind::PositionMismatch);
+    assert!(error.cause().contains("outbox table"), "{error}");
 }

@@ -6,7 +6,7 @@ pub mod postgres;
 
 use std::future::Future;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::Result;
 use crate::position::Position;
@@ -32,11 +32,26 @@ pub struct Stored {
     pub position: Position,
     /// OID of the publication, to notice one recreated while the relay was away.
     pub publication_oid: u32,
-    /// OID of the outbox table, likewise.
-    pub table_oid: u32,
-    /// OIDs of the rows that say the table is in the publication: removing and adding it makes others. Sorted.
+    /// OIDs of the outbox tables, likewise. Sorted.
+    #[serde(alias = "table_oid", deserialize_with = "one_or_several")]
+    pub table_oids: Vec<u32>,
+    /// OIDs of the rows that say the tables are in the publication: removing and adding it makes others. Sorted.
     #[serde(default)]
     pub membership_oids: Vec<u32>,
+}
+
+/// The first layout had one table.
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<u32>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Oids {
+        One(u32),
+        Several(Vec<u32>),
+    }
+    Ok(match Oids::deserialize(deserializer)? {
+        Oids::One(oid) => vec![oid],
+        Oids::Several(oids) => oids,
+    })
 }
 
 /// Keeps one [`Stored`]. Durable when `store` returns `Ok`; never answers with an older one after that.

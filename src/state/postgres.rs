@@ -78,7 +78,7 @@ mod tests {
             slot: "orders".to_owned(),
             position: Position { end_lsn: Lsn::new(100), partial },
             publication_oid: 10,
-            table_oid: u32::MAX,
+            table_oids: vec![u32::MAX],
             membership_oids: vec![9],
         };
         assert_eq!(read("orders", &serde_json::to_string(&stored).unwrap()), Ok(stored));

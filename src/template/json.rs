@@ -44,6 +44,28 @@ pub(super) fn raw_member<'j>(text: &'j str, path: &[String]) -> Result<Option<&'
     Ok(Some(value.get()))
 }
 
+/// A member's name, and its text: a string unquoted, nothing for `null`, anything else as it stands.
+pub type Member<'j> = (Cow<'j, str>, Option<Cow<'j, str>>);
+
+/// The members of an object, in their order.
+///
+/// # Errors
+/// What `text` should be instead.
+pub fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
+    const NEEDED: Needed = "a JSON object";
+    let members: Ordered<'_> = serde_json::from_slice(text).map_err(|_| NEEDED)?;
+    let mut texts = Vec::with_capacity(members.0.len());
+    for (name, value) in members.0 {
+        let text = match value.get() {
+            "null" => None,
+            text if text.starts_with('"') => Some(unquoted(text).map_err(|_| NEEDED)?),
+            text => Some(Cow::Borrowed(text)),
+        };
+        texts.push((name, text));
+    }
+    Ok(texts)
+}
+
 /// # Errors
 /// It is not JSON.
 pub(super) fn valid(text: &str) -> Result<(), Needed> {

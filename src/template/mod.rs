@@ -33,6 +33,7 @@ use std::str::FromStr;
 pub use bind::{Bound, RenderError, UnknownColumn, Values};
 use function::Function;
 pub use function::timestamp;
+pub use json::{Member, members};
 pub use typed::TypedValues;
 
 /// A parsed template.

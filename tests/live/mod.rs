@@ -7,6 +7,7 @@ mod failover;
 mod idle;
 mod memory;
 mod order;
+mod outboxes;
 mod points;
 mod position;
 mod pressure;

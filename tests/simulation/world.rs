@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use walrelay::config::{OutboxConfig, RouteConfig};
+use walrelay::config::OutboxConfig;
 use walrelay::error::Error;
 use walrelay::ledger::Limits;
 use walrelay::ledger::confirm::Due;
@@ -291,8 +291,7 @@ impl World {
 fn setup() -> Setup {
     Setup {
         slot: "simulated".parse().unwrap(),
-        outbox: OutboxConfig::default(),
-        route: RouteConfig::default(),
+        outboxes: vec![OutboxConfig::default()],
         limits: Limits { events: 6, bytes: 1 << 20 },
     }
 }

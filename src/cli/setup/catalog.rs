@@ -2,7 +2,7 @@
 
 use crate::cli::session::{Session, column};
 use crate::cli::sql;
-use crate::config::{OutboxConfig, SourceConfig};
+use crate::config::{OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::source::preflight::{self, Server, Slot};
 
@@ -16,12 +16,19 @@ pub struct Found {
     pub server: Server,
     /// What is left there.
     pub room: Room,
-    /// The outbox table.
-    pub table: Option<Table>,
+    /// What there is of each outbox table, in the order of the configuration.
+    pub outboxes: Vec<Place>,
     /// The publication.
     pub publication: Option<Publication>,
     /// The slot.
     pub slot: Option<Slot>,
+}
+
+impl Found {
+    /// The outbox tables that are there.
+    pub fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.outboxes.iter().filter_map(|place| place.table.as_ref())
+    }
 }
 
 /// What is left to the role on the server.
@@ -33,7 +40,14 @@ pub struct Room {
     pub free_senders: i64,
     /// Whether the role may create publications and schemas in the database.
     pub may_create: bool,
-    /// Whether it may create tables in the outbox's schema, where that exists.
+}
+
+/// What there is of an outbox table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The table.
+    pub table: Option<Table>,
+    /// Whether the role may create tables in its schema, where that exists.
     pub may_create_in_schema: Option<bool>,
 }
 
@@ -77,31 +91,37 @@ pub struct Publication {
 ///
 /// # Errors
 /// What the session gives.
-pub async fn look(session: &Session, source: &SourceConfig, outbox: &OutboxConfig) -> Result<Found> {
+pub async fn look(session: &Session, source: &SourceConfig, outboxes: &[OutboxConfig]) -> Result<Found> {
     let server = preflight::server(session.client()).await?;
     let publication = publication(session, &source.publication, &server).await?;
+    let (room, _) = room(session, "").await?;
+    let mut places = Vec::new();
+    for name in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
+        let (_, may_create_in_schema) = self::room(session, name.schema()).await?;
+        places.push(Place { table: table(session, name).await?, may_create_in_schema });
+    }
     Ok(Found {
-        table: table(session, outbox).await?,
+        outboxes: places,
         publication,
         slot: preflight::slot(session.client(), &source.slot).await?,
-        room: room(session, outbox).await?,
+        room,
         server,
     })
 }
 
-async fn room(session: &Session, outbox: &OutboxConfig) -> Result<Room> {
-    let row = session.row("asking what is left on the server", sql::ROOM, &[&outbox.table.schema()]).await?;
+/// What is left on the server, and whether the role may create in `schema`, where that exists.
+async fn room(session: &Session, schema: &str) -> Result<(Room, Option<bool>)> {
+    let row = session.row("asking what is left on the server", sql::ROOM, &[&schema]).await?;
     let row = row.ok_or_else(|| Error::new(Kind::Bug, "a query that always gives a row gave none"))?;
-    Ok(Room {
+    let room = Room {
         free_slots: column(&row, "free_slots")?,
         free_senders: column(&row, "free_senders")?,
         may_create: column(&row, "may_create")?,
-        may_create_in_schema: column(&row, "may_create_in_schema")?,
-    })
+    };
+    Ok((room, column(&row, "may_create_in_schema")?))
 }
 
-async fn table(session: &Session, outbox: &OutboxConfig) -> Result<Option<Table>> {
-    let name = &outbox.table;
+async fn table(session: &Session, name: &TableName) -> Result<Option<Table>> {
     let row = session.row("looking at the outbox table", sql::TABLE, &[&name.schema(), &name.table()]).await?;
     let Some(row) = row else { return Ok(None) };
     Ok(Some(Table {

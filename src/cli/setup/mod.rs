@@ -23,13 +23,13 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
     for warning in loaded.settings.warnings() {
         note(format_args!("warning: {warning}"));
     }
-    let (source, outbox) = (loaded.settings.source()?, loaded.settings.outbox()?);
+    let (source, outboxes) = (loaded.settings.source()?, loaded.settings.outboxes()?);
     let session = Session::connect(&source.database, "setup").await?;
-    let found = catalog::look(&session, &source, &outbox).await?;
+    let found = catalog::look(&session, &source, &outboxes).await?;
     let wanted = Wanted {
         slot: &source.slot,
         publication: &source.publication,
-        outbox: &outbox,
+        outboxes: &outboxes,
         create_table: args.create_table,
     };
     let plan = plan::plan(&wanted, &found)?;

@@ -1,8 +1,8 @@
 //! What has to be done, decided from what is there. Pure.
 
-use crate::cli::setup::catalog::{Found, Publication, Table};
+use crate::cli::setup::catalog::{Found, Place, Publication, Table};
 use crate::cli::sql::{self, Value, fill};
-use crate::config::{OutboxConfig, SlotName, setting};
+use crate::config::{OutboxConfig, SlotName, TableName, setting};
 use crate::error::{Error, Kind, Result};
 use crate::source::preflight::{MAJOR_MIN, Server, Slot};
 
@@ -16,10 +16,22 @@ pub struct Wanted<'a> {
     pub slot: &'a SlotName,
     /// The publication.
     pub publication: &'a str,
-    /// The table and its columns.
-    pub outbox: &'a OutboxConfig,
-    /// Whether to create the table where it does not exist.
+    /// Tables with their columns, or messages.
+    pub outboxes: &'a [OutboxConfig],
+    /// Whether to create a table where it does not exist.
     pub create_table: bool,
+}
+
+impl<'a> Wanted<'a> {
+    /// The tables among the outboxes, in their order.
+    fn tables(&self) -> impl Iterator<Item = (&'a OutboxConfig, &'a TableName)> + use<'a> {
+        self.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)))
+    }
+
+    /// Their names.
+    fn names(&self) -> Vec<&'a TableName> {
+        self.tables().map(|(_, name)| name).collect()
+    }
 }
 
 /// What a step makes.
@@ -81,7 +93,9 @@ impl Plan {
 pub fn plan(wanted: &Wanted<'_>, found: &Found) -> Result<Plan> {
     let mut plan = Plan::default();
     serves(&found.server, &mut plan);
-    table(wanted, found, &mut plan)?;
+    for ((outbox, name), place) in wanted.tables().zip(&found.outboxes) {
+        table(wanted, outbox, name, found, place, &mut plan)?;
+    }
     publication(wanted, found, &mut plan)?;
     slot(wanted, found, &mut plan)?;
     remarks(wanted, found, &mut plan);
@@ -108,11 +122,17 @@ fn serves(server: &Server, plan: &mut Plan) {
     }
 }
 
-fn table(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
-    let name = &wanted.outbox.table;
-    match (&found.table, wanted.create_table) {
+fn table(
+    wanted: &Wanted<'_>,
+    outbox: &OutboxConfig,
+    name: &TableName,
+    found: &Found,
+    place: &Place,
+    plan: &mut Plan,
+) -> Result<()> {
+    match (&place.table, wanted.create_table) {
         (Some(table), _) => {
-            table_fits(wanted.outbox, table)?;
+            table_fits(outbox, name, table)?;
             plan.present.push(format!("table {name} is there"));
         }
         (None, false) => {
@@ -123,14 +143,14 @@ fn table(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
             .remedy("name yours with --table, or let setup create it with --create-table"));
         }
         (None, true) => {
-            if columns(wanted.outbox).any(|(setting, column)| setting.default != Some(column)) {
+            if columns(outbox).any(|(setting, column)| setting.default != Some(column)) {
                 let cause =
                     "the table cannot be created: [outbox.columns] gives its columns other names than setup does";
                 return Err(
                     Error::new(Kind::Config, cause).remedy("remove [outbox.columns], or create the table yourself")
                 );
             }
-            refuse_if(plan, found.room.may_create_in_schema.is_none(), || {
+            refuse_if(plan, place.may_create_in_schema.is_none(), || {
                 let cause = format!("schema {} does not exist in database {}", name.schema(), found.server.database);
                 let values = [("schema", Value::Name(name.schema())), ("role", Value::Name(&found.server.role))];
                 // Whoever may not create it asks somebody who may, and owns it then.
@@ -141,7 +161,7 @@ fn table(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
                 Error::new(Kind::Publication, cause)
                     .remedy(fill(template, &values).unwrap_or_else(|_| template.to_owned()))
             });
-            refuse_if(plan, found.room.may_create_in_schema == Some(false), || {
+            refuse_if(plan, place.may_create_in_schema == Some(false), || {
                 let cause = format!("role {} may not create tables in schema {}", found.server.role, name.schema());
                 let values = [("schema", Value::Name(name.schema())), ("role", Value::Name(&found.server.role))];
                 let template = "grant create on schema {schema} to {role};";
@@ -159,8 +179,7 @@ fn table(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
     Ok(())
 }
 
-fn table_fits(outbox: &OutboxConfig, table: &Table) -> Result<()> {
-    let name = &outbox.table;
+fn table_fits(outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<()> {
     let unfit = |cause: String, remedy: String| Err(Error::new(Kind::Publication, cause).remedy(remedy));
     if !matches!(table.kind.as_str(), "r" | "p") {
         return unfit(format!("{name} is not a table"), "name the outbox table with --table".to_owned());
@@ -198,14 +217,18 @@ fn columns(outbox: &OutboxConfig) -> impl Iterator<Item = (setting::Setting, &st
 }
 
 fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
-    let values = [("publication", Value::Name(wanted.publication)), ("table", Value::Table(&wanted.outbox.table))];
+    let tables = wanted.names();
+    let values = [("publication", Value::Name(wanted.publication)), ("tables", Value::Tables(&tables))];
     let name = wanted.publication;
     match (&found.publication, &found.slot) {
         (Some(publication), _) => {
-            let partitioned = found.table.as_ref().is_some_and(|table| table.kind == "p");
+            let partitioned = found.tables().any(|table| table.kind == "p");
             publication_fits(wanted, publication, partitioned)?;
-            plan.present
-                .push(format!("publication {name} is there and publishes inserts into {}", wanted.outbox.table));
+            let what = match tables.is_empty() {
+                true => String::new(),
+                false => format!(" and publishes inserts into {}", listed(&tables)),
+            };
+            plan.present.push(format!("publication {name} is there{what}"));
         }
         (None, Some(_)) => {
             // A slot decodes with the catalog of the time of each change: there is no publication in its past.
@@ -227,18 +250,18 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
                 )
                 .remedy(grant("grant create on database {database} to {role};", &found.server))
             });
-            refuse_if(plan, found.table.as_ref().is_some_and(|table| !table.owned), || {
-                Error::new(
-                    Kind::PostgresRefused,
-                    format!("role {} does not own table {}", found.server.role, wanted.outbox.table),
-                )
-                .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run")
-            });
+            for (table, place) in tables.iter().zip(&found.outboxes) {
+                refuse_if(plan, place.table.as_ref().is_some_and(|table| !table.owned), || {
+                    Error::new(Kind::PostgresRefused, format!("role {} does not own table {table}", found.server.role))
+                        .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run")
+                });
+            }
+            let template = if tables.is_empty() { sql::CREATE_PUBLICATION_OF_NOTHING } else { sql::CREATE_PUBLICATION };
             plan.steps.push(Step {
                 object: Object::Publication,
                 doing: format!("creating publication {name}"),
                 done: format!("publication {name} created"),
-                sql: fill(sql::CREATE_PUBLICATION, &values)?,
+                sql: fill(template, &values)?,
             });
         }
     }
@@ -246,17 +269,26 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
 }
 
 fn publication_fits(wanted: &Wanted<'_>, publication: &Publication, partitioned: bool) -> Result<()> {
-    let table = &wanted.outbox.table;
-    let values = [("publication", Value::Name(wanted.publication)), ("table", Value::Table(table))];
-    let exactly_ours =
-        matches!(publication.tables.as_slice(), [(schema, name)] if schema == table.schema() && name == table.table());
-    let set_table = "alter publication {publication} set table {table};";
+    let tables = wanted.names();
+    let values = [("publication", Value::Name(wanted.publication)), ("tables", Value::Tables(&tables))];
+    let is_ours = |(schema, name): &(String, String)| {
+        tables.iter().any(|table| schema == table.schema() && name == table.table())
+    };
+    let exactly_ours = publication.tables.len() == tables.len() && publication.tables.iter().all(is_ours);
+    let set_table = match tables.is_empty() {
+        true => "drop publication {publication};",
+        false => "alter publication {publication} set table {tables};",
+    };
     let faults = [
         (publication.all_tables, "publishes all tables", "drop publication {publication};"),
         (publication.publishes_schemas, "publishes whole schemas", set_table),
         (
             !publication.all_tables && !publication.publishes_schemas && !exactly_ours,
-            "does not publish exactly the outbox table",
+            match tables.as_slice() {
+                [] => "publishes tables, and only messages are relayed",
+                [_] => "does not publish exactly the outbox table",
+                _ => "does not publish exactly the outbox tables",
+            },
             set_table,
         ),
         (publication.row_filter, "has a row filter, which drops events silently", set_table),
@@ -283,8 +315,19 @@ fn publication_fits(wanted: &Wanted<'_>, publication: &Publication, partitioned:
         statements.push("and run setup again, or name another publication with --publication".to_owned());
     }
     statements.dedup();
-    let cause = format!("publication {} does not fit table {table}: it {}", wanted.publication, what.join(", and "));
+    let (s, names) = (if tables.len() == 1 { "" } else { "s" }, listed(&tables));
+    let cause = match tables.is_empty() {
+        true => format!("publication {} does not fit: it {}", wanted.publication, what.join(", and ")),
+        false => {
+            format!("publication {} does not fit table{s} {names}: it {}", wanted.publication, what.join(", and "))
+        }
+    };
     Err(Error::new(Kind::Publication, cause).remedy(statements.join(" ")))
+}
+
+fn listed(tables: &[&TableName]) -> String {
+    let names: Vec<_> = tables.iter().map(|table| table.to_string()).collect();
+    names.join(", ")
 }
 
 fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {

@@ -1,9 +1,10 @@
 use super::*;
 use crate::cli::setup::catalog::Room;
+use crate::config::EventSource;
 use crate::position::Lsn;
 
 fn outbox(table: &str) -> OutboxConfig {
-    OutboxConfig { table: table.parse().unwrap(), ..OutboxConfig::default() }
+    OutboxConfig { source: EventSource::Table(table.parse().unwrap()), ..OutboxConfig::default() }
 }
 
 fn found() -> Found {
@@ -18,11 +19,19 @@ fn found() -> Found {
             database: "shop".into(),
             ..Server::default()
         },
-        room: Room { free_slots: 1, free_senders: 1, may_create: true, may_create_in_schema: Some(true) },
-        table: Some(Table { kind: "r".into(), persistence: "p".into(), owned: true, columns }),
+        room: Room { free_slots: 1, free_senders: 1, may_create: true },
+        outboxes: vec![Place {
+            table: Some(Table { kind: "r".into(), persistence: "p".into(), owned: true, columns }),
+            may_create_in_schema: Some(true),
+        }],
         publication: None,
         slot: None,
     }
+}
+
+fn without_table() -> Found {
+    let place = Place { table: None, may_create_in_schema: Some(true) };
+    Found { outboxes: vec![place], ..found() }
 }
 
 fn fitting_publication() -> Publication {
@@ -53,7 +62,7 @@ fn fitting_slot() -> Slot {
 fn planned(create_table: bool, found: &Found) -> Result<Plan> {
     let outbox = outbox("outbox");
     let slot: SlotName = "orders".parse().unwrap();
-    plan(&Wanted { slot: &slot, publication: "walrelay_orders", outbox: &outbox, create_table }, found)
+    plan(&Wanted { slot: &slot, publication: "walrelay_orders", outboxes: &[outbox], create_table }, found)
 }
 
 fn objects(plan: &Plan) -> Vec<Object> {
@@ -62,29 +71,29 @@ fn objects(plan: &Plan) -> Vec<Object> {
 
 #[test]
 fn the_order_is_table_publication_slot() {
-    let plan = planned(true, &Found { table: None, ..found() }).unwrap();
+    let plan = planned(true, &without_table()).unwrap();
     assert_eq!(objects(&plan), [Object::Table, Object::Publication, Object::Slot]);
     assert!(plan.refusal().is_ok());
 }
 
 #[test]
 fn a_role_that_may_not_create_the_table_is_told_the_grant() {
-    let mut bare = Found { table: None, ..found() };
-    bare.room.may_create_in_schema = Some(false);
+    let mut bare = without_table();
+    bare.outboxes[0].may_create_in_schema = Some(false);
     let error = planned(true, &bare).unwrap().refusal().unwrap_err();
     assert_eq!(
         (error.kind(), error.cause()),
         (Kind::PostgresRefused, "role app may not create tables in schema public")
     );
     assert_eq!(error.what_to_do(), Some(r#"grant create on schema "public" to "app""#));
-    bare.table = found().table;
+    bare.outboxes[0].table = found().outboxes.remove(0).table;
     assert!(planned(true, &bare).unwrap().refusal().is_ok(), "a table that is there needs no right to create one");
 }
 
 #[test]
 fn a_table_in_a_schema_that_does_not_exist_is_remedied_by_the_schema() {
-    let mut bare = Found { table: None, ..found() };
-    bare.room.may_create_in_schema = None;
+    let mut bare = without_table();
+    bare.outboxes[0].may_create_in_schema = None;
     let error = planned(true, &bare).unwrap().refusal().unwrap_err();
     assert_eq!((error.kind(), error.cause()), (Kind::Publication, "schema public does not exist in database shop"));
     assert_eq!(error.what_to_do(), Some(r#"create schema "public""#));
@@ -155,7 +164,7 @@ fn a_publication_that_does_not_fit_comes_with_the_sql_that_fixes_it() {
 #[test]
 fn a_partitioned_table_is_published_as_its_root() {
     let mut partitioned = Found { publication: Some(fitting_publication()), ..found() };
-    partitioned.table.as_mut().unwrap().kind = "p".into();
+    partitioned.outboxes[0].table.as_mut().unwrap().kind = "p".into();
     assert!(
         planned(false, &partitioned).unwrap_err().what_to_do().unwrap().contains("publish_via_partition_root = true")
     );
@@ -203,7 +212,7 @@ fn a_slot_that_does_not_fit_is_refused() {
 fn a_table_that_does_not_fit_is_refused() {
     let with = |change: fn(&mut Table)| {
         let mut found = found();
-        change(found.table.as_mut().unwrap());
+        change(found.outboxes[0].table.as_mut().unwrap());
         planned(false, &found).unwrap_err()
     };
     assert_eq!(with(|table| table.kind = "v".into()).cause(), "public.outbox is not a table");
@@ -213,5 +222,5 @@ fn a_table_that_does_not_fit_is_refused() {
     );
     let error = with(|table| table.columns.truncate(3));
     assert_eq!(error.cause(), "table public.outbox has no column payload that can be published");
-    assert!(planned(false, &Found { table: None, ..found() }).is_err(), "a table is only created when asked for");
+    assert!(planned(false, &without_table()).is_err(), "a table is only created when asked for");
 }

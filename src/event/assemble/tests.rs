@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::SlotName;
+use crate::config::{EventSource, OutboxConfig, SlotName};
 use crate::decode::{Value, wire};
 use crate::error::Kind;
 use crate::event::replay::{COLUMNS, outbox};
@@ -28,7 +28,7 @@ fn row(id: &str) -> Vec<u8> {
 
 /// An assembler inside the transaction at 100, the outbox described.
 fn in_a_transaction(resume: Position) -> Assembler {
-    let mut assembler = Assembler::new(&outbox(), resume);
+    let mut assembler = Assembler::new(&[outbox()], resume);
     feed_all(&mut assembler, &[wire::begin(100, 7, 1), described()]);
     assembler
 }
@@ -42,7 +42,7 @@ fn protocol_fault(assembler: &mut Assembler, message: &[u8]) -> Violation {
 
 #[test]
 fn a_transaction_comes_to_begin_events_and_commit() {
-    let mut assembler = Assembler::new(&outbox(), Position::default());
+    let mut assembler = Assembler::new(&[outbox()], Position::default());
     let values = [&b"7"[..], b"order", b"o-1", b"Placed", b"{}"].map(Value::Text);
     let mut feed = |message: Vec<u8>| feed(&mut assembler, message.leak()).unwrap();
     assert_eq!(feed(wire::begin(100, 9, 1)), Step::Begin { commit_lsn: Lsn::new(100) });
@@ -62,7 +62,7 @@ fn a_transaction_comes_to_begin_events_and_commit() {
 
 #[test]
 fn of_a_covered_transaction_nothing_comes_but_descriptions() {
-    let mut assembler = Assembler::new(&outbox(), Position::at(Lsn::new(130)));
+    let mut assembler = Assembler::new(&[outbox()], Position::at(Lsn::new(130)));
     assert_eq!(feed(&mut assembler, &wire::begin(100, 9, 1)), Ok(Step::Nothing));
     assert_eq!(feed(&mut assembler, &described()), Ok(Step::Relation { oid: OUTBOX, outbox: true }));
     assert_eq!(feed(&mut assembler, &row("7")), Ok(Step::Nothing));
@@ -110,7 +110,7 @@ fn updates_deletes_and_truncates_are_counted_and_come_to_nothing() {
     ] {
         assert_eq!(feed(&mut assembler, &message), Ok(Step::Nothing));
     }
-    assert_eq!(assembler.ignored(), Ignored { updates: 2, deletes: 1, truncates: 1 });
+    assert_eq!(assembler.ignored(), Ignored { updates: 2, deletes: 1, truncates: 1, messages: 1 });
     assembler.resume_at(Position::default());
     assert_eq!(assembler.ignored().updates, 2, "a reconnect does not reset a counter");
 }
@@ -147,7 +147,7 @@ fn a_missing_column_is_an_error_only_for_an_event_that_needs_it() {
     let error = error.into_error(&slot);
     assert_eq!((error.kind(), error.cause()), (Kind::Publication, format!("slot orders: {text}").as_str()));
     assert!(error.what_to_do().unwrap().contains("payload"));
-    let mut assembler = Assembler::new(&outbox(), Position::at(Lsn::new(130)));
+    let mut assembler = Assembler::new(&[outbox()], Position::at(Lsn::new(130)));
     feed_all(&mut assembler, &[wire::begin(100, 9, 1), lacking, row("1"), wire::commit(100, 130, 9)]);
 }
 
@@ -199,7 +199,7 @@ fn a_row_no_event_can_be_made_of_is_named_and_its_payload_is_not() {
 
 #[test]
 fn what_a_server_may_not_send_is_an_error() {
-    let mut fresh = Assembler::new(&outbox(), Position::default());
+    let mut fresh = Assembler::new(&[outbox()], Position::default());
     for (message, what) in [
         (wire::commit(100, 130, 9), "a commit"),
         (wire::update(OUTBOX, &[], &[]), "an update"),
@@ -261,7 +261,7 @@ fn a_position_that_is_not_of_this_stream_is_an_error() {
     assert!(matches!(error, EventError::PartialMissing { events: 1, .. }), "{error}");
     assert_eq!(error.into_error(&slot).kind(), Kind::PositionMismatch);
 
-    let mut assembler = Assembler::new(&outbox(), partial(99, 2));
+    let mut assembler = Assembler::new(&[outbox()], partial(99, 2));
     let error = feed(&mut assembler, &wire::begin(100, 9, 1)).unwrap_err();
     assert!(matches!(error, EventError::PartialMissing { events: 0, .. }), "{error}");
 
@@ -269,4 +269,90 @@ fn a_position_that_is_not_of_this_stream_is_an_error() {
     let messages = [row("1"), wire::commit(100, 130, 9), wire::begin(140, 9, 2), row("2"), wire::commit(140, 150, 9)];
     feed_all(&mut assembler, &messages);
     assert!(feed(&mut assembler, &wire::begin(160, 9, 3)).is_ok(), "the partial transaction came");
+}
+
+/// Rows of `public.outbox`, rows of `sales.events` with other columns, and messages with the prefix `shop`.
+fn several() -> Vec<OutboxConfig> {
+    let named = |source, id: &str, columns: &[&str]| OutboxConfig {
+        source,
+        id: id.to_owned(),
+        columns: columns.iter().map(|column| (*column).to_owned()).collect(),
+        ..OutboxConfig::default()
+    };
+    vec![
+        outbox(),
+        named(EventSource::Table("sales.events".parse().unwrap()), "number", &["number", "body"]),
+        named(EventSource::Messages("shop".to_owned()), "message_lsn", &["message_lsn", "type"]),
+    ]
+}
+
+#[test]
+fn events_of_several_outboxes_count_on_in_their_transaction() {
+    const SALES: u32 = 16_390;
+    let mut assembler = Assembler::new(&several(), Position::default());
+    feed_all(&mut assembler, &[wire::begin(100, 7, 1), described()]);
+    feed_all(&mut assembler, &[wire::relation(SALES, "sales", "events", &["body", "x", "number"])]);
+    let messages = [
+        row("7"),
+        wire::logical_message(0x40, "shop", br#"{"type": "Placed"}"#),
+        wire::insert(SALES, &[Value::Text(b"{}"), Value::Null, Value::Text(b"1")]),
+        row("8"),
+    ];
+    let mut told = Vec::new();
+    for message in &messages {
+        let Ok(Step::Event(event)) = feed(&mut assembler, message) else { panic!("not an event") };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        told.push((event.outbox, event.place.index, text(event.id()), event.row.get(1).map(text)));
+    }
+    let expected = [(0, 0, "7", "order"), (2, 1, "0/40", "Placed"), (1, 2, "1", "{}"), (0, 3, "8", "order")];
+    let expected = expected.map(|(outbox, index, id, value)| (outbox, index, id.to_owned(), Some(value.to_owned())));
+    assert_eq!(told, expected);
+
+    let partial = Partial { commit_lsn: Lsn::new(100), index: 2 };
+    assembler.resume_at(Position { end_lsn: Lsn::ZERO, partial: Some(partial) });
+    feed_all(&mut assembler, &[wire::begin(100, 7, 1), described()]);
+    feed_all(&mut assembler, &[wire::relation(SALES, "sales", "events", &["body", "x", "number"])]);
+    let steps: Vec<_> = messages.iter().map(|message| feed(&mut assembler, message).unwrap()).collect();
+    assert!(matches!(steps.as_slice(), [Step::Nothing, Step::Nothing, Step::Event(_), Step::Event(_)]), "{steps:?}");
+}
+
+#[test]
+fn a_message_that_is_none_of_ours_or_of_no_transaction_is_counted_and_passed_over() {
+    let mut assembler = Assembler::new(&several(), Position::default());
+    let mut outside = wire::logical_message(0x40, "shop", b"{}");
+    outside[1] = 0;
+    feed_all(&mut assembler, &[outside.clone(), wire::begin(100, 7, 1), outside]);
+    assert_eq!(feed(&mut assembler, &wire::logical_message(0x40, "shop2", b"{}")), Ok(Step::Nothing));
+    assert_eq!(assembler.ignored().messages, 3);
+    feed_all(&mut assembler, &[wire::commit(100, 130, 7)]);
+    let violation = protocol_fault(&mut assembler, &wire::logical_message(0x40, "shop", b"{}"));
+    assert_eq!(violation, Violation::Outside { what: "a transactional message" });
+}
+
+#[test]
+fn a_message_whose_content_has_no_members_is_named_by_where_it_stands() {
+    let slot: SlotName = "orders".parse().unwrap();
+    let mut outboxes = several();
+    let refused = |outboxes: &[OutboxConfig], content: &[u8]| {
+        let mut assembler = Assembler::new(outboxes, Position::default());
+        feed_all(&mut assembler, &[wire::begin(100, 7, 1)]);
+        let message = wire::logical_message(0x40, "shop", content);
+        let error = feed(&mut assembler, &message).unwrap_err().into_error(&slot);
+        assert!(
+            error.what_to_do().is_some_and(|todo| todo.contains("members") && todo.contains("advance")),
+            "{error:?}"
+        );
+        error.cause().to_owned()
+    };
+    assert_eq!(
+        refused(&outboxes, b"Placed"),
+        "slot orders: event at index 0 of the transaction at 0/64, row \"0/40\": column type of messages with prefix \
+         \"shop\" is a member of the content, which is no JSON object"
+    );
+    outboxes[2].columns = vec!["id".to_owned(), "type".to_owned()];
+    assert_eq!(
+        refused(&outboxes, br#"{"type": "Placed"}"#),
+        "slot orders: event at index 0 of the transaction at 0/64, row \"0/40\": column id of messages with prefix \
+         \"shop\" is NULL"
+    );
 }

@@ -70,7 +70,10 @@ impl Pump<'_> {
                 self.core.stored(position);
             }
             Done::Looked(result, then_store) => {
-                let judged = result.and_then(|now| compare(&self.session.fingerprint, &now));
+                let judged = result.and_then(|now| {
+                    let mut both = self.session.fingerprints.iter().zip(&now);
+                    both.try_for_each(|(before, now)| compare(before, now))
+                });
                 if judged.is_err() {
                     self.catalog_unsound = true;
                     if then_store.is_some() {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::ValueConfig;
+use crate::config::{RouteConfig, ValueConfig};
 use crate::error::Kind;
 use crate::event::lab::Lab;
 
@@ -29,11 +29,11 @@ struct Routes {
 impl Routes {
     fn new(change: impl FnOnce(&mut RouteConfig)) -> Routes {
         let reserved_topic = Some("outbox.event.state".into());
-        let mut route = RouteConfig { reserved_topic, ..RouteConfig::default() };
-        change(&mut route);
-        let mut outbox = OutboxConfig::default();
-        outbox.need_only(&route);
-        let router = Router::new(&outbox, &route).unwrap();
+        let route = RouteConfig { reserved_topic, ..RouteConfig::default() };
+        let mut outbox = OutboxConfig { route, ..OutboxConfig::default() };
+        change(&mut outbox.route);
+        outbox.need_only_routed();
+        let router = Router::new(&outbox).unwrap();
         Routes { outbox, router }
     }
 
@@ -165,7 +165,8 @@ fn what_a_route_needs_and_does_not_get_is_named() {
 #[test]
 fn a_column_that_is_not_needed_by_the_table_is_named() {
     let route = RouteConfig { topic: template("{nowhere}"), ..RouteConfig::default() };
-    assert_eq!(Router::new(&OutboxConfig::default(), &route).unwrap_err().column, "nowhere");
+    let outbox = OutboxConfig { route, ..OutboxConfig::default() };
+    assert_eq!(Router::new(&outbox).unwrap_err().column, "nowhere");
 }
 
 #[test]
@@ -248,4 +249,35 @@ fn partition_and_timestamp_are_taken_from_their_columns() {
         let error = route(25, None, Some(timestamp)).unwrap_err();
         assert_eq!(error, "column tenant is not a time since 1970, which template \"{tenant}\" needs");
     }
+}
+
+#[test]
+fn members_of_a_json_object_are_headers_unless_one_of_that_name_is_there() {
+    let mut routes = Routes::new(|route| {
+        route.headers = vec![("tenant".into(), template("{type}"))];
+        route.headers_from = Some(template("{metadata}"));
+    });
+    let object =
+        r#"{"traceparent": "00-ab", "tenant": "other", "id": "other", "n": 12.50, "o": {"a": 1}, "none": null}"#;
+    let headers = routes.route(&with(6, Some(object))).unwrap().3;
+    let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
+    let expected = [("traceparent", Some("00-ab")), ("n", Some("12.50")), ("o", Some(r#"{"a": 1}"#)), ("none", None)];
+    assert_eq!(headers[headers.len() - 4..], expected);
+    assert_eq!(headers.iter().filter(|(name, _)| matches!(*name, "id" | "tenant")).count(), 2);
+    let fewer = routes.route(&with(6, None)).unwrap().3.len();
+    assert_eq!(fewer, headers.len() - 4, "no object, no headers");
+    for (object, needed) in [("[1]", "a JSON object"), ("x", "a JSON object"), (r#"{"a\u0000b": 1}"#, "without NUL")] {
+        let error = routes.route(&with(6, Some(object))).unwrap_err().to_string();
+        assert!(error.contains("column metadata is not a JSON object") && error.contains(needed), "{error}");
+    }
+}
+
+#[test]
+fn headers_that_are_null_may_be_left_out() {
+    let mut routes = Routes::new(|route| {
+        route.headers = vec![("type".into(), template("{type}")), ("metadata".into(), template("{metadata}"))];
+        route.omit_null_headers = true;
+    });
+    let headers = routes.route(&with(6, None)).unwrap().3;
+    assert!(headers.iter().any(|(name, _)| name == "type") && !headers.iter().any(|(name, _)| name == "metadata"));
 }

@@ -89,7 +89,7 @@ pub(in crate::source) async fn look(
         before.and_then(Fingerprint::publication_oid).unwrap_or_default(),
         before.and_then(Fingerprint::table_oid).unwrap_or_default(),
     );
-    let catalog = Catalog::read(client, publication, table, known).await?;
+    let catalog = Catalog::read(client, publication, Some(table), known).await?;
     Ok(catalog.fingerprint(publication, table))
 }
 

@@ -23,7 +23,7 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T>>;
 /// What can be asked.
 #[derive(Debug)]
 pub(super) enum Command {
-    CheckCatalog { before: Option<Box<Fingerprint>>, reply: Reply<Fingerprint> },
+    CheckCatalog { before: Vec<Fingerprint>, reply: Reply<Vec<Fingerprint>> },
     WalPosition { reply: Reply<WalPosition> },
     PreparePositions { reply: Reply<()> },
     LoadPosition { key: String, reply: Reply<Option<String>> },
@@ -57,9 +57,7 @@ impl Command {
     /// Does it and answers. The result is for the session: what the answer was does not matter to it.
     pub(super) async fn carry_out(self, client: &Client, watched: &Watched) -> Result<(), QueryError> {
         match self {
-            Command::CheckCatalog { before, reply } => {
-                answer(reply, catalog::look(client, &watched.publication, &watched.table, before.as_deref()).await)
-            }
+            Command::CheckCatalog { before, reply } => answer(reply, check_catalog(client, watched, &before).await),
             Command::WalPosition { reply } => {
                 let params = [(&watched.slot.as_str() as _, Type::TEXT)];
                 answer(reply, one_json(client, "reading the position of the log", SLOT, &params).await)
@@ -76,6 +74,18 @@ impl Command {
             }
         }
     }
+}
+
+async fn check_catalog(
+    client: &Client,
+    watched: &Watched,
+    before: &[Fingerprint],
+) -> Result<Vec<Fingerprint>, QueryError> {
+    let mut now = Vec::with_capacity(watched.tables.len());
+    for (number, table) in watched.tables.iter().enumerate() {
+        now.push(catalog::look(client, &watched.publication, table, before.get(number)).await?);
+    }
+    Ok(now)
 }
 
 /// Passes the answer on and keeps what it means for the session.

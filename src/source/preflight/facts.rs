@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::position::Lsn;
-use crate::source::catalog::Catalog;
+use crate::source::catalog::{Catalog, Publication};
 
 /// Everything [`super::inspect`] found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,8 +14,16 @@ pub struct Facts {
     pub system_identifier: Option<String>,
     /// The slot, if there is one of that name.
     pub slot: Option<Slot>,
-    /// Publication, table, and how they hang together.
-    pub catalog: Catalog,
+    /// Publication and table, and how they hang together: one for each outbox table, in the order of the
+    /// configuration. Where there is no table, one that knows of the publication alone.
+    pub catalogs: Vec<Catalog>,
+}
+
+impl Facts {
+    /// The publication, if there is one of that name.
+    pub fn publication(&self) -> Option<&Publication> {
+        self.catalogs.first()?.publication.as_ref()
+    }
 }
 
 /// The server and its settings.

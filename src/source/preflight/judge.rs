@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use crate::config::{OutboxConfig, SlotName};
+use crate::config::{OutboxConfig, SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::quoted;
 use crate::source::preflight::facts::{Facts, Server, Slot};
 use crate::source::preflight::published::Published;
-use crate::source::preflight::warnings::{Warning, warnings};
+use crate::source::preflight::warnings::{Warning, slot_warnings, table_warnings, traffic_warning};
 
 /// The oldest major whose `pgoutput` and catalogs are known here.
 pub const MAJOR_MIN: u32 = 14;
@@ -20,7 +20,7 @@ pub const MAJOR_MIN: u32 = 14;
 /// # Errors
 /// The first fault, with what to do: [`Kind::PostgresUnfit`], [`Kind::PostgresUnreachable`] (in recovery: retry),
 /// [`Kind::PostgresRefused`], [`Kind::SlotUnusable`], [`Kind::Publication`].
-pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outbox: &OutboxConfig) -> Result<Vec<Warning>> {
+pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[OutboxConfig]) -> Result<Vec<Warning>> {
     server(&facts.server)?;
     let setup = format!("walrelay setup --slot {slot}");
     let found = facts.slot.as_ref().ok_or_else(|| {
@@ -30,28 +30,44 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outbox: &OutboxC
         ))
     })?;
     usable(found, slot, &facts.server, &setup)?;
-    let Some(published) = &facts.catalog.publication else {
-        return Err(at_publication(format!(
-            "there is no publication {publication} in database {}",
-            facts.server.database
-        ))
-        .remedy(format!(
-            "`{setup}`, or: create publication {} for table {} with (publish = 'insert'). A slot older than the \
-             publication cannot be used with it: create the slot anew",
-            quoted(publication),
-            outbox.table
-        )));
+    let tables: Vec<_> = outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))).collect();
+    let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
+    let Some(published) = facts.publication() else {
+        return Err(no_publication(publication, &facts.server.database, &names, &setup));
     };
-    let Some(table) = &facts.catalog.table else {
-        return Err(at_publication(format!(
-            "there is no table {} in database {}",
-            outbox.table, facts.server.database
-        ))
-        .remedy("`walrelay setup` prints the SQL that creates an outbox table; check schema, name and database"));
-    };
-    let (members, other_tables) = (&facts.catalog.members, &facts.catalog.other_tables);
-    Published { name: publication, publication: published, table, members, other_tables, outbox }.judge()?;
-    Ok(warnings(facts, found, published, table, slot, outbox))
+    let mut warnings = slot_warnings(&facts.server, found, slot);
+    for ((outbox, name), catalog) in tables.into_iter().zip(&facts.catalogs) {
+        let Some(table) = &catalog.table else {
+            return Err(at_publication(format!("there is no table {name} in database {}", facts.server.database))
+                .remedy(
+                    "`walrelay setup` prints the SQL that creates an outbox table; check schema, name and database",
+                ));
+        };
+        let (members, other_tables) = (&catalog.members, &catalog.other_tables);
+        Published {
+            name: publication,
+            publication: published,
+            table,
+            members,
+            other_tables,
+            outbox,
+            outbox_name: name,
+        }
+        .judge()?;
+        warnings.extend(table_warnings(catalog, table, name));
+    }
+    warnings.extend(traffic_warning(facts, published, &names));
+    Ok(warnings)
+}
+
+fn no_publication(publication: &str, database: &str, tables: &[&TableName], setup: &str) -> Error {
+    let names: Vec<_> = tables.iter().map(|table| table.to_string()).collect();
+    let of = if names.is_empty() { String::new() } else { format!("for table {} ", names.join(", ")) };
+    at_publication(format!("there is no publication {publication} in database {database}")).remedy(format!(
+        "`{setup}`, or: create publication {} {of}with (publish = 'insert'). A slot older than the publication cannot be \
+         used with it: create the slot anew",
+        quoted(publication)
+    ))
 }
 
 /// Whether the server is recent enough to answer the rest.

@@ -1,11 +1,12 @@
 //! Every fault and every warning, one row each.
 
 use super::*;
+use crate::config::EventSource;
 use crate::position::Lsn;
 use crate::source::catalog::{Catalog, Column, Flags, Member, Publication, Table};
 
 fn outbox() -> OutboxConfig {
-    OutboxConfig { table: "outbox".parse().unwrap(), ..OutboxConfig::default() }
+    OutboxConfig { source: EventSource::Table("outbox".parse().unwrap()), ..OutboxConfig::default() }
 }
 
 fn member(level: u32, relation: &str) -> Member {
@@ -39,7 +40,7 @@ fn fit() -> Facts {
             failover: Some(true),
             ..Slot::default()
         }),
-        catalog: Catalog {
+        catalogs: vec![Catalog {
             publication: Some(Publication {
                 oid: 10,
                 flags: Flags { insert: true, ..Flags::default() },
@@ -54,12 +55,12 @@ fn fit() -> Facts {
             }),
             members: vec![member(0, "outbox")],
             ..Catalog::default()
-        },
+        }],
     }
 }
 
 fn judged(facts: &Facts) -> Result<Vec<Warning>> {
-    judge(facts, &"orders".parse().unwrap(), "walrelay_orders", &outbox())
+    judge(facts, &"orders".parse().unwrap(), "walrelay_orders", &[outbox()])
 }
 
 type Change = fn(&mut Facts);
@@ -69,11 +70,11 @@ fn slot_of(facts: &mut Facts) -> &mut Slot {
 }
 
 fn table_of(facts: &mut Facts) -> &mut Table {
-    facts.catalog.table.as_mut().unwrap()
+    facts.catalogs[0].table.as_mut().unwrap()
 }
 
 fn flags_of(facts: &mut Facts) -> &mut Flags {
-    &mut facts.catalog.publication.as_mut().unwrap().flags
+    &mut facts.catalogs[0].publication.as_mut().unwrap().flags
 }
 
 #[track_caller]
@@ -191,20 +192,24 @@ fn a_publication_that_does_not_carry_every_insert_says_which_it_would_skip() {
         Kind::Publication,
         &[
             (
-                |facts| facts.catalog.publication = None,
+                |facts| facts.catalogs[0].publication = None,
                 "there is no publication walrelay_orders in database shop",
                 "create publication \"walrelay_orders\" for table public.outbox with (publish = 'insert')",
             ),
-            (|facts| facts.catalog.table = None, "there is no table public.outbox in database shop", "walrelay setup"),
             (
-                |facts| facts.catalog.members.clear(),
+                |facts| facts.catalogs[0].table = None,
+                "there is no table public.outbox in database shop",
+                "walrelay setup",
+            ),
+            (
+                |facts| facts.catalogs[0].members.clear(),
                 "table public.outbox is not in publication walrelay_orders: never added, or dropped and created again",
                 "alter publication \"walrelay_orders\" add table public.outbox",
             ),
             (
                 |facts| {
-                    facts.catalog.members.clear();
-                    facts.catalog.other_tables = vec!["public.orders_outbox".to_owned()];
+                    facts.catalogs[0].members.clear();
+                    facts.catalogs[0].other_tables = vec!["public.orders_outbox".to_owned()];
                 },
                 "publication walrelay_orders publishes public.orders_outbox, and not public.outbox",
                 "--table public.orders_outbox",
@@ -214,12 +219,12 @@ fn a_publication_that_does_not_carry_every_insert_says_which_it_would_skip() {
             (|facts| flags_of(facts).delete = true, "publish = 'insert, delete'", "set (publish = 'insert')"),
             (|facts| flags_of(facts).truncate = true, "publish = 'insert, truncate'", "set (publish = 'insert')"),
             (
-                |facts| facts.catalog.members[0].row_filter = Some("(id > 1)".to_owned()),
+                |facts| facts.catalogs[0].members[0].row_filter = Some("(id > 1)".to_owned()),
                 "filters rows of public.outbox: (id > 1)",
                 "alter publication \"walrelay_orders\" set table public.outbox",
             ),
             (
-                |facts| facts.catalog.members[0].columns = Some(vec!["id".to_owned(), "type".to_owned()]),
+                |facts| facts.catalogs[0].members[0].columns = Some(vec!["id".to_owned(), "type".to_owned()]),
                 "publishes only (id, type) of public.outbox, without the column aggregatetype",
                 "alter publication \"walrelay_orders\" set table public.outbox",
             ),
@@ -257,7 +262,7 @@ fn a_table_that_cannot_be_streamed_as_it_is_says_what_is_wrong_with_it() {
             (
                 |facts| {
                     flags_of(facts).via_root = true;
-                    facts.catalog.members = vec![member(0, "outbox"), member(1, "events"), member(2, "all_events")];
+                    facts.catalogs[0].members = vec![member(0, "outbox"), member(1, "events"), member(2, "all_events")];
                 },
                 "publishes its rows under the name of all_events",
                 "name all_events as the outbox",
@@ -282,12 +287,12 @@ fn what_only_looks_like_a_fault_passes() {
         // Every mapped column is in the list.
         |facts| {
             let names = table_of(facts).columns.iter().map(|column| column.name.clone()).collect();
-            facts.catalog.members[0].columns = Some(names);
+            facts.catalogs[0].members[0].columns = Some(names);
         },
         // A generated column that 18 publishes.
         |facts| {
             table_of(facts).columns[4].generated = "s".to_owned();
-            facts.catalog.publication.as_mut().unwrap().generated_columns = Some("s".to_owned());
+            facts.catalogs[0].publication.as_mut().unwrap().generated_columns = Some("s".to_owned());
         },
         // A generated column nobody mapped.
         |facts| {
@@ -302,7 +307,7 @@ fn what_only_looks_like_a_fault_passes() {
         // A partition under its own name; the filter of the table above does not apply to it.
         |facts| {
             let above = Member { row_filter: Some("(id > 1)".to_owned()), ..member(1, "events") };
-            facts.catalog.members = vec![above];
+            facts.catalogs[0].members = vec![above];
         },
     ];
     for (row, change) in rows.iter().enumerate() {
@@ -332,12 +337,12 @@ fn what_can_still_go_wrong_is_said_in_a_sentence() {
             },
             "PostgreSQL 16 does not copy slots to standbys",
         ),
-        (|facts| facts.catalog.publication.as_mut().unwrap().all_tables = true, "covers more tables"),
-        (|facts| facts.catalog.members[0].through = "schema".to_owned(), "covers more tables"),
-        (|facts| facts.catalog.other_tables = vec!["a".to_owned(), "b".to_owned()], "other tables (a, b)"),
+        (|facts| facts.catalogs[0].publication.as_mut().unwrap().all_tables = true, "covers more tables"),
+        (|facts| facts.catalogs[0].members[0].through = "schema".to_owned(), "covers more tables"),
+        (|facts| facts.catalogs[0].other_tables = vec!["a".to_owned(), "b".to_owned()], "other tables (a, b)"),
         (|facts| table_of(facts).row_security = true, "row-level security"),
         (|facts| table_of(facts).inherited_by = 1, "inherit"),
-        (|facts| facts.catalog.members = vec![member(1, "events")], "rows of its siblings are not relayed"),
+        (|facts| facts.catalogs[0].members = vec![member(1, "events")], "rows of its siblings are not relayed"),
     ];
     for (change, says) in rows {
         let mut facts = fit();

@@ -1,6 +1,6 @@
 //! Whether every event in the outbox table would be in the stream, whole.
 
-use crate::config::OutboxConfig;
+use crate::config::{OutboxConfig, TableName};
 use crate::error::Result;
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Column, Member, Publication, Table};
@@ -15,6 +15,7 @@ pub(super) struct Published<'a> {
     /// What else it publishes.
     pub(super) other_tables: &'a [String],
     pub(super) outbox: &'a OutboxConfig,
+    pub(super) outbox_name: &'a TableName,
 }
 
 impl Published<'_> {
@@ -33,7 +34,7 @@ impl Published<'_> {
     }
 
     fn table_can_be_streamed(&self) -> Result<()> {
-        let name = &self.outbox.table;
+        let name = self.outbox_name;
         if !matches!(self.table.kind.as_str(), "r" | "p") {
             let what = match self.table.kind.as_str() {
                 "v" => "a view",
@@ -66,7 +67,7 @@ impl Published<'_> {
 
     fn table_is_in(&self) -> Result<()> {
         if self.members.is_empty() {
-            let (name, table, publication) = (self.name, &self.outbox.table, self.sql_name());
+            let (name, table, publication) = (self.name, self.outbox_name, self.sql_name());
             if let Some(other) = self.other_tables.first() {
                 // Adding this one would let the relay confirm, and so give up, what is in the stream of the other.
                 return Err(at_publication(format!(
@@ -105,7 +106,7 @@ impl Published<'_> {
     }
 
     fn name_is_kept(&self) -> Result<()> {
-        let (name, table, via_root) = (self.name, &self.outbox.table, self.publication.flags.via_root);
+        let (name, table, via_root) = (self.name, self.outbox_name, self.publication.flags.via_root);
         let publication = self.sql_name();
         if self.table.kind == "p" && !via_root {
             return Err(at_publication(format!(
@@ -133,7 +134,7 @@ impl Published<'_> {
 
     fn no_row_is_hidden(&self) -> Result<()> {
         let Some(filter) = self.own_members().find_map(|member| member.row_filter.as_ref()) else { return Ok(()) };
-        let (name, table, publication) = (self.name, &self.outbox.table, self.sql_name());
+        let (name, table, publication) = (self.name, self.outbox_name, self.sql_name());
         Err(at_publication(format!(
             "publication {name} filters rows of {table}: {filter}; the others would be skipped"
         ))
@@ -141,7 +142,7 @@ impl Published<'_> {
     }
 
     fn no_column_is_hidden(&self) -> Result<()> {
-        let (name, table, publication) = (self.name, &self.outbox.table, self.sql_name());
+        let (name, table, publication) = (self.name, self.outbox_name, self.sql_name());
         let list = self.own_members().find_map(|member| member.columns.as_ref());
         let outbox = self.outbox;
         for wanted in &outbox.columns {

@@ -1,9 +1,10 @@
 //! What is a choice rather than a fault, and should be known to be one.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::config::{OutboxConfig, SlotName};
-use crate::source::catalog::{Publication, Table};
+use crate::config::{SlotName, TableName};
+use crate::source::catalog::{Catalog, Publication, Table};
 use crate::source::preflight::facts::{Facts, Server, Slot};
 
 /// What an operator should know and need not mend: one short sentence.
@@ -16,39 +17,44 @@ impl fmt::Display for Warning {
     }
 }
 
-/// All there is to say of what was judged to be fit.
-pub(super) fn warnings(
-    facts: &Facts,
-    found: &Slot,
-    publication: &Publication,
-    table: &Table,
-    slot: &SlotName,
-    outbox: &OutboxConfig,
-) -> Vec<Warning> {
+/// What is published and is no event of `outboxes`.
+pub(super) fn traffic_warning(facts: &Facts, publication: &Publication, outboxes: &[&TableName]) -> Option<Warning> {
+    let mut members = facts.catalogs.iter().flat_map(|catalog| &catalog.members);
+    if publication.all_tables || members.any(|member| member.through == "schema") {
+        let what = "the publication covers more tables than the outbox: their rows cost traffic and are dropped";
+        return Some(Warning(what.to_owned()));
+    }
+    let is_outbox = |name: &&String| name.parse::<TableName>().is_ok_and(|name| outboxes.contains(&&name));
+    let others = facts.catalogs.iter().flat_map(|catalog| &catalog.other_tables).filter(|name| !is_outbox(name));
+    let others: BTreeSet<_> = others.map(String::as_str).collect();
+    if others.is_empty() {
+        return None;
+    }
+    let names: Vec<_> = others.into_iter().collect();
+    let names = names.join(", ");
+    Some(Warning(format!("the publication has other tables ({names}): their rows cost traffic and are dropped")))
+}
+
+/// What is to be known of an outbox table that was judged to be fit.
+pub(super) fn table_warnings(catalog: &Catalog, table: &Table, table_name: &TableName) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let mut warn = |text: String| warnings.push(Warning(text));
-    slot_warnings(&facts.server, found, slot, &mut warn);
-    let table_name = &outbox.table;
-    let schemas = facts.catalog.members.iter().any(|member| member.through == "schema");
-    if publication.all_tables || schemas {
-        warn("the publication covers more tables than the outbox: their rows cost traffic and are dropped".to_owned());
-    } else if !facts.catalog.other_tables.is_empty() {
-        let names = facts.catalog.other_tables.join(", ");
-        warn(format!("the publication has other tables ({names}): their rows cost traffic and are dropped"));
-    }
     if table.row_security {
         warn(format!("row-level security of {table_name} does not apply to the stream: every row is relayed"));
     }
     if table.inherited_by > 0 {
         warn(format!("rows of the tables that inherit from {table_name} are not relayed"));
     }
-    if facts.catalog.members.iter().any(|member| member.level > 0) {
+    if catalog.members.iter().any(|member| member.level > 0) {
         warn(format!("{table_name} is a partition: rows of its siblings are not relayed"));
     }
     warnings
 }
 
-fn slot_warnings(server: &Server, found: &Slot, slot: &SlotName, warn: &mut impl FnMut(String)) {
+/// What is to be known of a slot that was judged to be fit.
+pub(super) fn slot_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    let mut warn = |text: String| warnings.push(Warning(text));
     match (server.max_slot_wal_keep_mb, found.safe_wal_size) {
         (Some(-1) | None, _) => {
             warn(format!(
@@ -92,4 +98,5 @@ fn slot_warnings(server: &Server, found: &Slot, slot: &SlotName, warn: &mut impl
             server.major()
         )),
     }
+    warnings
 }

@@ -13,6 +13,7 @@ const SETTINGS: [(&str, &str); 4] =
 
 fn config() -> SourceConfig {
     SourceConfig {
+        messages: false,
         database: ConnInfo::parse(Some("host=h user=u dbname=d options='-c a=b'"), &|_| None).unwrap(),
         slot: "orders".parse().unwrap(),
         publication: "My \"Pub".to_owned(),

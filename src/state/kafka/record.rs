@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::state::Stored;
 
 /// The layout written, and the newest one understood.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct Envelope {
@@ -70,7 +70,7 @@ pub(super) mod tests {
             slot: "orders".to_owned(),
             position: Position { end_lsn: Lsn::new(end_lsn), partial: Some(partial) },
             publication_oid: 16_400,
-            table_oid: 16_390,
+            table_oids: vec![16_390],
             membership_oids: vec![16_401],
         }
     }
@@ -80,7 +80,7 @@ pub(super) mod tests {
         let value = encode(&stored(0x16_B374_D848)).unwrap();
         assert_eq!(decode(&value, "t", "k"), Ok(stored(0x16_B374_D848)));
         let text: serde_json::Value = serde_json::from_slice(&value).unwrap();
-        assert_eq!(text["version"], 1);
+        assert_eq!(text["version"], VERSION);
         assert_eq!(text["walrelay"], env!("CARGO_PKG_VERSION"));
         assert_eq!(text["slot"], "orders");
         assert_eq!(text["system_identifier"], "7480000000000000001");
@@ -102,9 +102,18 @@ pub(super) mod tests {
     #[test]
     fn a_newer_layout_is_refused_even_if_it_would_parse() {
         let value = String::from_utf8(encode(&stored(1)).unwrap()).unwrap();
-        let newer = value.replace("\"version\":1", "\"version\":2");
+        let newer = value.replace("\"version\":2", "\"version\":3");
         let error = decode(newer.as_bytes(), "t", "k").unwrap_err();
         assert_eq!(error.kind(), Kind::KafkaRefused);
-        assert!(error.cause().contains("layout 2"), "{error}");
+        assert!(error.cause().contains("layout 3"), "{error}");
+    }
+
+    #[test]
+    fn the_first_layout_with_its_one_table_is_read() {
+        let value = String::from_utf8(encode(&stored(1)).unwrap()).unwrap();
+        let first =
+            value.replace("\"version\":2", "\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
+        assert_ne!(first, value);
+        assert_eq!(decode(first.as_bytes(), "t", "k"), Ok(stored(1)));
     }
 }

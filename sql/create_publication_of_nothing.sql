@@ -1,0 +1,1 @@
+create publication {publication} with (publish = 'insert');

@@ -1,0 +1,244 @@
+//! What is an event and where it goes: from settings to [`OutboxConfig`]s.
+
+use super::layers::{Given, Origin, Settings};
+use super::meaning::{IDENTIFIER_BYTES_MAX, TOPIC_BYTES_MAX, is_topic_byte};
+use super::setting::{self, Setting};
+use super::{EventSource, MESSAGE_LSN, OutboxConfig, RouteConfig, TableName, ValueConfig};
+use crate::error::{Error, Kind, Result};
+use crate::template::Template;
+
+const TEMPLATE_REMEDY: &str = "write text with columns in braces, such as orders.{type|lower}; \
+                               docs/mapping.md has all of it";
+
+impl Settings {
+    /// What is an event, and where it goes: one for each outbox there is.
+    ///
+    /// # Errors
+    /// As [`Settings::config`].
+    pub fn outboxes(&self) -> Result<Vec<OutboxConfig>> {
+        for setting in [&setting::TABLE, &setting::MESSAGE_PREFIX] {
+            let given = self.get(setting).filter(|given| given.origin != Origin::Default);
+            if let Some(given) = given.filter(|_| self.has_several_outboxes()) {
+                return Err(Error::new(
+                    Kind::Config,
+                    format!("{}: {} is set, and there are [[outbox]]es in the file", given.origin, setting.key),
+                )
+                .remedy("remove it: each [[outbox]] names its own table or message_prefix"));
+            }
+        }
+        let mut outboxes: Vec<OutboxConfig> = Vec::new();
+        for settings in self.of_each_outbox() {
+            let outbox = settings.outbox()?;
+            if outboxes.iter().any(|other| other.source == outbox.source) {
+                let cause = format!("two [[outbox]]es are {}", outbox.source);
+                return Err(Error::new(Kind::Config, cause)
+                    .remedy("make one of the two: an event has one route, chosen by its columns where need be"));
+            }
+            outboxes.push(outbox);
+        }
+        Ok(outboxes)
+    }
+
+    fn outbox(&self) -> Result<OutboxConfig> {
+        let mut outbox = self.named_columns()?;
+        outbox.route = self.route(&outbox)?;
+        outbox.need_only_routed();
+        Ok(outbox)
+    }
+
+    fn event_source(&self) -> Result<EventSource> {
+        let Some(prefix) = self.get(&setting::MESSAGE_PREFIX) else {
+            let table = self.parsed::<TableName>(&setting::TABLE, "TABLE or SCHEMA.TABLE, quoted as in SQL")?;
+            return Ok(EventSource::Table(table));
+        };
+        if let Some(table) = self.get(&setting::TABLE).filter(|given| given.origin != Origin::Default) {
+            let cause =
+                format!("{}: outbox.table is set, and outbox.message_prefix, too ({})", table.origin, prefix.origin);
+            return Err(Error::new(Kind::Config, cause)
+                .remedy("remove one of the two, or write an [[outbox]] for each: one takes rows, one takes messages"));
+        }
+        let fits = |prefix: &str| !prefix.is_empty() && !prefix.contains('\0');
+        Ok(EventSource::Messages(self.checked(
+            &setting::MESSAGE_PREFIX,
+            "the prefix that messages are emitted with",
+            fits,
+        )?))
+    }
+
+    fn named_columns(&self) -> Result<OutboxConfig> {
+        let source = self.event_source()?;
+        let column = |setting: &Setting| self.column(setting);
+        let id_is_default = self.get(&setting::COLUMN_ID).is_none_or(|given| given.origin == Origin::Default);
+        Ok(OutboxConfig {
+            id: match &source {
+                // Every message has one, and no two have the same.
+                EventSource::Messages(_) if id_is_default => MESSAGE_LSN.to_owned(),
+                EventSource::Messages(_) | EventSource::Table(_) => column(&setting::COLUMN_ID)?,
+            },
+            source,
+            aggregate_type: column(&setting::COLUMN_AGGREGATE_TYPE)?,
+            aggregate_id: column(&setting::COLUMN_AGGREGATE_ID)?,
+            event_type: column(&setting::COLUMN_TYPE)?,
+            payload: column(&setting::COLUMN_PAYLOAD)?,
+            columns: Vec::new(),
+            route: RouteConfig::default(),
+        })
+    }
+
+    fn route(&self, outbox: &OutboxConfig) -> Result<RouteConfig> {
+        let prefix_fits = |prefix: &str| prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_topic_byte);
+        let header = |setting: &Setting| {
+            let name =
+                self.checked(setting, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
+            Ok::<_, Error>(Some(name).filter(|name| !name.is_empty()))
+        };
+        let column = |setting: &Setting| self.get(setting).map(|_| self.column(setting)).transpose();
+        let prefix = self.checked(
+            &setting::TOPIC_PREFIX,
+            "fewer than 249 letters, digits, dots, underscores and hyphens",
+            prefix_fits,
+        )?;
+        let topic = self.template(&setting::TOPIC)?;
+        let key = self.template(&setting::KEY)?;
+        Ok(RouteConfig {
+            topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, &outbox.aggregate_type)),
+            key: match key {
+                Some(key) => Some(key).filter(|key| !key.source().is_empty()),
+                None => Some(Template::column(&outbox.aggregate_id)),
+            },
+            id_header: header(&setting::ID_HEADER)?,
+            position_header: header(&setting::POSITION_HEADER)?,
+            partition: column(&setting::PARTITION)?,
+            timestamp: column(&setting::TIMESTAMP)?,
+            headers: named_templates(self.headers(), "header")?,
+            headers_from: self.template(&setting::HEADERS_FROM)?,
+            omit_null_headers: match self.checked(&setting::NULL_HEADERS, "keep or omit", |_| true)?.as_str() {
+                "keep" => false,
+                "omit" => true,
+                _ => return Err(self.not_allowed(&setting::NULL_HEADERS, "keep or omit")),
+            },
+            value: self.value(outbox)?,
+            reserved_topic: None,
+        })
+    }
+
+    fn value(&self, outbox: &OutboxConfig) -> Result<ValueConfig> {
+        let template = self.template(&setting::VALUE)?;
+        let tombstone = match self.checked(&setting::TOMBSTONE, "never or null-payload", |_| true)?.as_str() {
+            "never" => None,
+            "null-payload" => Some(outbox.payload.clone()),
+            _ => return Err(self.not_allowed(&setting::TOMBSTONE, "never or null-payload")),
+        };
+        let members = named_templates(self.envelope(), "member")?;
+        match (template, members.is_empty()) {
+            (template, true) => {
+                Ok(ValueConfig::Template(template.unwrap_or_else(|| Template::column(&outbox.payload))))
+            }
+            (None, false) => Ok(ValueConfig::Envelope { members, tombstone }),
+            (Some(_), false) => {
+                let origin = self.get(&setting::VALUE).map(|given| given.origin.to_string()).unwrap_or_default();
+                Err(Error::new(Kind::Config, format!("{origin}: format.value is set, and format.envelope is, too"))
+                    .remedy("remove one of the two: a value is one template or an object of several"))
+            }
+        }
+    }
+
+    /// The template that was given, if any was.
+    fn template(&self, setting: &Setting) -> Result<Option<Template>> {
+        self.get(setting).map(|given| parsed_template(given, setting.key)).transpose()
+    }
+
+    fn column(&self, setting: &Setting) -> Result<String> {
+        let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
+        self.checked(setting, "a column's name, 1 to 63 bytes, without SQL quotes", fits)
+    }
+}
+
+fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String, Template)>> {
+    let parse = |(name, given): &(String, Given)| {
+        if name.contains('\0') {
+            return Err(Error::new(Kind::Config, format!("{}: {what} {name:?} has NUL in its name", given.origin))
+                .remedy("take it out: a C string ends there"));
+        }
+        Ok((name.clone(), parsed_template(given, &format!("{what} {name:?}"))?))
+    };
+    given.iter().map(parse).collect()
+}
+
+/// The template that was given for `what`.
+fn parsed_template(given: &Given, what: &str) -> Result<Template> {
+    given
+        .text
+        .expose()
+        .parse()
+        .map_err(|error| Error::new(Kind::Config, format!("{}: {what}: {error}", given.origin)).remedy(TEMPLATE_REMEDY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::file;
+    use crate::config::layers::{Environment, Flags};
+
+    fn settings(file_text: &str) -> Settings {
+        let file = file::parse("w.toml", file_text).unwrap();
+        Settings::new(&Flags::new(), &Environment::new(), Some(&file))
+    }
+
+    fn refused(file_text: &str) -> Error {
+        settings(file_text).outboxes().unwrap_err()
+    }
+
+    #[test]
+    fn several_outboxes_have_what_is_said_for_all_unless_they_say_it_themselves() {
+        let outboxes = settings(
+            "[route]\ntopic = 'all'\nkey = '{k}'\n[route.headers]\na = '{a}'\n[format]\nvalue = '{v}'\n\
+             [[outbox]]\ntable = 'one'\n\
+             [[outbox]]\ntable = 'two'\ncolumns.id = 'number'\nroute.topic = 'second'\n\
+             [outbox.route.headers]\nb = '{b}'\n[outbox.format.envelope]\nx = '{x}'\n\
+             [[outbox]]\nmessage_prefix = 'shop'\n",
+        )
+        .outboxes()
+        .unwrap();
+        let told: Vec<_> = outboxes
+            .iter()
+            .map(|outbox| (outbox.source.to_string(), outbox.route.topic.source(), outbox.columns.join(" ")))
+            .collect();
+        let told: Vec<_> =
+            told.iter().map(|(source, topic, columns)| (source.as_str(), *topic, columns.as_str())).collect();
+        assert_eq!(
+            told,
+            [
+                ("table public.one", "all", "id k a v"),
+                ("table public.two", "second", "number k b x"),
+                ("messages with prefix \"shop\"", "all", "message_lsn k a v"),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_meant_for_one_outbox_and_for_none_is_refused() {
+        let table = [
+            ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:2: header \"a\\0b\" has NUL in its name"),
+            ("[[outbox]]\ntable = 'a'\n[[outbox]]\ntable = 'public.a'", "two [[outbox]]es are table public.a"),
+            (
+                "[[outbox]]\ntable = 'a'\nmessage_prefix = 'b'",
+                "w.toml:2: outbox.table is set, and outbox.message_prefix, too (w.toml:3)",
+            ),
+            ("[outbox]\nmessage_prefix = ''", "w.toml:2: outbox.message_prefix cannot be \"\""),
+            (
+                "[[outbox]]\ntable = 'a b'",
+                "w.toml:2: outbox.table: \"a b\" is not a table name: there is something behind the name; quote names with \"…\"",
+            ),
+        ];
+        for (text, cause) in table {
+            let error = refused(text);
+            assert_eq!((error.cause(), error.kind()), (cause, Kind::Config), "{text}");
+            assert!(error.what_to_do().is_some(), "{text}: nothing to do");
+        }
+        let flags = Flags::from([(setting::TABLE.key, "x".to_owned())]);
+        let file = file::parse("w.toml", "[[outbox]]\ntable = 'a'").unwrap();
+        let error = Settings::new(&flags, &Environment::new(), Some(&file)).outboxes().unwrap_err();
+        assert_eq!(error.cause(), "--table: outbox.table is set, and there are [[outbox]]es in the file");
+    }
+}
