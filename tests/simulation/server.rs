@@ -7,6 +7,9 @@ use walrelay::position::Lsn;
 /// OID of the outbox table in the model.
 const TABLE_OID: u32 = 16_384;
 
+/// Of messages that are events.
+pub(super) const PREFIX: &str = "shop";
+
 /// One committed transaction.
 #[derive(Debug, Clone)]
 pub(super) struct Transaction {
@@ -145,7 +148,17 @@ fn messages(transaction: &Transaction, relation_sent: bool, random: &mut fastran
         push(0, relation());
     }
     for &(aggregate, version) in &transaction.events {
-        push(random.u64(0..commit), insert(aggregate, version));
+        let wal_start = random.u64(0..commit);
+        if random.u8(0..8) == 0 {
+            push(wal_start, message(false, PREFIX, wal_start, aggregate, version));
+            push(wal_start, message(true, "elsewhere", wal_start, aggregate, version));
+        }
+        // The same each time it is sent.
+        let body = match version % 3 {
+            0 => message(true, PREFIX, wal_start, aggregate, version),
+            _ => insert(aggregate, version),
+        };
+        push(wal_start, body);
     }
     let body = [b"C\0".as_slice(), &commit.to_be_bytes(), &end.to_be_bytes(), &0_i64.to_be_bytes()].concat();
     push(end, body);
@@ -177,4 +190,14 @@ fn insert(aggregate: u8, version: u64) -> Vec<u8> {
         body.extend(value.as_bytes());
     }
     body
+}
+
+/// What a row would say, in a message.
+fn message(transactional: bool, prefix: &str, lsn: u64, aggregate: u8, version: u64) -> Vec<u8> {
+    let content = format!(
+        r#"{{"id": "{aggregate}-{version}", "aggregatetype": "order", "aggregateid": {aggregate}, "payload": {version}}}"#
+    );
+    let length = u32::try_from(content.len()).unwrap().to_be_bytes();
+    let flag = u8::from(transactional);
+    [&[b'M', flag][..], &lsn.to_be_bytes(), prefix.as_bytes(), b"\0", &length, content.as_bytes()].concat()
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use walrelay::config::OutboxConfig;
+use walrelay::config::{EventSource, OutboxConfig};
 use walrelay::error::Error;
 use walrelay::ledger::Limits;
 use walrelay::ledger::confirm::Due;
@@ -13,7 +13,7 @@ use walrelay::relay::core::{Core, Setup};
 use walrelay::sink::Delivery;
 
 use super::broker::{Broker, Logged, Producer, Shared};
-use super::server::{Sent, Server};
+use super::server::{PREFIX, Sent, Server};
 
 /// Which faults the dice may choose.
 #[derive(Debug, Clone, Copy)]
@@ -289,9 +289,11 @@ impl World {
 }
 
 fn setup() -> Setup {
+    // Columns and route are those of the table.
+    let messages = OutboxConfig { source: EventSource::Messages(PREFIX.to_owned()), ..OutboxConfig::default() };
     Setup {
         slot: "simulated".parse().unwrap(),
-        outboxes: vec![OutboxConfig::default()],
+        outboxes: vec![OutboxConfig::default(), messages],
         limits: Limits { events: 6, bytes: 1 << 20 },
     }
 }
