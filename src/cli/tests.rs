@@ -57,6 +57,8 @@ fn nonsense_is_refused_at_once() {
         &["walrelay", "run", "--password", "x"],
         &["walrelay", "config", "import"],
         &["walrelay", "config", "import", "c.json", "--force"],
+        &["walrelay", "config", "init", "--table", "t", "--force"],
+        &["walrelay", "config", "check", "--offline", "--json"],
     ] {
         let error = Cli::try_parse_from(typed).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{typed:?}");
@@ -64,15 +66,14 @@ fn nonsense_is_refused_at_once() {
 }
 
 #[test]
-fn check_config_has_two_names() {
+fn config_check_takes_what_check_config_takes() {
     let typed = |names: &[&str]| {
         let typed = ["walrelay"].iter().chain(names).chain(&["--slot", "orders"]).copied();
-        let (Command::CheckConfig(args) | Command::Config(ConfigCommand::Check(args))) =
-            Cli::try_parse_from(typed).unwrap().command
-        else {
-            panic!("neither")
-        };
-        args.settings.flags()
+        match Cli::try_parse_from(typed).unwrap().command {
+            Command::CheckConfig(args) => args.settings.flags(),
+            Command::Config(ConfigCommand::Check(args)) => args.settings.flags(),
+            _ => panic!("neither"),
+        }
     };
     assert_eq!(typed(&["check-config"]), typed(&["config", "check"]));
     assert_eq!(typed(&["check-config"]).get("slot.name").map(String::as_str), Some("orders"));
@@ -102,7 +103,8 @@ fn the_overview_names_every_command_and_where_to_start() {
       demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
                     result
       check-config  Check a configuration and print what it comes to, with secrets as ***
-      config        Check a configuration, or make one of another relay's
+      config        Make a configuration of a table or of another relay's, and check one against the
+                    database
       help          Print this message or the help of the given subcommand(s)
 
     Options:

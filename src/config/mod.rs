@@ -9,12 +9,14 @@
 //! | [`layers`] | flag over environment over file over default |
 //! | [`meaning`] | text to validated types |
 //! | [`effective`] | and back to text, for people |
+//! | [`draft`] | a file that is made, not typed |
 //! | [`name`], [`mod@unit`] | the types values are made of |
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+pub mod draft;
 pub mod effective;
 pub mod file;
 pub mod layers;

@@ -7,6 +7,7 @@ mod assemble;
 mod error;
 mod mapping;
 mod row;
+mod sample;
 mod shown;
 
 #[cfg(test)]
@@ -21,6 +22,7 @@ use std::fmt;
 pub use assemble::{Assembler, Ignored};
 pub use error::{EventError, Fault, Seen, Violation};
 pub use row::Row;
+pub use sample::Sample;
 pub use shown::Shown;
 
 use crate::config::SlotName;

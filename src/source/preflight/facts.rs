@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 
+use crate::config::TableName;
 use crate::position::Lsn;
-use crate::source::catalog::Catalog;
+use crate::source::catalog::{Catalog, Flags, Member, Publication};
 
 /// Everything [`super::inspect`] found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -16,6 +17,32 @@ pub struct Facts {
     pub slot: Option<Slot>,
     /// Publication, table, and how they hang together.
     pub catalog: Catalog,
+}
+
+impl Facts {
+    /// The same after a `walrelay setup` that would make what is missing: a slot, or a publication and a slot. What is
+    /// there is left as it is, and a publication is not made for a slot that is older.
+    #[must_use]
+    pub fn as_set_up(&self, table: &TableName) -> Facts {
+        let mut facts = self.clone();
+        if facts.slot.is_some() {
+            return facts;
+        }
+        facts.slot = Some(Slot {
+            plugin: Some("pgoutput".to_owned()),
+            slot_type: "logical".to_owned(),
+            database: Some(self.server.database.clone()),
+            confirmed_flush_lsn: Some(Lsn::ZERO),
+            ..Slot::default()
+        });
+        if facts.catalog.publication.is_none() {
+            let flags = Flags { insert: true, via_root: true, ..Flags::default() };
+            facts.catalog.publication = Some(Publication { flags, ..Publication::default() });
+            let (relation, through) = (table.to_string(), "table".to_owned());
+            facts.catalog.members = vec![Member { relation, through, ..Member::default() }];
+        }
+        facts
+    }
 }
 
 /// The server and its settings.
