@@ -128,7 +128,17 @@ mod tests {
             fate("tenant_id", "character varying(50)", &["key", "header"], "by its name"),
             fate("status", "text", &[], "what a dispatcher notes down"),
         ];
-        insta::assert_snapshot!(told(&columns, None), @"");
+        insta::assert_snapshot!(told(&columns, None), @r#"
+        column     type                   used for     why
+        id         uuid                   event id     the primary key
+        tenant_id  character varying(50)  key, header  by its name
+        status     text                   not used     what a dispatcher notes down
+
+        Save it as walrelay.toml, read it, change what is wrong, then:
+          walrelay setup --config walrelay.toml         publication and slot; the table is not touched
+          walrelay config check --config walrelay.toml  where the newest row would go
+          walrelay run --config walrelay.toml           relay until Ctrl-C
+        "#);
         assert!(told(&columns, Some("w.toml")).contains("Written to w.toml."));
     }
 

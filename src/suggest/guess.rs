@@ -309,14 +309,13 @@ impl<'t> Guesses<'t> {
             (plain && (column.can_name() || bag(column))) || (bag(column) && name.is_one_of(words::METADATA))
         };
         // A key that is somebody's, or belongs to something, tells consumers so as well.
-        let keys = self.all.iter().filter(|guess| guess.role == Role::Key).map(|guess| guess.column);
-        let keys = keys.filter(|column| fits(column, &Name::of(&column.name)));
-        let free = self.free().filter(|(column, name)| fits(column, name)).map(|(column, _)| column);
-        let found: Vec<&'t Column> = keys.chain(free).collect();
+        let is_key = |column: &Column| self.with(Role::Key).any(|guess| guess.column == column);
+        let is_free = |column: &Column| !column.generated && self.all.iter().all(|guess| guess.column != column);
+        let columns = self.columns.iter().filter(|(column, name)| fits(column, name));
+        let columns = columns.map(|(column, _)| *column).filter(|column| is_key(column) || is_free(column));
+        let found: Vec<&'t Column> = columns.collect();
         for column in found {
-            let whole = column.form() == Form::Json;
-            let one_by_one = "All of it in one header; {column.member} is one of its members.";
-            self.take(Role::Header, column, BY_NAME, &[(whole, one_by_one)]);
+            self.take(Role::Header, column, BY_NAME, &[]);
         }
     }
 }

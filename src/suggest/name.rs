@@ -22,10 +22,14 @@ impl Name {
             words.pop();
         }
         let whole = words.concat();
-        let known = |word: &String| OF_THE_TABLE.contains(&word.as_str());
-        // One word has to be left, and meta_data is no data.
-        let most = if whole.starts_with("metadata") { 0 } else { words.len().saturating_sub(1) };
-        let in_front = words.iter().take(most).take_while(|word| known(word)).count();
+        let is_of_the_table = |pair: &&[String]| match pair {
+            // This is no data.
+            [word, next] if word == "meta" && next == "data" => false,
+            // One word has to be left.
+            [word, _] => OF_THE_TABLE.contains(&word.as_str()),
+            _ => false,
+        };
+        let in_front = words.windows(2).take_while(is_of_the_table).count();
         let own = words.iter().skip(in_front).map(String::as_str).collect();
         Name { words, whole, own, utc }
     }

@@ -113,9 +113,9 @@ fn tables_of_the_field_get_the_route_they_are_meant_for() {
             "SequenceNumber",
             "Body",
             "outbox.event.OutboxMessage",
-            "{ConversationId}",
+            "{CorrelationId}",
             "EnqueueTime",
-            "MessageType ConversationId Headers Properties ContentType CorrelationId InitiatorId RequestId",
+            "MessageType Headers Properties ContentType ConversationId CorrelationId InitiatorId RequestId",
         ],
     );
     // NServiceBus'.
@@ -211,10 +211,58 @@ fn a_table_without_a_payload_or_an_id_is_refused_with_the_columns_it_has() {
 
 #[test]
 fn every_guess_is_in_the_file_with_what_it_was_made_from() {
-    let text = "id uuid pk, kind~of mood !, aggregateId varchar, event_type varchar !, payload bytea ! domain, \
+    let text = "id uuid pk, Entity~Type mood, aggregateId varchar, event_type varchar !, payload bytea ! domain, \
                 metadata jsonb, created_at timestamp !, partition int4, status varchar, extra text, sum int4 gen";
     let suggestion = suggested(r#""My Schema"."Out Box""#, &columns(text)).unwrap();
-    insta::assert_snapshot!(suggestion.toml, @"");
+    insta::assert_snapshot!(suggestion.toml, @r#"
+    # Suggested by `walrelay config init` for table "My Schema"."Out Box". What each line was guessed
+    # from is above it: read them all, and change what is wrong. docs/mapping.md has what else a route
+    # can do.
+
+    [database]
+    # Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.
+
+    [slot]
+    # Made of the table's name. One relay per slot.
+    name = "my_schema_out_box"
+
+    [outbox]
+    table = "\"My Schema\".\"Out Box\""
+    # Not used: created_at (a time without a zone; see the file); status (what a dispatcher notes down);
+    # extra (no name that says what for); sum (generated, and so not in the stream).
+
+    [outbox.columns]
+    # id: uuid, not null, primary key. Taken for the event's id: the primary key.
+    id = "id"
+    # payload: bytea over bytea, not null. Taken for the payload: by its name. A domain over bytea goes
+    # out as Postgres prints it: \x and hexadecimal digits.
+    payload = "payload"
+
+    [route]
+    # Entity Type: mood. Taken for the aggregate's type: by its name. A topic for each of its values. A
+    # row where it is NULL stops the relay: declare it NOT NULL, or add |default('…').
+    topic = "outbox.event.{\"Entity Type\"|topic}"
+    # aggregateId: varchar. Taken for the key: by its name. Events with the same one keep their order. A
+    # row where it is NULL has no key, and so no order.
+    key = "{aggregateId}"
+    # partition: int4. Taken for the record's partition: by its name. A number the topic does not have
+    # stops the relay; where it is NULL, the key decides.
+    partition = "partition"
+    # created_at: timestamp, not null. Without a zone it is no moment, so records have the time they are
+    # produced. Where the application writes UTC, this gives them the row's:
+    # timestamp = "created_at"
+
+    [route.headers]
+    # event_type: varchar, not null. Taken for a header: by its name.
+    "event_type" = "{event_type}"
+    # metadata: jsonb. Taken for a header: by its name. All of it in one; {metadata.member} would be one
+    # of its members.
+    "metadata" = "{metadata}"
+
+    [kafka]
+    # SET THIS: where Kafka is cannot be guessed.
+    brokers = "localhost:9092"
+    "#);
 }
 
 #[test]

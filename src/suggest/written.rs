@@ -1,7 +1,7 @@
 //! The file, with a comment per guess.
 
 use super::Known;
-use super::column::Column;
+use super::column::{Column, Form};
 use super::guess::{Guess, Guesses, Role};
 use crate::config::draft::Draft;
 use crate::config::setting::{self, Setting};
@@ -9,7 +9,7 @@ use crate::config::{SlotName, TableName};
 use crate::template::Template;
 
 /// Where lines of comments end.
-const WIDTH: usize = 118;
+const WIDTH: usize = 98;
 /// As much as leaves room for `walrelay_` in a publication's name.
 const SLOT_BYTES_MAX: usize = 54;
 /// As much as leaves room for a prefix in a topic's name.
@@ -140,7 +140,14 @@ impl File {
 
     fn headers(&mut self, guesses: &Guesses<'_>) {
         for guess in guesses.with(Role::Header) {
-            for line in wrapped(&comment(guess, "a header")) {
+            let mut text = comment(guess, "a header");
+            if guess.column.form() == Form::Json {
+                text.push_str(&format!(
+                    " All of it in one; {} would be one of its members.",
+                    field(guess.column, ".member")
+                ));
+            }
+            for line in wrapped(&text) {
                 self.draft.note_header(&line);
             }
             // No two columns share a name.

@@ -281,7 +281,24 @@ mod tests {
 
     #[test]
     fn where_a_row_goes_lines_up() {
-        insta::assert_snapshot!(report(row(record(Some(b"{\"a\":\n 1}"), true)), true).text(), @"");
+        insta::assert_snapshot!(report(row(record(Some(b"{\"a\":\n 1}"), true)), true).text(), @r#"
+        database     db:5432/shop as relay, PostgreSQL 17.11
+        table        public.outbox
+        used         id, aggregatetype, aggregateid, payload
+        not used     type
+        publication  walrelay_orders is not there yet: walrelay setup makes it
+        slot         orders is not there yet: walrelay setup makes it
+        warning      a warning
+        row          "7", the newest by id, goes to
+          topic      orders
+          key        o-1
+          partition  (by the key)
+          timestamp  1970-01-01T00:00:01.5Z
+          header     id: 7
+          header     tenant: (without a value)
+          header     walrelay-position: (known when it is relayed)
+          body       (9 bytes) {"a":\n 1}
+        "#);
     }
 
     #[test]
