@@ -15,5 +15,6 @@ mod secrets;
 mod shutdown;
 mod skipped;
 mod stopping;
+mod suggested;
 mod teams;
 mod tls;
