@@ -52,7 +52,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
         print(&suggestion.toml)?;
     }
     let file = args.output.as_ref().map(|path| path.display().to_string());
-    note(told(&suggestion.columns, file.as_deref()));
+    note(told(&suggestion.columns, file.as_deref(), known.brokers.is_some()));
     Ok(())
 }
 
@@ -73,9 +73,7 @@ fn known(settings: &Settings) -> Result<Known> {
 
 fn name_one(candidates: &[String]) -> String {
     if candidates.is_empty() {
-        return "name the table events are written into with --table; this database has none, or none that the role may \
-                see"
-        .to_owned();
+        return "name the table events are written into with --table; this database has none".to_owned();
     }
     format!("name the table events are written into with --table; there are {}", candidates.join(", "))
 }
@@ -92,7 +90,7 @@ fn fit(name: &TableName, table: &Table) -> Result<()> {
 }
 
 /// A line per column, and what to do next.
-fn told(columns: &[Fate], file: Option<&str>) -> String {
+fn told(columns: &[Fate], file: Option<&str>, brokers_known: bool) -> String {
     let mut rows = vec![["column", "type", "used for", "why"].map(str::to_owned)];
     rows.extend(columns.iter().map(|fate| {
         let used_for = if fate.used_for.is_empty() { "not used".to_owned() } else { fate.used_for.join(", ") };
@@ -104,9 +102,10 @@ fn told(columns: &[Fate], file: Option<&str>) -> String {
         [format!("  walrelay config check --config {name}"), "where the newest row would go".to_owned()],
         [format!("  walrelay run --config {name}"), "relay until Ctrl-C".to_owned()],
     ];
+    let set = if brokers_known { "" } else { " set kafka.brokers," };
     let first = match file {
-        Some(file) => format!("Written to {file}. Read it, change what is wrong, then:"),
-        None => format!("Save it as {FILE}, read it, change what is wrong, then:"),
+        Some(file) => format!("Written to {file}. Read it,{set} change what is wrong, then:"),
+        None => format!("Save it as {FILE}, read it,{set} change what is wrong, then:"),
     };
     format!("{}\n\n{first}\n{}", aligned(&rows), aligned(&next))
 }
@@ -128,18 +127,18 @@ mod tests {
             fate("tenant_id", "character varying(50)", &["key", "header"], "by its name"),
             fate("status", "text", &[], "what a dispatcher notes down"),
         ];
-        insta::assert_snapshot!(told(&columns, None), @r#"
+        insta::assert_snapshot!(told(&columns, None, false), @r#"
         column     type                   used for     why
         id         uuid                   event id     the primary key
         tenant_id  character varying(50)  key, header  by its name
         status     text                   not used     what a dispatcher notes down
 
-        Save it as walrelay.toml, read it, change what is wrong, then:
+        Save it as walrelay.toml, read it, set kafka.brokers, change what is wrong, then:
           walrelay setup --config walrelay.toml         publication and slot; the table is not touched
           walrelay config check --config walrelay.toml  where the newest row would go
           walrelay run --config walrelay.toml           relay until Ctrl-C
         "#);
-        assert!(told(&columns, Some("w.toml")).contains("Written to w.toml."));
+        assert!(told(&columns, Some("w.toml"), true).contains("Written to w.toml. Read it, change"));
     }
 
     #[test]

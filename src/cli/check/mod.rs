@@ -53,12 +53,8 @@ pub async fn check(args: &CheckArgs) -> Outcome {
         Ok(_) => (Vec::new(), None),
         Err(error) => (Vec::new(), Some(error)),
     };
-    let lacks = |name: &String| {
-        let columns = facts.catalog.table.iter().flat_map(|table| &table.columns);
-        !columns.into_iter().any(|column| column.name == *name)
-    };
-    // Without its columns no row can go anywhere.
-    if let Some(error) = fault.clone().filter(|_| outbox.columns.iter().any(lacks)) {
+    // Without a table and its columns no row can go anywhere.
+    if let Some(error) = fault.clone().filter(|_| !readable(&facts, outbox)) {
         return Err(error.into());
     }
     let row = row(&session, args, outbox, route, &facts).await?;
@@ -81,6 +77,13 @@ pub async fn check(args: &CheckArgs) -> Outcome {
         (Some(error), None) | (None, Some(error)) => Err(error.into()),
         (None, None) => Ok(()),
     }
+}
+
+/// Whether there is a table with the columns that are needed.
+fn readable(facts: &Facts, outbox: &OutboxConfig) -> bool {
+    let table = facts.catalog.table.as_ref().filter(|table| matches!(table.kind.as_str(), "r" | "p"));
+    let has = |name: &String| table.is_some_and(|table| table.columns.iter().any(|column| column.name == *name));
+    outbox.columns.iter().all(has)
 }
 
 /// The outbox that is checked, and its rules.
@@ -118,7 +121,7 @@ async fn row(
     let bug = |what: &str| Error::new(Kind::Bug, format!("a row that was asked for comes without {what}"));
     let sample = Sample::new(&outbox.columns, described.zip(values).collect()).map_err(bug)?;
     let mut router = Router::new(outbox, route).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
-    let id = crate::event::Shown::of(read.values.first().cloned().flatten().unwrap_or_default().as_bytes()).to_string();
+    let id = read.values.first().cloned().flatten().unwrap_or_default();
     let chosen = read.chosen;
     let refused = |error| Row::Refused(Found::Refused { id: id.clone(), chosen: chosen.clone() }, error);
     let event = match sample.event() {

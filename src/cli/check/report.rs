@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::cli::output::aligned;
 use crate::config::{OutboxConfig, SourceConfig};
+use crate::event::Shown as Id;
 use crate::route::Record;
 use crate::source::preflight::Facts;
 
@@ -50,14 +51,14 @@ pub enum Found {
     Forbidden(String),
     /// A row that cannot be routed.
     Refused {
-        /// Its id, fit to be shown.
+        /// Its id; empty where it is NULL.
         id: String,
         /// Why it is this row.
         chosen: String,
     },
     /// A row and its record.
     Row {
-        /// Its id, fit to be shown.
+        /// Its id; empty where it is NULL.
         id: String,
         /// Why it is this row.
         chosen: String,
@@ -217,7 +218,8 @@ impl Report {
         let there = |name: &str, exists: bool| match (exists, self.fit) {
             (true, true) => format!("{name}, fit"),
             (true, false) => name.to_owned(),
-            (false, _) => format!("{name} is not there yet: walrelay setup makes it"),
+            (false, true) => format!("{name} is not there yet: walrelay setup makes it"),
+            (false, false) => format!("{name} is not there"),
         };
         let listed = |columns: &[String]| if columns.is_empty() { "none".to_owned() } else { columns.join(", ") };
         let mut lines = vec![
@@ -236,8 +238,10 @@ impl Report {
                 let why = format!("not read: role {role} has no SELECT on the table, which run does not need");
                 (why, None)
             }
-            Found::Refused { id, chosen } => (format!("{id}, {chosen}: cannot be routed"), None),
-            Found::Row { id, chosen, record } => (format!("{id}, {chosen}, goes to"), Some(record)),
+            Found::Refused { id, chosen } => (format!("{}, {chosen}: cannot be routed", Id::of(id.as_bytes())), None),
+            Found::Row { id, chosen, record } => {
+                (format!("{}, {chosen}, goes to", Id::of(id.as_bytes())), Some(record))
+            }
         };
         lines.push(("row", row));
         let indented = |(label, text): (&str, String)| [format!("  {label}"), text];
@@ -276,7 +280,7 @@ mod tests {
     }
 
     fn row(record: Shown) -> Found {
-        Found::Row { id: "\"7\"".to_owned(), chosen: "the newest by id".to_owned(), record }
+        Found::Row { id: "7".to_owned(), chosen: "the newest by id".to_owned(), record }
     }
 
     #[test]
