@@ -69,11 +69,12 @@ fn nonsense_is_refused_at_once() {
 fn config_check_takes_what_check_config_takes() {
     let typed = |names: &[&str]| {
         let typed = ["walrelay"].iter().chain(names).chain(&["--slot", "orders"]).copied();
-        match Cli::try_parse_from(typed).unwrap().command {
-            Command::CheckConfig(args) => args.settings.flags(),
-            Command::Config(ConfigCommand::Check(args)) => args.settings.flags(),
-            _ => panic!("neither"),
+        let command = Cli::try_parse_from(typed).unwrap().command;
+        if let Command::CheckConfig(args) = &command {
+            return args.settings.flags();
         }
+        let Command::Config(ConfigCommand::Check(args)) = command else { panic!("neither") };
+        args.settings.flags()
     };
     assert_eq!(typed(&["check-config"]), typed(&["config", "check"]));
     assert_eq!(typed(&["check-config"]).get("slot.name").map(String::as_str), Some("orders"));

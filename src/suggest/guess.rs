@@ -292,10 +292,12 @@ impl<'t> Guesses<'t> {
             self.named(words::WRITTEN_AT, |column| matches!(column.form(), Form::Timestamptz | Form::Timestamp));
         let Some(column) = written else { return };
         let named_utc = self.columns.iter().any(|(other, name)| *other == column && name.is_utc());
-        match column.form() {
-            Form::Timestamptz => self.take(Role::Timestamp, column, BY_NAME, &[]),
-            _ if named_utc => self.take(Role::Timestamp, column, "by its name, in UTC", &[]),
-            _ => self.written_at = Some(column),
+        if column.form() == Form::Timestamptz {
+            self.take(Role::Timestamp, column, BY_NAME, &[]);
+        } else if named_utc {
+            self.take(Role::Timestamp, column, "by its name, in UTC", &[]);
+        } else {
+            self.written_at = Some(column);
         }
     }
 

@@ -27,7 +27,12 @@ impl Seen {
     /// `ddl` makes the table, called `name` as SQL writes it.
     #[track_caller]
     fn new(name: &str, ddl: &str) -> Seen {
-        let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+        Seen::on(Postgres::shared(), name, ddl)
+    }
+
+    #[track_caller]
+    fn on(postgres: &Postgres, name: &str, ddl: &str) -> Seen {
+        let world = World::bare(postgres, Kafka::shared().brokers());
         let sql = world.sql();
         let schema = &world.name;
         sql.run(&format!("drop table outbox; create schema {schema}; set search_path = {schema}, public; {ddl}"));

@@ -99,10 +99,8 @@ pub async fn read(session: &Session, wanted: &Wanted<'_>) -> Result<Answer> {
 
 async fn first(session: &Session, sql: &str) -> Result<Option<Vec<Option<String>>>, tokio_postgres::Error> {
     let messages = session.client().simple_query(sql).await?;
-    let row = messages.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => Some(row),
-        _ => None,
-    });
+    let row =
+        messages.iter().find_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
     let Some(row) = row else { return Ok(None) };
     (0..row.len()).map(|at| row.try_get(at).map(|value| value.map(str::to_owned))).collect::<Result<_, _>>().map(Some)
 }

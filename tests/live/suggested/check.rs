@@ -143,6 +143,20 @@ fn nothing_is_connected_to_where_nobody_says_where_or_wants_it() {
 }
 
 #[test]
+fn every_major_answers() {
+    for major in Postgres::majors() {
+        let postgres = Postgres::private(major, &[]);
+        let seen = Seen::on(&postgres, "outbox", DEBEZIUM);
+        let toml = seen.suggested();
+        RelayCommand::new("setup").config_file(&toml).succeed();
+        seen.sql.run(&format!("insert into outbox values ('{ID}', 'order', 'o-1', 'Placed', '{{}}')"));
+        let (code, said, told) = ends(&seen.check(&toml));
+        assert_eq!(code, Some(0), "Postgres {major}: {told}");
+        assert!(said.contains("  key        o-1\n") && said.contains("header     type: Placed\n"), "{said}");
+    }
+}
+
+#[test]
 fn values_have_the_text_they_have_in_the_stream_whatever_the_database_says() {
     let columns = "truth bool, fixed char(5), net inet, due interval, at timestamptz, on_day date, ratio float8, bits bytea, many text[]";
     let headers: Vec<String> = columns
