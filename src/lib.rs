@@ -40,6 +40,7 @@
 //! | [`route`] | event to record: topic, key, headers, value | no |
 //! | [`sink`] | the Kafka producer, its options and its error table | yes |
 //! | [`import`] | a Debezium connector's configuration to the `walrelay.toml` that does the same | no |
+//! | [`suggest`] | an outbox table that exists to the `walrelay.toml` it would suggest | no |
 //! | [`ledger`] | acks in any order to one delivered position; what to store, what to confirm | no |
 //! | [`state`] | where the position is kept, and whether it belongs to this server and slot | yes |
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |
@@ -98,5 +99,6 @@ pub mod secret;
 pub mod sink;
 pub mod source;
 pub mod state;
+pub mod suggest;
 pub mod telemetry;
 pub mod template;

@@ -21,6 +21,7 @@
 //! | [`live::failover`] | a standby is promoted: with everything, while behind, without the slot; another server answers |
 //! | [`live::points`] | killed at every named point between received and confirmed |
 //! | [`live::teams`] | the tables of `examples/`: what consumers see of each, byte for byte |
+//! | [`live::suggested`] | tables nobody has seen: `config init`, what `config check` foretells, and the record |
 //! | [`live::drain`] | how fast a backlog drains, beside `pg_recvlogical` (`make drain`) |
 //!
 //! Environment: `WALRELAY_TEST_SEED`, `WALRELAY_TEST_BROKERS`, `WALRELAY_TEST_DATABASE_URL` (a superuser's),

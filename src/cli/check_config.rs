@@ -10,7 +10,14 @@ use crate::config::effective::effective;
 /// # Errors
 /// [`crate::error::Kind::Config`] with the place where it was typed.
 pub fn check_config(args: &CheckConfigArgs) -> Outcome {
-    let loaded = Loaded::new(&args.settings.flags(), args.settings.common.config.as_deref())?;
+    offline(&Loaded::new(&args.settings.flags(), args.settings.common.config.as_deref())?)
+}
+
+/// The same of what was loaded.
+///
+/// # Errors
+/// As [`check_config`].
+pub fn offline(loaded: &Loaded) -> Outcome {
     let config = loaded.config(false)?;
     for warning in loaded.warnings(&config) {
         note(format_args!("warning: {warning}"));

@@ -1,11 +1,11 @@
 //! `walrelay config import`.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use crate::cli::ImportArgs;
-use crate::cli::output::{Outcome, note, print, print_line};
+use crate::cli::output::{Outcome, note, print, print_line, write_file};
 use crate::error::{Error, Kind, Result};
 use crate::import::{Import, Left, import as made_of};
 
@@ -21,7 +21,7 @@ pub fn import(args: &ImportArgs) -> Outcome {
     let path = args.file.display().to_string();
     let import = made_of(&path, &read(&args.file)?)?;
     if let Some(output) = &args.output {
-        write(output, &import.toml, args.force)?;
+        write_file(output, &import.toml, args.force)?;
     }
     if args.json {
         let json = serde_json::to_string_pretty(&import);
@@ -64,25 +64,6 @@ fn read(path: &Path) -> Result<String> {
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| error.into_bytes().into_iter().map(char::from).collect()))
 }
 
-fn write(path: &Path, text: &str, force: bool) -> Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true);
-    if force {
-        options.create(true).truncate(true)
-    } else {
-        options.create_new(true)
-    };
-    let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|error| {
-        if error.kind() == io::ErrorKind::AlreadyExists {
-            return Error::new(Kind::Config, format!("{} exists", path.display()))
-                .remedy("name another --output, or add --force");
-        }
-        Error::new(Kind::Prerequisite, format!("{} cannot be written: {error}", path.display()))
-            .remedy("name a file that can be written with --output")
-    })
-}
-
 /// A line per option, under each other.
 fn table(left: &[Left]) -> String {
     let mut rows = vec![("effect", "option", "why; what to do".to_owned())];
@@ -121,20 +102,6 @@ mod tests {
         may differ  a.b c        why; do
         no effect   longer.name  why
         ");
-    }
-
-    #[test]
-    fn a_file_that_exists_is_written_with_force_only() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("walrelay.toml");
-        write(&path, "first, and longer", false).unwrap();
-        let error = write(&path, "second", false).unwrap_err();
-        assert_eq!(
-            (error.kind(), std::fs::read_to_string(&path).unwrap().as_str()),
-            (Kind::Config, "first, and longer")
-        );
-        write(&path, "second", true).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "second");
     }
 
     #[test]

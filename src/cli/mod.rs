@@ -12,8 +12,11 @@ use crate::config::layers::Flags;
 use crate::config::setting;
 use crate::config::unit::{parse_bytes, parse_duration};
 
+pub mod check;
 pub mod check_config;
+pub mod config;
 pub mod import;
+pub mod init;
 pub mod load;
 pub mod output;
 pub mod prompt;
@@ -22,7 +25,10 @@ pub mod session;
 pub mod setup;
 pub mod sql;
 pub mod status;
+pub mod table;
 pub mod teardown;
+
+pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
 #[derive(Debug, Parser)]
@@ -52,22 +58,11 @@ pub enum Command {
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),
     /// Check a configuration and print what it comes to, with secrets as ***
-    #[command(name = "check-config", after_help = CHECK_CONFIG_HELP)]
+    #[command(name = "check-config", after_help = config::CHECK_CONFIG_HELP)]
     CheckConfig(CheckConfigArgs),
-    /// Check a configuration, or make one of another relay's
+    /// Make a configuration of a table or of another relay's, and check one against the database
     #[command(subcommand)]
     Config(ConfigCommand),
-}
-
-/// The commands of `config`.
-#[derive(Debug, Subcommand)]
-pub enum ConfigCommand {
-    /// The same as check-config
-    #[command(after_help = CHECK_CONFIG_HELP)]
-    Check(CheckConfigArgs),
-    /// Make a walrelay.toml of a Debezium connector's configuration, and list what could not be carried over
-    #[command(after_help = IMPORT_HELP)]
-    Import(ImportArgs),
 }
 
 /// What every command that talks to Postgres takes.
@@ -212,32 +207,6 @@ pub struct StatusArgs {
     /// takes as long, so give it ten or more
     #[arg(long, value_name = "N")]
     pub max_lag_seconds: Option<u64>,
-}
-
-/// `check-config`.
-#[derive(Debug, Args)]
-pub struct CheckConfigArgs {
-    /// The settings `run` takes, laid over the file as they would be there.
-    #[command(flatten)]
-    pub settings: RunSettings,
-}
-
-/// `config import`.
-#[derive(Debug, Args)]
-pub struct ImportArgs {
-    /// The connector's configuration: Kafka Connect's JSON or properties, or Debezium Server's application.properties;
-    /// - is standard input
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
-    /// Write the walrelay.toml here instead of to standard output
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Also where the output is a file that exists
-    #[arg(long, requires = "output")]
-    pub force: bool,
-    /// Print one JSON object: the file, and the list of what could not be carried over
-    #[arg(long)]
-    pub json: bool,
 }
 
 impl Common {
@@ -386,30 +355,6 @@ Exit codes:
   1   not verified
   2   the flags cannot be meant like this
   4   Postgres' programs are missing";
-
-const CHECK_CONFIG_HELP: &str = "\
-Examples:
-  walrelay check-config --config walrelay.toml
-  walrelay check-config --config walrelay.toml --slot orders
-
-Nothing is connected to. Flags and variables are laid over the file as `run` would.
-
-Exit codes:
-  0   `run` would take it
-  2   it would not; the file and line are named";
-
-const IMPORT_HELP: &str = "\
-Examples:
-  walrelay config import connector.json > walrelay.toml
-  walrelay config import application.properties --output walrelay.toml
-  curl -s connect:8083/connectors/outbox/config | walrelay config import - --json
-
-Nothing is connected to, and no password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/moving-from-debezium.md has the whole way.
-
-Exit codes:
-  0   all that consumers see was carried over
-  1   the file was made, and an option was left out that changes, or may change, what consumers see
-  2   the file cannot be read, or is no connector of an outbox in Postgres";
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,8 @@
 //! What commands print, and how they end.
 
+use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::path::Path;
 
 use crate::error::{Error, Kind};
 
@@ -45,6 +47,42 @@ pub fn print_line(text: impl std::fmt::Display) -> Outcome {
     print(&format!("{text}\n"))
 }
 
+/// Writes `text` into a file of its own; over one that exists only with `force`.
+///
+/// # Errors
+/// [`Kind::Config`] where it exists, [`Kind::Prerequisite`] where it cannot be written.
+pub fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    if force {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
+    let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| {
+        if error.kind() == io::ErrorKind::AlreadyExists {
+            return Error::new(Kind::Config, format!("{} exists", path.display()))
+                .remedy("name another --output, or add --force");
+        }
+        Error::new(Kind::Prerequisite, format!("{} cannot be written: {error}", path.display()))
+            .remedy("name a file that can be written with --output")
+    })
+}
+
+/// Rows under each other, cells in line; the last of each row may be of any length. A name may hold anything, and a line
+/// is one line.
+pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |cell: usize| rows.iter().filter_map(|row| row.get(cell)).map(|text| text.chars().count()).max();
+    let widths: Vec<usize> = (0..N.saturating_sub(1)).map(|cell| width(cell).unwrap_or_default()).collect();
+    let line = |row: &[String; N]| {
+        let padding = |cell: usize| widths.get(cell).copied().unwrap_or_default();
+        let cells = row.iter().enumerate().map(|(cell, text)| format!("{text:<0$}", padding(cell)));
+        cells.collect::<Vec<_>>().join("  ").trim_end().replace(char::is_control, " ")
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
 /// Tells the person at the terminal something that is not the command's output.
 pub fn note(text: impl std::fmt::Display) {
     // Where not even standard error can be written, there is nobody to tell.
@@ -63,6 +101,26 @@ pub fn error_lines(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_exists_is_written_with_force_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("walrelay.toml");
+        write_file(&path, "first, and longer", false).unwrap();
+        let error = write_file(&path, "second", false).unwrap_err();
+        assert_eq!(
+            (error.kind(), std::fs::read_to_string(&path).unwrap().as_str()),
+            (Kind::Config, "first, and longer")
+        );
+        write_file(&path, "second", true).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "second");
+    }
+
+    #[test]
+    fn rows_line_up_and_stay_lines() {
+        let rows = [["a", "b", "c"], ["long\nname", "", "d e"], ["x", "yy", ""]].map(|row| row.map(str::to_owned));
+        assert_eq!(aligned(&rows), "a          b   c\nlong name      d e\nx          yy");
+    }
 
     #[test]
     fn an_error_is_two_lines_whatever_is_in_it() {

@@ -2,7 +2,7 @@
 
 use crate::cli::load::Loaded;
 use crate::cli::output::Outcome;
-use crate::cli::{Command, ConfigCommand, RunArgs, check_config, import, setup, status, teardown};
+use crate::cli::{Command, ConfigCommand, RunArgs, check, check_config, import, init, setup, status, teardown};
 use crate::demo;
 use crate::relay;
 use crate::relay::stop::on_signals;
@@ -18,7 +18,9 @@ pub async fn dispatch(command: &Command) -> Outcome {
         Command::Setup(args) => setup::setup(args).await,
         Command::Teardown(args) => teardown::teardown(args).await,
         Command::Status(args) => status::status(args).await,
-        Command::CheckConfig(args) | Command::Config(ConfigCommand::Check(args)) => check_config::check_config(args),
+        Command::CheckConfig(args) => check_config::check_config(args),
+        Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
+        Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
         Command::Config(ConfigCommand::Import(args)) => import::import(args),
         Command::Demo(options) => Ok(demo::run(options).await?),
     }

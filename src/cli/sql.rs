@@ -22,6 +22,10 @@ pub const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
 pub const ROOM: &str = include_str!("../../sql/room.sql");
 /// A table.
 pub const TABLE: &str = include_str!("../../sql/table.sql");
+/// A table and its columns.
+pub const COLUMNS: &str = include_str!("../../sql/columns.sql");
+/// Tables that may be outboxes.
+pub const TABLES: &str = include_str!("../../sql/tables.sql");
 /// A publication.
 pub const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 /// Whether it publishes schemas.

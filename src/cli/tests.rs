@@ -57,6 +57,8 @@ fn nonsense_is_refused_at_once() {
         &["walrelay", "run", "--password", "x"],
         &["walrelay", "config", "import"],
         &["walrelay", "config", "import", "c.json", "--force"],
+        &["walrelay", "config", "init", "--table", "t", "--force"],
+        &["walrelay", "config", "check", "--offline", "--json"],
     ] {
         let error = Cli::try_parse_from(typed).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{typed:?}");
@@ -64,14 +66,14 @@ fn nonsense_is_refused_at_once() {
 }
 
 #[test]
-fn check_config_has_two_names() {
+fn config_check_takes_what_check_config_takes() {
     let typed = |names: &[&str]| {
         let typed = ["walrelay"].iter().chain(names).chain(&["--slot", "orders"]).copied();
-        let (Command::CheckConfig(args) | Command::Config(ConfigCommand::Check(args))) =
-            Cli::try_parse_from(typed).unwrap().command
-        else {
-            panic!("neither")
-        };
+        let command = Cli::try_parse_from(typed).unwrap().command;
+        if let Command::CheckConfig(args) = &command {
+            return args.settings.flags();
+        }
+        let Command::Config(ConfigCommand::Check(args)) = command else { panic!("neither") };
         args.settings.flags()
     };
     assert_eq!(typed(&["check-config"]), typed(&["config", "check"]));
@@ -102,7 +104,8 @@ fn the_overview_names_every_command_and_where_to_start() {
       demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
                     result
       check-config  Check a configuration and print what it comes to, with secrets as ***
-      config        Check a configuration, or make one of another relay's
+      config        Make a configuration of a table or of another relay's, and check one against the
+                    database
       help          Print this message or the help of the given subcommand(s)
 
     Options:

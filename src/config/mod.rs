@@ -10,6 +10,7 @@
 //! | [`meaning`] | text to validated types |
 //! | [`outbox`] | the same for what is an event and where it goes |
 //! | [`effective`] | and back to text, for people |
+//! | [`draft`] | a file that is made, not typed |
 //! | [`name`], [`mod@unit`] | the types values are made of |
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+pub mod draft;
 pub mod effective;
 pub mod file;
 pub mod layers;

@@ -46,11 +46,16 @@ impl Settings {
         Ok(outbox)
     }
 
+    /// The table that is named, or the default.
+    ///
+    /// # Errors
+    /// As [`Settings::config`].
+    pub fn table(&self) -> Result<TableName> {
+        self.parsed::<TableName>(&setting::TABLE, "TABLE or SCHEMA.TABLE, quoted as in SQL")
+    }
+
     fn event_source(&self) -> Result<EventSource> {
-        let Some(prefix) = self.get(&setting::MESSAGE_PREFIX) else {
-            let table = self.parsed::<TableName>(&setting::TABLE, "TABLE or SCHEMA.TABLE, quoted as in SQL")?;
-            return Ok(EventSource::Table(table));
-        };
+        let Some(prefix) = self.get(&setting::MESSAGE_PREFIX) else { return Ok(EventSource::Table(self.table()?)) };
         if let Some(table) = self.get(&setting::TABLE).filter(|given| given.origin != Origin::Default) {
             let cause =
                 format!("{}: outbox.table is set, and outbox.message_prefix, too ({})", table.origin, prefix.origin);

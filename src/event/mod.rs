@@ -8,6 +8,7 @@ mod content;
 mod error;
 mod mapping;
 mod row;
+mod sample;
 mod shown;
 
 #[cfg(test)]
@@ -22,6 +23,7 @@ use std::fmt;
 pub use assemble::{Assembler, Ignored};
 pub use error::{EventError, Fault, Seen, Violation};
 pub use row::Row;
+pub use sample::Sample;
 pub use shown::Shown;
 
 use crate::config::SlotName;

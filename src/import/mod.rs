@@ -6,14 +6,12 @@
 //! | `given` | options by one set of names, whichever form they came in |
 //! | `options` | every option known, and what becomes of it |
 //! | `database`, `router`, `topic`, `converter`, `kafka` | the meaning of those that are carried |
-//! | `draft` | settings to TOML |
 //!
 //! Nothing of Debezium is needed to read it; what it does with an option was seen on the wire. No option's value is
 //! shown unless it is known to be harmless: any of them may be a password.
 
 mod converter;
 mod database;
-mod draft;
 mod given;
 mod json;
 mod kafka;
@@ -25,9 +23,11 @@ mod topic;
 
 use serde::Serialize;
 
+use crate::config::draft::Draft;
 use crate::error::{Error, Kind, Result};
-use draft::Draft;
 use given::Given;
+
+const HEADING: &str = "Made by `walrelay config import` of a Debezium connector's configuration.";
 
 /// What consumers have to expect of an option that was not carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -107,7 +107,7 @@ pub fn import(path: &str, text: &str) -> Result<Import> {
     kafka::carry(&given, &mut carrying);
     let Carrying { mut left, draft } = carrying;
     left.sort_by_key(|left| given.place(&left.option));
-    Ok(Import { toml: draft.toml(), left })
+    Ok(Import { toml: draft.toml(HEADING), left })
 }
 
 fn of_an_outbox(path: &str, given: &Given) -> Result<()> {

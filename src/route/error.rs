@@ -50,14 +50,24 @@ pub struct RouteError {
     pub problem: RouteProblem,
 }
 
+/// Where what was meant is not what was written.
+const CORRECT: &str = "If the template or its column is not the one that was meant, correct the configuration; default('…') \
+                       gives NULL a value. Otherwise keep such rows out with a CHECK on the column";
+
 impl RouteError {
     /// What an operator reads: what happened, on which slot, and what to do.
     pub fn into_error(self, slot: &SlotName) -> Error {
         Error::new(Kind::Event, format!("slot {slot}: {self}")).remedy(format_args!(
-            "nothing was skipped, and nothing behind this row is delivered. If the template or its column is not the one \
-             that was meant, correct the configuration; default('…') gives NULL a value. Otherwise keep such rows out with a CHECK on the column. To \
-             pass this one over, {}; that gives the whole transaction up",
+            "nothing was skipped, and nothing behind this row is delivered. {CORRECT}. To pass this one over, {}; that gives \
+             the whole transaction up",
             self.place.give_up(slot)
         ))
+    }
+
+    /// The same of a row that is not in the stream, and whose place is not known.
+    pub fn of_sample(self) -> Error {
+        Error::new(Kind::Event, self.problem)
+            .of_row(self.id)
+            .remedy(format_args!("`run` stops at such a row. {CORRECT}"))
     }
 }

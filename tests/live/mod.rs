@@ -16,5 +16,6 @@ mod secrets;
 mod shutdown;
 mod skipped;
 mod stopping;
+mod suggested;
 mod teams;
 mod tls;

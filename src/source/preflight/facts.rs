@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 
+use crate::config::TableName;
 use crate::position::Lsn;
-use crate::source::catalog::{Catalog, Publication};
+use crate::source::catalog::{Catalog, Flags, Member, Publication};
 
 /// Everything [`super::inspect`] found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +24,38 @@ impl Facts {
     /// The publication, if there is one of that name.
     pub fn publication(&self) -> Option<&Publication> {
         self.catalogs.first()?.publication.as_ref()
+    }
+}
+
+impl Facts {
+    /// The same after a `walrelay setup` that would make what is missing: a slot, or a publication and a slot. What is
+    /// there is left as it is, and a publication is not made for a slot that is older.
+    #[must_use]
+    pub fn as_set_up(&self, tables: &[&TableName]) -> Facts {
+        let mut facts = self.clone();
+        if facts.slot.is_some() {
+            return facts;
+        }
+        facts.slot = Some(Slot {
+            plugin: Some("pgoutput".to_owned()),
+            slot_type: "logical".to_owned(),
+            database: Some(self.server.database.clone()),
+            confirmed_flush_lsn: Some(Lsn::ZERO),
+            ..Slot::default()
+        });
+        for (number, catalog) in facts.catalogs.iter_mut().enumerate() {
+            if catalog.publication.is_none() {
+                let flags = Flags { insert: true, via_root: true, ..Flags::default() };
+                catalog.publication = Some(Publication { flags, ..Publication::default() });
+                let member = |table: &&TableName| Member {
+                    relation: table.to_string(),
+                    through: "table".to_owned(),
+                    ..Member::default()
+                };
+                catalog.members = tables.get(number).map(member).into_iter().collect();
+            }
+        }
+        facts
     }
 }
 

@@ -351,3 +351,20 @@ fn what_can_still_go_wrong_is_said_in_a_sentence() {
         assert!(warnings.iter().any(|warning| warning.to_string().contains(says)), "{says:?}: {warnings:?}");
     }
 }
+
+#[test]
+fn what_setup_would_make_is_no_fault_and_everything_else_is() {
+    let bare = |change: Change| {
+        let mut facts = fit();
+        facts.slot = None;
+        (facts.catalogs[0].publication, facts.catalogs[0].members) = (None, Vec::new());
+        change(&mut facts);
+        judged(&facts.as_set_up(&[&"outbox".parse().unwrap()])).map_err(|error| error.cause().to_owned())
+    };
+    assert!(bare(|_| {}).is_ok());
+    assert!(bare(|facts| table_of(facts).kind = "p".to_owned()).is_ok());
+    let lacks = |facts: &mut Facts| table_of(facts).columns.truncate(1);
+    assert_eq!(bare(lacks).unwrap_err(), "table public.outbox has no column aggregatetype; it has id");
+    let old = |facts: &mut Facts| facts.slot = fit().slot;
+    assert_eq!(bare(old).unwrap_err(), "there is no publication walrelay_orders in database shop");
+}

@@ -1,10 +1,10 @@
 //! Settings to the text of a `walrelay.toml`.
 
-use crate::config::setting::{self, ENVELOPE, HEADERS, KAFKA_PROPERTIES, Setting};
+use super::setting::{self, ENVELOPE, HEADERS, KAFKA_PROPERTIES, Setting};
 
 /// What the file is to hold, in the order in which it was put in.
 #[derive(Debug, Default)]
-pub(super) struct Draft {
+pub struct Draft {
     lines: Vec<Line>,
 }
 
@@ -16,29 +16,34 @@ struct Line {
 
 impl Draft {
     /// Sets a setting.
-    pub(super) fn set(&mut self, setting: &Setting, value: &str) {
+    pub fn set(&mut self, setting: &Setting, value: &str) {
         let (table, key) = parts(setting);
         self.lines.push(Line { table, text: format!("{key} = {}", quoted(value)) });
     }
 
     /// Says something about a setting: that it has to be set, or why it is as it is.
-    pub(super) fn note(&mut self, setting: &Setting, comment: &str) {
+    pub fn note(&mut self, setting: &Setting, comment: &str) {
         let (table, _) = parts(setting);
-        self.lines.push(Line { table, text: format!("# {comment}") });
+        self.lines.push(Line { table, text: commented(comment) });
+    }
+
+    /// The same of a header.
+    pub fn note_header(&mut self, comment: &str) {
+        self.lines.push(Line { table: HEADERS, text: commented(comment) });
     }
 
     /// Adds a header by name; `false` where there is one of that name.
-    pub(super) fn header(&mut self, name: &str, template: &str) -> bool {
+    pub fn header(&mut self, name: &str, template: &str) -> bool {
         self.named(HEADERS, name, template)
     }
 
     /// Adds a member of the envelope by name; `false` where there is one of that name.
-    pub(super) fn member(&mut self, name: &str, template: &str) -> bool {
+    pub fn member(&mut self, name: &str, template: &str) -> bool {
         self.named(ENVELOPE, name, template)
     }
 
-    /// Adds a property of librdkafka.
-    pub(super) fn property(&mut self, name: &str, value: &str) -> bool {
+    /// Adds a property of librdkafka by name; `false` where there is one of that name.
+    pub fn property(&mut self, name: &str, value: &str) -> bool {
         self.named(KAFKA_PROPERTIES, name, value)
     }
 
@@ -51,8 +56,8 @@ impl Draft {
         true
     }
 
-    /// The file.
-    pub(super) fn toml(&self) -> String {
+    /// The file, with `heading` as its first lines, each a comment.
+    pub fn toml(&self, heading: &str) -> String {
         let mut tables: Vec<&str> = Vec::new();
         for setting in setting::ALL {
             // What belongs to a table stands behind it.
@@ -69,7 +74,7 @@ impl Draft {
                 }
             }
         }
-        let mut text = String::from("# Made by `walrelay config import` of a Debezium connector's configuration.\n");
+        let mut text = heading.lines().map(|line| commented(line) + "\n").collect::<String>();
         for table in tables {
             let lines: Vec<&str> =
                 self.lines.iter().filter(|line| line.table == table).map(|line| line.text.as_str()).collect();
@@ -83,6 +88,11 @@ impl Draft {
 
 fn parts(setting: &Setting) -> (&'static str, &'static str) {
     setting.key.rsplit_once('.').unwrap_or(("", setting.key))
+}
+
+/// A line of a comment: what could end the line, or hide a part of it, is a blank.
+fn commented(comment: &str) -> String {
+    format!("# {}", comment.replace(char::is_control, " "))
 }
 
 /// A basic string of TOML on one line, good for keys and values: <https://toml.io/en/v1.0.0#string>.
@@ -113,9 +123,9 @@ mod tests {
         let mut draft = Draft::default();
         assert!(draft.header(odd, odd) && draft.header("x.y", "{a}") && !draft.header(odd, "again"));
         draft.set(&setting::SLOT, odd);
-        draft.note(&setting::BROKERS, "brokers = …");
+        draft.note(&setting::BROKERS, "brokers = …\nlinger = 1");
         assert!(draft.property("linger.ms", "5"));
-        let read = file::parse("w.toml", &draft.toml()).unwrap();
+        let read = file::parse("w.toml", &draft.toml("two\nlines")).unwrap();
         let headers: Vec<_> = read.headers.iter().map(|(name, entry)| (name.as_str(), entry.text.as_str())).collect();
         assert_eq!(headers, [(odd, odd), ("x.y", "{a}")]);
         assert_eq!(read.settings.get("slot.name").unwrap().text, odd);

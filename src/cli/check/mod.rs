@@ -1,0 +1,163 @@
+//! `walrelay config check`: the configuration against the database, and the way of one row.
+//!
+//! [`sample`] reads a row as the stream would send it, [`report`] says what became of it. Kafka is not asked.
+
+pub mod report;
+pub mod sample;
+
+use crate::cli::CheckArgs;
+use crate::cli::check_config;
+use crate::cli::load::Loaded;
+use crate::cli::output::{Outcome, note, print, print_line};
+use crate::cli::session::Session;
+use crate::cli::table;
+use crate::config::{OutboxConfig, TableName};
+use crate::decode::Column;
+use crate::error::{Error, Kind, Result};
+use crate::event::Sample;
+use crate::route::Router;
+use crate::source::catalog::Catalog;
+use crate::source::preflight::{Facts, inspect, judge};
+use report::{Found, Report, Shown};
+use sample::Wanted;
+
+/// Checks what `run` would check before it streams, and shows where a row would go. Without a database, what
+/// `check-config` does.
+///
+/// # Errors
+/// [`Kind::Config`] as `check-config`, and where no row has the id; [`Kind::Event`] where the row cannot be routed; those of
+/// [`judge`], and what connecting gives.
+pub async fn check(args: &CheckArgs) -> Outcome {
+    let loaded = Loaded::new(&args.settings.flags(), args.settings.common.config.as_deref())?;
+    let config = loaded.config(false)?;
+    if args.offline || !config.source.database.names_server() {
+        if args.json || args.id.is_some() {
+            let error = Error::new(Kind::Config, "no database is configured, and without one there is no row");
+            return Err(error.remedy("set --database-url or WALRELAY_DATABASE_URL, or PGHOST and so on").into());
+        }
+        if !args.offline {
+            note("note: no database is configured, so nothing was connected to");
+        }
+        return check_config::offline(&loaded);
+    }
+    for warning in loaded.warnings(&config) {
+        note(format_args!("warning: {warning}"));
+    }
+    let source = &config.source;
+    let session = Session::connect(&source.database, "config check").await?;
+    let facts = inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
+    let tables: Vec<_> = config.outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
+    let fitting = judge(&facts.as_set_up(&tables), &source.slot, &source.publication, &config.outboxes);
+    let (warnings, fault) = match fitting {
+        // Of a slot that is not there nothing can be said.
+        Ok(warnings) if facts.slot.is_some() => (warnings.iter().map(ToString::to_string).collect(), None),
+        Ok(_) => (Vec::new(), None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    let mut catalogs = facts.catalogs.iter();
+    let mut report = Report::new(&config.source, &facts, fault.is_none(), warnings);
+    let mut refused = Vec::new();
+    let mut without_id = Vec::new();
+    for outbox in &config.outboxes {
+        let Some(name) = outbox.source.table() else {
+            report.add(outbox, None, Found::Messages);
+            continue;
+        };
+        let catalog = catalogs.next();
+        // Without a table and its columns no row can go anywhere.
+        if let Some(error) = fault.clone().filter(|_| !catalog.is_some_and(|catalog| readable(catalog, outbox))) {
+            return Err(error.into());
+        }
+        let found = match row(&session, args, outbox, name, catalog, &facts).await {
+            // With several tables the id is that of a row in one of them.
+            Err(error) if args.id.is_some() && tables.len() > 1 => {
+                without_id.push(error);
+                Found::Elsewhere
+            }
+            Err(error) => return Err(error.into()),
+            Ok(Row::Routed(found)) => found,
+            Ok(Row::Refused(found, error)) => {
+                refused.push(error);
+                found
+            }
+        };
+        report.add(outbox, catalog, found);
+    }
+    if let Some(error) = without_id.pop().filter(|_| without_id.len() + 1 == tables.len()) {
+        return Err(error.into());
+    }
+    if args.json {
+        let json = serde_json::to_string_pretty(&report);
+        print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)?;
+    } else {
+        print(&report.text())?;
+    }
+    // The last is what the process ends with.
+    let mut errors: Vec<Error> = refused.into_iter().chain(fault).collect();
+    let Some(last) = errors.pop() else { return Ok(()) };
+    for error in &errors {
+        note(crate::cli::output::error_lines(error));
+    }
+    Err(last.into())
+}
+
+/// Whether there is a table with the columns that are needed.
+fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
+    let table = catalog.table.as_ref().filter(|table| matches!(table.kind.as_str(), "r" | "p"));
+    let has = |name: &String| table.is_some_and(|table| table.columns.iter().any(|column| column.name == *name));
+    outbox.columns.iter().all(has)
+}
+
+enum Row {
+    Routed(Found),
+    Refused(Found, Error),
+}
+
+async fn row(
+    session: &Session,
+    args: &CheckArgs,
+    outbox: &OutboxConfig,
+    name: &TableName,
+    catalog: Option<&Catalog>,
+    facts: &Facts,
+) -> Result<Row> {
+    let Some(table) = table::look(session, name).await? else { return Ok(Row::Routed(Found::Nothing)) };
+    let wanted = Wanted { outbox, name, table: &table, id: args.id.as_deref() };
+    let row_security = catalog.and_then(|catalog| catalog.table.as_ref()).is_some_and(|table| table.row_security);
+    let read = match sample::read(session, &wanted).await? {
+        sample::Answer::Row(read) => read,
+        sample::Answer::Empty if row_security => return Ok(Row::Routed(Found::Hidden)),
+        sample::Answer::Empty => return Ok(Row::Routed(Found::Nothing)),
+        sample::Answer::Forbidden => return Ok(Row::Routed(Found::Forbidden(facts.server.role.clone()))),
+    };
+    let type_oid =
+        |name: &String| table.columns.iter().find(|column| column.name == *name).map(|column| column.type_oid);
+    let described =
+        outbox.columns.iter().map(|name| Column { name: name.clone(), type_oid: type_oid(name).unwrap_or(0) });
+    let values = read.values.iter().map(Option::as_deref);
+    let bug = |what: &str| Error::new(Kind::Bug, format!("a row that was asked for comes without {what}"));
+    let sample = Sample::new(&outbox.columns, described.zip(values).collect()).map_err(bug)?;
+    let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
+    let id = read.values.first().cloned().flatten().unwrap_or_default();
+    let chosen = read.chosen;
+    let refused = |error| Row::Refused(Found::Refused { id: id.clone(), chosen: chosen.clone() }, error);
+    let event = match sample.event() {
+        Ok(event) => event,
+        Err((place, fault)) => {
+            let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();
+            let cause = format!("column {column} of {name} {fault}");
+            let error = Error::new(Kind::Event, cause).remedy(format_args!(
+                "`run` stops at such a row. Declare column {column} NOT NULL, or name another under [outbox.columns]"
+            ));
+            return Ok(refused(error));
+        }
+    };
+    match router.route(&event) {
+        Err(error) => Ok(refused(error.of_sample())),
+        Ok(routed) => {
+            let position = outbox.route.position_header.as_deref();
+            let record = routed.with_record(|record| Shown::of(record, position, !args.no_body));
+            Ok(Row::Routed(Found::Row { id, chosen, record }))
+        }
+    }
+}

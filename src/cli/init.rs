@@ -1,0 +1,155 @@
+//! `walrelay config init`: looks at a table, and writes the file it would suggest.
+
+use crate::cli::InitArgs;
+use crate::cli::load::Loaded;
+use crate::cli::output::{Outcome, aligned, note, print, print_line, write_file};
+use crate::cli::session::Session;
+use crate::cli::table::{self, Table};
+use crate::config::layers::{Origin, Settings, holds_password};
+use crate::config::{TableName, setting};
+use crate::error::{Error, Kind, Result};
+use crate::suggest::{Fate, Known, suggest};
+
+/// Where the file is meant to be, where nobody says so.
+const FILE: &str = "walrelay.toml";
+
+/// Writes the `walrelay.toml`, and tells what it was guessed from.
+///
+/// # Errors
+/// [`Kind::Config`] where the table is not named or the output exists, [`Kind::Publication`] where the table is not there
+/// or not fit, and what connecting gives.
+pub async fn init(args: &InitArgs) -> Outcome {
+    let loaded = Loaded::new(&args.flags(), args.common.config.as_deref())?;
+    for warning in loaded.settings.warnings() {
+        note(format_args!("warning: {warning}"));
+    }
+    let known = known(&loaded.settings)?;
+    let wanted = loaded.settings.table()?;
+    let database = loaded.settings.database()?;
+    let session = Session::connect(&database, "config init").await?;
+    if loaded.settings.get(&setting::TABLE).is_none_or(|given| given.origin == Origin::Default) {
+        let error = Error::new(Kind::Config, "the table is not named");
+        return Err(error.remedy(name_one(&table::candidates(&session).await?)).into());
+    }
+    let found = match table::look(&session, &wanted).await? {
+        Some(found) => found,
+        None => {
+            let cause = format!("there is no table {wanted} in database {}", database.database());
+            let error = Error::new(Kind::Publication, cause);
+            return Err(error.remedy(name_one(&table::candidates(&session).await?)).into());
+        }
+    };
+    fit(&wanted, &found)?;
+    let suggestion = suggest(&wanted, &found.columns, &known)?;
+    if let Some(output) = &args.output {
+        write_file(output, &suggestion.toml, args.force)?;
+    }
+    if args.json {
+        let json = serde_json::to_string_pretty(&suggestion);
+        return print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?);
+    }
+    if args.output.is_none() {
+        print(&suggestion.toml)?;
+    }
+    let file = args.output.as_ref().map(|path| path.display().to_string());
+    note(told(&suggestion.columns, file.as_deref(), known.brokers.is_some()));
+    Ok(())
+}
+
+/// What of the settings belongs into the file.
+fn known(settings: &Settings) -> Result<Known> {
+    let text = |setting| settings.get(setting).map(|given| given.text.expose().to_owned());
+    let url = settings.get(&setting::DATABASE_URL).filter(|given| matches!(given.origin, Origin::Flag(_)));
+    // What is written with % may be a password by another name.
+    let url = url.map(|given| given.text.expose()).filter(|url| !holds_password(url) && !url.contains('%'));
+    let slot = settings.get(&setting::SLOT).map(|_| settings.slot()).transpose()?;
+    Ok(Known {
+        database_url: url.map(str::to_owned),
+        slot: slot.map(|slot| slot.to_string()),
+        publication: text(&setting::PUBLICATION),
+        brokers: text(&setting::BROKERS),
+    })
+}
+
+fn name_one(candidates: &[String]) -> String {
+    if candidates.is_empty() {
+        return "name the table events are written into with --table; this database has none".to_owned();
+    }
+    format!("name the table events are written into with --table; there are {}", candidates.join(", "))
+}
+
+fn fit(name: &TableName, table: &Table) -> Result<()> {
+    let unfit = |cause: String, remedy: String| Err(Error::new(Kind::Publication, cause).remedy(remedy));
+    if !matches!(table.kind.as_str(), "r" | "p") {
+        return unfit(format!("{name} is not a table"), "name the table that events are inserted into".to_owned());
+    }
+    if let Some(whole) = &table.partition_of {
+        return unfit(format!("{name} is a partition of {whole}"), format!("name the whole: --table '{whole}'"));
+    }
+    Ok(())
+}
+
+/// A line per column, and what to do next.
+fn told(columns: &[Fate], file: Option<&str>, brokers_known: bool) -> String {
+    let mut rows = vec![["column", "type", "used for", "why"].map(str::to_owned)];
+    rows.extend(columns.iter().map(|fate| {
+        let used_for = if fate.used_for.is_empty() { "not used".to_owned() } else { fate.used_for.join(", ") };
+        [fate.column.clone(), fate.type_name.clone(), used_for, fate.why.clone()]
+    }));
+    let name = file.unwrap_or(FILE);
+    let next = [
+        [format!("  walrelay setup --config {name}"), "publication and slot; the table is not touched".to_owned()],
+        [format!("  walrelay config check --config {name}"), "where the newest row would go".to_owned()],
+        [format!("  walrelay run --config {name}"), "relay until Ctrl-C".to_owned()],
+    ];
+    let set = if brokers_known { "" } else { " set kafka.brokers," };
+    let first = match file {
+        Some(file) => format!("Written to {file}. Read it,{set} change what is wrong, then:"),
+        None => format!("Save it as {FILE}, read it,{set} change what is wrong, then:"),
+    };
+    format!("{}\n\n{first}\n{}", aligned(&rows), aligned(&next))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_became_of_each_column_lines_up_and_says_what_is_next() {
+        let fate = |column: &str, type_name: &str, used_for: &[&'static str], why: &str| Fate {
+            column: column.to_owned(),
+            type_name: type_name.to_owned(),
+            used_for: used_for.to_vec(),
+            why: why.to_owned(),
+        };
+        let columns = [
+            fate("id", "uuid", &["event id"], "the primary key"),
+            fate("tenant_id", "character varying(50)", &["key", "header"], "by its name"),
+            fate("status", "text", &[], "what a dispatcher notes down"),
+        ];
+        insta::assert_snapshot!(told(&columns, None, false), @r#"
+        column     type                   used for     why
+        id         uuid                   event id     the primary key
+        tenant_id  character varying(50)  key, header  by its name
+        status     text                   not used     what a dispatcher notes down
+
+        Save it as walrelay.toml, read it, set kafka.brokers, change what is wrong, then:
+          walrelay setup --config walrelay.toml         publication and slot; the table is not touched
+          walrelay config check --config walrelay.toml  where the newest row would go
+          walrelay run --config walrelay.toml           relay until Ctrl-C
+        "#);
+        assert!(told(&columns, Some("w.toml"), true).contains("Written to w.toml. Read it, change"));
+    }
+
+    #[test]
+    fn a_url_with_a_password_is_not_written_down() {
+        let written = |url: &str| {
+            let flags = crate::config::layers::Flags::from([(setting::DATABASE_URL.key, url.to_owned())]);
+            known(&Settings::new(&flags, &Default::default(), None)).unwrap().database_url
+        };
+        assert_eq!(written("postgres://me@db/shop").as_deref(), Some("postgres://me@db/shop"));
+        for url in ["postgres://me:canary@db/shop", "postgres://db/shop?p%61ssword=canary", "host=db password=canary"] {
+            assert_eq!(written(url), None);
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Which column is what, and why.
+
+use super::Fate;
+use super::column::{Column, Form};
+use super::name::Name;
+use super::words;
+
+/// What a column is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Id,
+    Payload,
+    /// A topic for each of its values, behind the prefix.
+    AggregateType,
+    /// Its value is the topic.
+    Topic,
+    Key,
+    Partition,
+    Timestamp,
+    Header,
+}
+
+impl Role {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Role::Id => "event id",
+            Role::Payload => "payload",
+            Role::AggregateType | Role::Topic => "topic",
+            Role::Key => "key",
+            Role::Partition => "partition",
+            Role::Timestamp => "timestamp",
+            Role::Header => "header",
+        }
+    }
+}
+
+/// A column and what it is taken for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Guess<'t> {
+    pub(super) role: Role,
+    pub(super) column: &'t Column,
+    pub(super) why: String,
+    /// What to think of.
+    pub(super) remarks: Vec<String>,
+}
+
+/// What no column is fit for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missing {
+    Id,
+    Payload,
+}
+
+/// All guesses about a table.
+#[derive(Debug, Clone)]
+pub(super) struct Guesses<'t> {
+    columns: Vec<(&'t Column, Name)>,
+    all: Vec<Guess<'t>>,
+    /// When the row was written, in a form that is no moment.
+    pub(super) written_at: Option<&'t Column>,
+}
+
+const BY_NAME: &str = "by its name";
+
+/// The column that says when a row was written.
+pub(super) fn written_at(columns: &[Column]) -> Option<&Column> {
+    let is_time = |column: &&Column| matches!(column.form(), Form::Timestamptz | Form::Timestamp);
+    let ranked = columns.iter().filter(is_time);
+    let ranked = ranked.filter_map(|column| Some((Name::of(&column.name).rank(words::WRITTEN_AT)?, column)));
+    ranked.min_by_key(|(rank, _)| *rank).map(|(_, column)| column)
+}
+
+impl<'t> Guesses<'t> {
+    pub(super) fn of(columns: &'t [Column]) -> Result<Guesses<'t>, Missing> {
+        let columns = columns.iter().map(|column| (column, Name::of(&column.name))).collect();
+        let mut guesses = Guesses { columns, all: Vec::new(), written_at: None };
+        guesses.payload()?;
+        guesses.id()?;
+        let pair = guesses.pair();
+        guesses.topic(pair.map(|(kind, _)| kind));
+        guesses.key(pair.map(|(_, id)| id));
+        guesses.partition();
+        guesses.timestamp();
+        guesses.headers();
+        Ok(guesses)
+    }
+
+    pub(super) fn with(&self, role: Role) -> impl Iterator<Item = &Guess<'t>> {
+        self.all.iter().filter(move |guess| guess.role == role)
+    }
+
+    /// What became of each column.
+    pub(super) fn fates(&self, columns: &[Column]) -> Vec<Fate> {
+        let fate = |column: &Column| {
+            let used: Vec<&Guess<'_>> = self.all.iter().filter(|guess| guess.column.name == column.name).collect();
+            let mut whys: Vec<&str> = used.iter().map(|guess| guess.why.as_str()).collect();
+            whys.dedup();
+            Fate {
+                column: column.name.clone(),
+                type_name: column.type_name.clone(),
+                used_for: used.iter().map(|guess| guess.role.word()).collect(),
+                why: if used.is_empty() { self.why_not(column).to_owned() } else { whys.join("; ") },
+            }
+        };
+        columns.iter().map(fate).collect()
+    }
+
+    /// Columns that are used for nothing, by why.
+    pub(super) fn unused(&self) -> Vec<(&'static str, Vec<&'t str>)> {
+        let mut unused: Vec<(&'static str, Vec<&'t str>)> = Vec::new();
+        for (column, _) in &self.columns {
+            if self.all.iter().any(|guess| guess.column == *column) {
+                continue;
+            }
+            let why = self.why_not(column);
+            match unused.iter_mut().find(|(known, _)| *known == why) {
+                Some((_, names)) => names.push(&column.name),
+                None => unused.push((why, vec![&column.name])),
+            }
+        }
+        unused
+    }
+
+    fn why_not(&self, column: &Column) -> &'static str {
+        match column {
+            column if column.generated => "generated, and so not in the stream",
+            column if self.written_at == Some(column) => "a time without a zone; see the file",
+            column if Name::of(&column.name).has_a_word_of(words::STATE) => "what a dispatcher notes down",
+            _ => "no name that says what for",
+        }
+    }
+
+    fn take(&mut self, role: Role, column: &'t Column, why: impl Into<String>, remarks: &[(bool, &str)]) {
+        let remarks = remarks.iter().filter(|(holds, _)| *holds).map(|(_, remark)| (*remark).to_owned()).collect();
+        self.all.push(Guess { role, column, why: why.into(), remarks });
+    }
+
+    /// Columns that are in the stream and nothing yet.
+    fn free(&self) -> impl Iterator<Item = (&'t Column, &Name)> {
+        let taken = |column: &Column| self.all.iter().any(|guess| guess.column == column);
+        self.columns
+            .iter()
+            .filter(move |(column, _)| !column.generated && !taken(column))
+            .map(|(column, name)| (*column, name))
+    }
+
+    /// The free column that stands foremost in `list`.
+    fn named(&self, list: &[&str], fits: impl Fn(&Column) -> bool) -> Option<&'t Column> {
+        let fitting = self.free().filter(|(column, _)| fits(column));
+        let ranked = fitting.filter_map(|(column, name)| Some((name.rank(list)?, column)));
+        ranked.min_by_key(|(rank, _)| *rank).map(|(_, column)| column)
+    }
+
+    fn payload(&mut self) -> Result<(), Missing> {
+        let named = |list| self.named(list, Column::can_hold_event).map(|column| (column, BY_NAME.to_owned(), 1));
+        let found = named(words::PAYLOAD)
+            .or_else(|| self.only(Form::Json, "the only JSON", "the first JSON of several"))
+            .or_else(|| self.only(Form::Bytea, "the only bytea", "the first bytea of several"))
+            .or_else(|| named(words::PAYLOAD_PERHAPS));
+        let (column, why, of) = found.ok_or(Missing::Payload)?;
+        let is_bytea = column.domain && column.form() == Form::Bytea;
+        let remarks = [
+            (of > 1, "Nothing says that it is this one: check it."),
+            (!column.not_null, "Where it is NULL, the record is a tombstone."),
+            (is_bytea, "A domain over bytea goes out as Postgres prints it: \\x and hexadecimal digits."),
+        ];
+        self.take(Role::Payload, column, why, &remarks);
+        Ok(())
+    }
+
+    fn only(&self, form: Form, one: &str, of_several: &str) -> Option<(&'t Column, String, usize)> {
+        let fits = |(column, name): &(&Column, &Name)| column.form() == form && !name.is_one_of(words::METADATA);
+        let mut fitting: Vec<&'t Column> = self.free().filter(fits).map(|(column, _)| column).collect();
+        fitting.sort_by_key(|column| !column.not_null);
+        let first = *fitting.first()?;
+        Some((first, if fitting.len() == 1 { one } else { of_several }.to_owned(), fitting.len()))
+    }
+
+    fn id(&mut self) -> Result<(), Missing> {
+        let alone = |column: &Column| column.unique && column.not_null;
+        let known_outside = |column: &Column| alone(column) && matches!(column.form(), Form::Uuid | Form::Text);
+        let found = self
+            .named(words::EVENT_ID, known_outside)
+            .map(|column| (column, "unique, and called so"))
+            .or_else(|| {
+                let key = self.free().find(|(column, _)| column.in_primary_key && column.unique);
+                key.map(|(column, _)| (column, "the primary key"))
+            })
+            .or_else(|| Some((self.named(words::ID, |column| column.not_null && column.can_name())?, BY_NAME)))
+            .or_else(|| self.free().find(|(column, _)| alone(column)).map(|(column, _)| (column, "unique")))
+            .or_else(|| Some((self.named(words::ID, Column::can_name)?, BY_NAME)))
+            .or_else(|| {
+                let fits = |column: &Column, name: &Name| {
+                    column.form() == Form::Uuid && column.not_null && !name.is_one_of(words::AGGREGATE_ID)
+                };
+                self.free().find(|(column, name)| fits(column, name)).map(|(column, _)| (column, "a uuid, not null"))
+            });
+        let (column, why) = found.ok_or(Missing::Id)?;
+        let remarks = [
+            (!column.unique, "Nothing in the table keeps it unique, and consumers tell copies by it: check it."),
+            (!column.not_null, "A row where it is NULL stops the relay: declare it NOT NULL."),
+        ];
+        self.take(Role::Id, column, why, &remarks);
+        Ok(())
+    }
+
+    /// `X_type` and `X_id`, as object-relational mappers write a reference to a row of any table.
+    fn pair(&self) -> Option<(&'t Column, &'t Column)> {
+        let kinds = self.free().filter(|(column, _)| column.is_word());
+        kinds.filter_map(|(kind, name)| Some((kind, name.before(&["type"])?))).find_map(|(kind, prefix)| {
+            if prefix.iter().any(|word| words::OTHER_TYPES.contains(&word.as_str())) {
+                return None;
+            }
+            let is_id =
+                |(column, name): &(&Column, &Name)| column.can_name() && name.before(words::ID_ENDS) == Some(prefix);
+            self.free().find(is_id).map(|(id, _)| (kind, id))
+        })
+    }
+
+    fn topic(&mut self, of_pair: Option<&'t Column>) {
+        let nullable = |column: &Column| {
+            (!column.not_null, "A row where it is NULL stops the relay: declare it NOT NULL, or add |default('…').")
+        };
+        if let Some(column) = self.named(words::TOPIC, Column::is_word) {
+            let remarks = [(true, "Its value is the topic."), nullable(column)];
+            return self.take(Role::Topic, column, BY_NAME, &remarks);
+        }
+        // Axon's `type` is the aggregate's, and `payload_type` the event's.
+        let has_payload_type = self.named(&["payloadtype"], Column::is_word).is_some();
+        let typed = has_payload_type.then(|| self.named(&["type"], Column::is_word)).flatten();
+        let kind = self.named(words::AGGREGATE_TYPE, Column::is_word).map(|column| (column, BY_NAME));
+        let kind = kind.or_else(|| typed.map(|column| (column, "beside a payload's type")));
+        if let Some((column, why)) = kind.or_else(|| of_pair.map(|column| (column, "with the id beside it"))) {
+            let remarks = [(true, "A topic for each of its values."), nullable(column)];
+            return self.take(Role::AggregateType, column, why, &remarks);
+        }
+        if let Some(column) = self.named(words::SUBJECT, Column::is_word) {
+            let remarks = [(true, "Its value is the topic: check that there are few."), nullable(column)];
+            self.take(Role::Topic, column, BY_NAME, &remarks);
+        }
+    }
+
+    fn key(&mut self, of_pair: Option<&'t Column>) {
+        let named = |list| self.named(list, Column::can_name).map(|column| (column, BY_NAME, ""));
+        let whose = "No column names the aggregate. This one is coarser, and so keeps the order of each.";
+        let belongs = "No column names the aggregate: what belongs together keeps its order, other events do not.";
+        let found = named(words::RECORD_KEY)
+            .or_else(|| named(words::AGGREGATE_ID))
+            .or_else(|| Some((of_pair?, "with the type beside it", "")))
+            .or_else(|| self.foreign())
+            .or_else(|| self.named(words::TENANT, Column::can_name).map(|column| (column, BY_NAME, whose)))
+            .or_else(|| self.named(words::CORRELATION, Column::can_name).map(|column| (column, BY_NAME, belongs)));
+        let Some((column, why, remark)) = found else { return };
+        let remarks = [
+            (true, "Events with the same one keep their order."),
+            (!remark.is_empty(), remark),
+            (!column.not_null, "A row where it is NULL has no key, and so no order."),
+        ];
+        self.take(Role::Key, column, why, &remarks);
+    }
+
+    /// An id of something else.
+    fn foreign(&self) -> Option<(&'t Column, &'static str, &'static str)> {
+        let is_other = |name: &Name| {
+            let own = [words::TENANT, words::CORRELATION, words::HEADER];
+            name.has_a_word_of(words::OTHER_IDS)
+                || name.has_a_word_of(words::STATE)
+                || own.iter().any(|list| name.is_one_of(list))
+        };
+        let ids = self.free().filter(|(column, name)| {
+            column.can_name() && !is_other(name) && (column.references || name.before(words::ID_ENDS).is_some())
+        });
+        let mut ids: Vec<&'t Column> = ids.map(|(column, _)| column).collect();
+        // A sort that keeps the order of equals.
+        ids.sort_by_key(|column| (!column.references, !column.not_null));
+        let first = *ids.first()?;
+        let why = if first.references { "it refers to another table" } else { "the id of something" };
+        let several = "There are other ids: check that this is what has to keep its order.";
+        Some((first, why, if ids.len() > 1 { several } else { "" }))
+    }
+
+    fn partition(&mut self) {
+        if let Some(column) = self.named(words::PARTITION, |column| column.form() == Form::Integer) {
+            let remarks =
+                [(true, "A number the topic does not have stops the relay; where it is NULL, the key decides.")];
+            self.take(Role::Partition, column, BY_NAME, &remarks);
+        }
+    }
+
+    fn timestamp(&mut self) {
+        let written =
+            self.named(words::WRITTEN_AT, |column| matches!(column.form(), Form::Timestamptz | Form::Timestamp));
+        let Some(column) = written else { return };
+        let named_utc = self.columns.iter().any(|(other, name)| *other == column && name.is_utc());
+        if column.form() == Form::Timestamptz {
+            self.take(Role::Timestamp, column, BY_NAME, &[]);
+        } else if named_utc {
+            self.take(Role::Timestamp, column, "by its name, in UTC", &[]);
+        } else {
+            self.written_at = Some(column);
+        }
+    }
+
+    fn headers(&mut self) {
+        if let Some(column) = self.named(words::EVENT_TYPE, |column| column.can_name() && column.form() != Form::Uuid) {
+            self.take(Role::Header, column, BY_NAME, &[]);
+        }
+        let bag = |column: &Column| matches!(column.form(), Form::Json | Form::Text);
+        let fits = |column: &Column, name: &Name| {
+            let plain = [words::HEADER, words::TENANT, words::CORRELATION].iter().any(|list| name.is_one_of(list));
+            (plain && (column.can_name() || bag(column))) || (bag(column) && name.is_one_of(words::METADATA))
+        };
+        // A key that is somebody's, or belongs to something, tells consumers so as well.
+        let is_key = |column: &Column| self.with(Role::Key).any(|guess| guess.column == column);
+        let is_free = |column: &Column| !column.generated && self.all.iter().all(|guess| guess.column != column);
+        let columns = self.columns.iter().filter(|(column, name)| fits(column, name));
+        let columns = columns.map(|(column, _)| *column).filter(|column| is_key(column) || is_free(column));
+        let found: Vec<&'t Column> = columns.collect();
+        for column in found {
+            self.take(Role::Header, column, BY_NAME, &[]);
+        }
+    }
+}

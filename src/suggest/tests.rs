@@ -1,0 +1,368 @@
+//! Tables of the field, and what is made of them.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::Config;
+use crate::config::file;
+use crate::config::layers::{Environment, Flags, Settings};
+use crate::config::setting;
+
+/// A column of `NAME TYPE` and what else holds: `!` not null, `pk`, `part` of one, `unique`, `fk`, `gen`, `domain`.
+fn column(text: &str) -> Column {
+    let (name, rest) = text.split_once(" ").unwrap();
+    let mut rest = rest.split(' ');
+    let base = rest.next().unwrap();
+    let marks: Vec<&str> = rest.collect();
+    let has = |mark: &str| marks.contains(&mark);
+    let category = match base {
+        "text" | "varchar" | "citext" | "bpchar" => "S",
+        "mood" => "E",
+        "bool" => "B",
+        _ => "U",
+    };
+    Column {
+        name: name.replace('~', " "),
+        type_name: base.to_owned(),
+        type_oid: 1,
+        base: base.to_owned(),
+        category: category.to_owned(),
+        domain: has("domain"),
+        not_null: has("!") || has("pk") || has("part"),
+        generated: has("gen"),
+        in_primary_key: has("pk") || has("part"),
+        unique: has("pk") || has("unique"),
+        references: has("fk"),
+    }
+}
+
+fn columns(text: &str) -> Vec<Column> {
+    text.split(", ").map(|text| column(text.trim())).collect()
+}
+
+fn suggested(table: &str, columns: &[Column]) -> Result<Suggestion> {
+    suggest(&table.parse().unwrap(), columns, &Known::default())
+}
+
+/// What the file comes to, which has to be a configuration.
+fn config(suggestion: &Suggestion) -> Config {
+    let file = file::parse("w.toml", &suggestion.toml).unwrap_or_else(|error| panic!("{error}:\n{}", suggestion.toml));
+    let flags = Flags::from([(setting::DATABASE_URL.key, "postgres://db/shop".to_owned())]);
+    let settings = Settings::new(&flags, &Environment::new(), Some(&file));
+    settings.config(false).unwrap_or_else(|error| panic!("{error}:\n{}", suggestion.toml))
+}
+
+/// Id, payload, topic, key, timestamp, headers with blanks between.
+type Route = [String; 6];
+
+fn route(config: &Config) -> Route {
+    let outbox = &config.outboxes[0];
+    let route = &outbox.route;
+    let headers: Vec<&str> = route.headers.iter().map(|(name, _)| name.as_str()).collect();
+    [
+        outbox.id.clone(),
+        outbox.payload.clone(),
+        route.topic.source().to_owned(),
+        route.key.as_ref().map(|key| key.source().to_owned()).unwrap_or_default(),
+        route.timestamp.clone().unwrap_or_default(),
+        headers.join(" "),
+    ]
+}
+
+#[track_caller]
+fn assert_route(table: &str, text: &str, expected: [&str; 6]) {
+    let suggestion = suggested(table, &columns(text)).unwrap();
+    assert_eq!(route(&config(&suggestion)), expected, "{table}:\n{}", suggestion.toml);
+}
+
+#[test]
+fn tables_of_the_field_get_the_route_they_are_meant_for() {
+    // Debezium's.
+    assert_route(
+        "outbox",
+        "id uuid pk, aggregatetype varchar !, aggregateid varchar !, type varchar !, payload jsonb",
+        ["id", "payload", "outbox.event.{aggregatetype|topic}", "{aggregateid}", "", "type"],
+    );
+    // Axon's.
+    assert_route(
+        "domain_event_entry",
+        "global_index int8 pk, event_identifier varchar ! unique, meta_data bytea, payload bytea !, payload_revision varchar, \
+         payload_type varchar !, time_stamp varchar !, aggregate_identifier varchar !, sequence_number int8 !, type varchar",
+        [
+            "event_identifier",
+            "payload",
+            "outbox.event.{type|topic}",
+            "{aggregate_identifier}",
+            "",
+            "payload_type payload_revision",
+        ],
+    );
+    // Eventuate's.
+    assert_route(
+        "eventuate.message",
+        "id varchar pk, destination text !, headers text !, payload text !, published int2, message_partition int2, \
+         creation_time int8",
+        ["id", "payload", "{destination|topic}", "", "", "headers"],
+    );
+    // MassTransit's.
+    assert_route(
+        r#""OutboxMessage""#,
+        "SequenceNumber int8 pk, EnqueueTime timestamptz, SentTime timestamptz !, Headers text, Properties text, \
+         InboxMessageId uuid, OutboxId uuid fk, MessageId uuid !, ContentType varchar !, MessageType text !, Body text !, \
+         ConversationId uuid, CorrelationId uuid, InitiatorId uuid, RequestId uuid, DestinationAddress varchar",
+        [
+            "SequenceNumber",
+            "Body",
+            "outbox.event.OutboxMessage",
+            "{CorrelationId}",
+            "EnqueueTime",
+            "MessageType Headers Properties ContentType ConversationId CorrelationId InitiatorId RequestId",
+        ],
+    );
+    // NServiceBus'.
+    assert_route(
+        r#""OutboxData""#,
+        "Id varchar pk, Dispatched bool !, DispatchedAt timestamp, PersistenceVersion varchar !, Operations jsonb !",
+        ["Id", "Operations", "outbox.event.OutboxData", "", "", ""],
+    );
+    // Spring Modulith's.
+    assert_route(
+        "event_publication",
+        "id uuid pk, listener_id text !, event_type text !, serialized_event text !, publication_date timestamptz !, \
+         completion_date timestamptz, status text, completion_attempts int4, last_resubmission_date timestamptz",
+        ["id", "serialized_event", "outbox.event.event_publication", "", "publication_date", "event_type"],
+    );
+    // Rails'.
+    assert_route(
+        "outbox_messages",
+        "id int8 pk, messageable_type varchar !, messageable_id int8 !, event_name varchar !, data jsonb !, \
+         status varchar !, attempts int4 !, created_at timestamp !, updated_at timestamp !",
+        ["id", "data", "outbox.event.{messageable_type|topic}", "{messageable_id}", "", "event_name"],
+    );
+    // .NET's, in camelCase and in UTC, with a trace.
+    assert_route(
+        r#""App"."outboxEvents""#,
+        "eventId uuid pk, aggregateType text !, aggregateId uuid !, eventType text !, eventData bytea !, \
+         occurredOnUtc timestamp !, traceParent text, tenantId uuid !, processedOnUtc timestamp, error text",
+        [
+            "eventId",
+            "eventData",
+            "outbox.event.{aggregateType|topic}",
+            "{aggregateId}",
+            "occurredOnUtc",
+            "eventType traceparent tenantId",
+        ],
+    );
+}
+
+#[test]
+fn without_an_aggregate_the_key_is_what_keeps_the_most_order() {
+    let key = |text: &str| {
+        let text = format!("id int8 pk, payload text !, {text}");
+        config(&suggested("t", &columns(&text)).unwrap()).outboxes[0]
+            .route
+            .key
+            .as_ref()
+            .map(|key| key.source().to_owned())
+    };
+    let some = |key: &str| Some(key.to_owned());
+    assert_eq!(key("memo uuid ! fk, customer_id uuid"), some("{memo}"));
+    assert_eq!(key("customer_id uuid, order_id uuid !"), some("{order_id}"));
+    assert_eq!(key("tenant_id uuid !, correlation_id text"), some("{tenant_id}"));
+    assert_eq!(key("correlation_id text, lock_id uuid, trace_id text"), some("{correlation_id}"));
+    assert_eq!(key("partition_key text, aggregate_id text !"), some("{partition_key}"));
+    assert_eq!(key("created_by_id uuid, idempotency_key text, paid bool"), None);
+}
+
+#[test]
+fn the_id_is_what_nothing_else_can_have() {
+    let id = |text: &str| {
+        config(&suggested("t", &columns(&format!("{text}, payload json"))).unwrap()).outboxes[0].id.clone()
+    };
+    assert_eq!(id("id int8 part, created_at timestamptz part"), "id");
+    assert_eq!(id("created_at timestamptz part, event_id uuid part"), "event_id");
+    assert_eq!(id("id int8 pk, event_id uuid !"), "id");
+    assert_eq!(id("id int8 pk, event_id uuid ! unique"), "event_id");
+    assert_eq!(id("a text, b text ! unique"), "b");
+    assert_eq!(id("aggregate_id uuid !, token uuid !"), "token");
+    assert_eq!(id("id text gen pk, uuid uuid"), "uuid");
+}
+
+#[test]
+fn a_payload_without_a_known_name_is_the_json_that_is_no_metadata() {
+    let payload = |text: &str| {
+        suggested("t", &columns(&format!("id int8 pk, {text}"))).map(|found| config(&found).outboxes[0].payload.clone())
+    };
+    assert_eq!(payload("metadata jsonb !, stuff jsonb").unwrap(), "stuff");
+    assert_eq!(payload("a jsonb, b jsonb !").unwrap(), "b");
+    assert_eq!(payload("event text, blob bytea").unwrap(), "blob");
+    assert_eq!(payload("event text, note text").unwrap(), "event");
+    assert_eq!(payload("payload text gen, event_body xml").unwrap(), "event_body");
+}
+
+#[test]
+fn a_table_without_a_payload_or_an_id_is_refused_with_the_columns_it_has() {
+    let refused = |text: &str| suggested("sales.outbox", &columns(text)).unwrap_err();
+    let error = refused("id uuid pk, name varchar !, error_message text");
+    assert_eq!(error.kind(), Kind::Publication);
+    assert_eq!(
+        error.cause(),
+        "table sales.outbox has no column that looks like the payload: json, jsonb, bytea or text that is called so; it \
+         has id (uuid), name (varchar), error_message (text)"
+    );
+    assert!(error.what_to_do().unwrap().contains("[format.envelope]"));
+    assert!(refused("payload json, note text").cause().contains("the event's id"));
+    let error = suggested("t", &[]).unwrap_err();
+    assert!(error.cause().ends_with("no columns at all"), "{error}");
+}
+
+#[test]
+fn every_guess_is_in_the_file_with_what_it_was_made_from() {
+    let text = "id uuid pk, Entity~Type mood, aggregateId varchar, event_type varchar !, payload bytea ! domain, \
+                metadata jsonb, created_at timestamp !, partition int4, status varchar, extra text, sum int4 gen";
+    let suggestion = suggested(r#""My Schema"."Out Box""#, &columns(text)).unwrap();
+    insta::assert_snapshot!(suggestion.toml, @r#"
+    # Suggested by `walrelay config init` for table "My Schema"."Out Box". What each line was guessed
+    # from is above it: read them all, and change what is wrong. docs/mapping.md has what else a route
+    # can do.
+
+    [database]
+    # Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.
+
+    [slot]
+    # Made of the table's name. One relay per slot.
+    name = "my_schema_out_box"
+
+    [outbox]
+    table = "\"My Schema\".\"Out Box\""
+    # Not used: created_at (a time without a zone; see the file); status (what a dispatcher notes down);
+    # extra (no name that says what for); sum (generated, and so not in the stream).
+
+    [outbox.columns]
+    # id: uuid, not null, primary key. Taken for the event's id: the primary key.
+    id = "id"
+    # payload: bytea over bytea, not null. Taken for the payload: by its name. A domain over bytea goes
+    # out as Postgres prints it: \x and hexadecimal digits.
+    payload = "payload"
+
+    [route]
+    # Entity Type: mood. Taken for the aggregate's type: by its name. A topic for each of its values. A
+    # row where it is NULL stops the relay: declare it NOT NULL, or add |default('…').
+    topic = "outbox.event.{\"Entity Type\"|topic}"
+    # aggregateId: varchar. Taken for the key: by its name. Events with the same one keep their order. A
+    # row where it is NULL has no key, and so no order.
+    key = "{aggregateId}"
+    # partition: int4. Taken for the record's partition: by its name. A number the topic does not have
+    # stops the relay; where it is NULL, the key decides.
+    partition = "partition"
+    # created_at: timestamp, not null. Without a zone it is no moment, so records have the time they are
+    # produced. Where the application writes UTC, this gives them the row's:
+    # timestamp = "created_at"
+
+    [route.headers]
+    # event_type: varchar, not null. Taken for a header: by its name.
+    "event_type" = "{event_type}"
+    # metadata: jsonb. Taken for a header: by its name. All of it in one; {metadata.member} would be one
+    # of its members.
+    "metadata" = "{metadata}"
+
+    [kafka]
+    # SET THIS: where Kafka is cannot be guessed.
+    brokers = "localhost:9092"
+    "#);
+}
+
+#[test]
+fn what_is_known_is_written_and_what_is_not_is_said_to_be_missing() {
+    let columns = columns("id uuid pk, payload json");
+    let text = |known: &Known| suggest(&"outbox".parse().unwrap(), &columns, known).unwrap().toml;
+    assert!(text(&Known::default()).contains("SET THIS"));
+    let some = |text: &str| Some(text.to_owned());
+    let known = Known {
+        database_url: some("postgres://db/shop"),
+        slot: some("orders"),
+        publication: some("pub"),
+        brokers: some("kafka:9092"),
+    };
+    let text = text(&known);
+    assert!(!text.contains("SET THIS") && !text.contains("Not written here"), "{text}");
+    let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file::parse("w.toml", &text).unwrap()));
+    let config = settings.config(false).unwrap();
+    assert_eq!((config.source.slot.as_str(), config.source.publication.as_str()), ("orders", "pub"));
+    assert_eq!((config.kafka.brokers.as_str(), config.source.database.database()), ("kafka:9092", "shop"));
+}
+
+#[test]
+fn a_slot_is_named_after_any_table() {
+    let slot =
+        |table: &str| config(&suggested(table, &columns("id uuid pk, payload json")).unwrap()).source.slot.to_string();
+    let long = "x".repeat(63);
+    for (table, expected) in [
+        ("outbox", "outbox"),
+        ("sales.outbox", "sales_outbox"),
+        (r#""My Schema"."Out Box""#, "my_schema_out_box"),
+        (r#""Ünder""#, "nder"),
+        (r#""é""#, "outbox"),
+        (&long, &"x".repeat(54)),
+    ] {
+        assert_eq!(slot(table), expected);
+    }
+}
+
+fn any_column() -> impl Strategy<Value = Column> {
+    let names: Vec<&str> = [
+        words::PAYLOAD,
+        words::ID,
+        words::TOPIC,
+        words::AGGREGATE_TYPE,
+        words::AGGREGATE_ID,
+        words::EVENT_TYPE,
+        words::WRITTEN_AT,
+        words::METADATA,
+        words::TENANT,
+        words::HEADER,
+        words::PARTITION,
+    ]
+    .concat();
+    let name = prop_oneof![3 => proptest::sample::select(names).prop_map(str::to_owned), 1 => "[^\0]{1,20}"];
+    let base =
+        proptest::sample::select(vec!["uuid", "text", "jsonb", "bytea", "int8", "timestamptz", "timestamp", "bool"]);
+    (name, base, any::<[bool; 6]>()).prop_filter("longer than Postgres takes", |(name, ..)| name.len() < 64).prop_map(
+        |(name, base, [not_null, generated, key, unique, references, domain])| {
+            let category = if base == "text" { "S" } else { "U" }.to_owned();
+            let (base, type_name) = (base.to_owned(), base.to_owned());
+            let (type_oid, in_primary_key) = (1, key);
+            Column {
+                name,
+                type_name,
+                type_oid,
+                base,
+                category,
+                domain,
+                not_null,
+                generated,
+                in_primary_key,
+                unique,
+                references,
+            }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn whatever_the_table_the_file_is_a_configuration_of_its_columns(
+        columns in proptest::collection::vec(any_column(), 0..12),
+    ) {
+        let mut columns = columns;
+        columns.sort_by(|one, other| one.name.cmp(&other.name));
+        columns.dedup_by(|one, other| one.name == other.name);
+        if let Ok(suggestion) = suggested("outbox", &columns) {
+            let config = config(&suggestion);
+            for used in &config.outboxes[0].columns {
+                prop_assert!(columns.iter().any(|column| column.name == *used && !column.generated), "{used}");
+            }
+            prop_assert_eq!(suggestion.columns.len(), columns.len());
+        }
+    }
+}

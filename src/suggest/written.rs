@@ -1,0 +1,220 @@
+//! The file, with a comment per guess.
+
+use super::Known;
+use super::column::{Column, Form};
+use super::guess::{Guess, Guesses, Role};
+use crate::config::draft::Draft;
+use crate::config::setting::{self, Setting};
+use crate::config::{SlotName, TableName};
+use crate::template::Template;
+
+/// Where lines of comments end.
+const WIDTH: usize = 98;
+/// As much as leaves room for `walrelay_` in a publication's name.
+const SLOT_BYTES_MAX: usize = 54;
+/// As much as leaves room for a prefix in a topic's name.
+const TOPIC_BYTES_MAX: usize = 200;
+const BROKERS: &str = "localhost:9092";
+
+/// The `walrelay.toml` for `table`.
+pub(super) fn toml(table: &TableName, guesses: &Guesses<'_>, known: &Known) -> String {
+    let mut file = File { draft: Draft::default() };
+    file.source(table, known);
+    file.columns(guesses);
+    file.route(table, guesses);
+    file.headers(guesses);
+    match &known.brokers {
+        Some(brokers) => file.draft.set(&setting::BROKERS, brokers),
+        None => {
+            file.note(&setting::BROKERS, "SET THIS: where Kafka is cannot be guessed.");
+            file.draft.set(&setting::BROKERS, BROKERS);
+        }
+    }
+    file.draft.toml(&heading(table))
+}
+
+fn heading(table: &TableName) -> String {
+    let text = format!(
+        "Suggested by `walrelay config init` for table {table}. What each line was guessed from is above it: read them all, \
+         and change what is wrong. docs/mapping.md has what else a route can do."
+    );
+    wrapped(&text).join("\n")
+}
+
+struct File {
+    draft: Draft,
+}
+
+impl File {
+    fn note(&mut self, setting: &Setting, text: &str) {
+        for line in wrapped(text) {
+            self.draft.note(setting, &line);
+        }
+    }
+
+    fn source(&mut self, table: &TableName, known: &Known) {
+        match &known.database_url {
+            Some(url) => self.draft.set(&setting::DATABASE_URL, url),
+            None => self.note(
+                &setting::DATABASE_URL,
+                "Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.",
+            ),
+        }
+        match &known.slot {
+            Some(slot) => self.draft.set(&setting::SLOT, slot),
+            None => {
+                self.note(&setting::SLOT, "Made of the table's name. One relay per slot.");
+                self.draft.set(&setting::SLOT, &slot(table));
+            }
+        }
+        if let Some(publication) = &known.publication {
+            self.draft.set(&setting::PUBLICATION, publication);
+        }
+        self.draft.set(&setting::TABLE, &table.to_string());
+    }
+
+    fn columns(&mut self, guesses: &Guesses<'_>) {
+        let unused = guesses.unused();
+        if !unused.is_empty() {
+            let text = unused.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect::<Vec<_>>();
+            self.note(&setting::TABLE, &format!("Not used: {}.", text.join("; ")));
+        }
+        for (role, setting, what) in [
+            (Role::Id, &setting::COLUMN_ID, "the event's id"),
+            (Role::Payload, &setting::COLUMN_PAYLOAD, "the payload"),
+        ] {
+            for guess in guesses.with(role) {
+                self.guessed(setting, guess, what);
+                self.draft.set(setting, &guess.column.name);
+            }
+        }
+    }
+
+    fn route(&mut self, table: &TableName, guesses: &Guesses<'_>) {
+        let kind = guesses.with(Role::AggregateType).next();
+        match (kind, guesses.with(Role::Topic).next()) {
+            (Some(guess), _) => {
+                self.guessed(&setting::TOPIC, guess, "the aggregate's type");
+                let topic = format!("outbox.event.{}", field(guess.column, "|topic"));
+                self.draft.set(&setting::TOPIC, &topic);
+            }
+            (None, Some(guess)) => {
+                self.guessed(&setting::TOPIC, guess, "the topic");
+                self.draft.set(&setting::TOPIC, &field(guess.column, "|topic"));
+            }
+            (None, None) => {
+                let text = "No column says where events go, so all go to one topic, made of the table's name: put the one your \
+                            consumers know.";
+                self.note(&setting::TOPIC, text);
+                self.draft.set(&setting::TOPIC, &topic(table));
+            }
+        }
+        match guesses.with(Role::Key).next() {
+            Some(guess) => {
+                self.guessed(&setting::KEY, guess, "the key");
+                self.draft.set(&setting::KEY, &field(guess.column, ""));
+            }
+            None => {
+                let text = "No column names what an event is about: records have no key, and so NO ORDER. A template over any \
+                            columns gives them one.";
+                self.note(&setting::KEY, text);
+                self.draft.set(&setting::KEY, "");
+            }
+        }
+        for (role, setting) in [(Role::Partition, &setting::PARTITION), (Role::Timestamp, &setting::TIMESTAMP)] {
+            for guess in guesses.with(role) {
+                self.guessed(setting, guess, &format!("the record's {}", role.word()));
+                self.draft.set(setting, &guess.column.name);
+            }
+        }
+        if let Some(column) = guesses.written_at {
+            let text = format!(
+                "{}. Without a zone it is no moment, so records have the time they are produced. Where the application \
+                 writes UTC, this gives them the row's:",
+                column.described()
+            );
+            self.note(&setting::TIMESTAMP, &text);
+            self.draft.note(&setting::TIMESTAMP, &format!("timestamp = {}", toml::Value::from(column.name.as_str())));
+        }
+    }
+
+    fn headers(&mut self, guesses: &Guesses<'_>) {
+        for guess in guesses.with(Role::Header) {
+            let mut text = comment(guess, "a header");
+            if guess.column.form() == Form::Json {
+                text.push_str(&format!(
+                    " All of it in one; {} would be one of its members.",
+                    field(guess.column, ".member")
+                ));
+            }
+            for line in wrapped(&text) {
+                self.draft.note_header(&line);
+            }
+            // No two columns share a name.
+            self.draft.header(&header(&guess.column.name), &field(guess.column, ""));
+        }
+    }
+
+    fn guessed(&mut self, setting: &Setting, guess: &Guess<'_>, what: &str) {
+        self.note(setting, &comment(guess, what));
+    }
+}
+
+fn comment(guess: &Guess<'_>, what: &str) -> String {
+    let mut text = format!("{}. Taken for {what}: {}.", guess.column.described(), guess.why);
+    for remark in &guess.remarks {
+        text.push(' ');
+        text.push_str(remark);
+    }
+    text
+}
+
+/// W3C's names are in small letters, whatever the column's are: <https://www.w3.org/TR/trace-context/#traceparent-header>
+fn header(column: &str) -> String {
+    let small = column.to_lowercase();
+    if matches!(small.as_str(), "traceparent" | "tracestate" | "baggage") { small } else { column.to_owned() }
+}
+
+/// A template of the column, with functions.
+fn field(column: &Column, functions: &str) -> String {
+    let plain = Template::column(&column.name);
+    let inside = plain.source().strip_suffix('}').unwrap_or_default();
+    format!("{inside}{functions}}}")
+}
+
+/// `public` is left out: most slots serve that schema.
+fn named(table: &TableName, separator: &str) -> String {
+    match table.schema() {
+        "public" => table.table().to_owned(),
+        schema => format!("{schema}{separator}{}", table.table()),
+    }
+}
+
+fn slot(table: &TableName) -> String {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let slot: String = named(table, "_").to_lowercase().chars().map(|c| if allowed(c) { c } else { '_' }).collect();
+    let slot: String = slot.trim_matches('_').chars().take(SLOT_BYTES_MAX).collect();
+    if slot.parse::<SlotName>().is_ok() { slot } else { "outbox".to_owned() }
+}
+
+fn topic(table: &TableName) -> String {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let name = named(table, ".");
+    let name: String = name.chars().map(|c| if allowed(c) { c } else { '_' }).take(TOPIC_BYTES_MAX).collect();
+    format!("outbox.event.{name}")
+}
+
+/// Lines of a comment.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= WIDTH => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}

@@ -1,0 +1,193 @@
+//! `walrelay config check`: against the database as it is, with the row that is there.
+
+use super::Seen;
+use crate::support::relay::RelayCommand;
+use crate::support::servers::Postgres;
+use crate::support::world::ARRIVAL;
+
+const DEBEZIUM: &str =
+    "create table outbox (id uuid primary key, aggregatetype text, aggregateid text, type text, payload jsonb)";
+const ID: &str = "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001";
+
+/// A table and a configuration of it with these lines more.
+fn seen(ddl: &str, more: &str) -> (Seen, String) {
+    let seen = Seen::new("outbox", ddl);
+    let toml = format!(
+        "[database]\nurl = '{}'\n[slot]\nname = '{}'\n[outbox]\ntable = '{}'\n[kafka]\nbrokers = '{}'\n{more}",
+        seen.world.database_url, seen.world.name, seen.table, seen.world.brokers
+    );
+    (seen, toml)
+}
+
+/// Exit code, standard output, standard error.
+fn ends(command: &RelayCommand) -> (Option<i32>, String, String) {
+    let output = command.output();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn an_empty_table_before_setup_is_no_fault() {
+    let (seen, toml) = seen(DEBEZIUM, "");
+    let (code, said, told) = ends(&seen.check(&toml));
+    assert_eq!(code, Some(0), "{told}");
+    assert!(said.contains("row          none: the table is empty\n"), "{said}");
+    assert!(said.contains("not there yet: walrelay setup makes it") && said.contains("not used     type\n"), "{said}");
+}
+
+#[test]
+fn what_run_would_refuse_is_refused_with_the_same_code() {
+    let (seen, toml) = seen(DEBEZIUM, "");
+    let refused = |toml: &str, expected: i32, words: &str| {
+        let (code, _, told) = ends(&seen.check(toml));
+        assert_eq!(code, Some(expected), "{told}");
+        assert!(told.contains(words), "{told}");
+    };
+    let unknown = format!("{toml}[route]\nkey = '{{agregateid}}'");
+    let there_are =
+        format!("table {} has no column agregateid; it has id, aggregatetype, aggregateid, type, payload", seen.table);
+    refused(&unknown, 15, &there_are);
+    refused(&toml.replace(".outbox'", ".outbocks'"), 15, "there is no table");
+    refused(&toml.replace("brokers", "broker"), 2, "kafka.broker");
+
+    RelayCommand::new("setup").config_file(&toml).succeed();
+    let publication = format!("walrelay_{}", seen.world.name);
+    seen.sql.run(&format!("alter publication {publication} set table outbox where (id is not null)"));
+    seen.sql.run(&format!("insert into outbox values ('{ID}', 'order', 'o-1', 'Placed', '{{}}')"));
+    let (code, said, told) = ends(&seen.check(&toml));
+    assert_eq!(code, Some(15), "{told}");
+    assert!(told.contains("filters rows") && said.contains("topic      outbox.event.order\n"), "{said}{told}");
+    RelayCommand::new("teardown").config_file(&toml).flag("--yes").flag("--force").succeed();
+}
+
+#[test]
+fn a_row_that_stops_the_relay_is_refused_in_the_same_words() {
+    let (seen, toml) = seen(DEBEZIUM, "[state]\nstore = 'slot'\n");
+    RelayCommand::new("setup").config_file(&toml).succeed();
+    seen.sql.run(&format!("insert into outbox values ('{ID}', null, 'o-1', 'Placed', '{{}}')"));
+    let (code, said, told) = ends(&seen.check(&toml));
+    let problem = "column aggregatetype is NULL, and template \"outbox.event.{aggregatetype}\" needs it for the topic";
+    assert_eq!(code, Some(20), "{told}");
+    assert!(told.starts_with(&format!("error: row \"{ID}\": {problem}\nfix: `run` stops at such a row. ")), "{told}");
+    assert!(
+        said.contains(&format!("row          \"{ID}\", the last in the table's file: cannot be routed\n")),
+        "{said}"
+    );
+    let mut relay = RelayCommand::new("run").config_file(&toml).start();
+    assert_eq!(relay.wait_exit(ARRIVAL), Some(20), "{}", relay.log());
+    assert!(relay.log().contains(problem), "{}", relay.log());
+    RelayCommand::new("teardown").config_file(&toml).flag("--yes").flag("--force").succeed();
+}
+
+#[test]
+fn the_row_is_the_newest_or_the_one_that_is_named() {
+    let (seen, toml) = seen(&format!("{DEBEZIUM}; alter table outbox add created_at timestamptz"), "");
+    let other = ID.replace("001", "002");
+    seen.sql.run(&format!(
+        "insert into outbox values ('{other}', 'order', 'new', 'T', '{{\"n\": \"canary\"}}', '2026-01-02'),
+           ('{ID}', 'order', 'old', 'T', '{{}}', '2026-01-01');
+         create table heir () inherits (outbox);
+         insert into heir values (gen_random_uuid(), 'order', 'heir', 'T', '{{}}', '2026-01-03')"
+    ));
+    let (code, said, told) = ends(&seen.check(&toml));
+    assert_eq!(code, Some(0), "{told}");
+    assert!(said.contains(&format!("\"{other}\", the newest by created_at, goes to\n")), "{said}");
+    assert!(
+        said.contains("key        new\n") && said.contains("body       (15 bytes) {\"n\": \"canary\"}\n"),
+        "{said}"
+    );
+    let (_, said, _) = ends(&seen.check(&toml).flag("--no-body"));
+    assert!(said.contains("body       (15 bytes)\n") && !said.contains("canary"), "{said}");
+
+    let (code, said, told) = ends(&seen.check(&toml).option("--id", ID));
+    assert_eq!(code, Some(0), "{told}");
+    assert!(said.contains("the one with this id") && said.contains("key        old\n"), "{said}");
+    for (id, words) in
+        [("0a0b2b1e-7a64-4a51-8b64-51a6d6d3f009", "no row of"), ("'; drop table x", "this cannot be a value")]
+    {
+        let (code, _, told) = ends(&seen.check(&toml).option("--id", id));
+        assert_eq!(code, Some(2), "{told}");
+        assert!(told.contains(words), "{told}");
+    }
+}
+
+#[test]
+fn without_the_right_to_read_the_rest_is_checked() {
+    let (seen, toml) = seen(DEBEZIUM, "");
+    let role = format!("relay_{}", seen.world.name);
+    seen.sql.run(&format!(
+        "create role {role} login replication; insert into outbox values ('{ID}', 'a', 'b', 'c', '{{}}')"
+    ));
+    let url = Postgres::shared().url_as(&role, &seen.world.name);
+    let toml = toml.replace(&seen.world.database_url, &url);
+    let (code, said, told) = ends(&seen.check(&toml));
+    assert_eq!(code, Some(0), "{told}");
+    assert!(said.contains(&format!("not read: role {role} has no SELECT on the table")), "{said}");
+    let (code, _, told) = ends(&seen.check(&toml).option("--id", ID));
+    assert_eq!(code, Some(11), "{told}");
+    seen.sql.run(&format!("drop role {role}"));
+}
+
+#[test]
+fn nothing_is_connected_to_where_nobody_says_where_or_wants_it() {
+    let (seen, toml) = seen(DEBEZIUM, "");
+    let nowhere = toml.replace(&seen.world.database_url, "postgres://relay@localhost:1/shop");
+    let (code, said, _) = ends(&seen.check(&nowhere).flag("--offline"));
+    assert_eq!((code, said.contains("[route]")), (Some(0), true), "{said}");
+    assert_eq!(ends(&seen.check(&nowhere)).0, Some(10));
+    let unsaid = toml.replace("url =", "# url =");
+    let (code, said, told) = ends(&seen.check(&unsaid));
+    assert_eq!((code, said.contains("[route]")), (Some(0), true), "{told}");
+    assert!(told.contains("no database is configured, so nothing was connected to"), "{told}");
+    assert_eq!(ends(&seen.check(&unsaid).flag("--json")).0, Some(2));
+}
+
+#[test]
+fn every_major_answers() {
+    for major in Postgres::majors() {
+        let postgres = Postgres::private(major, &[]);
+        let seen = Seen::on(&postgres, "outbox", DEBEZIUM);
+        let toml = seen.suggested();
+        RelayCommand::new("setup").config_file(&toml).succeed();
+        seen.sql.run(&format!("insert into outbox values ('{ID}', 'order', 'o-1', 'Placed', '{{}}')"));
+        let (code, said, told) = ends(&seen.check(&toml));
+        assert_eq!(code, Some(0), "Postgres {major}: {told}");
+        assert!(said.contains("  key        o-1\n") && said.contains("header     type: Placed\n"), "{said}");
+    }
+}
+
+#[test]
+fn values_have_the_text_they_have_in_the_stream_whatever_the_database_says() {
+    let columns = "truth bool, fixed char(5), net inet, due interval, at timestamptz, on_day date, ratio float8, bits bytea, many text[]";
+    let headers: Vec<String> = columns
+        .split(", ")
+        .map(|column| column.split(' ').next().unwrap())
+        .map(|name| format!("{name} = '{{{name}}}'\n"))
+        .collect();
+    let more = format!("[route]\ntopic = 'TOPIC'\n[route.headers]\n{}", headers.concat());
+    let (seen, toml) =
+        seen(&format!("create table outbox (id int primary key, aggregateid text, payload json, {columns})"), &more);
+    let toml = toml.replace("TOPIC", &seen.world.name);
+    let name = &seen.world.name;
+    for setting in [
+        "bytea_output = 'escape'",
+        "datestyle = 'German, DMY'",
+        "timezone = 'Asia/Kolkata'",
+        "extra_float_digits = -5",
+        "intervalstyle = 'iso_8601'",
+        "client_encoding = 'LATIN1'",
+    ] {
+        seen.sql.run(&format!("alter database {name} set {setting}"));
+    }
+    let insert =
+        "insert into outbox values (1, 'grün', '{ \"b\":1,  \"a\":\"ü\" }', true, 'ab', '10.0.0.1', '1 day 2 hours',
+        '2026-03-04 05:06:07.5+01', '2026-03-04', 0.1::float8 / 3, '\\x00ff', array['a', null, 'b c'])";
+    let record = seen.relayed(&toml, insert);
+    let header = |name: &str| record.header(name);
+    assert_eq!(
+        (header("truth").as_str(), header("fixed").as_str(), header("net").as_str()),
+        ("t", "ab   ", "10.0.0.1")
+    );
+    assert_eq!((header("at").as_str(), header("bits").as_str()), ("2026-03-04 04:06:07.5+00", "\\x00ff"));
+    assert_eq!(record.value_text(), "{ \"b\":1,  \"a\":\"ü\" }");
+}

@@ -1,0 +1,214 @@
+//! `walrelay config init`: the five tables of `examples/`, and shapes the field has beside them.
+
+use super::Seen;
+use crate::support::relay::RelayCommand;
+use crate::support::servers::Postgres;
+use crate::support::topic::Record;
+
+/// Topic, key and headers that were asked for, of one row that is relayed with the file as it was suggested.
+#[track_caller]
+fn served(name: &str, ddl: &str, insert: &str) -> (String, Record) {
+    let seen = Seen::new(name, ddl);
+    let toml = seen.suggested();
+    let record = seen.relayed(&toml, &insert.replace("WORLD", &seen.world.name));
+    (toml, record)
+}
+
+#[track_caller]
+fn assert_lines(toml: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(toml.lines().any(|found| found == *line), "no {line} in\n{toml}");
+    }
+}
+
+#[test]
+fn the_tables_of_the_examples_are_served_as_they_are() {
+    let (toml, record) = served(
+        "email_outbox",
+        include_str!("../../../examples/email-outbox/schema.sql"),
+        "insert into memos (id, department_code, title, memo_number_prefix)
+           values ('0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001', 'D', 'T', 'P');
+         insert into email_outbox (memo_id, event_type, payload, recipient_email, notification_type)
+           values ('0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001', 'MEMO', '{\"a\": 1}', 'a@b.c', 'N')",
+    );
+    assert_lines(
+        &toml,
+        &["id = \"id\"", "payload = \"payload\"", "key = \"{memo_id}\"", "timestamp = \"meta_created_at\""],
+    );
+    assert_eq!(record.key_text(), "0a0b2b1e-7a64-4a51-8b64-51a6d6d3f001");
+    assert_eq!((record.value_text().as_str(), record.header("event_type").as_str()), ("{\"a\": 1}", "MEMO"));
+
+    let (toml, record) = served(
+        "outbox_events",
+        include_str!("../../../examples/outbox-events/schema.sql"),
+        "insert into outbox_events (id, aggregate_id, aggregate_type, event_type, event_data, metadata, status, version, created_at)
+           values (gen_random_uuid(), 'user-1', 'WORLD', 'user.created', '{}', '{\"source\": \"s\"}', 'pending', 1, now())",
+    );
+    assert_lines(&toml, &["topic = \"outbox.event.{aggregate_type|topic}\"", "payload = \"event_data\""]);
+    assert_eq!((record.key_text().as_str(), record.header("metadata").as_str()), ("user-1", "{\"source\": \"s\"}"));
+
+    let (toml, record) = served(
+        "outbox",
+        include_str!("../../../examples/outbox-published/schema.sql"),
+        "insert into outbox (id, aggregate_id, event_type, event_data, metadata, created_at)
+           values (gen_random_uuid(), 'p-1', 'ProductCreated', '{}', '{}', now())",
+    );
+    assert_lines(&toml, &["key = \"{aggregate_id}\"", "# timestamp = \"created_at\""]);
+    assert_eq!((record.key_text().as_str(), record.header("event_type").as_str()), ("p-1", "ProductCreated"));
+
+    let (toml, record) = served(
+        "outbox",
+        include_str!("../../../examples/wallet-outbox/schema.sql"),
+        "insert into outbox (event_type, payload, correlation_id, created_at) values ('walletCredited', 'text', 'c-1', now())",
+    );
+    assert_lines(&toml, &["id = \"id\"", "key = \"{correlation_id}\""]);
+    assert_eq!((record.key_text().as_str(), record.value_text().as_str()), ("c-1", "text"));
+    assert_eq!((record.header("id").as_str(), record.header("correlation_id").as_str()), ("1", "c-1"));
+
+    let (toml, record) = served(
+        "billing_events",
+        include_str!("../../../examples/billing-events/schema.sql"),
+        "insert into billing_events (id, subject, tenant_id, resource_id, payload)
+           values ('01J', 'WORLD.invoice/paid', 't-1', 'i-1', '{ \"a\":1 }')",
+    );
+    assert_lines(&toml, &["topic = \"{subject|topic}\"", "key = \"{resource_id}\"", "timestamp = \"created_at\""]);
+    assert_eq!((record.value_text().as_str(), record.header("tenant_id").as_str()), ("{ \"a\":1 }", "t-1"));
+}
+
+#[test]
+fn quoted_names_in_camel_case_are_served() {
+    let seen = Seen::new(
+        "\"Out Box\"",
+        "create table \"Out Box\" (\"eventId\" uuid primary key, \"aggregateType\" text not null,
+           \"aggregateId\" uuid not null, \"eventType\" text not null, \"eventData\" jsonb not null,
+           \"occurredOnUtc\" timestamp not null, \"traceParent\" text, \"say \"\"hi\"\"\" text)",
+    );
+    let toml = seen.suggested();
+    assert_lines(&toml, &["timestamp = \"occurredOnUtc\"", "\"traceparent\" = \"{traceParent}\""]);
+    let insert = format!(
+        "insert into \"Out Box\" values (gen_random_uuid(), '{}::Order', gen_random_uuid(), 'Placed', '[]',
+           '2026-03-04 05:06:07.5', '00-ab-cd-01')",
+        seen.world.name
+    );
+    let record = seen.relayed(&toml, &insert);
+    assert_eq!((record.value_text().as_str(), record.header("traceparent").as_str()), ("[]", "00-ab-cd-01"));
+}
+
+#[test]
+fn bytes_under_a_number_are_served() {
+    let (toml, record) = served(
+        "events",
+        "create table events (seq bigint generated always as identity primary key, stream_id text not null,
+           type text not null, body bytea not null, schema_version int not null default 3)",
+        "insert into events (stream_id, type, body) values ('s-1', 'Moved', '\\x00ff0a')",
+    );
+    assert_lines(&toml, &["id = \"seq\"", "key = \"{stream_id}\"", "payload = \"body\""]);
+    assert_eq!(record.value.as_deref(), Some(&b"\x00\xff\n"[..]));
+    assert_eq!(record.header("schema_version"), "3");
+}
+
+#[test]
+fn enums_domains_and_types_of_extensions_are_served() {
+    let (toml, record) = served(
+        "outbox",
+        "create type kind as enum ('Order', 'Customer of ours'); create domain reference as text check (value <> '');
+         create domain nested as reference; create domain document as jsonb not null;
+         create table outbox (id reference primary key, entity_type kind not null, entity_id nested not null,
+           event_name varchar(40) not null, document document, partition smallint, recorded_at timestamptz default now())",
+        "insert into outbox values ('e-1', 'Customer of ours', 'c-1', 'Renamed', '{\"b\": 2}', 1)",
+    );
+    assert_lines(
+        &toml,
+        &["topic = \"outbox.event.{entity_type|topic}\"", "key = \"{entity_id}\"", "partition = \"partition\""],
+    );
+    assert_eq!((record.key_text().as_str(), record.value_text().as_str()), ("c-1", "{\"b\": 2}"));
+    assert_eq!((record.partition, record.header("id").as_str()), (1, "e-1"));
+}
+
+#[test]
+fn a_partitioned_table_is_served() {
+    let (toml, record) = served(
+        "outbox",
+        "create table outbox (id uuid, created_at timestamptz not null, aggregatetype text not null,
+           aggregateid text not null, type text not null, payload jsonb, primary key (id, created_at))
+           partition by range (created_at);
+         create table outbox_old partition of outbox for values from (minvalue) to ('2026-01-01');
+         create table outbox_new partition of outbox for values from ('2026-01-01') to (maxvalue)",
+        "insert into outbox values (gen_random_uuid(), '2026-05-06', 'WORLD', 'a-1', 'T', '{}')",
+    );
+    assert!(toml.contains("consumers tell copies by it: check it."), "{toml}");
+    assert_lines(&toml, &["id = \"id\"", "timestamp = \"created_at\""]);
+    assert_eq!((record.key_text().as_str(), record.header("type").as_str()), ("a-1", "T"));
+}
+
+#[test]
+fn a_table_without_an_aggregate_has_one_topic_and_says_that_there_is_no_order() {
+    let (toml, record) = served(
+        "jobs_outbox",
+        "create table jobs_outbox (id bigserial primary key, payload text, sum int generated always as (1 + 1) stored)",
+        "insert into jobs_outbox (payload) values ('x')",
+    );
+    assert_lines(&toml, &["key = \"\""]);
+    assert!(toml.contains("NO ORDER") && toml.contains("sum (generated"), "{toml}");
+    assert_eq!((record.key, record.value.as_deref()), (None, Some(&b"x"[..])));
+}
+
+#[test]
+fn the_columns_are_listed_beside_the_file_and_a_file_is_not_written_over() {
+    let seen = Seen::new("outbox", "create table outbox (id uuid primary key, payload jsonb, status text)");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("walrelay.toml").display().to_string();
+    let output = seen.init().option("--output", &path).output();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && output.stdout.is_empty(), "{told}");
+    assert!(told.contains("status   text   not used  what a dispatcher notes down"), "{told}");
+    assert!(told.contains(&format!("walrelay config check --config {path}")), "{told}");
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert!(written.contains("payload = \"payload\"") && written.contains("SET THIS"), "{written}");
+
+    let refused = seen.init().option("--output", &path).output();
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("exists"));
+    seen.init().option("--output", &path).flag("--force").succeed();
+
+    let json: serde_json::Value = serde_json::from_str(&seen.init().flag("--json").succeed()).unwrap();
+    assert_eq!(json["toml"], written.as_str());
+    assert_eq!(json["columns"][2]["column"], "status");
+    assert_eq!(json["columns"][0]["used_for"][0], "event id");
+}
+
+#[test]
+fn what_cannot_be_suggested_is_said_with_what_there_is() {
+    let seen = Seen::new(
+        "outbox",
+        "create table outbox (id uuid primary key, name text, n int);
+         create view shown as select * from outbox;
+         create table parts (id int primary key, payload text) partition by range (id);
+         create table part_one partition of parts for values from (0) to (10)",
+    );
+    let said = |table: &str, code: i32, words: &str| {
+        let output = seen.init().option("--table", table).output();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(code), &b""[..]), "{table}: {told}");
+        assert!(told.contains(words), "{table}: {told}");
+    };
+    said(
+        &seen.table,
+        15,
+        "looks like the payload: json, jsonb, bytea or text that is called so; it has id (uuid), name (text), n",
+    );
+    said("outbocks", 15, &format!("there is no table public.outbocks in database {}", seen.world.name));
+    said("outbocks", 15, &seen.table);
+    said(&format!("{}.shown", seen.world.name), 15, "is not a table");
+    said(&format!("{}.part_one", seen.world.name), 15, "is a partition of");
+    said("a.b.c", 2, "is not a table name");
+
+    let init = RelayCommand::new("config").flag("init").option("--database-url", &seen.world.database_url);
+    let unnamed = init.output();
+    let told = String::from_utf8(unnamed.stderr).unwrap();
+    assert_eq!(unnamed.status.code(), Some(2), "{told}");
+    assert!(told.contains("the table is not named") && told.contains(&seen.table), "{told}");
+    let elsewhere = Postgres::shared().url("not_a_database");
+    let refused = init.option("--table", "outbox").option("--database-url", &elsewhere).output();
+    assert_eq!(refused.status.code(), Some(11), "{refused:?}");
+}
