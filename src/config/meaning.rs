@@ -138,7 +138,7 @@ impl Settings {
             position_header: header(&setting::POSITION_HEADER)?,
             partition: column(&setting::PARTITION)?,
             timestamp: column(&setting::TIMESTAMP)?,
-            headers: named_templates(self.headers(), "header")?,
+            headers: named_templates(self.headers(), "header").and_then(named_well)?,
             value: self.value(outbox)?,
             reserved_topic: None,
         })
@@ -314,6 +314,15 @@ fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String,
     let parse =
         |(name, given): &(String, Given)| Ok((name.clone(), parsed_template(given, &format!("{what} {name:?}"))?));
     given.iter().map(parse).collect()
+}
+
+/// `headers`, if a header can have each of the names.
+fn named_well(headers: Vec<(String, Template)>) -> Result<Vec<(String, Template)>> {
+    match headers.iter().find(|(name, _)| name.is_empty() || name.contains('\0')) {
+        None => Ok(headers),
+        Some((name, _)) => Err(Error::new(Kind::Config, format!("{name:?} in [route.headers] is no header's name"))
+            .remedy("a header's name has one character or more, and no NUL among them")),
+    }
 }
 
 /// The template that was given for `what`.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::error::{EventError, Fault, Seen, Violation};
 use super::mapping::Mapping;
-use super::{Event, Place, Row, Shown, Step};
+use super::{BaseTypes, Event, Place, Row, Shown, Step};
 use crate::config::OutboxConfig;
-use crate::decode::{self, Begin, Commit, Insert, Message, Other, Relation};
+use crate::decode::{self, Begin, Column, Commit, Insert, Message, Other, Relation};
 use crate::position::{Lsn, Position};
 
 /// How many column names a missing column's error lists.
@@ -33,6 +33,7 @@ pub struct Ignored {
 #[derive(Debug)]
 pub struct Assembler {
     outbox: OutboxConfig,
+    base_types: BaseTypes,
     resume: Position,
     /// Whether the transaction in `resume.partial` has yet to come.
     partial_expected: bool,
@@ -73,6 +74,7 @@ impl Assembler {
     pub fn new(outbox: &OutboxConfig, resume: Position) -> Self {
         Assembler {
             outbox: outbox.clone(),
+            base_types: BaseTypes::default(),
             resume,
             partial_expected: resume.partial.is_some(),
             tables: HashMap::new(),
@@ -95,6 +97,11 @@ impl Assembler {
         self.last_end_lsn = Lsn::ZERO;
     }
 
+    /// Columns are of these types from here on.
+    pub fn set_base_types(&mut self, base_types: BaseTypes) {
+        self.base_types = base_types;
+    }
+
     /// What came so far and is no event.
     pub fn ignored(&self) -> Ignored {
         self.ignored
@@ -114,7 +121,7 @@ impl Assembler {
             Ok(Message::Insert(insert)) => self.insert(&insert, wal_start),
             Ok(Message::Begin(begin)) => self.begin(begin, wal_start),
             Ok(Message::Commit(commit)) => self.commit(commit, wal_start),
-            Ok(Message::Relation(relation)) => Ok(self.relation(&relation)),
+            Ok(Message::Relation(relation)) => self.relation(relation),
             Ok(Message::Other(other)) => self.other(other, wal_start),
             Err(source) => Err(EventError::Undecodable { seen: self.seen(wal_start), source }),
         }
@@ -163,9 +170,19 @@ impl Assembler {
         Ok(if covered { Step::Nothing } else { Step::Commit { commit_lsn, end_lsn } })
     }
 
-    fn relation<'a>(&mut self, relation: &Relation) -> Step<'a> {
+    fn relation<'a>(&mut self, mut relation: Relation) -> Result<Step<'a>, EventError> {
         let configured = &self.outbox.table;
         let outbox = relation.schema == configured.schema() && relation.table == configured.table();
+        let commit_lsn = self.open.as_ref().map_or(Lsn::ZERO, |open| open.commit_lsn);
+        let needed = |column: &&mut Column| outbox && self.outbox.columns.contains(&column.name);
+        for column in relation.columns.iter_mut().filter(needed) {
+            column.type_oid = self.base_types.base(column.type_oid, commit_lsn).ok_or_else(|| EventError::TypeUnknown {
+                commit_lsn,
+                table: configured.to_string(),
+                column: Shown::of(column.name.as_bytes()),
+            })?;
+        }
+        let relation = &relation;
         self.there_are.remove(&relation.oid);
         let table = match outbox.then(|| Mapping::new(&self.outbox.columns, relation)) {
             None => Table::Other,
@@ -177,7 +194,7 @@ impl Assembler {
         };
         self.tables.insert(relation.oid, table);
         self.last = None;
-        Step::Relation { oid: relation.oid, outbox }
+        Ok(Step::Relation { oid: relation.oid, outbox })
     }
 
     #[inline]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::config::{OutboxConfig, RouteConfig, SlotName};
 use crate::error::{Error, Kind, Result};
-use crate::event::{Assembler, Event, Ignored, Place, Shown, Step};
+use crate::event::{Assembler, BaseTypes, Event, Ignored, Place, Shown, Step};
 use crate::failpoint;
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::{Ledger, LedgerError, Limits};
@@ -105,6 +105,11 @@ impl<S: Sink> Core<S> {
     /// Events come from this server and timeline from here on.
     pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
         self.router.set_origin(system_identifier, timeline);
+    }
+
+    /// Columns are of these types from here on.
+    pub fn set_base_types(&mut self, base_types: BaseTypes) {
+        self.assembler.set_base_types(base_types);
     }
 
     /// Whether another message may be taken in (P4, P5).

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::config::{Config, StoreKind};
 use crate::error::{Error, Kind, Result};
+use crate::event::BaseTypes;
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
@@ -31,6 +32,10 @@ pub(super) struct Session {
     pub(super) store: Option<AnyStore>,
     /// What the publication looked like before the first byte.
     pub(super) fingerprint: Fingerprint,
+    /// What is under the types of columns, as it was before the first byte.
+    pub(super) base_types: BaseTypes,
+    /// The table has lost a column: what to stop with once everything up to here was taken in.
+    pub(super) vanished: Option<(Lsn, Error)>,
     /// What goes with every stored position.
     identity: Stored,
 }
@@ -71,8 +76,11 @@ impl Session {
         let source = &config.source;
         let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outbox).await?;
-        for warning in preflight::judge(&facts, &source.slot, &source.publication, &config.outbox)? {
-            warn(warning.to_string());
+        let (warnings, vanished) =
+            preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outbox)?;
+        warnings.iter().for_each(|warning| warn(warning.to_string()));
+        if let Some(error) = &vanished {
+            warn(format!("{error}; relaying what was written while it had it, then stopping"));
         }
         let watched = Watched {
             slot: source.slot.clone(),
@@ -96,6 +104,7 @@ impl Session {
         let now = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, control.wal_position()).await?;
         let confirmed_flush = now.slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
         let identity = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
+        let base_types = BaseTypes::new(facts.catalog.base_types, facts.wal_end);
         let slot = SlotNow {
             name: source.slot.to_string(),
             confirmed_flush,
@@ -118,7 +127,8 @@ impl Session {
             let write = store.store(&identity);
             hold(&mut stream, source.wal_sender_timeout / 3, status, &control, write).await?;
         }
-        Ok(Session { stream, control, store: Some(store), fingerprint, identity })
+        let vanished = vanished.map(|error| (now.wal_end, error));
+        Ok(Session { stream, control, store: Some(store), fingerprint, base_types, vanished, identity })
     }
 
     /// The server and timeline that answered.

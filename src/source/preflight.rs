@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 pub use facts::{Facts, Server, Slot};
-pub use judge::{MAJOR_MIN, judge};
+pub use judge::{MAJOR_MIN, judge, judge_backlog};
 pub use warnings::Warning;
 
 use crate::config::{OutboxConfig, SlotName};
@@ -45,7 +45,7 @@ pub async fn inspect(client: &Client, slot: &SlotName, publication: &str, outbox
     if found.backend_pid != server.backend_pid || catalog.backend_pid != server.backend_pid {
         return Err(pooled());
     }
-    Ok(Facts { server, system_identifier, slot: found.slot, catalog })
+    Ok(Facts { server, system_identifier, slot: found.slot, wal_end: found.wal_end.unwrap_or_default(), catalog })
 }
 
 /// The server, its settings and our role. Times out by itself.

@@ -14,6 +14,8 @@ pub struct Facts {
     pub system_identifier: Option<String>,
     /// The slot, if there is one of that name.
     pub slot: Option<Slot>,
+    /// The end of the log before the catalogs were read.
+    pub wal_end: Lsn,
     /// Publication, table, and how they hang together.
     pub catalog: Catalog,
 }
@@ -114,5 +116,6 @@ impl Slot {
 #[derive(Debug, Deserialize)]
 pub(super) struct SlotAnswer {
     pub(super) backend_pid: i32,
+    pub(super) wal_end: Option<Lsn>,
     pub(super) slot: Option<Slot>,
 }

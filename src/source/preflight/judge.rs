@@ -54,6 +54,34 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outbox: &OutboxC
     Ok(warnings(facts, found, published, table, slot, outbox))
 }
 
+/// [`judge()`] for a relay that may be behind a change of the table: with columns that are no longer there it can still
+/// relay the rows that were written while they were, and nobody else can.
+///
+/// Gives the warnings and, where columns are missing and nothing else is wrong, the fault to stop with behind these rows.
+///
+/// # Errors
+/// As [`judge()`].
+pub fn judge_backlog(
+    facts: &Facts,
+    slot: &SlotName,
+    publication: &str,
+    outbox: &OutboxConfig,
+) -> Result<(Vec<Warning>, Option<Error>)> {
+    let fault = match judge(facts, slot, publication, outbox) {
+        Ok(warnings) => return Ok((warnings, None)),
+        Err(fault) => fault,
+    };
+    let is_there = |wanted: &String| {
+        let mut tables = facts.catalog.table.iter();
+        tables.any(|table| table.columns.iter().any(|column| column.name == *wanted))
+    };
+    let left = outbox.columns.iter().filter(|wanted| is_there(wanted)).cloned().collect();
+    match judge(facts, slot, publication, &OutboxConfig { columns: left, ..outbox.clone() }) {
+        Ok(warnings) => Ok((warnings, Some(fault))),
+        Err(_) => Err(fault),
+    }
+}
+
 /// Whether the server is recent enough to answer the rest.
 pub(super) fn version(server: &Server) -> Result<()> {
     if server.major() < MAJOR_MIN {

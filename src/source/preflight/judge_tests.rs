@@ -55,6 +55,7 @@ fn fit() -> Facts {
             members: vec![member(0, "outbox")],
             ..Catalog::default()
         },
+        ..Facts::default()
     }
 }
 
