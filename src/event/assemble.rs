@@ -176,11 +176,12 @@ impl Assembler {
         let commit_lsn = self.open.as_ref().map_or(Lsn::ZERO, |open| open.commit_lsn);
         let needed = |column: &&mut Column| outbox && self.outbox.columns.contains(&column.name);
         for column in relation.columns.iter_mut().filter(needed) {
-            column.type_oid = self.base_types.base(column.type_oid, commit_lsn).ok_or_else(|| EventError::TypeUnknown {
-                commit_lsn,
-                table: configured.to_string(),
-                column: Shown::of(column.name.as_bytes()),
-            })?;
+            column.type_oid =
+                self.base_types.base(column.type_oid, commit_lsn).ok_or_else(|| EventError::TypeUnknown {
+                    commit_lsn,
+                    table: configured.to_string(),
+                    column: Shown::of(column.name.as_bytes()),
+                })?;
         }
         let relation = &relation;
         self.there_are.remove(&relation.oid);

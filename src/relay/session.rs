@@ -76,8 +76,7 @@ impl Session {
         let source = &config.source;
         let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outbox).await?;
-        let (warnings, vanished) =
-            preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outbox)?;
+        let (warnings, vanished) = preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outbox)?;
         warnings.iter().for_each(|warning| warn(warning.to_string()));
         if let Some(error) = &vanished {
             warn(format!("{error}; relaying what was written while it had it, then stopping"));

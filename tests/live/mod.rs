@@ -1,5 +1,7 @@
 //! The program as a whole, on real servers, with faults.
 
+mod bad_input;
+mod column_kinds;
 mod confirm;
 mod connections;
 mod drain;
@@ -7,10 +9,12 @@ mod failover;
 mod idle;
 mod memory;
 mod order;
+mod partitions;
 mod points;
 mod position;
 mod pressure;
 mod publication;
+mod schema;
 mod secrets;
 mod shutdown;
 mod skipped;
