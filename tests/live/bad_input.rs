@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::relay::Relay;
+use crate::support::relay::{Relay, last_words};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
@@ -26,6 +26,11 @@ fn config(columns: &str, route: &str, format: &str) -> String {
     format!(
         "[outbox.columns]\n{columns}\n[route]\ntopic = \"{{topic}}\"\nkey = \"{{key}}\"\n{route}\n[format]\nvalue = \"{{body}}\"\n{format}\n"
     )
+}
+
+/// `walrelay setup` for that table.
+fn setup(world: &World) {
+    world.command("setup").config_file(&config("", "", "")).succeed();
 }
 
 /// A row between two good ones.
@@ -93,18 +98,16 @@ fn rows() -> Vec<Bad> {
     ]
 }
 
-/// One line of the log has all of these.
-#[track_caller]
-fn assert_says(log: &str, says: &[&str]) {
-    let line = log.lines().any(|line| says.iter().all(|text| line.contains(&text.replace('"', "\\\""))));
-    assert!(line, "no line of the log says {says:?}:\n{log}");
-}
-
+/// It ends with this exit code; the line with the error says all but the last of these, the one behind it the last.
 #[track_caller]
 fn assert_ends(mut relay: Relay, exit: i32, says: &[&str]) {
     let code = relay.wait_exit(EXIT);
     assert_eq!(code, Some(exit), "instead of saying {says:?}:\n{}", relay.log());
-    assert_says(&relay.log(), says);
+    let log = relay.log();
+    let (error, fix) = last_words(&log);
+    let (remedy, causes) = says.split_last().expect("a cause and a remedy");
+    assert!(causes.iter().all(|cause| error.contains(cause)), "not {causes:?}: {error}");
+    assert!(fix.contains(remedy), "not {remedy:?}: {fix}");
 }
 
 #[test]
@@ -112,7 +115,7 @@ fn a_row_that_no_record_can_be_made_of_is_named_with_its_column_and_what_to_do()
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     let sql = world.sql();
     sql.run(TABLE);
-    world.setup();
+    setup(&world);
     topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[]);
     let insert = |id: &str, changed: (&str, &str)| {
         let topic = format!("'{}'", world.topic(0));
@@ -142,7 +145,7 @@ fn a_row_that_no_record_can_be_made_of_is_named_with_its_column_and_what_to_do()
 fn a_row_without_an_id_is_named_by_its_place() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     world.sql().run(TABLE);
-    world.setup();
+    setup(&world);
     world.sql().run(&format!("insert into outbox (topic, key, body) values ('{}', 'k', '1')", world.topic(0)));
     let relay = world.run().config_file(&config("", "", "")).start();
     let says = ["event at index 0 of the transaction at ", "column id of public.outbox is NULL", "NOT NULL"];
@@ -154,7 +157,7 @@ fn a_table_or_publication_that_lacks_something_is_told_at_the_start() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     let sql = world.sql();
     sql.run(TABLE);
-    world.setup();
+    setup(&world);
     let starts = |columns: &str, route: &str| world.run().config_file(&config(columns, route, "")).start();
     assert_ends(
         starts("id = \"event_id\"", ""),
@@ -191,7 +194,7 @@ fn a_header_that_is_not_utf_8_stops_the_relay_and_a_key_or_value_that_is_not_pas
         .run(&format!("create database {name} template template0 encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'"));
     let sql = world.sql();
     sql.run("create table outbox (id text, topic text, key text, body text, meta text)");
-    world.setup();
+    setup(&world);
     let insert = |id: &str, meta: &str| {
         let topic = world.topic(0);
         sql.run(&format!("insert into outbox values ('{id}', '{topic}', E'k\\xff', E'b\\xfe', {meta})"));

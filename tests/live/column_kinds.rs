@@ -152,7 +152,7 @@ fn a_domain_that_is_made_under_way_is_looked_through_too() {
     let sql = world.sql();
     let mut relay = world.relay();
     let insert = |payload: &str| {
-        sql.run(&format!("insert into outbox values (gen_random_uuid(), '{}', 'a', 'T', {payload})", world.kind(0)));
+        sql.run(&format!("insert into outbox values (gen_random_uuid(), '{}', 'a', 'calm', {payload})", world.kind(0)));
     };
     insert("'{}'");
     eventually("it arrives", ARRIVAL, || world.delivered(), |count| *count == 1);

@@ -54,6 +54,14 @@ impl<'a> Writer<'a> {
         ));
     }
 
+    /// Attaches or detaches. Up to Postgres 14 a partition is published as it was when a row of it was first streamed, until
+    /// the publication is touched; the relay warns of it.
+    fn alter_partitions(&self, change: &str) {
+        let major = self.sql.number("select current_setting('server_version_num')::int / 10000");
+        let touch = format!("alter publication walrelay_{} set (publish = 'insert')", self.world.name);
+        self.sql.run(&format!("begin; {change}; {}; commit", if major == 14 { &touch } else { "" }));
+    }
+
     /// Everything that is done to partitions, with rows before and after.
     fn attach_detach_and_drop(&mut self) {
         self.row("outbox", 1);
@@ -68,12 +76,12 @@ impl<'a> Writer<'a> {
                  aggregatetype text); alter table outbox_3 drop column extra",
         );
         self.put("outbox_3", 3, "written before it was a partition");
-        self.sql.run("alter table outbox attach partition outbox_3 for values in (3)");
+        self.alter_partitions("alter table outbox attach partition outbox_3 for values in (3)");
         self.row("outbox", 3);
         self.row("outbox_3", 3);
 
         self.row("outbox", 1);
-        self.sql.run("alter table outbox detach partition outbox_1");
+        self.alter_partitions("alter table outbox detach partition outbox_1");
         self.put("outbox_1", 1, "written when it was no partition any more");
         self.sql.run("drop table outbox_1");
         self.row("outbox", 3);
@@ -100,11 +108,11 @@ impl<'a> Writer<'a> {
 /// Every row arrived, once and in order.
 #[track_caller]
 fn assert_arrived(world: &World, written: usize) {
-    eventually("the rows arrive", ARRIVAL, || world.delivered(), |count| *count >= written as i64);
-    world.wait_confirmed(ARRIVAL);
-    let arrived: Vec<String> = world.records(0).iter().map(|record| record.value_text()).collect();
     let expected: Vec<String> = (1..=written).map(|number| number.to_string()).collect();
-    assert_eq!(arrived, expected);
+    let arrived = || -> Vec<String> { world.records(0).iter().map(|record| record.value_text()).collect() };
+    eventually("the rows arrive", ARRIVAL, arrived, |arrived| arrived.len() >= written);
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(arrived(), expected);
 }
 
 #[test]

@@ -42,6 +42,12 @@ pub(super) fn warnings(
     if table.inherited_by > 0 {
         warn(format!("rows of the tables that inherit from {table_name} are not relayed"));
     }
+    if table.kind == "p" && facts.server.major() < 15 {
+        warn(format!(
+            "PostgreSQL 14 publishes a partition of {table_name} as it was when a row of it was first streamed: attach and \
+             detach in one transaction with an alter publication … set (publish = 'insert'), or rows are missing"
+        ));
+    }
     if facts.catalog.members.iter().any(|member| member.level > 0) {
         warn(format!("{table_name} is a partition: rows of its siblings are not relayed"));
     }
