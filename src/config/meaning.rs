@@ -138,7 +138,7 @@ impl Settings {
             position_header: header(&setting::POSITION_HEADER)?,
             partition: column(&setting::PARTITION)?,
             timestamp: column(&setting::TIMESTAMP)?,
-            headers: named_templates(self.headers(), "header").and_then(named_well)?,
+            headers: header_templates(self.headers())?,
             value: self.value(outbox)?,
             reserved_topic: None,
         })
@@ -316,11 +316,11 @@ fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String,
     given.iter().map(parse).collect()
 }
 
-/// `headers`, if a header can have each of the names.
-fn named_well(headers: Vec<(String, Template)>) -> Result<Vec<(String, Template)>> {
-    match headers.iter().find(|(name, _)| name.is_empty() || name.contains('\0')) {
-        None => Ok(headers),
-        Some((name, _)) => Err(Error::new(Kind::Config, format!("{name:?} in [route.headers] is no header's name"))
+/// Templates of headers, if each has a name.
+fn header_templates(given: &[(String, Given)]) -> Result<Vec<(String, Template)>> {
+    match given.iter().find(|(name, _)| name.is_empty() || name.contains('\0')) {
+        None => named_templates(given, "header"),
+        Some((name, given)) => Err(Error::new(Kind::Config, format!("{}: {name:?} is no header's name", given.origin))
             .remedy("a header's name has one character or more, and no NUL among them")),
     }
 }
@@ -456,6 +456,17 @@ mod tests {
         ] {
             let config = settings(&format!("{LEAST}http.listen = '{text}'")).config(false).unwrap();
             assert_eq!(config.process.http.unwrap().to_string(), address, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_header_has_a_name() {
+        for name in ["''", r#""a\u0000b""#] {
+            let error = settings(&format!("{LEAST}[route.headers]\n{name} = 'x'")).config(false).unwrap_err();
+            assert!(
+                error.cause().starts_with("w.toml:5: ") && error.cause().ends_with("is no header's name"),
+                "{error}"
+            );
         }
     }
 

@@ -143,14 +143,7 @@ impl Router {
         };
         let mut more = Vec::with_capacity(self.headers.len());
         for (name, route) in &self.headers {
-            let value = render(route)?;
-            // Only a column as it stands may be anything else: of a database without an encoding.
-            if let (Some(Cow::Borrowed(bytes)), Some(place)) = (&value, route.bound.column())
-                && std::str::from_utf8(bytes).is_err()
-            {
-                return Err(self.unfit(event, &route.template, RenderError { place, needed: "UTF-8 text" }));
-            }
-            more.push((name.as_str(), value));
+            more.push((name.as_str(), render(route)?));
         }
         let (mut fixed, mut fixed_count) = ([("", None); 2], 0);
         let id = self.id_header.as_deref().map(|name| (name, Some(event.id())));

@@ -270,3 +270,23 @@ fn a_position_that_is_not_of_this_stream_is_an_error() {
     feed_all(&mut assembler, &messages);
     assert!(feed(&mut assembler, &wire::begin(160, 9, 3)).is_ok(), "the partial transaction came");
 }
+
+#[test]
+fn a_type_that_may_be_a_domain_too_young_to_be_known_ends_the_session_and_is_looked_up_for_the_next() {
+    let mut assembler = Assembler::new(&outbox(), Position::default());
+    let typed = wire::relation_of(OUTBOX, "public", "outbox", &COLUMNS.map(|name| (name, 20_000)));
+    assembler.set_base_types(BaseTypes::new(HashMap::new(), Lsn::new(99)));
+    feed(&mut assembler, &wire::begin(100, 7, 1)).unwrap();
+    let error = feed(&mut assembler, &typed).unwrap_err();
+    assert!(matches!(error, EventError::TypeUnknown { .. }), "{error}");
+    let error = error.into_error(&"orders".parse::<SlotName>().unwrap());
+    assert_eq!(error.kind().disposition(), crate::error::Disposition::Retry);
+    assert!(error.cause().contains("column \"id\" of public.outbox"), "{error}");
+
+    assembler.resume_at(Position::default());
+    assembler.set_base_types(BaseTypes::new(HashMap::from([(20_000, 17)]), Lsn::new(100)));
+    feed_all(&mut assembler, &[wire::begin(100, 7, 1), typed]);
+    let row = row("8");
+    let Ok(Step::Event(event)) = feed(&mut assembler, &row) else { panic!("not an event") };
+    assert_eq!(event.row.type_oid(0), 17);
+}
