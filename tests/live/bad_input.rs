@@ -24,7 +24,7 @@ const TABLE: &str = "drop table outbox;
 /// A configuration with these lines in it.
 fn config(columns: &str, route: &str, format: &str) -> String {
     format!(
-        "[outbox.columns]\n{columns}\n[route]\ntopic = \"{{topic}}\"\nkey = \"{{key}}\"\n{route}\n[format]\nvalue = \"{{body}}\"\n{format}\n"
+        "[outbox.columns]\npayload = \"body\"\n{columns}\n[route]\ntopic = \"{{topic}}\"\nkey = \"{{key}}\"\n{route}\n{format}\n"
     )
 }
 
