@@ -33,6 +33,8 @@ pub struct Ignored {
 #[derive(Debug)]
 pub struct Assembler {
     outbox: OutboxConfig,
+    /// OID of the table, where that is known.
+    table_oid: Option<u32>,
     base_types: BaseTypes,
     resume: Position,
     /// Whether the transaction in `resume.partial` has yet to come.
@@ -74,6 +76,7 @@ impl Assembler {
     pub fn new(outbox: &OutboxConfig, resume: Position) -> Self {
         Assembler {
             outbox: outbox.clone(),
+            table_oid: None,
             base_types: BaseTypes::default(),
             resume,
             partial_expected: resume.partial.is_some(),
@@ -97,8 +100,10 @@ impl Assembler {
         self.last_end_lsn = Lsn::ZERO;
     }
 
-    /// Columns are of these types from here on.
-    pub fn set_base_types(&mut self, base_types: BaseTypes) {
+    /// The outbox is this table by now, and columns are of these types: rows that were written when it had another name
+    /// are events like those of an earlier table that had its name.
+    pub fn set_catalog(&mut self, table_oid: u32, base_types: BaseTypes) {
+        self.table_oid = Some(table_oid);
         self.base_types = base_types;
     }
 
@@ -172,7 +177,8 @@ impl Assembler {
 
     fn relation<'a>(&mut self, mut relation: Relation) -> Result<Step<'a>, EventError> {
         let configured = &self.outbox.table;
-        let outbox = relation.schema == configured.schema() && relation.table == configured.table();
+        let named = relation.schema == configured.schema() && relation.table == configured.table();
+        let outbox = named || Some(relation.oid) == self.table_oid;
         let commit_lsn = self.open.as_ref().map_or(Lsn::ZERO, |open| open.commit_lsn);
         let needed = |column: &&mut Column| outbox && self.outbox.columns.contains(&column.name);
         for column in relation.columns.iter_mut().filter(needed) {

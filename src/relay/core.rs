@@ -107,9 +107,9 @@ impl<S: Sink> Core<S> {
         self.router.set_origin(system_identifier, timeline);
     }
 
-    /// Columns are of these types from here on.
-    pub fn set_base_types(&mut self, base_types: BaseTypes) {
-        self.assembler.set_base_types(base_types);
+    /// The outbox is this table by now, and columns are of these types.
+    pub fn set_catalog(&mut self, table_oid: u32, base_types: BaseTypes) {
+        self.assembler.set_catalog(table_oid, base_types);
     }
 
     /// Whether another message may be taken in (P4, P5).

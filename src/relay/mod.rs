@@ -173,7 +173,7 @@ impl Relay {
         }
         core.reconnected();
         core.set_origin(&session.server().system_identifier, session.server().timeline);
-        core.set_base_types(std::mem::take(&mut session.base_types));
+        core.set_catalog(session.table_oid(), std::mem::take(&mut session.base_types));
         self.recovered(session.start_position());
         let (acked, began) = (core.counts().acked, Instant::now());
         let ended = pump::run(&mut core, session, &self.config, self.epoch, &self.telemetry, stop.clone()).await;

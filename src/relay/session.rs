@@ -135,6 +135,11 @@ impl Session {
         &self.identity.server
     }
 
+    /// The outbox table.
+    pub(super) fn table_oid(&self) -> u32 {
+        self.identity.table_oid
+    }
+
     /// Where delivery goes on, and what the store holds.
     pub(super) fn start_position(&self) -> Position {
         self.identity.position

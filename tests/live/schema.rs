@@ -160,6 +160,40 @@ fn a_relay_behind_several_renames_delivers_each_row_with_the_configuration_of_it
 }
 
 #[test]
+fn a_rename_inside_a_transaction_stops_the_relay_between_its_rows() {
+    let world = World::new();
+    let sql = world.sql();
+    let (first, second) = (insert(&world, "payload", 1), insert(&world, "body", 2));
+    sql.run(&format!("begin; {first}; alter table outbox rename column payload to body; {second}; commit"));
+    assert_stops_without(&world, world.run().start(), "payload", "body", &[1]);
+    let mut relay = run(&world, "body").start();
+    relay.wait_ready();
+    assert_arrives(&world, &[1, 2]);
+}
+
+#[test]
+fn rows_written_before_the_table_was_renamed_arrive_under_its_new_name() {
+    let world = World::new();
+    let sql = world.sql();
+    let relay = world.relay();
+    write(&world, &sql, "payload", 1);
+    assert_arrives(&world, &[1]);
+    drop(relay);
+    eventually("the slot is free", ARRIVAL, || world.walsender(), |pid| *pid == 0);
+
+    write(&world, &sql, "payload", 2);
+    sql.run("create schema sales; alter table outbox rename to events; alter table events set schema sales");
+    sql.run(&insert(&world, "payload", 3).replace("outbox", "sales.events"));
+    let mut refused = world.run().start();
+    assert_eq!(refused.wait_exit(EXIT), PUBLICATION, "{}", refused.log());
+    assert!(last_words(&refused.log()).0.contains("there is no table public.outbox"), "{}", refused.log());
+
+    let mut relay = world.run().option("--table", "sales.events").start();
+    relay.wait_ready();
+    assert_arrives(&world, &[1, 2, 3]);
+}
+
+#[test]
 fn a_mapped_column_dropped_while_the_relay_lags_costs_no_row_that_had_it() {
     let world = World::new();
     let sql = world.sql();

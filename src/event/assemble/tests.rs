@@ -275,7 +275,7 @@ fn a_position_that_is_not_of_this_stream_is_an_error() {
 fn a_type_that_may_be_a_domain_too_young_to_be_known_ends_the_session_and_is_looked_up_for_the_next() {
     let mut assembler = Assembler::new(&outbox(), Position::default());
     let typed = wire::relation_of(OUTBOX, "public", "outbox", &COLUMNS.map(|name| (name, 20_000)));
-    assembler.set_base_types(BaseTypes::new(HashMap::new(), Lsn::new(99)));
+    assembler.set_catalog(OUTBOX, BaseTypes::new(HashMap::new(), Lsn::new(99)));
     feed(&mut assembler, &wire::begin(100, 7, 1)).unwrap();
     let error = feed(&mut assembler, &typed).unwrap_err();
     assert!(matches!(error, EventError::TypeUnknown { .. }), "{error}");
@@ -284,9 +284,22 @@ fn a_type_that_may_be_a_domain_too_young_to_be_known_ends_the_session_and_is_loo
     assert!(error.cause().contains("column \"id\" of public.outbox"), "{error}");
 
     assembler.resume_at(Position::default());
-    assembler.set_base_types(BaseTypes::new(HashMap::from([(20_000, 17)]), Lsn::new(100)));
+    assembler.set_catalog(OUTBOX, BaseTypes::new(HashMap::from([(20_000, 17)]), Lsn::new(100)));
     feed_all(&mut assembler, &[wire::begin(100, 7, 1), typed]);
     let row = row("8");
     let Ok(Step::Event(event)) = feed(&mut assembler, &row) else { panic!("not an event") };
     assert_eq!(event.row.type_oid(0), 17);
+}
+
+#[test]
+fn rows_of_the_table_count_under_the_name_it_had_when_they_were_written() {
+    let mut assembler = Assembler::new(&outbox(), Position::default());
+    assembler.set_catalog(OUTBOX, BaseTypes::default());
+    let renamed = |oid| wire::relation(oid, "sales", "events", &COLUMNS);
+    feed_all(&mut assembler, &[wire::begin(100, 7, 1), renamed(OUTBOX)]);
+    assert!(matches!(feed(&mut assembler, &row("1")), Ok(Step::Event(_))));
+    assert_eq!(feed(&mut assembler, &renamed(7)), Ok(Step::Relation { oid: 7, outbox: false }));
+    // Another table that had the name before.
+    let before = wire::relation(7, "public", "outbox", &COLUMNS);
+    assert_eq!(feed(&mut assembler, &before), Ok(Step::Relation { oid: 7, outbox: true }));
 }
