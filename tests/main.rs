@@ -22,6 +22,11 @@
 //! | [`live::points`] | killed at every named point between received and confirmed |
 //! | [`live::teams`] | the tables of `examples/`: what consumers see of each, byte for byte |
 //! | [`live::suggested`] | tables nobody has seen: `config init`, what `config check` foretells, and the record |
+//! | [`live::schema`] | the table's columns changed, the table made anew, while the relay keeps up and while it lags |
+//! | [`live::partitions`] | partitions attached, detached and dropped while the relay lags, on every major |
+//! | [`live::column_kinds`] | columns of every kind as key, header, value and member, byte for byte |
+//! | [`live::bad_input`] | rows no record can be made of, tables no events can be read from: one line names them |
+//! | [`live::cloudevents`] | what the documentation shows is read by the official SDK of another language |
 //! | [`live::drain`] | how fast a backlog drains, beside `pg_recvlogical` (`make drain`) |
 //!
 //! Environment: `WALRELAY_TEST_SEED`, `WALRELAY_TEST_BROKERS`, `WALRELAY_TEST_DATABASE_URL` (a superuser's),

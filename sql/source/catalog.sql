@@ -31,6 +31,21 @@ parts as (
     from parts
     join pg_catalog.pg_inherits i on i.inhparent = parts.relid
 ),
+-- Relation messages name a column's domain and not the type under it, which decides what a value's text means.
+bases as (
+    select t.oid as type, t.typbasetype as base
+    from pg_catalog.pg_type t
+    where t.typtype = 'd'
+    union
+    select a.atttypid, a.atttypid
+    from tab
+    join pg_catalog.pg_attribute a on a.attrelid = tab.oid and a.attnum > 0 and not a.attisdropped
+    union
+    select bases.type, t.typbasetype
+    from bases
+    join pg_catalog.pg_type t on t.oid = bases.base
+    where t.typtype = 'd'
+),
 direct as (
     select r.oid, r.prrelid,
            pg_catalog.to_jsonb(r) -> 'prattrs' as attrs,
@@ -134,5 +149,11 @@ select pg_catalog.jsonb_build_object(
             where direct.prrelid not in (select chain.relid from chain)
             limit 4
         ) o
+    ),
+    'base_types', (
+        select coalesce(pg_catalog.jsonb_object_agg(bases.type::text, bases.base::bigint), '{}')
+        from bases
+        join pg_catalog.pg_type t on t.oid = bases.base
+        where t.typtype <> 'd'
     )
 )::text

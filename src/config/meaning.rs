@@ -350,6 +350,17 @@ mod tests {
     }
 
     #[test]
+    fn a_header_has_a_name() {
+        for name in ["''", r#""a\u0000b""#] {
+            let error = settings(&format!("{LEAST}[route.headers]\n{name} = 'x'")).config(false).unwrap_err();
+            assert!(
+                error.cause().starts_with("w.toml:5: ") && error.cause().ends_with("is no header's name"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
     fn no_secret_is_in_the_debug_form() {
         let text = LEAST.replace("u@h", "u:canary1@h") + "[kafka.properties]\nsasl.password = 'canary2'";
         let config = settings(&text).config(true).unwrap();

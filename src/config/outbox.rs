@@ -115,7 +115,7 @@ impl Settings {
             position_header: header(&setting::POSITION_HEADER)?,
             partition: column(&setting::PARTITION)?,
             timestamp: column(&setting::TIMESTAMP)?,
-            headers: named_templates(self.headers(), "header")?,
+            headers: header_templates(self.headers())?,
             headers_from: self.template(&setting::HEADERS_FROM)?,
             omit_null_headers: match self.checked(&setting::NULL_HEADERS, "keep or omit", |_| true)?.as_str() {
                 "keep" => false,
@@ -160,14 +160,18 @@ impl Settings {
 }
 
 fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String, Template)>> {
-    let parse = |(name, given): &(String, Given)| {
-        if name.contains('\0') {
-            return Err(Error::new(Kind::Config, format!("{}: {what} {name:?} has NUL in its name", given.origin))
-                .remedy("take it out: a C string ends there"));
-        }
-        Ok((name.clone(), parsed_template(given, &format!("{what} {name:?}"))?))
-    };
+    let parse =
+        |(name, given): &(String, Given)| Ok((name.clone(), parsed_template(given, &format!("{what} {name:?}"))?));
     given.iter().map(parse).collect()
+}
+
+/// Templates of headers, if each has a name.
+fn header_templates(given: &[(String, Given)]) -> Result<Vec<(String, Template)>> {
+    match given.iter().find(|(name, _)| name.is_empty() || name.contains('\0')) {
+        None => named_templates(given, "header"),
+        Some((name, given)) => Err(Error::new(Kind::Config, format!("{}: {name:?} is no header's name", given.origin))
+            .remedy("a header's name has one character or more, and no NUL among them")),
+    }
 }
 
 /// The template that was given for `what`.
@@ -224,7 +228,7 @@ mod tests {
     #[test]
     fn what_is_meant_for_one_outbox_and_for_none_is_refused() {
         let table = [
-            ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:2: header \"a\\0b\" has NUL in its name"),
+            ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:2: \"a\\0b\" is no header's name"),
             ("[[outbox]]\ntable = 'a'\n[[outbox]]\ntable = 'public.a'", "two [[outbox]]es are table public.a"),
             (
                 "[[outbox]]\ntable = 'a'\nmessage_prefix = 'b'",

@@ -16,14 +16,21 @@ pub(crate) fn commit(commit_lsn: u64, end_lsn: u64, committed_at_us: i64) -> Vec
 }
 
 /// Every column is of type `text`.
+/// Columns of text.
 pub(crate) fn relation(oid: u32, schema: &str, table: &str, columns: &[&str]) -> Vec<u8> {
+    let columns: Vec<_> = columns.iter().map(|name| (*name, 25)).collect();
+    relation_of(oid, schema, table, &columns)
+}
+
+/// Columns with the OIDs of their types.
+pub(crate) fn relation_of(oid: u32, schema: &str, table: &str, columns: &[(&str, u32)]) -> Vec<u8> {
     let mut bytes = [&b"R"[..], &oid.to_be_bytes(), schema.as_bytes(), b"\0", table.as_bytes(), b"\0d"].concat();
     bytes.extend(i16::try_from(columns.len()).unwrap().to_be_bytes());
-    for column in columns {
+    for (name, type_oid) in columns {
         bytes.push(0);
-        bytes.extend(column.as_bytes());
+        bytes.extend(name.as_bytes());
         bytes.push(0);
-        bytes.extend(25_u32.to_be_bytes());
+        bytes.extend(type_oid.to_be_bytes());
         bytes.extend((-1_i32).to_be_bytes());
     }
     bytes

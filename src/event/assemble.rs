@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::content::Content;
 use super::error::{EventError, Fault, Seen, Violation};
 use super::mapping::Mapping;
-use super::{Event, Place, Row, Shown, Step};
+use super::{BaseTypes, Event, Place, Row, Shown, Step};
 use crate::config::{EventSource, OutboxConfig, TableName};
-use crate::decode::{self, Begin, Commit, Insert, LogicalMessage, Message, Other, Relation};
+use crate::decode::{self, Begin, Column, Commit, Insert, LogicalMessage, Message, Other, Relation};
 use crate::position::{Lsn, Position};
 
 /// How many column names a missing column's error lists.
@@ -36,6 +36,9 @@ pub struct Ignored {
 #[derive(Debug)]
 pub struct Assembler {
     outboxes: Vec<OutboxConfig>,
+    /// Which outbox a table is, by its OID, where that is known.
+    table_oids: HashMap<u32, usize>,
+    base_types: BaseTypes,
     resume: Position,
     /// Whether the transaction in `resume.partial` has yet to come.
     partial_expected: bool,
@@ -90,6 +93,8 @@ impl Assembler {
     pub fn new(outboxes: &[OutboxConfig], resume: Position) -> Self {
         Assembler {
             outboxes: outboxes.to_vec(),
+            table_oids: HashMap::new(),
+            base_types: BaseTypes::default(),
             resume,
             partial_expected: resume.partial.is_some(),
             tables: HashMap::new(),
@@ -112,6 +117,13 @@ impl Assembler {
         self.last_end_lsn = Lsn::ZERO;
     }
 
+    /// The tables with these OIDs are these outboxes by now, by index, and columns are of these types: rows that were
+    /// written when a table had another name are events like those of an earlier table that had its name.
+    pub fn set_catalog(&mut self, table_oids: HashMap<u32, usize>, base_types: BaseTypes) {
+        self.table_oids = table_oids;
+        self.base_types = base_types;
+    }
+
     /// What came so far and is no event.
     pub fn ignored(&self) -> Ignored {
         self.ignored
@@ -131,7 +143,7 @@ impl Assembler {
             Ok(Message::Insert(insert)) => self.insert(&insert, wal_start),
             Ok(Message::Begin(begin)) => self.begin(begin, wal_start),
             Ok(Message::Commit(commit)) => self.commit(commit, wal_start),
-            Ok(Message::Relation(relation)) => Ok(self.relation(&relation)),
+            Ok(Message::Relation(relation)) => self.relation(relation),
             Ok(Message::Logical(message)) => self.message(&message, wal_start),
             Ok(Message::Other(other)) => self.other(other, wal_start),
             Err(source) => Err(EventError::Undecodable { seen: self.seen(wal_start), source }),
@@ -181,14 +193,24 @@ impl Assembler {
         Ok(if covered { Step::Nothing } else { Step::Commit { commit_lsn, end_lsn } })
     }
 
-    fn relation<'a>(&mut self, relation: &Relation) -> Step<'a> {
-        let is_it = |outbox: &OutboxConfig| {
-            outbox
-                .source
-                .table()
-                .is_some_and(|table| relation.schema == table.schema() && relation.table == table.table())
+    fn relation<'a>(&mut self, mut relation: Relation) -> Result<Step<'a>, EventError> {
+        let named = |outbox: &OutboxConfig| {
+            let table = outbox.source.table();
+            table.is_some_and(|table| relation.schema == table.schema() && relation.table == table.table())
         };
-        let found = self.outboxes.iter().enumerate().find(|(_, outbox)| is_it(outbox));
+        let number = self.outboxes.iter().position(named).or_else(|| self.table_oids.get(&relation.oid).copied());
+        let found = number.and_then(|number| Some((number, self.outboxes.get(number)?)));
+        let commit_lsn = self.open.as_ref().map_or(Lsn::ZERO, |open| open.commit_lsn);
+        let needed = |column: &&mut Column| found.is_some_and(|(_, outbox)| outbox.columns.contains(&column.name));
+        for column in relation.columns.iter_mut().filter(needed) {
+            column.type_oid =
+                self.base_types.base(column.type_oid, commit_lsn).ok_or_else(|| EventError::TypeUnknown {
+                    commit_lsn,
+                    of: found.map_or_else(no_source, |(_, outbox)| outbox.source.clone()),
+                    column: Shown::of(column.name.as_bytes()),
+                })?;
+        }
+        let relation = &relation;
         self.there_are.remove(&relation.oid);
         let table = match found.map(|(number, outbox)| (number, Mapping::new(&outbox.columns, relation))) {
             None => Table::Other,
@@ -201,7 +223,7 @@ impl Assembler {
         let outbox = !matches!(table, Table::Other);
         self.tables.insert(relation.oid, table);
         self.last = None;
-        Step::Relation { oid: relation.oid, outbox }
+        Ok(Step::Relation { oid: relation.oid, outbox })
     }
 
     #[inline]
@@ -290,7 +312,7 @@ impl Assembler {
         EventError::Value {
             place,
             id: id.map(Shown::of),
-            of: of.unwrap_or_else(|| EventSource::Messages(String::new())),
+            of: of.unwrap_or_else(no_source),
             column: self.column(outbox, column),
             fault,
         }
@@ -308,6 +330,12 @@ impl Assembler {
     fn protocol(&self, wal_start: Lsn, violation: Violation) -> EventError {
         EventError::Protocol { seen: self.seen(wal_start), violation }
     }
+}
+
+/// Of an outbox that is not configured, which never is.
+#[cold]
+fn no_source() -> EventSource {
+    EventSource::Messages(String::new())
 }
 
 /// The table's columns, for an error text.

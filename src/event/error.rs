@@ -127,6 +127,16 @@ pub enum EventError {
         /// The table's columns, for people.
         there_are: String,
     },
+    /// A column is of a type that came into being after types were looked at. Looking again tells.
+    #[error("transaction at {commit_lsn}: column {column} of {of} is of a type made since; looking at types again")]
+    TypeUnknown {
+        /// The transaction.
+        commit_lsn: Lsn,
+        /// The outbox.
+        of: EventSource,
+        /// The column.
+        column: Shown,
+    },
     /// A column of a row holds what no event can be made of.
     #[error("{place}{}: column {column} of {of} {fault}", id.as_ref().map(|id| format!(", row {id}")).unwrap_or_default())]
     Value {
@@ -169,6 +179,9 @@ impl EventError {
     /// What an operator reads: what happened, on which slot, and what to do.
     pub fn into_error(self, slot: &SlotName) -> Error {
         let (kind, remedy) = match &self {
+            EventError::TypeUnknown { .. } => {
+                return Error::new(Kind::PostgresUnreachable, format!("slot {slot}: {self}"));
+            }
             EventError::Undecodable { .. } | EventError::Protocol { .. } => (
                 Kind::Event,
                 "nothing was skipped. Restart the relay; if it stops here again, check that nothing between it and \

@@ -4,6 +4,7 @@
 //! stands is counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
 
 mod assemble;
+mod base_types;
 mod content;
 mod error;
 mod mapping;
@@ -21,6 +22,7 @@ pub(crate) mod replay;
 use std::fmt;
 
 pub use assemble::{Assembler, Ignored};
+pub use base_types::BaseTypes;
 pub use error::{EventError, Fault, Seen, Violation};
 pub use row::Row;
 pub use sample::Sample;

@@ -182,6 +182,12 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
         }
         ("53300", _) => "if this does not pass: raise max_connections or max_wal_senders".to_owned(),
         ("53400", _) => "raise max_replication_slots, or drop a slot nobody uses".to_owned(),
+        ("22021", While::Streaming(slot)) => format!(
+            "nothing was skipped. A database with the encoding SQL_ASCII takes any bytes for text, and a row with bytes \
+             that are not UTF-8 cannot be streamed. With client_encoding set to SQL_ASCII, \
+             pg_logical_slot_peek_binary_changes shows what waits in slot {slot}: deliver that row by hand, move the slot \
+             past its transaction with pg_replication_slot_advance, and start once with --adopt-slot"
+        ),
         ("54000" | "XX000", While::Streaming(_)) => {
             "if a value is too large to be sent: deliver that row by hand, then move the slot past its transaction with \
              pg_replication_slot_advance"

@@ -3,11 +3,12 @@
 //! The loop in `pump` feeds it and carries out what it says. The seeded simulation in `tests/simulation.rs`
 //! feeds it with a model of Postgres and of Kafka instead.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
-use crate::event::{Assembler, Event, Ignored, Place, Shown, Step};
+use crate::event::{Assembler, BaseTypes, Event, Ignored, Place, Shown, Step};
 use crate::failpoint;
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::{Ledger, LedgerError, Limits};
@@ -105,6 +106,11 @@ impl<S: Sink> Core<S> {
     /// Events come from this server and timeline from here on.
     pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
         self.routers.iter_mut().for_each(|router| router.set_origin(system_identifier, timeline));
+    }
+
+    /// The tables with these OIDs are these outboxes by now, and columns are of these types.
+    pub fn set_catalog(&mut self, table_oids: HashMap<u32, usize>, base_types: BaseTypes) {
+        self.assembler.set_catalog(table_oids, base_types);
     }
 
     /// Whether another message may be taken in (P4, P5).

@@ -157,7 +157,7 @@ impl Relay {
             };
             Session::open(&self.config, life.producer(), life_confirmed(life), &mut warn).await
         };
-        let session = tokio::select! {
+        let mut session = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
             session = open => session?,
         };
@@ -173,6 +173,7 @@ impl Relay {
         }
         core.reconnected();
         core.set_origin(&session.server().system_identifier, session.server().timeline);
+        core.set_catalog(std::mem::take(&mut session.table_oids), std::mem::take(&mut session.base_types));
         self.recovered(session.start_position());
         let (acked, began) = (core.counts().acked, Instant::now());
         let ended = pump::run(&mut core, session, &self.config, self.epoch, &self.telemetry, stop.clone()).await;

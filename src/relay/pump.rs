@@ -171,6 +171,10 @@ impl Pump<'_> {
             if let Err(error) = self.take_in() {
                 self.halt(error)?;
             }
+            let received = self.core.ledger().received().end_lsn;
+            if let Some((_, error)) = self.session.vanished.take_if(|(until, _)| *until <= received) {
+                self.halt(error)?;
+            }
             let now = Instant::now();
             self.check_pulse(now)?;
             self.begin_jobs(now);

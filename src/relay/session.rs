@@ -3,12 +3,13 @@
 //! The order is load-bearing: look at the catalogs, own the slot by streaming from it, and only *then* read the stored
 //! position. Read before, it could be that of a relay that still had the slot and went on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::time::Duration;
 
 use crate::config::{Config, StoreKind, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::event::BaseTypes;
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
@@ -32,6 +33,12 @@ pub(super) struct Session {
     pub(super) store: Option<AnyStore>,
     /// What the publication looked like before the first byte.
     pub(super) fingerprints: Vec<Fingerprint>,
+    /// What is under the types of columns, as it was before the first byte.
+    pub(super) base_types: BaseTypes,
+    /// Which outbox a table is, by its OID.
+    pub(super) table_oids: HashMap<u32, usize>,
+    /// A table has lost a column: what to stop with once everything up to here was taken in.
+    pub(super) vanished: Option<(Lsn, Error)>,
     /// What goes with every stored position.
     identity: Stored,
 }
@@ -72,8 +79,11 @@ impl Session {
         let source = &config.source;
         let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
-        for warning in preflight::judge(&facts, &source.slot, &source.publication, &config.outboxes)? {
-            warn(warning.to_string());
+        let (warnings, vanished) =
+            preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outboxes)?;
+        warnings.iter().for_each(|warning| warn(warning.to_string()));
+        if let Some(error) = &vanished {
+            warn(format!("{error}; relaying what was written while it had it, then stopping"));
         }
         let watched = Watched {
             slot: source.slot.clone(),
@@ -98,6 +108,11 @@ impl Session {
         let now = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, control.wal_position()).await?;
         let confirmed_flush = now.slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
         let identity = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
+        let base_types = facts.catalogs.iter().flat_map(|catalog| &catalog.base_types);
+        let base_types = BaseTypes::new(base_types.map(|(oid, base)| (*oid, *base)).collect(), facts.wal_end);
+        let of_tables = config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
+        let table_oids = of_tables.zip(&fingerprints).filter_map(|((number, _), now)| Some((now.table_oid()?, number)));
+        let table_oids = table_oids.collect();
         let slot = SlotNow {
             name: source.slot.to_string(),
             confirmed_flush,
@@ -120,7 +135,8 @@ impl Session {
             let write = store.store(&identity);
             hold(&mut stream, source.wal_sender_timeout / 3, status, &control, write).await?;
         }
-        Ok(Session { stream, control, store: Some(store), fingerprints, identity })
+        let vanished = vanished.map(|error| (now.wal_end, error));
+        Ok(Session { stream, control, store: Some(store), fingerprints, base_types, table_oids, vanished, identity })
     }
 
     /// The server and timeline that answered.

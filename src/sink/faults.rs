@@ -82,10 +82,17 @@ const FAULTS: &[Fault] = &[
         remedy: "check ssl.ca.location, the name in the broker's certificate and security.protocol",
     },
     Fault {
-        codes: &[UnknownTopicOrPartition, UnknownTopic, UnknownPartition, UnknownTopicId],
+        codes: &[UnknownTopicOrPartition, UnknownTopic, UnknownTopicId],
         kind: Kind::KafkaRefused,
         what: "the topic does not exist",
         remedy: "create it: kafka-topics --create --topic {topic} --partitions … --replication-factor …",
+    },
+    Fault {
+        codes: &[UnknownPartition],
+        kind: Kind::Record,
+        what: "the topic has no such partition",
+        remedy: "correct the column that `partition` in [route] names, or give the topic more: kafka-topics --alter \
+                 --topic {topic} --partitions …; then start walrelay again",
     },
     Fault {
         codes: &[InvalidTopic, InvalidArgument],
@@ -260,6 +267,7 @@ mod tests {
             (GroupAuthorizationFailed, Kind::KafkaRefused),
             (SaslAuthenticationFailed, Kind::KafkaRefused),
             (UnknownTopicOrPartition, Kind::KafkaRefused),
+            (UnknownPartition, Kind::Record),
             (InvalidTopic, Kind::KafkaRefused),
             (UnsupportedVersion, Kind::KafkaRefused),
             (GaplessGuarantee, Kind::KafkaUnreachable),

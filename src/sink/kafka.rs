@@ -21,6 +21,7 @@ use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
 use super::{Delivery, EnqueueError, Sink, Ticket};
 use crate::config::KafkaConfig;
 use crate::error::{Disposition, Error, Kind, Result};
+use crate::event::Shown;
 use crate::route::{OwnedRecord, Record};
 
 /// What Kafka adds to a record that travels alone, at most: a batch header and the lengths around key and value.
@@ -219,7 +220,7 @@ impl KafkaSink {
                             topic: record.topic.to_owned(),
                             partition: record.partition.unwrap_or(-1),
                             record_bytes: record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len),
-                            label: None,
+                            label: record.headers.first().and_then(|(_, value)| *value).map(Shown::of),
                         };
                         self.failures.push(waiting.record.with_record(failure));
                         Release::Failed

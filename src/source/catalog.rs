@@ -5,6 +5,8 @@
 
 mod fingerprint;
 
+use std::collections::HashMap;
+
 use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
@@ -34,6 +36,10 @@ pub struct Catalog {
     pub members: Vec<Member>,
     /// Up to four tables that were added to the publication by name and are not the outbox.
     pub other_tables: Vec<String>,
+    /// OIDs of the types that a column may be of, and of the type under each: of domains one that is none, of the types
+    /// of the table's columns themselves.
+    #[serde(default)]
+    pub base_types: HashMap<u32, u32>,
 }
 
 /// A row of `pg_publication` (<https://www.postgresql.org/docs/current/catalog-pg-publication.html>).

@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 pub use facts::{Facts, Server, Slot};
-pub use judge::{MAJOR_MIN, judge};
+pub use judge::{MAJOR_MIN, judge, judge_backlog};
 pub use warnings::Warning;
 
 use crate::config::{OutboxConfig, SlotName};
@@ -52,7 +52,8 @@ pub async fn inspect(client: &Client, slot: &SlotName, publication: &str, outbox
     if found.backend_pid != server.backend_pid || catalogs.iter().any(elsewhere) {
         return Err(pooled());
     }
-    Ok(Facts { server, system_identifier, slot: found.slot, catalogs })
+    let wal_end = found.wal_end.unwrap_or_default();
+    Ok(Facts { server, system_identifier, slot: found.slot, wal_end, catalogs })
 }
 
 /// The server, its settings and our role. Times out by itself.

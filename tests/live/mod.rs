@@ -1,5 +1,8 @@
 //! The program as a whole, on real servers, with faults.
 
+mod bad_input;
+mod cloudevents;
+mod column_kinds;
 mod confirm;
 mod connections;
 mod drain;
@@ -8,10 +11,12 @@ mod idle;
 mod memory;
 mod order;
 mod outboxes;
+mod partitions;
 mod points;
 mod position;
 mod pressure;
 mod publication;
+mod schema;
 mod secrets;
 mod shutdown;
 mod skipped;

@@ -96,6 +96,14 @@ impl RelayCommand {
     }
 }
 
+/// The error a relay ended with and what it said to do about it: two lines at the end of its log.
+#[track_caller]
+pub(crate) fn last_words(log: &str) -> (&str, &str) {
+    let mut lines = log.lines().skip_while(|line| !line.starts_with("error: "));
+    let error = lines.next().unwrap_or_else(|| panic!("it ended without an error:\n{log}"));
+    (error, lines.next().unwrap_or_default())
+}
+
 fn fresh_path(suffix: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     run_directory().join(format!("walrelay-{}.{suffix}", COUNT.fetch_add(1, Ordering::Relaxed)))

@@ -4,6 +4,7 @@ use crate::decode::{Value, wire};
 use crate::error::Kind;
 use crate::event::replay::{COLUMNS, outbox};
 use crate::position::Partial;
+use crate::template::TypedValues;
 
 const OUTBOX: u32 = 16_384;
 
@@ -355,4 +356,37 @@ fn a_message_whose_content_has_no_members_is_named_by_where_it_stands() {
         "slot orders: event at index 0 of the transaction at 0/64, row \"0/40\": column id of messages with prefix \
          \"shop\" is NULL"
     );
+}
+
+#[test]
+fn a_type_that_may_be_a_domain_too_young_to_be_known_ends_the_session_and_is_looked_up_for_the_next() {
+    let mut assembler = Assembler::new(&[outbox()], Position::default());
+    let typed = wire::relation_of(OUTBOX, "public", "outbox", &COLUMNS.map(|name| (name, 20_000)));
+    assembler.set_catalog(HashMap::from([(OUTBOX, 0)]), BaseTypes::new(HashMap::new(), Lsn::new(99)));
+    feed(&mut assembler, &wire::begin(100, 7, 1)).unwrap();
+    let error = feed(&mut assembler, &typed).unwrap_err();
+    assert!(matches!(error, EventError::TypeUnknown { .. }), "{error}");
+    let error = error.into_error(&"orders".parse::<SlotName>().unwrap());
+    assert_eq!(error.kind().disposition(), crate::error::Disposition::Retry);
+    assert!(error.cause().contains("column \"id\" of table public.outbox"), "{error}");
+
+    assembler.resume_at(Position::default());
+    assembler.set_catalog(HashMap::from([(OUTBOX, 0)]), BaseTypes::new(HashMap::from([(20_000, 17)]), Lsn::new(100)));
+    feed_all(&mut assembler, &[wire::begin(100, 7, 1), typed]);
+    let row = row("8");
+    let Ok(Step::Event(event)) = feed(&mut assembler, &row) else { panic!("not an event") };
+    assert_eq!(event.row.type_oid(0), 17);
+}
+
+#[test]
+fn rows_of_the_table_count_under_the_name_it_had_when_they_were_written() {
+    let mut assembler = Assembler::new(&[outbox()], Position::default());
+    assembler.set_catalog(HashMap::from([(OUTBOX, 0)]), BaseTypes::default());
+    let renamed = |oid| wire::relation(oid, "sales", "events", &COLUMNS);
+    feed_all(&mut assembler, &[wire::begin(100, 7, 1), renamed(OUTBOX)]);
+    assert!(matches!(feed(&mut assembler, &row("1")), Ok(Step::Event(_))));
+    assert_eq!(feed(&mut assembler, &renamed(7)), Ok(Step::Relation { oid: 7, outbox: false }));
+    // Another table that had the name before.
+    let before = wire::relation(7, "public", "outbox", &COLUMNS);
+    assert_eq!(feed(&mut assembler, &before), Ok(Step::Relation { oid: 7, outbox: true }));
 }

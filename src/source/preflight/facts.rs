@@ -15,6 +15,8 @@ pub struct Facts {
     pub system_identifier: Option<String>,
     /// The slot, if there is one of that name.
     pub slot: Option<Slot>,
+    /// The end of the log before the catalogs were read.
+    pub wal_end: Lsn,
     /// Publication and table, and how they hang together: one for each outbox table, in the order of the
     /// configuration. Where there is no table, one that knows of the publication alone.
     pub catalogs: Vec<Catalog>,
@@ -155,5 +157,6 @@ impl Slot {
 #[derive(Debug, Deserialize)]
 pub(super) struct SlotAnswer {
     pub(super) backend_pid: i32,
+    pub(super) wal_end: Option<Lsn>,
     pub(super) slot: Option<Slot>,
 }

@@ -54,7 +54,7 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
             outbox_name: name,
         }
         .judge()?;
-        warnings.extend(table_warnings(catalog, table, name));
+        warnings.extend(table_warnings(catalog, table, name, facts.server.major()));
     }
     warnings.extend(traffic_warning(facts, published, &names));
     Ok(warnings)
@@ -68,6 +68,39 @@ fn no_publication(publication: &str, database: &str, tables: &[&TableName], setu
          used with it: create the slot anew",
         quoted(publication)
     ))
+}
+
+/// [`judge()`] for a relay that may be behind a change of the table: with columns that are no longer there it can still
+/// relay the rows that were written while they were, and nobody else can.
+///
+/// Gives the warnings and, where columns are missing and nothing else is wrong, the fault to stop with behind these rows.
+///
+/// # Errors
+/// As [`judge()`].
+pub fn judge_backlog(
+    facts: &Facts,
+    slot: &SlotName,
+    publication: &str,
+    outboxes: &[OutboxConfig],
+) -> Result<(Vec<Warning>, Option<Error>)> {
+    let fault = match judge(facts, slot, publication, outboxes) {
+        Ok(warnings) => return Ok((warnings, None)),
+        Err(fault) => fault,
+    };
+    let mut catalogs = facts.catalogs.iter();
+    let mut with_what_is_left = |outbox: &OutboxConfig| {
+        let mut left = outbox.clone();
+        if outbox.source.table().is_some() {
+            let table = catalogs.next().and_then(|catalog| catalog.table.as_ref());
+            left.columns.retain(|wanted| table.is_some_and(|table| table.columns.iter().any(|it| it.name == *wanted)));
+        }
+        left
+    };
+    let left: Vec<_> = outboxes.iter().map(&mut with_what_is_left).collect();
+    match judge(facts, slot, publication, &left) {
+        Ok(warnings) => Ok((warnings, Some(fault))),
+        Err(_) => Err(fault),
+    }
 }
 
 /// Whether the server is recent enough to answer the rest.

@@ -56,6 +56,7 @@ fn fit() -> Facts {
             members: vec![member(0, "outbox")],
             ..Catalog::default()
         }],
+        ..Facts::default()
     }
 }
 
@@ -343,6 +344,14 @@ fn what_can_still_go_wrong_is_said_in_a_sentence() {
         (|facts| table_of(facts).row_security = true, "row-level security"),
         (|facts| table_of(facts).inherited_by = 1, "inherit"),
         (|facts| facts.catalogs[0].members = vec![member(1, "events")], "rows of its siblings are not relayed"),
+        (
+            |facts| {
+                facts.server.version_num = 140_024;
+                table_of(facts).kind = "p".to_owned();
+                flags_of(facts).via_root = true;
+            },
+            "attach and detach in one transaction with an alter publication",
+        ),
     ];
     for (change, says) in rows {
         let mut facts = fit();
@@ -367,4 +376,23 @@ fn what_setup_would_make_is_no_fault_and_everything_else_is() {
     assert_eq!(bare(lacks).unwrap_err(), "table public.outbox has no column aggregatetype; it has id");
     let old = |facts: &mut Facts| facts.slot = fit().slot;
     assert_eq!(bare(old).unwrap_err(), "there is no publication walrelay_orders in database shop");
+}
+
+#[test]
+fn a_column_that_is_gone_does_not_keep_the_backlog_back_and_whatever_else_is_wrong_does() {
+    let backlog = |facts: &Facts| judge_backlog(facts, &"orders".parse().unwrap(), "walrelay_orders", &[outbox()]);
+    assert_eq!(backlog(&fit()).unwrap().1, None);
+
+    let mut facts = fit();
+    table_of(&mut facts).columns.retain(|column| column.name != "payload");
+    let (warnings, fault) = backlog(&facts).unwrap();
+    assert_eq!(warnings, judged(&fit()).unwrap());
+    assert_eq!(fault, judged(&facts).err());
+
+    // A column that is there and hidden, and a row filter.
+    table_of(&mut facts).columns[0].generated = "s".to_owned();
+    assert_eq!(backlog(&facts).unwrap_err(), judged(&facts).unwrap_err());
+    table_of(&mut facts).columns[0].generated.clear();
+    facts.catalogs[0].members[0].row_filter = Some("(id > 1)".to_owned());
+    assert!(backlog(&facts).unwrap_err().cause().contains("filters rows"));
 }

@@ -112,7 +112,10 @@ impl Published<'_> {
             return Err(at_publication(format!(
                 "table {table} is partitioned, and publication {name} publishes rows under the names of partitions"
             ))
-            .remedy(format!("alter publication {publication} set (publish_via_partition_root = true)")));
+            .remedy(format!(
+                "alter publication {publication} set (publish_via_partition_root = true), and insert again what was \
+                 inserted before: in the log it keeps the names of partitions"
+            )));
         }
         if let Some(above) = self.members.iter().rev().find(|member| member.level > 0 && via_root) {
             return Err(at_publication(format!(

@@ -36,7 +36,7 @@ pub(super) fn traffic_warning(facts: &Facts, publication: &Publication, outboxes
 }
 
 /// What is to be known of an outbox table that was judged to be fit.
-pub(super) fn table_warnings(catalog: &Catalog, table: &Table, table_name: &TableName) -> Vec<Warning> {
+pub(super) fn table_warnings(catalog: &Catalog, table: &Table, table_name: &TableName, major: u32) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let mut warn = |text: String| warnings.push(Warning(text));
     if table.row_security {
@@ -44,6 +44,12 @@ pub(super) fn table_warnings(catalog: &Catalog, table: &Table, table_name: &Tabl
     }
     if table.inherited_by > 0 {
         warn(format!("rows of the tables that inherit from {table_name} are not relayed"));
+    }
+    if table.kind == "p" && major < 15 {
+        warn(format!(
+            "PostgreSQL 14 publishes a partition of {table_name} as it was when a row of it was first streamed: attach and \
+             detach in one transaction with an alter publication … set (publish = 'insert'), or rows are missing"
+        ));
     }
     if catalog.members.iter().any(|member| member.level > 0) {
         warn(format!("{table_name} is a partition: rows of its siblings are not relayed"));

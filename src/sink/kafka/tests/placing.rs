@@ -51,5 +51,5 @@ async fn a_partition_that_is_not_there_is_a_refusal() {
             Delivery::Acked(_) => panic!("acked"),
         },
     };
-    assert_eq!(error.kind(), Kind::KafkaRefused);
+    assert_eq!(error.kind(), Kind::Record);
 }
