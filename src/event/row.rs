@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::mapping::Mapping;
 use crate::decode::{Tuple, Value};
-use crate::template::{TypedValues, Values};
+use crate::template::{ColumnType, TypedValues, Values};
 
 /// One row, by place: the place of a column is its index in [`crate::config::OutboxConfig::columns`], wherever it
 /// stands in the table at the time. Values are the text Postgres sent, borrowed from the receive buffer.
@@ -32,13 +32,13 @@ impl<'a> Row<'a> {
     /// The OID of the type of the column in this place; 0 where there is none.
     #[inline]
     pub fn type_oid(&self, place: usize) -> u32 {
-        self.mapping.type_oid(place)
+        self.mapping.column_type(place).oid
     }
 }
 
 impl TypedValues for Row<'_> {
-    fn type_oid(&self, place: usize) -> u32 {
-        self.mapping.type_oid(place)
+    fn column_type(&self, place: usize) -> ColumnType {
+        self.mapping.column_type(place)
     }
 }
 

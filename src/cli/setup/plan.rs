@@ -206,6 +206,12 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
             publication_fits(wanted, publication, partitioned)?;
             plan.present
                 .push(format!("publication {name} is there and publishes inserts into {}", wanted.outbox.table));
+            if publication.other_than_inserts {
+                let sql = fill("alter publication {publication} set (publish = 'insert');", &values)?;
+                plan.remarks.push(format!(
+                    "publication {name} publishes more than inserts, which costs traffic and is dropped; inserts are enough: {sql}"
+                ));
+            }
         }
         (None, Some(_)) => {
             // A slot decodes with the catalog of the time of each change: there is no publication in its past.
@@ -262,8 +268,8 @@ fn publication_fits(wanted: &Wanted<'_>, publication: &Publication, partitioned:
         (publication.row_filter, "has a row filter, which drops events silently", set_table),
         (publication.column_list, "has a column list, which hides columns silently", set_table),
         (
-            publication.other_than_inserts || !publication.inserts,
-            "does not publish exactly inserts",
+            !publication.inserts,
+            "does not publish inserts",
             "alter publication {publication} set (publish = 'insert');",
         ),
         (

@@ -30,6 +30,13 @@ pub(super) fn warnings(
     slot_warnings(&facts.server, found, slot, &mut warn);
     let table_name = &outbox.table;
     let schemas = facts.catalog.members.iter().any(|member| member.through == "schema");
+    if publication.flags.others() {
+        warn(format!(
+            "the publication has publish = '{}': what is not an insert costs traffic and is dropped, and Postgres refuses \
+             updates and deletes of {table_name} where it has no replica identity; publish = 'insert' is enough",
+            publication.flags.operations()
+        ));
+    }
     if publication.all_tables || schemas {
         warn("the publication covers more tables than the outbox: their rows cost traffic and are dropped".to_owned());
     } else if !facts.catalog.other_tables.is_empty() {
