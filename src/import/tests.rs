@@ -223,11 +223,18 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
         templates(&config),
         (
             "{kind|match('(?<topic>.*)Created', 'billing.${topic}')}",
-            Some("\"{\"account id\"}\""),
-            vec![("region", "{region}")]
+            Some("{\"account id\"|connect('json')|default('null')}"),
+            vec![("region", "{region|connect}")]
         )
     );
-    assert_eq!(value(&config), [("payload", "{body|text}"), ("eventType", "{kind}"), ("tenant", "{tenant}")]);
+    assert_eq!(
+        value(&config),
+        [
+            ("payload", "{body|connect('json')}"),
+            ("eventType", "{kind|connect('json')}"),
+            ("tenant", "{tenant|connect('json')}")
+        ]
+    );
     let ValueConfig::Envelope { tombstone, .. } = &config.route.value else { panic!("no envelope") };
     assert_eq!(tombstone.as_deref(), Some("body"));
     assert_eq!(config.route.partition.as_deref(), Some("shard"));
@@ -243,15 +250,12 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
             ("database.dbname", Effect::ToDo),
             ("table.include.list", Effect::Differs),
             ("slot.drop.on.stop", Effect::ToDo),
-            ("key.converter", Effect::MayDiffer),
             ("transforms.filter.type", Effect::Differs),
             ("transforms.filter.condition", Effect::NoEffect),
             ("transforms.router.predicate", Effect::MayDiffer),
             ("transforms.router.table.field.event.schema.version", Effect::NoEffect),
             (placement, Effect::Differs),
             (placement, Effect::Differs),
-            (placement, Effect::MayDiffer),
-            (placement, Effect::MayDiffer),
             ("transforms.router.route.tombstone.on.empty.payload", Effect::MayDiffer),
             ("transforms.router.table.op.invalid.behavior", Effect::NoEffect),
             ("predicates", Effect::NoEffect),
@@ -269,7 +273,7 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
 fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() {
     let import = import("c.properties", CONNECT_PROPERTIES).unwrap();
     let config = config(&import);
-    let headers = vec![("eventType", "{type}"), ("tenant", "{tenant_id}")];
+    let headers = vec![("eventType", "{type}"), ("tenant", "{tenant_id|connect}")];
     // The expression is Java's own: what stands there is the default, and it is listed.
     assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid}"), headers));
     assert_eq!(config.outbox.table.to_string(), "wallet.outbox_events");
@@ -279,7 +283,6 @@ fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() 
             ("database.password", Effect::ToDo),
             ("errors.tolerance", Effect::MayDiffer),
             ("max.batch.size", Effect::NoEffect),
-            ("transforms.o.table.fields.additional.placement", Effect::MayDiffer),
             ("transforms.o.route.topic.regex", Effect::Differs),
             ("publication.name (not set)", Effect::NoEffect),
             ("key.converter (not set)", Effect::MayDiffer),
@@ -293,10 +296,9 @@ fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() 
 fn debezium_server_has_its_own_names_and_defaults() {
     let import = import("application.properties", SERVER_PROPERTIES).unwrap();
     let config = config(&import);
-    assert_eq!(
-        templates(&config),
-        ("outbox.event.{aggregatetype}", Some("{aggregateid}"), vec![("eventType", "{type}")])
-    );
+    let headers = vec![("id", "{id|connect('schema', 'required')}"), ("eventType", "{type|connect('schema')}")];
+    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid}"), headers));
+    assert_eq!(config.route.id_header, None, "the one with a schema stands for it");
     assert_eq!(config.kafka.brokers, "kafka:9092");
     assert_eq!(
         left(&import),
@@ -311,7 +313,7 @@ fn debezium_server_has_its_own_names_and_defaults() {
             ("debezium.sink.kafka.producer.batch.size", Effect::ToDo),
             ("quarkus.http.port", Effect::NoEffect),
             ("quarkus.log.console.json", Effect::NoEffect),
-            ("debezium.format.header (not set)", Effect::Differs),
+            ("debezium.format.header (not set)", Effect::MayDiffer),
         ]
     );
 }
@@ -359,8 +361,9 @@ fn bytes_that_are_not_the_same_are_listed_with_the_converter_that_made_them() {
     assert_eq!(seen(&["value.converter=io.debezium.converters.BinaryDataConverter\n"]), [""; 0]);
     assert_eq!(seen(&["value.converter=org.apache.kafka.connect.converters.ByteArrayConverter\n"]), [""; 0]);
     assert_eq!(seen(&[JSON]), ["value.converter"]);
-    assert_eq!(seen(&[JSON, PLAIN]), ["value.converter"]);
-    assert_eq!(seen(&[JSON, PLAIN, EXPAND]), ["transforms.o.table.expand.json.payload"]);
+    assert_eq!(seen(&[JSON, PLAIN]), [""; 0]);
+    assert_eq!(seen(&[JSON, PLAIN, EXPAND]), [""; 0]);
+    assert_eq!(seen(&[JSON, EXPAND]), ["value.converter"]);
     assert_eq!(seen(&[JSON, PLAIN, ENVELOPE]), [""; 0]);
     assert_eq!(seen(&[JSON, ENVELOPE]), ["value.converter"]);
     assert_eq!(seen(&["value.converter=StringConverter\n", EXPAND]), ["transforms.o.table.expand.json.payload"]);

@@ -88,13 +88,12 @@ fn json(bytes: Option<&[u8]>) -> Json {
 fn base64(bytes: &[u8]) -> String {
     let hexadecimal: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let outbox = crate::config::OutboxConfig::default();
-    let lab = Lab::of_type(17, &outbox, &["id", "aggregatetype", "aggregateid", "type", "payload"], &[
-        Some("\\x"),
-        Some("\\x"),
-        Some("\\x"),
-        Some("\\x"),
-        Some(&format!("\\x{hexadecimal}")),
-    ]);
+    let lab = Lab::of_type(
+        17,
+        &outbox,
+        &["id", "aggregatetype", "aggregateid", "type", "payload"],
+        &[Some("\\x"), Some("\\x"), Some("\\x"), Some("\\x"), Some(&format!("\\x{hexadecimal}"))],
+    );
     let template: crate::template::Template = "{payload|connect}".parse().unwrap();
     let event = lab.event();
     let bound = template.bind(|column| outbox.place(column)).unwrap();
@@ -135,7 +134,11 @@ fn differing(captured: &Captured, ours: &Captured) -> Vec<(String, Json)> {
     let mut parts = vec![
         ("topic".to_owned(), captured.topic == ours.topic, Json::from(ours.topic.as_str())),
         // Of a record without a key it means nothing.
-        ("partition".to_owned(), captured.key.is_null() || captured.partition == ours.partition, Json::from(ours.partition)),
+        (
+            "partition".to_owned(),
+            captured.key.is_null() || captured.partition == ours.partition,
+            Json::from(ours.partition),
+        ),
         ("timestamp".to_owned(), captured.timestamp == ours.timestamp, Json::from(ours.timestamp)),
         ("key".to_owned(), captured.key == ours.key, ours.key.clone()),
         ("value".to_owned(), captured.value == ours.value, ours.value.clone()),
@@ -151,7 +154,8 @@ fn differing(captured: &Captured, ours: &Captured) -> Vec<(String, Json)> {
 fn differences(case: &str) -> Vec<(String, String, Json)> {
     let connector = read(&format!("tests/debezium/connectors/{case}.properties"));
     let config = configured(case, &connector);
-    let rows: Rows = serde_json::from_str(&read(&format!("tests/debezium/rows/{}.json", config.outbox.table.table()))).unwrap();
+    let rows: Rows =
+        serde_json::from_str(&read(&format!("tests/debezium/rows/{}.json", config.outbox.table.table()))).unwrap();
     let lines = read(&format!("tests/debezium/records/{case}.jsonl"));
     let captured = lines.lines().map(|line| serde_json::from_str::<Captured>(line).unwrap());
     let mut captured: BTreeMap<String, Captured> = captured.map(|record| (id_of(&record), record)).collect();
@@ -195,15 +199,16 @@ fn every_record_is_debeziums_or_differs_as_documented() {
             found.entry((case.clone(), part)).or_default().insert(end, ours);
         }
     }
-    if let Ok(path) = std::env::var("DIFFERENCES") {
-        let all: Vec<_> = found.iter().map(|((case, part), ours)| serde_json::json!({"case": case, "part": part, "because": "?", "ours": ours})).collect();
-        std::fs::write(path, serde_json::to_string(&all).unwrap()).unwrap();
-    }
     let documented = read("docs/moving-from-debezium.md");
     let mut expected = BTreeMap::new();
     for difference in listed {
         let row = format!("\n| {} ", difference.because);
-        assert!(documented.contains(&row), "{}: no row of the table begins with {:?}", difference.case, difference.because);
+        assert!(
+            documented.contains(&row),
+            "{}: no row of the table begins with {:?}",
+            difference.case,
+            difference.because
+        );
         let place = (difference.case, difference.part);
         assert!(expected.insert(place.clone(), difference.ours).is_none(), "{place:?} is there twice");
     }

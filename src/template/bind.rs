@@ -119,12 +119,10 @@ impl Bound {
                 for part in parts {
                     match part {
                         BoundPart::Text(text) => rendered.push_str(text),
-                        BoundPart::Field { place, path, functions } => {
-                            match field(values, *place, path, functions)? {
-                                Some(text) => rendered.push_str(&text),
-                                None => return Ok(None),
-                            }
-                        }
+                        BoundPart::Field { place, path, functions } => match field(values, *place, path, functions)? {
+                            Some(text) => rendered.push_str(&text),
+                            None => return Ok(None),
+                        },
                     }
                 }
                 Ok(Some(Cow::Owned(rendered.into_bytes())))

@@ -105,7 +105,11 @@ fn timestamps_of_postgres_become_those_of_the_rest_of_the_world() {
         ("2024-05-06", "2024-05-06T00:00:00Z"),
     ] {
         let function = function::Function::new("rfc3339", Vec::new()).unwrap();
-        assert_eq!(function.apply(Some(postgres.into()), ColumnType::TEXT).unwrap().as_deref(), Some(expected), "{postgres}");
+        assert_eq!(
+            function.apply(Some(postgres.into()), ColumnType::TEXT).unwrap().as_deref(),
+            Some(expected),
+            "{postgres}"
+        );
     }
     for bad in ["", "infinity", "2024-05-06 05:08:09.123456+00 BC", "now"] {
         let function = function::Function::new("rfc3339", Vec::new()).unwrap();

@@ -6,6 +6,7 @@ mod drain;
 mod failover;
 mod idle;
 mod memory;
+mod operations;
 mod order;
 mod points;
 mod position;

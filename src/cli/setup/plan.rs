@@ -267,11 +267,7 @@ fn publication_fits(wanted: &Wanted<'_>, publication: &Publication, partitioned:
         ),
         (publication.row_filter, "has a row filter, which drops events silently", set_table),
         (publication.column_list, "has a column list, which hides columns silently", set_table),
-        (
-            !publication.inserts,
-            "does not publish inserts",
-            "alter publication {publication} set (publish = 'insert');",
-        ),
+        (!publication.inserts, "does not publish inserts", "alter publication {publication} set (publish = 'insert');"),
         (
             partitioned && !publication.via_root,
             "publishes partitions under their own names",

@@ -146,10 +146,7 @@ fn a_publication_that_does_not_fit_comes_with_the_sql_that_fixes_it() {
         (Publication { column_list: true, row_filter: true, ..fitting() }, set_table.to_owned()),
         (Publication { publishes_schemas: true, ..fitting() }, set_table.to_owned()),
         (Publication { inserts: false, ..fitting() }, set_publish.to_owned()),
-        (
-            Publication { column_list: true, inserts: false, ..fitting() },
-            format!("{set_table} {set_publish}"),
-        ),
+        (Publication { column_list: true, inserts: false, ..fitting() }, format!("{set_table} {set_publish}")),
     ];
     for (publication, sql) in table {
         let error = planned(false, &Found { publication: Some(publication), ..found() }).unwrap_err();

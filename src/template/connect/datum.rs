@@ -66,7 +66,9 @@ impl Kind {
             Reads::Boolean => Some(Datum::Plain((if text == "t" { "true" } else { "false" }).to_owned())),
             Reads::Single => text.parse().ok().map(|number| floating(java::float(number))),
             Reads::Double => text.parse().ok().map(|number| floating(java::double(number))),
-            Reads::Decimal { .. } => digits(text).map(|(digits, _)| Datum::Decimal(text.to_owned(), java::base64(&digits))),
+            Reads::Decimal { .. } => {
+                digits(text).map(|(digits, _)| Datum::Decimal(text.to_owned(), java::base64(&digits)))
+            }
             Reads::AnyDecimal => any_decimal(text),
             Reads::Bytes => bytes(text).map(|bytes| Datum::Text(java::base64(&bytes))),
             Reads::Instant { digits } => timestamp(text).map(|time| Datum::Text(format!("{time:.digits$}"))),
@@ -117,7 +119,8 @@ fn digits(text: &str) -> Option<(Vec<u8>, usize)> {
         }
         limbs.extend(u32::try_from(carry).ok().filter(|carry| *carry > 0));
     }
-    let mut bytes: Vec<u8> = limbs.iter().rev().flat_map(|limb| limb.to_be_bytes()).skip_while(|byte| *byte == 0).collect();
+    let mut bytes: Vec<u8> =
+        limbs.iter().rev().flat_map(|limb| limb.to_be_bytes()).skip_while(|byte| *byte == 0).collect();
     if negative {
         let mut carry = true;
         for byte in bytes.iter_mut().rev() {

@@ -65,7 +65,10 @@ impl Form {
             ["schema", more @ ..] if more.iter().all(|word| matches!(*word, "required" | "tombstone")) => {
                 Ok(Form::Schema { required: more.contains(&"required"), tombstone: more.contains(&"tombstone") })
             }
-            _ => Err("connect takes 'text', 'json' or 'schema', and behind 'schema' 'required' and 'tombstone'".to_owned()),
+            _ => {
+                Err("connect takes 'text', 'json' or 'schema', and behind 'schema' 'required' and 'tombstone'"
+                    .to_owned())
+            }
         }
     }
 
@@ -73,11 +76,7 @@ impl Form {
     ///
     /// # Errors
     /// What the value should be.
-    pub(super) fn write<'v>(
-        self,
-        value: Option<Cow<'v, str>>,
-        of: ColumnType,
-    ) -> Result<Option<Cow<'v, str>>, Needed> {
+    pub(super) fn write<'v>(self, value: Option<Cow<'v, str>>, of: ColumnType) -> Result<Option<Cow<'v, str>>, Needed> {
         let kind = Kind::of(of);
         match (self, value) {
             (Form::Text | Form::Json, None) | (Form::Schema { tombstone: true, .. }, None) => Ok(None),
