@@ -6,7 +6,6 @@ time of the processing, the partition of a record without a key, and the id of t
 Record batches: https://kafka.apache.org/documentation/#recordbatch
 """
 
-import base64
 import json
 import pathlib
 import re
@@ -40,7 +39,9 @@ def records(path):
     """Offset, time, key, value and headers of each record in a segment."""
     log = Bytes(path.read_bytes())
     while log.at + 61 <= len(log.data):
-        base, _, _, magic, _, attributes, _, first_ms, _, _, _, _, count = struct.unpack(">qiibIhiqqqhii", log.take(61))
+        base, size, _, magic, _, attributes, _, first_ms, _, _, _, _, count = struct.unpack(">qiibIhiqqqhii", log.take(61))
+        if log.at - 49 + size > len(log.data):
+            return  # It is being written.
         assert magic == 2 and attributes & 0x7 == 0, "a batch of another form, or compressed"
         for _ in range(count):
             log.varint()
@@ -58,7 +59,7 @@ def shown(data):
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
+        return {"hex": data.hex()}
 
 
 def main(directory, case, started_ms):
@@ -85,4 +86,5 @@ def main(directory, case, started_ms):
         print(json.dumps(record, ensure_ascii=False))
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -61,7 +61,7 @@ fn a_publication_of_every_operation_gives_each_insert_once_and_in_order() {
 }
 
 #[test]
-fn a_transaction_of_more_updates_than_fit_into_memory_passes_and_is_resumed_inside() {
+fn a_transaction_of_large_updates_and_deletes_passes_in_bounded_memory() {
     const BUDGET: &str = "[kafka]\nmax_in_flight_bytes = \"8MiB\"\n";
     const RESIDENT_BYTES_MAX: u64 = 96 << 20;
     let world = World::new();

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 /// A number as Java's `Double.toString` and `Float.toString` have it, of digits and exponent as Rust has them:
 /// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/lang/Double.html#toString(double)>.
-pub(super) fn number(scientific: &str) -> String {
+fn decimal(scientific: &str) -> String {
     let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific.to_owned() };
     let (sign, mantissa) = mantissa.strip_prefix('-').map_or(("", mantissa), |rest| ("-", rest));
     let digits = mantissa.replace('.', "");
@@ -29,17 +29,17 @@ pub(super) fn number(scientific: &str) -> String {
 }
 
 /// `double`.
-pub(super) fn double(number_: f64) -> String {
-    match number_ {
+pub(super) fn double(number: f64) -> String {
+    match number {
         infinite if infinite.is_infinite() => if infinite > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
         nan if nan.is_nan() => "NaN".to_owned(),
-        finite => number(&format!("{finite:e}")),
+        finite => decimal(&format!("{finite:e}")),
     }
 }
 
 /// `float`.
-pub(super) fn float(number_: f32) -> String {
-    if number_.is_finite() { number(&format!("{number_:e}")) } else { double(f64::from(number_)) }
+pub(super) fn float(number: f32) -> String {
+    if number.is_finite() { decimal(&format!("{number:e}")) } else { double(f64::from(number)) }
 }
 
 /// A JSON string, as Jackson escapes it: <https://www.rfc-editor.org/rfc/rfc8259#section-7>.

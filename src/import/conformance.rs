@@ -10,12 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::placement::{hash, partition};
 use crate::config::layers::{Environment, Flags, Settings};
 use crate::config::{Config, file, setting};
 use crate::event::lab::Lab;
 use crate::import::import;
 use crate::route::{Record, Router};
+use crate::sink::{hash, partition};
 
 const PARTITIONS: i32 = 8;
 
@@ -28,7 +28,7 @@ struct Rows {
     rows: Vec<Vec<Option<String>>>,
 }
 
-/// Bytes that are no text are an object with base64 in it.
+/// Bytes that are no text are `{"hex": "…"}`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 struct Captured {
     topic: String,
@@ -80,24 +80,11 @@ fn json(bytes: Option<&[u8]>) -> Json {
     match bytes.map(std::str::from_utf8) {
         None => Json::Null,
         Some(Ok(text)) => Json::from(text),
-        Some(Err(_)) => serde_json::json!({ "base64": base64(bytes.unwrap_or_default()) }),
+        Some(Err(_)) => {
+            let hexadecimal: String = bytes.unwrap_or_default().iter().map(|byte| format!("{byte:02x}")).collect();
+            serde_json::json!({ "hex": hexadecimal })
+        }
     }
-}
-
-/// Of the bytes of a text column as `connect` writes them, which has tests of its own.
-fn base64(bytes: &[u8]) -> String {
-    let hexadecimal: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let outbox = crate::config::OutboxConfig::default();
-    let lab = Lab::of_type(
-        17,
-        &outbox,
-        &["id", "aggregatetype", "aggregateid", "type", "payload"],
-        &[Some("\\x"), Some("\\x"), Some("\\x"), Some("\\x"), Some(&format!("\\x{hexadecimal}"))],
-    );
-    let template: crate::template::Template = "{payload|connect}".parse().unwrap();
-    let event = lab.event();
-    let bound = template.bind(|column| outbox.place(column)).unwrap();
-    String::from_utf8(bound.render(&event.row).unwrap().unwrap().into_owned()).unwrap()
 }
 
 fn ours(record: &Record<'_>) -> Captured {
