@@ -24,9 +24,11 @@ impl Datum {
             Datum::Text(text) | Datum::Plain(text) | Datum::Decimal(text, _) => text,
             Datum::Null => "null".to_owned(),
             Datum::Array(elements) => {
-                let inside = |element| match element {
-                    Datum::Text(text) => format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")),
-                    other => other.text(),
+                let inside = |element: Datum| {
+                    if let Datum::Text(text) = element {
+                        return format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
+                    }
+                    element.text()
                 };
                 format!("[{}]", elements.into_iter().map(inside).collect::<Vec<_>>().join(","))
             }

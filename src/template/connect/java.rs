@@ -56,7 +56,7 @@ pub(super) fn quoted(text: &str) -> String {
             '\u{8}' => quoted.push_str("\\b"),
             '\u{c}' => quoted.push_str("\\f"),
             // Writing to a String does not fail.
-            c if c < ' ' || c > '\u{ffff}' => {
+            c if !(' '..='\u{ffff}').contains(&c) => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     write!(quoted, "\\u{unit:04X}").unwrap_or_default();
                 }
