@@ -37,6 +37,7 @@ select
             'name', a.attname,
             'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
             'type_oid', a.atttypid::bigint,
+            'type_modifier', a.atttypmod,
             'base', (select kinds.typname from kinds where kinds.attnum = a.attnum and kinds.typtype <> 'd'),
             'category', (select kinds.typcategory from kinds where kinds.attnum = a.attnum and kinds.typtype <> 'd'),
             'domain', exists (select from kinds where kinds.attnum = a.attnum and kinds.typtype = 'd'),

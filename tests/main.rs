@@ -13,6 +13,7 @@
 //! | [`live::idle`] | P6: an idle outbox pins no WAL, whoever else is busy |
 //! | [`live::shutdown`] | P7: Postgres shuts down fast, Kafka up or not |
 //! | [`live::publication`] | P8: publication and table altered under way; hostile session settings |
+//! | [`live::operations`] | P3, P4: a publication of updates and deletes too: each insert once, in order, in bounded memory |
 //! | [`live::connections`] | P9: what heals is retried, what does not ends with its exit code |
 //! | [`live::stopping`] | P10: SIGTERM drains and confirms; the second one leaves |
 //! | [`live::secrets`] | P11: no secret and no payload in any output |

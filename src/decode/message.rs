@@ -73,8 +73,8 @@ fn column(cursor: &mut Cursor<'_>) -> Result<Column, DecodeError> {
     cursor.u8("a column's flags")?;
     let name = cursor.name("a column's name")?;
     let type_oid = cursor.u32("a column's type OID")?;
-    cursor.u32("a column's type modifier")?;
-    Ok(Column { name: name.to_owned(), type_oid })
+    let type_modifier = cursor.u32("a column's type modifier")?.cast_signed();
+    Ok(Column { name: name.to_owned(), type_oid, type_modifier })
 }
 
 #[inline]

@@ -77,6 +77,8 @@ pub struct Column {
     pub name: String,
     /// Type OID.
     pub type_oid: u32,
+    /// Type modifier (`atttypmod`): length, precision or scale; -1 without.
+    pub type_modifier: i32,
 }
 
 /// `I`.

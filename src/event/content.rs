@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use crate::config::{MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX};
 use crate::decode::LogicalMessage;
 use crate::event::error::Fault;
+use crate::template::ColumnType;
 
 /// OIDs of the types that members are said to have: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>
 const TEXT: u32 = 25;
@@ -56,8 +57,8 @@ impl<'a> Content<'a> {
         self.values.get(place)?.0.as_deref()
     }
 
-    pub(super) fn type_oid(&self, place: usize) -> u32 {
-        self.values.get(place).map_or(0, |(_, oid)| *oid)
+    pub(super) fn column_type(&self, place: usize) -> ColumnType {
+        ColumnType { oid: self.values.get(place).map_or(0, |(_, oid)| *oid), modifier: -1 }
     }
 }
 
@@ -127,7 +128,10 @@ mod tests {
                 None
             ]
         );
-        assert_eq!((row.type_oid(2), row.type_oid(3), row.type_oid(4), row.type_oid(99)), (TEXT, JSON, JSON, 0));
+        assert_eq!(
+            (row.column_type(2).oid, row.column_type(3).oid, row.column_type(4).oid, row.column_type(99).oid),
+            (TEXT, JSON, JSON, 0)
+        );
     }
 
     #[test]

@@ -28,10 +28,21 @@ impl Lab {
 
     /// The same, with a type for each column.
     pub(crate) fn of_types(types: &[u32], outbox: &OutboxConfig, columns: &[&str], values: &[Option<&str>]) -> Lab {
+        let types: Vec<_> = types.iter().map(|oid| (*oid, -1)).collect();
+        Lab::of_modified(&types, outbox, columns, values)
+    }
+
+    /// The same, with a type and its modifier for each column.
+    pub(crate) fn of_modified(
+        types: &[(u32, i32)],
+        outbox: &OutboxConfig,
+        columns: &[&str],
+        values: &[Option<&str>],
+    ) -> Lab {
         let described = wire::relation(1, "public", "outbox", columns);
         let Ok(Message::Relation(mut relation)) = decode(&described) else { panic!("not a relation") };
-        for (column, type_oid) in relation.columns.iter_mut().zip(types) {
-            column.type_oid = *type_oid;
+        for (column, of) in relation.columns.iter_mut().zip(types) {
+            (column.type_oid, column.type_modifier) = *of;
         }
         let mapping = Arc::new(Mapping::new(&outbox.columns, &relation).unwrap());
         let values: Vec<_> =

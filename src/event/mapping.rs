@@ -1,15 +1,16 @@
 //! The columns that are needed, found by name in a table as it is from here on.
 
-use crate::decode::{Relation, Tuple, Value};
+use crate::decode::{Column, Relation, Tuple, Value};
 use crate::event::error::Fault;
+use crate::template::ColumnType;
 
 /// Where the needed columns stand in a tuple of one version of the outbox table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mapping {
     /// How many values a tuple must have.
     columns: usize,
-    /// By place: the position in a tuple, and the type's OID.
-    places: Vec<(usize, u32)>,
+    /// By place: the position in a tuple, and the type.
+    places: Vec<(usize, ColumnType)>,
 }
 
 impl Mapping {
@@ -21,7 +22,8 @@ impl Mapping {
         let find = |(place, name): (usize, &String)| {
             let mut columns = relation.columns.iter().enumerate();
             let found = columns.find(|(_, column)| column.name == *name);
-            found.map(|(position, column)| (position, column.type_oid)).ok_or(place)
+            let of = |column: &Column| ColumnType { oid: column.type_oid, modifier: column.type_modifier };
+            found.map(|(position, column)| (position, of(column))).ok_or(place)
         };
         let places = needed.iter().enumerate().map(find).collect::<Result<_, _>>()?;
         Ok(Mapping { columns: relation.columns.len(), places })
@@ -37,8 +39,8 @@ impl Mapping {
         self.places.get(place).map(|(position, _)| *position)
     }
 
-    pub(super) fn type_oid(&self, place: usize) -> u32 {
-        self.places.get(place).map_or(0, |(_, oid)| *oid)
+    pub(super) fn column_type(&self, place: usize) -> ColumnType {
+        self.places.get(place).map_or(ColumnType { oid: 0, modifier: -1 }, |(_, of)| *of)
     }
 
     /// What is wrong with the needed values of a tuple of the right width, and in which place.

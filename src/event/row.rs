@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::content::Content;
 use super::mapping::Mapping;
 use crate::decode::{Tuple, Value};
-use crate::template::{TypedValues, Values};
+use crate::template::{ColumnType, TypedValues, Values};
 
 /// One row, or one message, by place: the place of a column is its index in [`crate::config::OutboxConfig::columns`],
 /// wherever it stands in the table at the time. Values are the text Postgres sent, borrowed from the receive buffer
@@ -41,13 +41,20 @@ impl<'a> Row<'a> {
             Of::Message(content) => content.get(place),
         }
     }
+
+    /// The OID of the type of the column in this place; 0 where there is none.
+    #[inline]
+    pub fn type_oid(&self, place: usize) -> u32 {
+        self.column_type(place).oid
+    }
 }
 
 impl TypedValues for Row<'_> {
-    fn type_oid(&self, place: usize) -> u32 {
+    #[inline]
+    fn column_type(&self, place: usize) -> ColumnType {
         match &self.0 {
-            Of::Table(_, mapping) => mapping.type_oid(place),
-            Of::Message(content) => content.type_oid(place),
+            Of::Table(_, mapping) => mapping.column_type(place),
+            Of::Message(content) => content.column_type(place),
         }
     }
 }

@@ -67,10 +67,9 @@ fn insert<'v>(values: impl ExactSizeIterator<Item = Option<&'v str>>) -> Vec<u8>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::template::TypedValues;
 
     fn column(name: &str, type_oid: u32) -> Column {
-        Column { name: name.to_owned(), type_oid }
+        Column { name: name.to_owned(), type_oid, type_modifier: -1 }
     }
 
     #[test]

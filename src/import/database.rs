@@ -1,7 +1,7 @@
 //! Connection, slot, publication and table.
 
 use super::Carrying;
-use super::Effect::{Differs, MayDiffer, ToDo};
+use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
 use super::given::Given;
 use crate::config::setting;
 use crate::config::{SlotName, TableName};
@@ -72,9 +72,9 @@ fn names(given: &Given, carrying: &mut Carrying) {
         Some(publication) => carrying.draft.set(&setting::PUBLICATION, publication),
         None => carrying.draft.note(&setting::PUBLICATION, "publication = …  (the connector's)"),
     }
-    let why = "walrelay wants a publication of inserts alone, and those that Debezium makes have everything";
-    let what_to_do = "alter publication NAME set (publish = 'insert') when the connector is stopped";
-    carrying.left(given, "publication.name", ToDo, why, what_to_do);
+    let why = "carried; those that Debezium makes have updates and deletes too, which walrelay drops";
+    let what_to_do = "alter publication NAME set (publish = 'insert') spares their traffic";
+    carrying.left(given, "publication.name", NoEffect, why, what_to_do);
     if given.get("plugin.name") != Some("pgoutput") {
         let why = "walrelay reads slots of pgoutput only; Debezium's default is decoderbufs";
         let what_to_do = "select plugin from pg_replication_slots: another than pgoutput needs a new slot";

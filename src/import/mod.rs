@@ -146,4 +146,6 @@ impl Carrying {
 }
 
 #[cfg(test)]
+mod conformance;
+#[cfg(test)]
 mod tests;

@@ -24,6 +24,7 @@ const RETRIES: &str = "what heals by itself is tried again for as long as it tak
 const NO_HEARTBEAT: &str = "an idle outbox is confirmed without a heartbeat";
 const POSITION: &str = "walrelay keeps a position of its own: [state]";
 const TEXT_OF_POSTGRES: &str = "a value goes out as Postgres prints it, whatever its type";
+const AS_BY_DEFAULT: &str = "a column that is placed is written as Debezium does it by default";
 const LOOK_AT_PLACED: &str = "compare a record, where a column of such a type is placed in a header or the envelope";
 const CONVERTER: &str = "it belongs to a converter; what becomes of that is said there";
 const CONNECT: &str = "it is Kafka Connect's own business";
@@ -128,7 +129,11 @@ const OPTIONS: &[(&str, Fate)] = &[
     ("message.key.columns", Left(NoEffect, "the router makes the key", "")),
     (
         "message.prefix.*",
-        Left(MayDiffer, "messages of pg_logical_emit_message are not relayed", "insert into the outbox instead"),
+        Left(
+            MayDiffer,
+            "the connector does not say which messages of pg_logical_emit_message are events",
+            "add an [[outbox]] with message_prefix, as docs/mapping.md shows",
+        ),
     ),
     (
         "skipped.operations",
@@ -155,9 +160,9 @@ const OPTIONS: &[(&str, Fate)] = &[
     ("read.only", Left(NoEffect, NO_SNAPSHOT, "")),
     // How values are written.
     ("binary.handling.mode", Unless(&["bytes"], Differs, "a bytea goes out as its bytes", "have consumers take bytes")),
-    ("decimal.handling.mode", Unless(&["string"], MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED)),
-    ("time.precision.mode", Left(MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED)),
-    ("interval.handling.mode", Left(MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED)),
+    ("decimal.handling.mode", Unless(&["precise"], MayDiffer, AS_BY_DEFAULT, LOOK_AT_PLACED)),
+    ("time.precision.mode", Unless(&["adaptive"], MayDiffer, AS_BY_DEFAULT, LOOK_AT_PLACED)),
+    ("interval.handling.mode", Unless(&["numeric"], MayDiffer, AS_BY_DEFAULT, LOOK_AT_PLACED)),
     ("hstore.handling.mode", Left(MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED)),
     ("money.fraction.digits", Left(MayDiffer, TEXT_OF_POSTGRES, LOOK_AT_PLACED)),
     ("include.unknown.datatypes", Left(NoEffect, TEXT_OF_POSTGRES, "")),
@@ -285,7 +290,7 @@ const OPTIONS: &[(&str, Fate)] = &[
         Unless(
             &["warn", "error"],
             NoEffect,
-            "updates and deletes are passed over with a warning, if the publication has them at all",
+            "updates and deletes are dropped and counted; nothing of the outbox waits for one",
             "",
         ),
     ),

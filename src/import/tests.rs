@@ -207,7 +207,7 @@ fn a_connector_in_json_is_carried_whole() {
         [
             ("database.password", Effect::ToDo),
             ("topic.prefix", Effect::NoEffect),
-            ("publication.name", Effect::ToDo),
+            ("publication.name", Effect::NoEffect),
             ("publication.autocreate.mode", Effect::NoEffect),
             ("tombstones.on.delete", Effect::NoEffect),
             ("heartbeat.interval.ms", Effect::NoEffect),
@@ -227,11 +227,18 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
         templates(&config),
         (
             "{kind|match('(?<topic>.*)Created', 'billing.${topic}')}",
-            Some("\"{\"account id\"}\""),
-            vec![("region", "{region}")]
+            Some("{\"account id\"|connect('json')|default('null')}"),
+            vec![("region", "{region|connect}")]
         )
     );
-    assert_eq!(value(&config), [("payload", "{body|text}"), ("eventType", "{kind}"), ("tenant", "{tenant}")]);
+    assert_eq!(
+        value(&config),
+        [
+            ("payload", "{body|connect('json')}"),
+            ("eventType", "{kind|connect('json')}"),
+            ("tenant", "{tenant|connect('json')}")
+        ]
+    );
     let ValueConfig::Envelope { tombstone, .. } = &config.outboxes[0].route.value else { panic!("no envelope") };
     assert_eq!(tombstone.as_deref(), Some("body"));
     assert_eq!(config.outboxes[0].route.partition.as_deref(), Some("shard"));
@@ -247,15 +254,12 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
             ("database.dbname", Effect::ToDo),
             ("table.include.list", Effect::Differs),
             ("slot.drop.on.stop", Effect::ToDo),
-            ("key.converter", Effect::MayDiffer),
             ("transforms.filter.type", Effect::Differs),
             ("transforms.filter.condition", Effect::NoEffect),
             ("transforms.router.predicate", Effect::MayDiffer),
             ("transforms.router.table.field.event.schema.version", Effect::NoEffect),
             (placement, Effect::Differs),
             (placement, Effect::Differs),
-            (placement, Effect::MayDiffer),
-            (placement, Effect::MayDiffer),
             ("transforms.router.route.tombstone.on.empty.payload", Effect::MayDiffer),
             ("transforms.router.table.op.invalid.behavior", Effect::NoEffect),
             ("predicates", Effect::NoEffect),
@@ -263,7 +267,7 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
             ("predicates.isOutbox.pattern", Effect::NoEffect),
             ("some.option", Effect::MayDiffer),
             ("extended.headers.enabled (not set)", Effect::MayDiffer),
-            ("publication.name (not set)", Effect::ToDo),
+            ("publication.name (not set)", Effect::NoEffect),
             ("producer.override.bootstrap.servers (not set)", Effect::ToDo),
         ]
     );
@@ -273,7 +277,7 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
 fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() {
     let import = import("c.properties", CONNECT_PROPERTIES).unwrap();
     let config = config(&import);
-    let headers = vec![("eventType", "{type}"), ("tenant", "{tenant_id}")];
+    let headers = vec![("eventType", "{type}"), ("tenant", "{tenant_id|connect}")];
     // The expression is Java's own: what stands there is the default, and it is listed.
     assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid}"), headers));
     assert_eq!(config.outboxes[0].source.to_string(), "table wallet.outbox_events");
@@ -283,9 +287,8 @@ fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() 
             ("database.password", Effect::ToDo),
             ("errors.tolerance", Effect::MayDiffer),
             ("max.batch.size", Effect::NoEffect),
-            ("transforms.o.table.fields.additional.placement", Effect::MayDiffer),
             ("transforms.o.route.topic.regex", Effect::Differs),
-            ("publication.name (not set)", Effect::ToDo),
+            ("publication.name (not set)", Effect::NoEffect),
             ("key.converter (not set)", Effect::MayDiffer),
             ("value.converter (not set)", Effect::MayDiffer),
             ("producer.override.bootstrap.servers (not set)", Effect::ToDo),
@@ -297,10 +300,9 @@ fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() 
 fn debezium_server_has_its_own_names_and_defaults() {
     let import = import("application.properties", SERVER_PROPERTIES).unwrap();
     let config = config(&import);
-    assert_eq!(
-        templates(&config),
-        ("outbox.event.{aggregatetype}", Some("{aggregateid}"), vec![("eventType", "{type}")])
-    );
+    let headers = vec![("id", "{id|connect('schema', 'required')}"), ("eventType", "{type|connect('schema')}")];
+    assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid}"), headers));
+    assert_eq!(config.outboxes[0].route.id_header, None, "the one with a schema stands for it");
     assert_eq!(config.kafka.brokers, "kafka:9092");
     assert_eq!(
         left(&import),
@@ -308,14 +310,14 @@ fn debezium_server_has_its_own_names_and_defaults() {
             ("debezium.source.database.hostname", Effect::ToDo),
             ("debezium.source.database.password", Effect::ToDo),
             ("debezium.source.topic.prefix", Effect::NoEffect),
-            ("debezium.source.publication.name", Effect::ToDo),
+            ("debezium.source.publication.name", Effect::NoEffect),
             ("debezium.source.offset.storage.file.filename", Effect::NoEffect),
             ("debezium.sink.kafka.producer.key.serializer", Effect::NoEffect),
             ("debezium.sink.kafka.producer.ssl.keystore.password", Effect::ToDo),
             ("debezium.sink.kafka.producer.batch.size", Effect::ToDo),
             ("quarkus.http.port", Effect::NoEffect),
             ("quarkus.log.console.json", Effect::NoEffect),
-            ("debezium.format.header (not set)", Effect::Differs),
+            ("debezium.format.header (not set)", Effect::MayDiffer),
         ]
     );
 }
@@ -363,8 +365,9 @@ fn bytes_that_are_not_the_same_are_listed_with_the_converter_that_made_them() {
     assert_eq!(seen(&["value.converter=io.debezium.converters.BinaryDataConverter\n"]), [""; 0]);
     assert_eq!(seen(&["value.converter=org.apache.kafka.connect.converters.ByteArrayConverter\n"]), [""; 0]);
     assert_eq!(seen(&[JSON]), ["value.converter"]);
-    assert_eq!(seen(&[JSON, PLAIN]), ["value.converter"]);
-    assert_eq!(seen(&[JSON, PLAIN, EXPAND]), ["transforms.o.table.expand.json.payload"]);
+    assert_eq!(seen(&[JSON, PLAIN]), [""; 0]);
+    assert_eq!(seen(&[JSON, PLAIN, EXPAND]), [""; 0]);
+    assert_eq!(seen(&[JSON, EXPAND]), ["value.converter"]);
     assert_eq!(seen(&[JSON, PLAIN, ENVELOPE]), [""; 0]);
     assert_eq!(seen(&[JSON, ENVELOPE]), ["value.converter"]);
     assert_eq!(seen(&["value.converter=StringConverter\n", EXPAND]), ["transforms.o.table.expand.json.payload"]);
@@ -414,7 +417,7 @@ fn a_name_is_carried_where_only_the_password_is_filled_in() {
              producer.override.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
              username=\"{user}\" password=\"${{file:/run/secrets:canary}}\";\n"
         ));
-        assert_eq!(left(&import).last(), Some(&("publication.name (not set)", Effect::ToDo)));
+        assert_eq!(left(&import).last(), Some(&("publication.name (not set)", Effect::NoEffect)));
         assert!(left(&import).contains(&("producer.override.sasl.jaas.config", Effect::ToDo)));
         assert!(!import.toml.contains("canary"));
         config(&import).kafka.properties.get("sasl.username").map(|name| name.expose().to_owned())

@@ -1,7 +1,7 @@
 //! Numbers that columns hold: a partition, a time.
 
 use crate::event::Row;
-use crate::template::{TypedValues, timestamp};
+use crate::template::timestamp;
 
 /// OID of `bigint`, which holds milliseconds.
 const INT8: u32 = 20;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::config::ValueConfig;
 use crate::event::Row;
-use crate::template::{Bound, RenderError, Template, TypedValues};
+use crate::template::{Bound, RenderError, Template};
 
 /// OID of `bytea`, whose text form is not what was written.
 const BYTEA: u32 = 17;

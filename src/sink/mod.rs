@@ -15,8 +15,6 @@ use std::future::Future;
 
 pub mod connection;
 mod context;
-#[cfg(test)]
-mod debezium;
 pub mod faults;
 mod files;
 pub mod kafka;
@@ -30,6 +28,8 @@ pub mod redact;
 pub use connection::Connection;
 pub(crate) use context::{code, log};
 pub use kafka::KafkaSink;
+#[cfg(test)]
+pub(crate) use placement::{hash, partition};
 pub use producer::Producer;
 
 use crate::error::Error;

@@ -72,7 +72,7 @@ impl Partitioner for Placement {
 }
 
 /// Which of `count` partitions a key with this hash belongs to.
-pub(super) fn partition(hash: u32, count: i32) -> i32 {
+pub(crate) fn partition(hash: u32, count: i32) -> i32 {
     positive(hash).checked_rem(count).unwrap_or(0)
 }
 
@@ -82,7 +82,7 @@ fn positive(hash: u32) -> i32 {
 }
 
 /// Murmur2 as `org.apache.kafka.common.utils.Utils` has it, which is where Java clients put their keys.
-pub(super) fn hash(key: &[u8]) -> u32 {
+pub(crate) fn hash(key: &[u8]) -> u32 {
     const SEED: u32 = 0x9747_b28c;
     const M: u32 = 0x5bd1_e995;
     let mut words = key.chunks_exact(4);

@@ -84,6 +84,11 @@ pub struct Flags {
 }
 
 impl Flags {
+    /// Whether it publishes anything that is no event.
+    pub fn others(&self) -> bool {
+        self.update || self.delete || self.truncate
+    }
+
     /// The operations, as `publish = '…'` names them.
     pub fn operations(&self) -> String {
         let all =

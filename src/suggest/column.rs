@@ -12,6 +12,8 @@ pub struct Column {
     pub type_name: String,
     /// OID of its type; of the domain, where it is one.
     pub type_oid: u32,
+    /// Its modifier (`atttypmod`).
+    pub type_modifier: i32,
     /// `typname` of its type, or of what its domain is made of.
     pub base: String,
     /// `typcategory` of that: <https://www.postgresql.org/docs/current/catalog-pg-type.html#CATALOG-TYPCATEGORY-TABLE>

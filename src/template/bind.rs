@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 
+use super::connect::ColumnType;
 use super::function::Function;
 use super::json::member;
+use super::typed::TypedValues;
 use super::{Part, Template};
 
 /// A column the template needs is not there.
@@ -108,7 +110,7 @@ impl Bound {
     ///
     /// # Errors
     /// [`RenderError`]: which value is not what the template needs.
-    pub fn render<'v>(&'v self, values: &'v impl Values) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
+    pub fn render<'v>(&'v self, values: &'v impl TypedValues) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
         match &self.kind {
             Kind::Constant(text) => Ok(Some(Cow::Borrowed(text.as_bytes()))),
             Kind::Column(place) => Ok(values.value(*place).map(Cow::Borrowed)),
@@ -117,12 +119,10 @@ impl Bound {
                 for part in parts {
                     match part {
                         BoundPart::Text(text) => rendered.push_str(text),
-                        BoundPart::Field { place, path, functions } => {
-                            match field(values.value(*place), *place, path, functions)? {
-                                Some(text) => rendered.push_str(&text),
-                                None => return Ok(None),
-                            }
-                        }
+                        BoundPart::Field { place, path, functions } => match field(values, *place, path, functions)? {
+                            Some(text) => rendered.push_str(&text),
+                            None => return Ok(None),
+                        },
                     }
                 }
                 Ok(Some(Cow::Owned(rendered.into_bytes())))
@@ -131,18 +131,26 @@ impl Bound {
     }
 }
 
+/// What the functions make of the value in `place`, or of a member of it.
 pub(super) fn field<'v>(
-    value: Option<&'v [u8]>,
+    values: &'v impl TypedValues,
     place: usize,
     path: &[String],
     functions: &[Function],
 ) -> Result<Option<Cow<'v, str>>, RenderError> {
     let not = |needed| RenderError { place, needed };
+    let value = values.value(place);
     let value = value.map(|value| std::str::from_utf8(value).map_err(|_| not("UTF-8 text"))).transpose()?;
-    let value = match value {
-        Some(text) if !path.is_empty() => member(text, path).map_err(|_| not("JSON"))?,
-        Some(text) => Some(Cow::Borrowed(text)),
-        None => None,
+    let (mut value, mut of) = match value {
+        Some(text) if !path.is_empty() => (member(text, path).map_err(|_| not("JSON"))?, ColumnType::TEXT),
+        Some(text) => (Some(Cow::Borrowed(text)), values.column_type(place)),
+        None => (None, values.column_type(place)),
     };
-    functions.iter().try_fold(value, |value, function| function.apply(value)).map_err(not)
+    for function in functions {
+        value = function.apply(value, of).map_err(not)?;
+        if !function.keeps_type() {
+            of = ColumnType::TEXT;
+        }
+    }
+    Ok(value)
 }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use regex::Regex;
 
+use super::connect::{ColumnType, Form, expand};
 use super::{form, json};
 
 /// A function with its arguments.
@@ -33,10 +34,18 @@ pub(super) enum Function {
         whole: Regex,
         to: String,
     },
+    /// NULL where there are blanks only.
+    Filled,
+    /// As Kafka Connect writes it.
+    Connect(Form),
+    /// JSON as Kafka Connect writes it again.
+    Expand {
+        nulls: bool,
+    },
 }
 
 const KNOWN: &str = "lower, upper, default('…'), replace('…', '…'), topic, match('…', '…'), json, text, \
-                     strip('…', …), compact, sort, rfc3339";
+                     strip('…', …), compact, sort, rfc3339, filled, connect('…', …), expand";
 
 /// A value is not what a function needs: what it should be.
 pub(super) type Needed = &'static str;
@@ -56,6 +65,13 @@ impl Function {
             "compact" => (Function::Compact, 0),
             "sort" => (Function::Sort, 0),
             "rfc3339" => (Function::Rfc3339, 0),
+            "filled" => (Function::Filled, 0),
+            "connect" => (Function::Connect(Form::new(&arguments.by_ref().collect::<Vec<_>>())?), count),
+            "expand" => match arguments.next().as_deref() {
+                None => (Function::Expand { nulls: false }, 0),
+                Some("nulls") => (Function::Expand { nulls: true }, 1),
+                Some(_) => return Err("expand takes 'nulls' or nothing".to_owned()),
+            },
             "strip" if count > 0 => (Function::Strip(arguments.by_ref().collect()), count),
             "strip" => return Err("strip takes the members to be left out".to_owned()),
             "default" => (Function::Default(arguments.next().unwrap_or_default()), 1),
@@ -82,29 +98,28 @@ impl Function {
         Ok(function)
     }
 
-    /// Applies it; `None` is NULL.
+    /// Applies it to a value of a column `of` this type; `None` is NULL.
     ///
     /// # Errors
     /// What the value should be.
-    pub(super) fn apply<'v>(&self, value: Option<Cow<'v, str>>) -> Result<Option<Cow<'v, str>>, Needed> {
+    pub(super) fn apply<'v>(
+        &self,
+        value: Option<Cow<'v, str>>,
+        of: ColumnType,
+    ) -> Result<Option<Cow<'v, str>>, Needed> {
+        if let Function::Connect(form) = self {
+            return form.write(value, of);
+        }
         let Some(value) = value else {
-            return Ok(match self {
-                Function::Default(text) => Some(Cow::Owned(text.clone())),
-                Function::Lower
-                | Function::Upper
-                | Function::Replace { .. }
-                | Function::Topic
-                | Function::Json
-                | Function::Text
-                | Function::Strip(_)
-                | Function::Compact
-                | Function::Sort
-                | Function::Rfc3339
-                | Function::Match { .. } => None,
-            });
+            let default = if let Function::Default(text) = self { Some(text) } else { None };
+            return Ok(default.map(|text| Cow::Owned(text.clone())));
         };
         Ok(Some(match self {
-            Function::Default(_) | Function::Text => value,
+            Function::Default(_) | Function::Text | Function::Connect(_) => value,
+            // As Java trims.
+            Function::Filled if value.chars().all(|c| c <= ' ') => return Ok(None),
+            Function::Filled => value,
+            Function::Expand { nulls } => Cow::Owned(expand(&value, *nulls)?),
             Function::Json => {
                 json::valid(&value)?;
                 value
@@ -129,6 +144,24 @@ impl Function {
                 }
             },
         }))
+    }
+}
+
+impl Function {
+    /// Whether it leaves a value that is not NULL as it is, and so of its type.
+    pub(super) fn keeps_type(&self) -> bool {
+        matches!(self, Function::Filled)
+    }
+
+    /// Whether what it gives is JSON to be embedded.
+    pub(super) fn gives_json(&self) -> bool {
+        if let Function::Connect(form) = self {
+            return *form != Form::Text;
+        }
+        matches!(
+            self,
+            Function::Json | Function::Strip(_) | Function::Compact | Function::Sort | Function::Expand { .. }
+        )
     }
 }
 

@@ -97,7 +97,7 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 /// An object's members in their order.
-struct Ordered<'j>(Vec<(Cow<'j, str>, &'j RawValue)>);
+pub(super) struct Ordered<'j>(pub(super) Vec<(Cow<'j, str>, &'j RawValue)>);
 
 impl<'de> Deserialize<'de> for Ordered<'de> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

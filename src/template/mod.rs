@@ -16,12 +16,16 @@
 //! | `{column\|compact}` | the JSON without blanks between its parts |
 //! | `{column\|sort}` | the same, and the members of its objects in the order of their names |
 //! | `{column\|rfc3339}` | the timestamp as `2024-05-06T05:08:09.123456Z` |
+//! | `{column\|filled}` | NULL where there is nothing but blanks |
+//! | `{column\|connect('json')}` | the value as a converter of Kafka Connect writes it, by the column's type |
+//! | `{column\|expand}` | the JSON as Kafka Connect writes it again |
 //! | `{column\|json}`, `\|text` | in an envelope: embedded as JSON, or quoted, whatever the column's type is |
 //!
 //! A NULL without a `default` makes the whole value NULL: no key, a header without a value, and no topic at all.
 //! Parsing needs no table; [`Template::bind`] finds the columns in one.
 
 mod bind;
+mod connect;
 mod form;
 mod function;
 mod json;
@@ -31,6 +35,7 @@ mod typed;
 use std::str::FromStr;
 
 pub use bind::{Bound, RenderError, UnknownColumn, Values};
+pub use connect::ColumnType;
 use function::Function;
 pub use function::timestamp;
 pub use json::{Member, members};

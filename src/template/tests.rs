@@ -11,6 +11,12 @@ impl Values for Row {
     }
 }
 
+impl TypedValues for Row {
+    fn column_type(&self, _: usize) -> ColumnType {
+        ColumnType::TEXT
+    }
+}
+
 const COLUMNS: &[(&str, Option<&[u8]>)] = &[
     ("type", Some(b"OrderCreated")),
     ("none", None),
@@ -99,11 +105,15 @@ fn timestamps_of_postgres_become_those_of_the_rest_of_the_world() {
         ("2024-05-06", "2024-05-06T00:00:00Z"),
     ] {
         let function = function::Function::new("rfc3339", Vec::new()).unwrap();
-        assert_eq!(function.apply(Some(postgres.into())).unwrap().as_deref(), Some(expected), "{postgres}");
+        assert_eq!(
+            function.apply(Some(postgres.into()), ColumnType::TEXT).unwrap().as_deref(),
+            Some(expected),
+            "{postgres}"
+        );
     }
     for bad in ["", "infinity", "2024-05-06 05:08:09.123456+00 BC", "now"] {
         let function = function::Function::new("rfc3339", Vec::new()).unwrap();
-        assert_eq!(function.apply(Some(bad.into())), Err("a timestamp"), "{bad}");
+        assert_eq!(function.apply(Some(bad.into()), ColumnType::TEXT), Err("a timestamp"), "{bad}");
     }
 }
 
@@ -185,8 +195,8 @@ impl Values for Typed<'_> {
 }
 
 impl TypedValues for Typed<'_> {
-    fn type_oid(&self, place: usize) -> u32 {
-        self.0.get(place).map_or(0, |(oid, _)| *oid)
+    fn column_type(&self, place: usize) -> ColumnType {
+        ColumnType { oid: self.0.get(place).map_or(0, |(oid, _)| *oid), modifier: -1 }
     }
 }
 

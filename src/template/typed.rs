@@ -1,6 +1,7 @@
 //! A template's value as JSON, by the type of its column.
 
 use super::bind::{Bound, BoundPart, Kind, RenderError, Values, field};
+use super::connect::ColumnType;
 use super::function::Function;
 use super::json;
 
@@ -13,8 +14,8 @@ mod oid {
 
 /// The values of a row whose types are known.
 pub trait TypedValues: Values {
-    /// The OID of the type of the column in this place; 0 where that is not known.
-    fn type_oid(&self, place: usize) -> u32;
+    /// The type of the column in this place.
+    fn column_type(&self, place: usize) -> ColumnType;
 }
 
 impl Bound {
@@ -26,23 +27,21 @@ impl Bound {
     pub fn append_json(&self, values: &impl TypedValues, into: &mut Vec<u8>) -> Result<(), RenderError> {
         match &self.kind {
             Kind::Column(place) => {
-                let as_it_is = |text: &str| stands_alone(values.type_oid(*place), text);
-                append(field(values.value(*place), *place, &[], &[])?.as_deref(), as_it_is, into);
+                let as_it_is = |text: &str| stands_alone(values.column_type(*place).oid, text);
+                append(field(values, *place, &[], &[])?.as_deref(), as_it_is, into);
             }
             Kind::Parts(parts) => match parts.as_slice() {
                 // What a member is, its own text says.
                 [BoundPart::Field { place, path, functions }] if functions.is_empty() => {
-                    let text = field(values.value(*place), *place, &[], &[])?;
+                    let text = field(values, *place, &[], &[])?;
                     let member = text.as_deref().map(|text| json::raw_member(text, path));
                     let member = member.transpose().map_err(|_| RenderError { place: *place, needed: "JSON" })?;
                     into.extend_from_slice(member.flatten().unwrap_or("null").as_bytes());
                 }
                 [BoundPart::Field { place, path, functions }] => {
-                    let last = functions.last();
-                    let is_json =
-                        matches!(last, Some(Function::Json | Function::Strip(_) | Function::Compact | Function::Sort));
+                    let is_json = functions.last().is_some_and(Function::gives_json);
                     let as_it_is = |_: &str| is_json;
-                    append(field(values.value(*place), *place, path, functions)?.as_deref(), as_it_is, into);
+                    append(field(values, *place, path, functions)?.as_deref(), as_it_is, into);
                 }
                 _ => self.append_text(values, into)?,
             },

@@ -9,6 +9,7 @@ mod drain;
 mod failover;
 mod idle;
 mod memory;
+mod operations;
 mod order;
 mod outboxes;
 mod partitions;

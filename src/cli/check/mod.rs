@@ -10,7 +10,7 @@ use crate::cli::check_config;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_line};
 use crate::cli::session::Session;
-use crate::cli::table;
+use crate::cli::table::{self, Table};
 use crate::config::{OutboxConfig, TableName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
@@ -108,6 +108,18 @@ fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
     outbox.columns.iter().all(has)
 }
 
+/// A column as the stream describes it, and the relay sees it: without its domain.
+fn described(name: &str, table: &Table, catalog: Option<&Catalog>) -> Column {
+    let column = table.columns.iter().find(|column| column.name == name);
+    let type_oid = column.map_or(0, |column| column.type_oid);
+    let base = catalog.and_then(|catalog| catalog.base_types.get(&type_oid)).copied();
+    Column {
+        name: name.to_owned(),
+        type_oid: base.unwrap_or(type_oid),
+        type_modifier: column.map_or(-1, |column| column.type_modifier),
+    }
+}
+
 enum Row {
     Routed(Found),
     Refused(Found, Error),
@@ -130,10 +142,7 @@ async fn row(
         sample::Answer::Empty => return Ok(Row::Routed(Found::Nothing)),
         sample::Answer::Forbidden => return Ok(Row::Routed(Found::Forbidden(facts.server.role.clone()))),
     };
-    let type_oid =
-        |name: &String| table.columns.iter().find(|column| column.name == *name).map(|column| column.type_oid);
-    let described =
-        outbox.columns.iter().map(|name| Column { name: name.clone(), type_oid: type_oid(name).unwrap_or(0) });
+    let described = outbox.columns.iter().map(|name| described(name, &table, catalog));
     let values = read.values.iter().map(Option::as_deref);
     let bug = |what: &str| Error::new(Kind::Bug, format!("a row that was asked for comes without {what}"));
     let sample = Sample::new(&outbox.columns, described.zip(values).collect()).map_err(bug)?;

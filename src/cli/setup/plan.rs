@@ -229,6 +229,12 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
                 false => format!(" and publishes inserts into {}", listed(&tables)),
             };
             plan.present.push(format!("publication {name} is there{what}"));
+            if publication.other_than_inserts {
+                let sql = fill("alter publication {publication} set (publish = 'insert');", &values)?;
+                plan.remarks.push(format!(
+                    "publication {name} publishes more than inserts, which costs traffic and is dropped; inserts are enough: {sql}"
+                ));
+            }
         }
         (None, Some(_)) => {
             // A slot decodes with the catalog of the time of each change: there is no publication in its past.
@@ -293,11 +299,7 @@ fn publication_fits(wanted: &Wanted<'_>, publication: &Publication, partitioned:
         ),
         (publication.row_filter, "has a row filter, which drops events silently", set_table),
         (publication.column_list, "has a column list, which hides columns silently", set_table),
-        (
-            publication.other_than_inserts || !publication.inserts,
-            "does not publish exactly inserts",
-            "alter publication {publication} set (publish = 'insert');",
-        ),
+        (!publication.inserts, "does not publish inserts", "alter publication {publication} set (publish = 'insert');"),
         (
             partitioned && !publication.via_root,
             "publishes partitions under their own names",

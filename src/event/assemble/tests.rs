@@ -4,7 +4,6 @@ use crate::decode::{Value, wire};
 use crate::error::Kind;
 use crate::event::replay::{COLUMNS, outbox};
 use crate::position::Partial;
-use crate::template::TypedValues;
 
 const OUTBOX: u32 = 16_384;
 

@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::quoted;
-use crate::source::catalog::{Catalog, Flags, Member, Publication};
+use crate::source::catalog::{Catalog, Member, Publication};
 use crate::source::query::QueryError;
 
 /// What must stay as it is for the stream to hold every event of the outbox.
@@ -235,7 +235,7 @@ fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Resu
             missing(table)
         )));
     }
-    if (Flags { via_root: was.via_root, ..seen.flags }) != was {
+    if was.insert && !seen.flags.insert {
         let operations = seen.flags.operations();
         return Err(changed(
             now,

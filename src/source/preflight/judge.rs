@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::quoted;
 use crate::source::preflight::facts::{Facts, Server, Slot};
 use crate::source::preflight::published::Published;
-use crate::source::preflight::warnings::{Warning, slot_warnings, table_warnings, traffic_warning};
+use crate::source::preflight::warnings::{Warning, operations_warning, slot_warnings, table_warnings, traffic_warning};
 
 /// The oldest major whose `pgoutput` and catalogs are known here.
 pub const MAJOR_MIN: u32 = 14;
@@ -56,6 +56,7 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
         .judge()?;
         warnings.extend(table_warnings(catalog, table, name, facts.server.major()));
     }
+    warnings.extend(operations_warning(published, &names));
     warnings.extend(traffic_warning(facts, published, &names));
     Ok(warnings)
 }

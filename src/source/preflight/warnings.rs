@@ -35,6 +35,19 @@ pub(super) fn traffic_warning(facts: &Facts, publication: &Publication, outboxes
     Some(Warning(format!("the publication has other tables ({names}): their rows cost traffic and are dropped")))
 }
 
+/// What is published and cannot be an event of these tables.
+pub(super) fn operations_warning(publication: &Publication, outboxes: &[&TableName]) -> Option<Warning> {
+    let names: Vec<_> = outboxes.iter().map(|table| table.to_string()).collect();
+    (publication.flags.others() && !names.is_empty()).then(|| {
+        Warning(format!(
+            "the publication has publish = '{}': what is not an insert costs traffic and is dropped, and Postgres refuses \
+             updates and deletes of {} without a replica identity; publish = 'insert' is enough",
+            publication.flags.operations(),
+            names.join(", ")
+        ))
+    })
+}
+
 /// What is to be known of an outbox table that was judged to be fit.
 pub(super) fn table_warnings(catalog: &Catalog, table: &Table, table_name: &TableName, major: u32) -> Vec<Warning> {
     let mut warnings = Vec::new();

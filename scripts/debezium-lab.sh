@@ -1,0 +1,111 @@
+# Debezium on Kafka Connect, a Postgres and a Kafka of their own, until the script that reads this ends. It needs
+# scripts/prerequisites; Debezium and Kafka Connect come through Maven, by version, and stay beside the test servers.
+# shellcheck shell=bash disable=SC2034
+
+debezium=3.7.0.Final
+kafka=4.3.1
+log4j=2.25.1
+servers=$(cd "${WALRELAY_TEST_SERVERS:-target/test-servers}" && pwd)
+programs=/usr/lib/postgresql/15/bin
+peer=$servers/debezium
+
+say() { echo "${0##*/}: $*" >&2; }
+
+# --- Debezium -----------------------------------------------------------------------------------------------------
+
+if [ "$(cat "$peer/stamp" 2>/dev/null || true)" != "debezium $debezium, kafka $kafka" ]; then
+    say "fetching Debezium $debezium and Kafka Connect $kafka"
+    rm -rf "$peer"
+    mkdir -p "$peer/plugins" "$peer/work"
+    cat >"$peer/work/pom.xml" <<XML
+<project>
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>walrelay.test</groupId><artifactId>connect</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>connect-runtime</artifactId><version>$kafka</version></dependency>
+    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>$log4j</version></dependency>
+  </dependencies>
+</project>
+XML
+    mvn -q -B -Dstyle.color=never -f "$peer/work/pom.xml" dependency:copy-dependencies \
+        -DincludeScope=runtime -DoutputDirectory="$peer/libs" >&2
+    mvn -q -B -Dstyle.color=never dependency:copy -DoutputDirectory="$peer/work" \
+        "-Dartifact=io.debezium:debezium-connector-postgres:$debezium:tar.gz:plugin" >&2
+    tar -xzf "$peer/work"/*.tar.gz -C "$peer/plugins"
+    rm -rf "$peer/work"
+    echo "debezium $debezium, kafka $kafka" >"$peer/stamp"
+fi
+
+# --- servers ------------------------------------------------------------------------------------------------------
+
+run=$(mktemp -d)
+chmod 755 "$run"
+pids=()
+end() {
+    for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done
+    for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null || true; done
+    if [ -n "${KEEP:-}" ]; then say "logs and data are in $run"; else rm -rf "$run"; fi
+}
+trap end EXIT
+
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+postgres_port=$(free_port)
+kafka_port=$(free_port)
+controller_port=$(free_port)
+connect_port=$(free_port)
+
+# Postgres does not run as root.
+mkdir "$run/postgres"
+as=()
+if [ "$(id -u)" = 0 ]; then
+    chown postgres "$run/postgres"
+    as=(setpriv --reuid postgres --regid postgres --clear-groups)
+fi
+(cd / && "${as[@]}" "$programs/initdb" -U postgres -A trust -E UTF8 --no-locale -N -D "$run/postgres/data") >"$run/initdb.log"
+"${as[@]}" "$programs/postgres" -D "$run/postgres/data" -c listen_addresses=127.0.0.1 -c port="$postgres_port" \
+    -c unix_socket_directories= -c wal_level=logical -c max_replication_slots=60 -c max_wal_senders=60 \
+    -c max_connections=300 -c fsync=off -c timezone=UTC >"$run/postgres.log" 2>&1 &
+pids+=($!)
+sql() { PGTZ=UTC psql -h 127.0.0.1 -p "$postgres_port" -U postgres -d postgres -qAt -v ON_ERROR_STOP=1 "$@"; }
+for _ in $(seq 100); do
+    sql -c 'select 1' >/dev/null 2>&1 && break
+    sleep 0.2
+done
+
+cp -r "$servers/kafka/formatted-1" "$run/kafka"
+cat >"$run/kafka.properties" <<P
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:$controller_port
+listeners=PLAINTEXT://127.0.0.1:$kafka_port,CONTROLLER://127.0.0.1:$controller_port
+advertised.listeners=PLAINTEXT://127.0.0.1:$kafka_port
+controller.listener.names=CONTROLLER
+log.dirs=$run/kafka
+num.partitions=8
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+log.retention.ms=-1
+P
+java=(java -XX:+UseSerialGC -XX:-UsePerfData "-Dlog4j2.configurationFile=$servers/kafka/log4j2.xml")
+"${java[@]}" -Xmx512m -cp "$servers/kafka/libs/*" kafka.Kafka "$run/kafka.properties" >"$run/kafka.log" 2>&1 &
+pids+=($!)
+for _ in $(seq 150); do
+    grep -q 'Kafka Server started' "$run/kafka.log" && break
+    sleep 0.2
+done
+cat >"$run/worker.properties" <<P
+bootstrap.servers=127.0.0.1:$kafka_port
+key.converter=org.apache.kafka.connect.storage.StringConverter
+value.converter=org.apache.kafka.connect.storage.StringConverter
+offset.storage.file.filename=$run/offsets
+plugin.path=$peer/plugins
+listeners=http://127.0.0.1:$connect_port
+P
+
+# Runs the connectors of these files; $connect is the process.
+connect() {
+    "${java[@]}" -Xmx2g -cp "$peer/libs/*" org.apache.kafka.connect.cli.ConnectStandalone "$run/worker.properties" "$@" \
+        >>"$run/connect.log" 2>&1 &
+    connect=$!
+    pids+=("$connect")
+}

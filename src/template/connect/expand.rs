@@ -1,0 +1,168 @@
+//! The JSON in a text, written as `JsonConverter` writes what `table.expand.json.payload` made of it.
+//!
+//! Debezium infers a schema and fills it: members without a value go, elements of an array become alike, numbers are
+//! of 32 or 64 bits or `double`. What it cannot infer a schema for stays a text.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+
+use super::java;
+use crate::template::function::Needed;
+use crate::template::json::Ordered;
+
+/// What is nested deeper stays a text. Each level is read again by the one above it.
+const DEPTH_MAX: usize = 200;
+
+/// What all values in one place have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Shape {
+    Text,
+    Truth,
+    Int,
+    Long,
+    Double,
+    Null,
+    Array(Box<Shape>),
+    Object(Vec<(String, Shape)>),
+}
+
+/// The value in a text that holds JSON: an object or an array as JSON without blanks, any other as a JSON string.
+///
+/// With `nulls` members that are `null` stay.
+///
+/// # Errors
+/// It is an object or array that is not JSON.
+pub(in crate::template) fn expand(text: &str, nulls: bool) -> Result<String, Needed> {
+    if !text.starts_with(['{', '[']) {
+        return Ok(java::quoted(text));
+    }
+    let value: &RawValue = serde_json::from_str(text).map_err(|_| "JSON")?;
+    let Some(shape) = shape(value, nulls, DEPTH_MAX) else { return Ok(java::quoted(text)) };
+    let mut json = String::with_capacity(text.len());
+    write(value, &shape, &mut json);
+    Ok(json)
+}
+
+/// `None`: there is none.
+fn shape(value: &RawValue, nulls: bool, depth: usize) -> Option<Shape> {
+    let depth = depth.checked_sub(1)?;
+    let text = value.get();
+    Some(match text.as_bytes().first()? {
+        b'"' => Shape::Text,
+        b't' | b'f' => Shape::Truth,
+        b'n' if nulls => Shape::Null,
+        b'n' => return None,
+        b'[' => return array(text, nulls, depth),
+        b'{' => {
+            let mut shapes: Vec<(String, Shape)> = Vec::new();
+            for (name, member) in members(text) {
+                if name.is_empty() {
+                    return None;
+                }
+                match shape(member, nulls, depth) {
+                    Some(shape) => shapes.push((name.into_owned(), shape)),
+                    None if is_left_out(member, nulls) => {}
+                    None => return None,
+                }
+            }
+            Shape::Object(shapes)
+        }
+        _ if text.contains(['.', 'e', 'E']) => Shape::Double,
+        _ if text.parse::<i32>().is_ok() => Shape::Int,
+        _ => Shape::Long,
+    })
+}
+
+/// Whether a member is left out where it has no shape: it is null, or an empty array.
+fn is_left_out(member: &RawValue, nulls: bool) -> bool {
+    let text = member.get();
+    (text == "null" && !nulls) || (text.starts_with('[') && elements(text).is_empty())
+}
+
+fn array(text: &str, nulls: bool, depth: usize) -> Option<Shape> {
+    let mut all: Option<Shape> = None;
+    let elements = elements(text);
+    for element in elements.iter().filter(|element| element.get() != "null") {
+        let one = shape(element, nulls, depth)?;
+        all = Some(match all {
+            None => one,
+            Some(before) => merged(before, one)?,
+        });
+    }
+    let none_but_nulls = nulls && !elements.is_empty();
+    let all = all.or(none_but_nulls.then_some(Shape::Null))?;
+    Some(Shape::Array(Box::new(all)))
+}
+
+/// `None`: the two have nothing in common.
+fn merged(before: Shape, other: Shape) -> Option<Shape> {
+    Some(match (before, other) {
+        (Shape::Object(mut before), Shape::Object(other)) => {
+            let places: BTreeMap<String, usize> =
+                before.iter().enumerate().map(|(place, (name, _))| (name.clone(), place)).collect();
+            for (name, shape) in other {
+                match places.get(&name).and_then(|place| before.get_mut(*place)) {
+                    Some((_, known)) => *known = merged(std::mem::replace(known, Shape::Null), shape)?,
+                    None => before.push((name, shape)),
+                }
+            }
+            Shape::Object(before)
+        }
+        (Shape::Array(before), Shape::Array(other)) => Shape::Array(Box::new(merged(*before, *other)?)),
+        (Shape::Null, one) | (one, Shape::Null) => one,
+        (before, other) if before == other => before,
+        _ => return None,
+    })
+}
+
+fn write(value: &RawValue, shape: &Shape, json: &mut String) {
+    let text = value.get();
+    match shape {
+        _ if text == "null" => json.push_str("null"),
+        Shape::Object(shapes) => {
+            let members: BTreeMap<_, _> = members(text).into_iter().collect();
+            for (number, (name, shape)) in shapes.iter().enumerate() {
+                json.push(if number == 0 { '{' } else { ',' });
+                json.push_str(&java::quoted(name));
+                json.push(':');
+                match members.get(name.as_str()) {
+                    Some(member) => write(member, shape, json),
+                    None => json.push_str("null"),
+                }
+            }
+            json.push_str(if shapes.is_empty() { "{}" } else { "}" });
+        }
+        Shape::Array(shape) => {
+            for (number, element) in elements(text).iter().enumerate() {
+                json.push(if number == 0 { '[' } else { ',' });
+                write(element, shape, json);
+            }
+            json.push_str(if text == "[]" { "[]" } else { "]" });
+        }
+        Shape::Text => json.push_str(&java::quoted(&serde_json::from_str::<String>(text).unwrap_or_default())),
+        Shape::Double => json.push_str(&text.parse().map_or_else(|_| text.to_owned(), java::double)),
+        Shape::Truth | Shape::Int | Shape::Long | Shape::Null => json.push_str(text),
+    }
+}
+
+/// Of several of one name the last, where the first is.
+fn members(text: &str) -> Vec<(Cow<'_, str>, &RawValue)> {
+    let mut members: Vec<(Cow<'_, str>, &RawValue)> = Vec::new();
+    let mut places: BTreeMap<Cow<'_, str>, usize> = BTreeMap::new();
+    for (name, value) in serde_json::from_str::<Ordered<'_>>(text).map(|Ordered(all)| all).unwrap_or_default() {
+        match places.get(&name).and_then(|place| members.get_mut(*place)) {
+            Some((_, known)) => *known = value,
+            None => {
+                places.insert(name.clone(), members.len());
+                members.push((name, value));
+            }
+        }
+    }
+    members
+}
+
+fn elements(text: &str) -> Vec<&RawValue> {
+    serde_json::from_str(text).unwrap_or_default()
+}
