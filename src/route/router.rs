@@ -46,6 +46,9 @@ pub struct Router {
 /// A header's name and value.
 type Header<'s> = (&'s str, Option<&'s [u8]>);
 
+/// A header that may have been put together for this event.
+type MadeHeader<'s> = (Cow<'s, str>, Option<Cow<'s, [u8]>>);
+
 /// A routed event, which lends itself as a [`Record`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routed<'s> {
@@ -55,7 +58,7 @@ pub struct Routed<'s> {
     /// Those that every event has: most outboxes need no more, and so no allocation.
     fixed: [Header<'s>; 2],
     fixed_count: usize,
-    more: Vec<(Cow<'s, str>, Option<Cow<'s, [u8]>>)>,
+    more: Vec<MadeHeader<'s>>,
     partition: Option<i32>,
     timestamp_ms: Option<i64>,
 }
@@ -151,8 +154,7 @@ impl Router {
             more.push((Cow::Borrowed(name.as_str()), render(route)?));
         }
         if let Some(route) = &self.headers_from {
-            let members = self.members(route, event)?;
-            more.extend(members.into_iter().map(|(name, value)| (Cow::Owned(name), value.map(Cow::Owned))));
+            more.extend(self.members(route, event)?);
         }
         if self.omit_null_headers {
             more.retain(|(_, value)| value.is_some());
@@ -201,7 +203,7 @@ impl Router {
     }
 
     /// The headers that are members of a JSON object, without those that are there by name.
-    fn members(&self, route: &Route, event: &Event<'_>) -> Result<Vec<(String, Option<Vec<u8>>)>, RouteError> {
+    fn members(&self, route: &Route, event: &Event<'_>) -> Result<Vec<MadeHeader<'static>>, RouteError> {
         let unfit = |error| self.unfit(event, &route.template, error);
         let Some(object) = route.bound.render(&event.row).map_err(unfit)? else { return Ok(Vec::new()) };
         let place = route.bound.places().next().unwrap_or_default();
@@ -215,7 +217,8 @@ impl Router {
                 return Err(unfit(RenderError { place, needed }));
             }
             if !named.contains(&name.as_ref()) {
-                headers.push((name.into_owned(), value.map(|value| value.into_owned().into_bytes())));
+                let value = value.map(|value| Cow::Owned(value.into_owned().into_bytes()));
+                headers.push((Cow::Owned(name.into_owned()), value));
             }
         }
         Ok(headers)

@@ -58,7 +58,7 @@ fn into_each(aggregate: &str, number: usize) -> String {
 #[test]
 fn events_of_two_tables_and_of_messages_keep_the_order_they_were_written_in_also_across_a_crash() {
     const TRANSACTIONS: usize = 60;
-    let (world, config) = three(&Postgres::shared());
+    let (world, config) = three(Postgres::shared());
     let (topic, sql) = (format!("{}-all", world.name), world.sql());
     let mut relay = world.run().config_file(&config).start();
     relay.wait_ready();
@@ -139,7 +139,7 @@ fn every_major_has_messages_and_a_slot_of_them_alone() {
 
 #[test]
 fn a_second_outbox_that_leaves_the_publication_ends_the_relay_with_15_and_its_name() {
-    let (world, config) = three(&Postgres::shared());
+    let (world, config) = three(Postgres::shared());
     let mut relay = world.run().config_file(&config).start();
     relay.wait_ready();
     world.sql().run(&format!(r#"alter publication walrelay_{} drop table "Bill".events"#, world.name));
@@ -149,7 +149,7 @@ fn a_second_outbox_that_leaves_the_publication_ends_the_relay_with_15_and_its_na
 
 #[test]
 fn an_outbox_may_be_added_and_one_is_only_taken_out_on_purpose() {
-    let (world, all) = three(&Postgres::shared());
+    let (world, all) = three(Postgres::shared());
     let first = format!("[outbox]\ntable = \"outbox\"\n[route]\ntopic = \"{}-all\"\n", world.name);
     let sql = world.sql();
     let relayed = |config: &str| {
@@ -174,7 +174,7 @@ fn an_outbox_may_be_added_and_one_is_only_taken_out_on_purpose() {
 
 #[test]
 fn a_message_that_is_no_json_object_ends_the_relay_with_its_place_and_what_to_do() {
-    let (world, config) = three(&Postgres::shared());
+    let (world, config) = three(Postgres::shared());
     let mut relay = world.run().config_file(&config).start();
     relay.wait_ready();
     let sql = world.sql();
