@@ -35,7 +35,9 @@ impl Settings {
         }
         let messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
         let source = SourceConfig { messages, ..self.source()? };
-        Ok(Config { source, outboxes, kafka: self.kafka()?, state, process: self.process()? })
+        let id_headers = outboxes.iter().filter_map(|outbox| outbox.route.id_header.clone()).collect();
+        let kafka = KafkaConfig { id_headers, ..self.kafka()? };
+        Ok(Config { source, outboxes, kafka, state, process: self.process()? })
     }
 
     /// How to reach the database.
@@ -104,6 +106,7 @@ impl Settings {
         let properties = self.properties().iter().map(|(name, given)| (name.clone(), given.text.clone()));
         Ok(KafkaConfig {
             brokers,
+            id_headers: Vec::new(),
             properties: properties.collect::<BTreeMap<String, Secret>>(),
             max_in_flight_bytes: self.size(&setting::MAX_IN_FLIGHT_BYTES)?,
             max_in_flight_events: self.size(&setting::MAX_IN_FLIGHT_EVENTS)?,

@@ -212,6 +212,8 @@ pub struct KafkaConfig {
     pub brokers: String,
     /// librdkafka properties as given, already checked against those that would break a promise.
     pub properties: BTreeMap<String, Secret>,
+    /// Names of headers whose value is an event's id: what an error may name a row by. Other headers are never shown.
+    pub id_headers: Vec<String>,
     /// Bytes of payload and key that may be in flight: the bound on memory (P4).
     pub max_in_flight_bytes: usize,
     /// Events that may be in flight.

@@ -104,6 +104,7 @@ pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
     pub(super) tracker: Arc<Tracker>,
     pub(super) redactor: Redactor,
+    pub(super) id_headers: Vec<String>,
     /// Asks the probe to look whether a broker still answers; dropped with the producer, which ends the probe.
     pub(super) suspicion: SyncSender<()>,
     pub(super) last_error: Arc<Mutex<String>>,
@@ -111,6 +112,20 @@ pub(super) struct Context {
     /// Whether what librdkafka says is for the debug log.
     pub(super) quiet: bool,
     pub(super) placement: Placement,
+}
+
+impl Context {
+    fn label(&self, message: &rdkafka::message::BorrowedMessage<'_>) -> Option<Shown> {
+        let headers = message.headers()?;
+        let first = (headers.count() > 0).then(|| headers.get(0))?;
+        self.label_in(first.key, first.value)
+    }
+
+    /// What a person finds the row by, in a record's first header: the event's id comes first where it comes at all, and
+    /// no other header is shown (P11).
+    pub(super) fn label_in(&self, name: &str, value: Option<&[u8]>) -> Option<Shown> {
+        value.filter(|_| self.id_headers.iter().any(|id| id == name)).map(Shown::of)
+    }
 }
 
 impl ProducerContext<Placement> for Context {
@@ -149,7 +164,7 @@ impl ProducerContext<Placement> for Context {
             self.shared.failed.store(true, Ordering::Release);
             let record_bytes = message.payload_len() + message.key_len();
             let (topic, partition) = (message.topic().to_owned(), message.partition());
-            reports.failed.push(Failure { ticket, code, topic, partition, record_bytes, label: label(message) });
+            reports.failed.push(Failure { ticket, code, topic, partition, record_bytes, label: self.label(message) });
         }
         drop(reports);
         if first {
@@ -220,12 +235,6 @@ pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
         return *code;
     }
     error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
-}
-
-/// The first header's value, which is the event's id: what a person finds the row by.
-fn label(message: &rdkafka::message::BorrowedMessage<'_>) -> Option<Shown> {
-    let headers = message.headers()?;
-    (headers.count() > 0).then(|| headers.get(0).value).flatten().map(Shown::of)
 }
 
 fn subject<'a>(message: &'a rdkafka::message::BorrowedMessage<'_>) -> Subject<'a> {

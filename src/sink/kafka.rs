@@ -90,6 +90,7 @@ impl KafkaSink {
             shared: Arc::clone(&shared),
             tracker: Arc::clone(&tracker),
             redactor: options.redactor.clone(),
+            id_headers: options.id_headers.clone(),
             suspicion,
             last_error: Arc::clone(&last_error),
             closing: Arc::clone(&closing),
@@ -204,7 +205,8 @@ impl KafkaSink {
         if opened.is_empty() && self.held_up.is_empty() || self.inner.shared.failed.load(Ordering::Acquire) {
             return;
         }
-        let placement = &self.inner.client.context().placement;
+        let context = self.inner.client.context();
+        let placement = &context.placement;
         for topic in mem::take(&mut self.held_up).into_iter().chain(opened) {
             let through = self.openings.release(topic, placement, |waiting, way| {
                 placement.expect(way.count, waiting.hash);
@@ -220,7 +222,7 @@ impl KafkaSink {
                             topic: record.topic.to_owned(),
                             partition: record.partition.unwrap_or(-1),
                             record_bytes: record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len),
-                            label: record.headers.first().and_then(|(_, value)| *value).map(Shown::of),
+                            label: record.headers.first().and_then(|(name, value)| context.label_in(name, *value)),
                         };
                         self.failures.push(waiting.record.with_record(failure));
                         Release::Failed

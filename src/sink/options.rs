@@ -71,6 +71,8 @@ pub struct Options {
     pub message_max_bytes: usize,
     /// Takes secrets out of what librdkafka says.
     pub redactor: Redactor,
+    /// Names of headers that hold an event's id.
+    pub id_headers: Vec<String>,
 }
 
 impl Options {
@@ -147,7 +149,7 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
     };
     client.set_log_level(level);
     let redactor = Redactor::new(&config.properties);
-    let mut options = Options { client, message_max_bytes: 0, redactor };
+    let mut options = Options { client, message_max_bytes: 0, redactor, id_headers: config.id_headers.clone() };
     let native = options.client.create_native_config().map_err(|error| options.creation_error(&error))?;
     let limit = native.get("message.max.bytes").map_err(|error| options.creation_error(&error))?;
     options.message_max_bytes =
@@ -174,6 +176,7 @@ mod tests {
     fn config(properties: &[(&str, &str)]) -> KafkaConfig {
         let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
         KafkaConfig {
+            id_headers: Vec::new(),
             brokers: "127.0.0.1:9".to_owned(),
             properties,
             max_in_flight_bytes: 32 << 20,

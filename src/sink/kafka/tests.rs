@@ -28,7 +28,7 @@ fn cluster(partitions: i32) -> Cluster {
 
 fn config(brokers: String, properties: &[(&str, &str)]) -> KafkaConfig {
     let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
-    KafkaConfig { brokers, properties, max_in_flight_bytes: 8 << 20, max_in_flight_events: 10_000 }
+    KafkaConfig { brokers, properties, id_headers: vec!["id".to_owned()], max_in_flight_bytes: 8 << 20, max_in_flight_events: 10_000 }
 }
 
 fn sink(cluster: &Cluster) -> KafkaSink {
@@ -296,6 +296,25 @@ async fn a_topic_we_may_not_write_to_is_a_refusal_that_names_it() {
     let Delivery::Failed(Ticket(0), error) = &failed[0] else { panic!("acked") };
     assert_eq!(error.kind(), Kind::KafkaRefused);
     assert!(error.what_to_do().unwrap().contains(&format!("--topic {TOPIC}")), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_names_the_row_by_the_events_id_and_by_no_other_header() {
+    let cluster = cluster(1);
+    for (name, shown) in [("id", true), ("email", false)] {
+        let mut sink = sink(&cluster);
+        cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE]);
+        let headers: &[(&str, Option<&[u8]>)] = &[(name, Some(b"canary"))];
+        // The second waits for the first to open the partition.
+        for number in 0..2 {
+            sink.enqueue(&Record { headers, ..record(b"o-1", b"x") }, Ticket(number)).unwrap();
+        }
+        for delivery in delivered(&mut sink, 2).await {
+            let Delivery::Failed(_, error) = delivery else { panic!("acked") };
+            assert_eq!(error.to_string().contains("canary"), shown, "{error}");
+        }
+        sink.close().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,6 +22,7 @@ fn lab(partitions: i32) -> Lab {
     let cluster = MockCluster::new(1).unwrap();
     cluster.create_topic(TOPIC, partitions, 1).unwrap();
     let config = KafkaConfig {
+        id_headers: Vec::new(),
         brokers: cluster.bootstrap_servers(),
         properties: BTreeMap::new(),
         max_in_flight_bytes: 1 << 20,
