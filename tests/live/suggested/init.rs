@@ -108,7 +108,7 @@ fn bytes_under_a_number_are_served() {
 }
 
 #[test]
-fn enums_domains_and_types_of_extensions_are_served() {
+fn enums_and_domains_over_domains_are_served() {
     let (toml, record) = served(
         "outbox",
         "create type kind as enum ('Order', 'Customer of ours'); create domain reference as text check (value <> '');
