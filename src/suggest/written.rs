@@ -143,8 +143,9 @@ impl File {
             let mut text = comment(guess, "a header");
             if guess.column.form() == Form::Json {
                 text.push_str(&format!(
-                    " All of it in one; {} would be one of its members.",
-                    field(guess.column, ".member")
+                    " All of it in one; {} would be one of its members, and headers_from = '{}' above makes a header of each.",
+                    field(guess.column, ".member"),
+                    field(guess.column, "")
                 ));
             }
             for line in wrapped(&text) {
