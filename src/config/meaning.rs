@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(config.source.wal_sender_timeout, Duration::from_secs(10));
         assert_eq!(config.source.max_message_bytes, 64 << 20);
         let [outbox] = config.outboxes.as_slice() else { panic!("{:?}", config.outboxes) };
-        assert_eq!(outbox.source.to_string(), "table public.outbox");
+        assert_eq!(outbox.source.to_string(), "public.outbox");
         assert_eq!(outbox.aggregate_id, "aggregateid");
         assert_eq!(outbox.route.topic.source(), "outbox.event.{aggregatetype}");
         assert_eq!(outbox.columns, ["id", "aggregatetype", "aggregateid", "payload"]);

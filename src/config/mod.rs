@@ -96,7 +96,7 @@ impl EventSource {
 impl fmt::Display for EventSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            EventSource::Table(table) => write!(f, "table {table}"),
+            EventSource::Table(table) => write!(f, "{table}"),
             EventSource::Messages(prefix) => write!(f, "messages with prefix {prefix:?}"),
         }
     }

@@ -218,8 +218,8 @@ mod tests {
         assert_eq!(
             told,
             [
-                ("table public.one", "all", "id k a v"),
-                ("table public.two", "second", "number k b x"),
+                ("public.one", "all", "id k a v"),
+                ("public.two", "second", "number k b x"),
                 ("messages with prefix \"shop\"", "all", "message_lsn k a v"),
             ]
         );
@@ -229,7 +229,7 @@ mod tests {
     fn what_is_meant_for_one_outbox_and_for_none_is_refused() {
         let table = [
             ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:2: \"a\\0b\" is no header's name"),
-            ("[[outbox]]\ntable = 'a'\n[[outbox]]\ntable = 'public.a'", "two [[outbox]]es are table public.a"),
+            ("[[outbox]]\ntable = 'a'\n[[outbox]]\ntable = 'public.a'", "two [[outbox]]es are public.a"),
             (
                 "[[outbox]]\ntable = 'a'\nmessage_prefix = 'b'",
                 "w.toml:2: outbox.table is set, and outbox.message_prefix, too (w.toml:3)",

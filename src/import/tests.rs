@@ -182,7 +182,7 @@ fn a_connector_in_json_is_carried_whole() {
     );
     assert_eq!(config.source.slot.as_str(), "orders_outbox");
     assert_eq!(config.source.publication, "orders_pub");
-    assert_eq!(config.outboxes[0].source.to_string(), "table public.outbox");
+    assert_eq!(config.outboxes[0].source.to_string(), "public.outbox");
     assert_eq!(config.kafka.brokers, "k1:9093,k2:9093");
     let properties: Vec<_> =
         config.kafka.properties.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
@@ -244,7 +244,7 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
     assert_eq!(config.outboxes[0].route.partition.as_deref(), Some("shard"));
     assert_eq!(config.outboxes[0].route.timestamp.as_deref(), Some("created_at"));
     assert_eq!((config.outboxes[0].id.as_str(), config.outboxes[0].payload.as_str()), ("event_id", "body"));
-    assert_eq!(config.outboxes[0].source.to_string(), "table billing.\"Outbox\"");
+    assert_eq!(config.outboxes[0].source.to_string(), "billing.\"Outbox\"");
     assert_eq!(config.source.publication, "dbz_publication");
     let placement = "transforms.router.table.fields.additional.placement";
     assert_eq!(
@@ -280,7 +280,7 @@ fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() 
     let headers = vec![("eventType", "{type}"), ("tenant", "{tenant_id|connect}")];
     // The expression is Java's own: what stands there is the default, and it is listed.
     assert_eq!(templates(&config), ("outbox.event.{aggregatetype}", Some("{aggregateid}"), headers));
-    assert_eq!(config.outboxes[0].source.to_string(), "table wallet.outbox_events");
+    assert_eq!(config.outboxes[0].source.to_string(), "wallet.outbox_events");
     assert_eq!(
         left(&import),
         [

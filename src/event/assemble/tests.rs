@@ -367,7 +367,7 @@ fn a_type_that_may_be_a_domain_too_young_to_be_known_ends_the_session_and_is_loo
     assert!(matches!(error, EventError::TypeUnknown { .. }), "{error}");
     let error = error.into_error(&"orders".parse::<SlotName>().unwrap());
     assert_eq!(error.kind().disposition(), crate::error::Disposition::Retry);
-    assert!(error.cause().contains("column \"id\" of table public.outbox"), "{error}");
+    assert!(error.cause().contains("column \"id\" of public.outbox"), "{error}");
 
     assembler.resume_at(Position::default());
     assembler.set_catalog(HashMap::from([(OUTBOX, 0)]), BaseTypes::new(HashMap::from([(20_000, 17)]), Lsn::new(100)));
