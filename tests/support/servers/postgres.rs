@@ -46,7 +46,7 @@ impl Postgres {
                 url,
                 process: Mutex::new(None),
             },
-            Err(_) => Postgres::private(15, &[("max_replication_slots", "60"), ("max_wal_senders", "60")]),
+            Err(_) => Postgres::private(15, &[("max_replication_slots", "400"), ("max_wal_senders", "60")]),
         })
     }
 
