@@ -21,7 +21,6 @@ use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
 use super::{Delivery, EnqueueError, Sink, Ticket};
 use crate::config::KafkaConfig;
 use crate::error::{Disposition, Error, Kind, Result};
-use crate::event::Shown;
 use crate::route::{OwnedRecord, Record};
 
 /// What Kafka adds to a record that travels alone, at most: a batch header and the lengths around key and value.

@@ -28,7 +28,13 @@ fn cluster(partitions: i32) -> Cluster {
 
 fn config(brokers: String, properties: &[(&str, &str)]) -> KafkaConfig {
     let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect();
-    KafkaConfig { brokers, properties, id_headers: vec!["id".to_owned()], max_in_flight_bytes: 8 << 20, max_in_flight_events: 10_000 }
+    KafkaConfig {
+        brokers,
+        properties,
+        id_headers: vec!["id".to_owned()],
+        max_in_flight_bytes: 8 << 20,
+        max_in_flight_events: 10_000,
+    }
 }
 
 fn sink(cluster: &Cluster) -> KafkaSink {
