@@ -137,7 +137,7 @@ impl Router {
             // Writing to a String does not fail.
             write!(self.position, "{}:{}", event.place.commit_lsn, event.place.index).unwrap_or_default();
         }
-        let known = self.selector.and_then(|place| event.row.get(place)).and_then(|value| self.topics.find(value));
+        let known = self.selector.and_then(|place| self.topics.find(event.row.get(place)));
         let number = match known {
             Some(number) => number,
             None => self.topic(event)?,
@@ -191,7 +191,7 @@ impl Router {
             let problem = RouteProblem::NoTopic { template: template.source().to_owned(), column };
             return Err(error(event, problem));
         };
-        let made_of = self.selector.and_then(|place| event.row.get(place)).unwrap_or(&topic);
+        let made_of = self.selector.map_or(Some(topic.as_ref()), |place| event.row.get(place));
         if let Some(number) = self.topics.find(made_of) {
             return Ok(number);
         }

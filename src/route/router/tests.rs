@@ -281,3 +281,17 @@ fn headers_that_are_null_may_be_left_out() {
     let headers = routes.route(&with(6, None)).unwrap().3;
     assert!(headers.iter().any(|(name, _)| name == "type") && !headers.iter().any(|(name, _)| name == "metadata"));
 }
+
+#[test]
+fn what_null_makes_is_not_taken_for_what_that_text_makes() {
+    for null_first in [true, false] {
+        let mut routes = Routes::new(|route| route.topic = template("orders.{tenant|default('none')}"));
+        let mut topic = |tenant| routes.route(&with(5, tenant)).unwrap().0;
+        for _ in 0..2 {
+            let rows = [(None, "orders.none"), (Some("orders.none"), "orders.orders.none")];
+            for (tenant, expected) in rows.iter().cycle().skip(usize::from(!null_first)).take(2) {
+                assert_eq!(topic(*tenant), *expected);
+            }
+        }
+    }
+}
