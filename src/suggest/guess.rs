@@ -158,11 +158,9 @@ impl<'t> Guesses<'t> {
             .or_else(|| self.only(Form::Bytea, "the only bytea", "the first bytea of several"))
             .or_else(|| named(words::PAYLOAD_PERHAPS));
         let (column, why, of) = found.ok_or(Missing::Payload)?;
-        let is_bytea = column.domain && column.form() == Form::Bytea;
         let remarks = [
             (of > 1, "Nothing says that it is this one: check it."),
             (!column.not_null, "Where it is NULL, the record is a tombstone."),
-            (is_bytea, "A domain over bytea goes out as Postgres prints it: \\x and hexadecimal digits."),
         ];
         self.take(Role::Payload, column, why, &remarks);
         Ok(())

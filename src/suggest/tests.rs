@@ -242,8 +242,7 @@ fn every_guess_is_in_the_file_with_what_it_was_made_from() {
     [outbox.columns]
     # id: uuid, not null, primary key. Taken for the event's id: the primary key.
     id = "id"
-    # payload: bytea over bytea, not null. Taken for the payload: by its name. A domain over bytea goes
-    # out as Postgres prints it: \x and hexadecimal digits.
+    # payload: bytea over bytea, not null. Taken for the payload: by its name.
     payload = "payload"
 
     [route]
