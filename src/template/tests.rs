@@ -240,6 +240,16 @@ fn a_value_is_json_by_the_type_of_its_column() {
     }
 }
 
+#[test]
+fn an_object_of_any_number_of_members_makes_no_headers_without_bound() {
+    let object = |count: usize| {
+        let members: Vec<String> = (0..count).map(|number| format!("\"{number}\":1")).collect();
+        format!("{{{}}}", members.join(","))
+    };
+    assert_eq!(members(object(100_000).as_bytes()).map(|members| members.len()), Ok(100_000));
+    assert!(members(object(100_001).as_bytes()).unwrap_err().contains("at most 100000"));
+}
+
 /// A value that calls itself JSON.
 struct Unchecked<'r>(Typed<'r>);
 
