@@ -91,6 +91,14 @@ impl EventSource {
             EventSource::Messages(_) => None,
         }
     }
+
+    /// The prefix of the messages, if it is messages.
+    pub fn prefix(&self) -> Option<&String> {
+        match self {
+            EventSource::Table(_) => None,
+            EventSource::Messages(prefix) => Some(prefix),
+        }
+    }
 }
 
 impl fmt::Display for EventSource {

@@ -23,6 +23,8 @@ const JSON: u32 = 114;
 pub(super) struct Content<'a> {
     /// With the OID of what would be the column's type.
     values: Vec<(Option<Cow<'a, [u8]>>, u32)>,
+    /// The place of the whole content, which need not be JSON.
+    whole: Option<usize>,
 }
 
 impl<'a> Content<'a> {
@@ -45,7 +47,9 @@ impl<'a> Content<'a> {
                 (None, TEXT)
             }
         });
-        let mut content = Content { values: values.collect() };
+        let values = values.collect();
+        let whole = needed.iter().position(|name| name == MESSAGE_CONTENT);
+        let mut content = Content { values, whole };
         let Some(member_at) = member_at else { return Ok(content) };
         let mut json = serde_json::Deserializer::from_slice(message.content);
         let read = json.deserialize_map(Members { needed, content: &mut content }).and_then(|()| json.end());
@@ -55,6 +59,11 @@ impl<'a> Content<'a> {
 
     pub(super) fn get(&self, place: usize) -> Option<&[u8]> {
         self.values.get(place)?.0.as_deref()
+    }
+
+    /// Whether a value here is what its type says.
+    pub(super) fn is_checked(&self, place: usize) -> bool {
+        self.whole != Some(place)
     }
 
     pub(super) fn column_type(&self, place: usize) -> ColumnType {
@@ -140,6 +149,7 @@ mod tests {
         for bytes in [&b"\xff\x00 anything"[..], b"", b"[1]"] {
             let row = content(&whole, bytes).unwrap();
             assert_eq!((row.get(1), row.get(2)), (Some(&b"shop"[..]), Some(bytes)));
+            assert_eq!((row.is_checked(1), row.is_checked(2)), (true, false));
             assert_eq!(content(&["message_lsn", "id"], bytes), Err((1, Fault::NoMembers)));
         }
         assert_eq!(content(&["id"], b"{\"id\": 1} {}"), Err((0, Fault::NoMembers)));

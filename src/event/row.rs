@@ -57,6 +57,13 @@ impl TypedValues for Row<'_> {
             Of::Message(content) => content.column_type(place),
         }
     }
+
+    fn is_checked(&self, place: usize) -> bool {
+        match &self.0 {
+            Of::Table(..) => true,
+            Of::Message(content) => content.is_checked(place),
+        }
+    }
 }
 
 impl Values for Row<'_> {

@@ -105,9 +105,8 @@ fn table(given: &Given, carrying: &mut Carrying) {
             carrying.left(given, TABLES, MayDiffer, why, "set outbox.table");
         }
         _ => {
-            let why = "a relay serves one table, and this names several";
-            let what_to_do =
-                "check outbox.table; give each further outbox a slot, a publication and a relay of its own";
+            let why = "this names several tables, and the first is taken";
+            let what_to_do = "write an [[outbox]] for each that holds events; docs/mapping.md has how";
             carrying.left(given, TABLES, Differs, why, what_to_do);
         }
     }

@@ -119,6 +119,7 @@ impl Session {
             publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
             table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
             membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
+            message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
         };
         let start = reconcile(loaded.as_ref(), &identity, &slot, now.wal_end, &history, config.state.adopt_slot)?;
         start.notes.into_iter().for_each(warn);
@@ -129,6 +130,7 @@ impl Session {
             publication_oid: slot.publication_oid,
             table_oids: slot.table_oids,
             membership_oids: slot.membership_oids,
+            message_prefixes: slot.message_prefixes,
         };
         if loaded.as_ref() != Some(&identity) {
             // What follows must not be confirmed against a record of something else.
@@ -207,8 +209,8 @@ async fn hold<T>(
     }
 }
 
-fn sorted(oids: impl Iterator<Item = u32>) -> Vec<u32> {
-    oids.collect::<BTreeSet<_>>().into_iter().collect()
+fn sorted<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
+    all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// The SQL session ended before the stream began.

@@ -1,6 +1,7 @@
 //! The router: templates bound to places, and what they make of an event.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use super::number;
@@ -137,7 +138,7 @@ impl Router {
             // Writing to a String does not fail.
             write!(self.position, "{}:{}", event.place.commit_lsn, event.place.index).unwrap_or_default();
         }
-        let known = self.selector.and_then(|place| event.row.get(place)).and_then(|value| self.topics.find(value));
+        let known = self.selector.and_then(|place| self.topics.find(event.row.get(place)));
         let number = match known {
             Some(number) => number,
             None => self.topic(event)?,
@@ -191,7 +192,7 @@ impl Router {
             let problem = RouteProblem::NoTopic { template: template.source().to_owned(), column };
             return Err(error(event, problem));
         };
-        let made_of = self.selector.and_then(|place| event.row.get(place)).unwrap_or(&topic);
+        let made_of = self.selector.map_or(Some(topic.as_ref()), |place| event.row.get(place));
         if let Some(number) = self.topics.find(made_of) {
             return Ok(number);
         }
@@ -211,16 +212,19 @@ impl Router {
         let named = [self.id_header.as_deref(), self.position_header.as_deref()].into_iter().flatten();
         let named: Vec<_> = named.chain(self.headers.iter().map(|(name, _)| name.as_str())).collect();
         let mut headers = Vec::with_capacity(members.len());
-        for (name, value) in members {
+        let mut seen = HashSet::with_capacity(members.len());
+        // Of members with one name the last counts, as in `jsonb`.
+        for (name, value) in members.into_iter().rev() {
             if name.contains('\0') {
                 let needed = "a JSON object without NUL in the names of its members";
                 return Err(unfit(RenderError { place, needed }));
             }
-            if !named.contains(&name.as_ref()) {
+            if !named.contains(&name.as_ref()) && seen.insert(name.clone()) {
                 let value = value.map(|value| Cow::Owned(value.into_owned().into_bytes()));
                 headers.push((Cow::Owned(name.into_owned()), value));
             }
         }
+        headers.reverse();
         Ok(headers)
     }
 

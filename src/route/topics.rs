@@ -14,13 +14,18 @@ const TOPICS_MAX: usize = 1024;
 pub(super) struct Topics {
     topics: Vec<String>,
     known: HashMap<Box<[u8]>, usize>,
+    /// The one that NULL makes.
+    of_null: Option<usize>,
 }
 
 impl Topics {
-    /// Which topic this makes, if it came before.
+    /// Which topic this makes, if it came before; `None` is NULL.
     #[inline]
-    pub(super) fn find(&self, made_of: &[u8]) -> Option<usize> {
-        self.known.get(made_of).copied()
+    pub(super) fn find(&self, made_of: Option<&[u8]>) -> Option<usize> {
+        match made_of {
+            Some(made_of) => self.known.get(made_of).copied(),
+            None => self.of_null,
+        }
     }
 
     /// The topic with this number.
@@ -33,7 +38,7 @@ impl Topics {
     #[cold]
     pub(super) fn learn(
         &mut self,
-        made_of: &[u8],
+        made_of: Option<&[u8]>,
         topic: &[u8],
         reserved: Option<&str>,
     ) -> Result<usize, TopicProblem> {
@@ -44,10 +49,16 @@ impl Topics {
         if self.topics.len() >= TOPICS_MAX {
             self.topics.clear();
             self.known.clear();
+            self.of_null = None;
         }
         let number = self.topics.len();
         self.topics.push(topic.to_owned());
-        self.known.insert(made_of.into(), number);
+        match made_of {
+            Some(made_of) => {
+                self.known.insert(made_of.into(), number);
+            }
+            None => self.of_null = Some(number),
+        }
         Ok(number)
     }
 }
@@ -62,17 +73,17 @@ mod tests {
         for round in 0..2 {
             for number in 0..10_000 {
                 let name = format!("type-{number}");
-                let at = topics.find(name.as_bytes());
-                let at = at.unwrap_or_else(|| topics.learn(name.as_bytes(), name.as_bytes(), None).unwrap());
+                let at = topics.find(Some(name.as_bytes()));
+                let at = at.unwrap_or_else(|| topics.learn(Some(name.as_bytes()), name.as_bytes(), None).unwrap());
                 assert_eq!(topics.name(at), name, "round {round}");
                 assert!(topics.topics.len() <= TOPICS_MAX && topics.known.len() == topics.topics.len());
-                topics.learn(format!("{name}!").as_bytes(), b"a b", None).unwrap_err();
+                topics.learn(Some(format!("{name}!").as_bytes()), b"a b", None).unwrap_err();
             }
         }
     }
 
     #[test]
     fn the_topic_that_keeps_the_position_is_refused() {
-        assert_eq!(Topics::default().learn(b"x", b"state", Some("state")), Err(TopicProblem::Reserved));
+        assert_eq!(Topics::default().learn(Some(b"x"), b"state", Some("state")), Err(TopicProblem::Reserved));
     }
 }

@@ -24,6 +24,8 @@ pub struct SlotNow {
     pub table_oids: Vec<u32>,
     /// OIDs of the rows that say the tables are in the publication, sorted.
     pub membership_oids: Vec<u32>,
+    /// Prefixes of the messages that are events, sorted.
+    pub message_prefixes: Vec<String>,
 }
 
 /// Where delivery goes on.
@@ -144,9 +146,20 @@ fn compare(
     if same && absent(&stored.membership_oids, &slot.membership_oids).is_some() {
         mismatches.push(Mismatch::Readded);
     }
-    if same && new.is_some() && !stored.table_oids.is_empty() {
+    if let Some(prefix) = stored.message_prefixes.iter().find(|prefix| !slot.message_prefixes.contains(prefix)) {
+        mismatches.push(Mismatch::MessagesGone { prefix: prefix.clone() });
+    }
+    let more_messages = slot.message_prefixes.iter().any(|prefix| !stored.message_prefixes.contains(prefix));
+    if same && (new.is_some() || more_messages) {
+        // An index counts the events of all outboxes there are.
+        if let Some(partial) = position.partial.take() {
+            notes.push(format!(
+                "an outbox is new to slot {}: events of the transaction at {} that were delivered come again",
+                slot.name, partial.commit_lsn
+            ));
+        }
         notes.push(format!(
-            "an outbox table is new to slot {}: its rows are relayed from {position} on, and what was inserted before is not",
+            "an outbox is new to slot {}: it is relayed from {position} on, and what was written before is not",
             slot.name
         ));
     }
@@ -198,6 +211,7 @@ enum Mismatch {
     SlotAhead { stored: Position, confirmed: Lsn },
     Recreated { what: &'static str, stored: u32, now: u32 },
     Readded,
+    MessagesGone { prefix: String },
 }
 
 impl Mismatch {
@@ -224,6 +238,10 @@ impl Mismatch {
                 "slot {slot} was confirmed up to {confirmed}, and only up to {stored} is everything known to be \
                  delivered: the slot was recreated, or advanced by somebody else"
             ),
+            Mismatch::Recreated { what, stored, now: 0 } => format!(
+                "an {what} of slot {slot}, with OID {stored}, is not in the configuration any more: its events that were \
+                 not delivered yet would be given up"
+            ),
             Mismatch::Recreated { what, stored, now } => format!(
                 "the {what} of slot {slot} is another one than before: it was dropped and created again while walrelay was \
                  away, or another is named now (OID {stored}, now \
@@ -232,6 +250,10 @@ impl Mismatch {
             Mismatch::Readded => format!(
                 "the outbox table of slot {slot} was taken out of the publication and added again, or added in another \
                  way, while walrelay was away: rows written in between are not in the stream"
+            ),
+            Mismatch::MessagesGone { prefix } => format!(
+                "messages with prefix {prefix:?} were events of slot {slot}, and no outbox of the configuration takes them \
+                 any more: those that were not delivered yet would be given up"
             ),
         }
     }
@@ -260,6 +282,9 @@ impl Mismatch {
             Mismatch::Recreated { .. } | Mismatch::Readded => {
                 "compare outbox and topics for events since walrelay last ran, and publish by hand what is missing"
             }
+            Mismatch::MessagesGone { .. } => {
+                "check message_prefix in the configuration. If it is meant, relay with the old one until nobody emits it"
+            }
         }
     }
 
@@ -276,6 +301,9 @@ impl Mismatch {
             }
             Mismatch::Recreated { .. } | Mismatch::Readded => {
                 "rows the publication did not cover are lost to the stream, and events after it come again"
+            }
+            Mismatch::MessagesGone { .. } => {
+                "messages with that prefix are not relayed, and events after it come again"
             }
         }
     }

@@ -13,12 +13,27 @@ fn server(timeline: u32) -> ServerIdentity {
 fn stored_at(timeline: u32, position: Position) -> Stored {
     let membership_oids = vec![13];
     let slot = "orders".to_owned();
-    Stored { server: server(timeline), slot, position, publication_oid: 11, table_oids: vec![12], membership_oids }
+    Stored {
+        server: server(timeline),
+        slot,
+        position,
+        publication_oid: 11,
+        table_oids: vec![12],
+        membership_oids,
+        message_prefixes: vec!["shop".to_owned()],
+    }
 }
 
 fn slot_at(confirmed: u64) -> SlotNow {
     let (confirmed_flush, membership_oids) = (Lsn::new(confirmed), vec![13]);
-    SlotNow { name: "orders".to_owned(), confirmed_flush, publication_oid: 11, table_oids: vec![12], membership_oids }
+    SlotNow {
+        name: "orders".to_owned(),
+        confirmed_flush,
+        publication_oid: 11,
+        table_oids: vec![12],
+        membership_oids,
+        message_prefixes: vec!["shop".to_owned()],
+    }
 }
 
 fn partly(end: u64, commit: u64) -> Position {
@@ -189,9 +204,31 @@ fn an_outbox_that_is_added_goes_on_and_is_told_and_one_that_is_gone_is_a_mismatc
         ..slot.clone()
     };
     let start = reconcile(Some(&stored_at(1, at(300))), &now, &added, Lsn::new(900), &[], false).unwrap();
-    assert!(start.notes.iter().any(|note| note.contains("an outbox table is new")), "{:?}", start.notes);
+    assert!(start.notes.iter().any(|note| note.contains("an outbox is new")), "{:?}", start.notes);
+    let halfway = reconcile(Some(&stored_at(1, partly(300, 320))), &now, &added, Lsn::new(900), &[], false).unwrap();
+    assert_eq!(halfway.position, at(300), "an index counts events of all outboxes");
+    assert!(halfway.notes.iter().any(|note| note.contains("come again")), "{:?}", halfway.notes);
     let two = Stored { table_oids: vec![12, 99], ..stored_at(1, at(300)) };
     let error = reconcile(Some(&two), &now, &slot, Lsn::new(900), &[], false).unwrap_err();
     assert_eq!(error.kind(), Kind::PositionMismatch);
-    assert!(error.cause().contains("outbox table"), "{error}");
+    assert!(
+        error.cause().contains("an outbox table of slot orders, with OID 99, is not in the configuration"),
+        "{error}"
+    );
+}
+
+#[test]
+fn messages_that_are_no_events_any_more_are_a_mismatch_and_more_of_them_are_none() {
+    let (now, slot) = (server(1), slot_at(300));
+    let decide = |prefixes: &[&str], adopt| {
+        let message_prefixes = prefixes.iter().map(|prefix| (*prefix).to_owned()).collect();
+        let slot = SlotNow { message_prefixes, ..slot.clone() };
+        reconcile(Some(&stored_at(1, partly(350, 360))), &now, &slot, Lsn::new(900), &[], adopt)
+    };
+    assert_eq!(decide(&["orders", "shop"], false).unwrap().position, partly(350, 360));
+    let error = decide(&["orders"], false).unwrap_err();
+    assert_eq!(error.kind(), Kind::PositionMismatch);
+    assert!(error.cause().contains("\"shop\""), "{error}");
+    // An index that counted them is of no use.
+    assert_eq!(decide(&[], true).unwrap().position, at(300));
 }

@@ -38,6 +38,9 @@ pub struct Stored {
     /// OIDs of the rows that say the tables are in the publication: removing and adding it makes others. Sorted.
     #[serde(default)]
     pub membership_oids: Vec<u32>,
+    /// Prefixes of the messages that are events: without them, an index in a transaction counts otherwise. Sorted.
+    #[serde(default)]
+    pub message_prefixes: Vec<String>,
 }
 
 /// The first layout had one table.

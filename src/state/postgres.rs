@@ -80,6 +80,7 @@ mod tests {
             publication_oid: 10,
             table_oids: vec![u32::MAX],
             membership_oids: vec![9],
+            message_prefixes: vec!["shop".to_owned()],
         };
         assert_eq!(read("orders", &serde_json::to_string(&stored).unwrap()), Ok(stored));
     }

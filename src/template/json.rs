@@ -47,13 +47,16 @@ pub(super) fn raw_member<'j>(text: &'j str, path: &[String]) -> Result<Option<&'
 /// A member's name, and its text: a string unquoted, nothing for `null`, anything else as it stands.
 pub type Member<'j> = (Cow<'j, str>, Option<Cow<'j, str>>);
 
+/// How many members may become headers. Each takes many times its text, and no broker takes so many (P4).
+const MEMBERS_MAX: usize = 100_000;
+
 /// The members of an object, in their order.
 ///
 /// # Errors
 /// What `text` should be instead.
 pub fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
-    const NEEDED: Needed = "a JSON object";
-    let members: Ordered<'_> = serde_json::from_slice(text).map_err(|_| NEEDED)?;
+    const NEEDED: Needed = "a JSON object of at most 100000 members";
+    let members: Ordered<'_, MEMBERS_MAX> = serde_json::from_slice(text).map_err(|_| NEEDED)?;
     let mut texts = Vec::with_capacity(members.0.len());
     for (name, value) in members.0 {
         let text = match value.get() {
@@ -96,14 +99,14 @@ pub(super) fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// An object's members in their order.
-pub(super) struct Ordered<'j>(pub(super) Vec<(Cow<'j, str>, &'j RawValue)>);
+/// An object's members in their order, if there are at most so many.
+pub(super) struct Ordered<'j, const MAX: usize = { usize::MAX }>(pub(super) Vec<(Cow<'j, str>, &'j RawValue)>);
 
-impl<'de> Deserialize<'de> for Ordered<'de> {
+impl<'de, const MAX: usize> Deserialize<'de> for Ordered<'de, MAX> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = Ordered<'de>;
+        struct Visitor<const MAX: usize>;
+        impl<'de, const MAX: usize> serde::de::Visitor<'de> for Visitor<MAX> {
+            type Value = Ordered<'de, MAX>;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("an object")
@@ -112,12 +115,15 @@ impl<'de> Deserialize<'de> for Ordered<'de> {
             fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut members = Vec::new();
                 while let Some((Text(name), value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
+                    if members.len() == MAX {
+                        return Err(serde::de::Error::invalid_length(MAX, &self));
+                    }
                     members.push((name, value));
                 }
                 Ok(Ordered(members))
             }
         }
-        deserializer.deserialize_map(Visitor)
+        deserializer.deserialize_map(Visitor::<MAX>)
     }
 }
 

@@ -239,3 +239,42 @@ fn a_value_is_json_by_the_type_of_its_column() {
         assert_eq!(String::from_utf8(json).unwrap(), expected, "{template} of {value:?}");
     }
 }
+
+#[test]
+fn an_object_of_any_number_of_members_makes_no_headers_without_bound() {
+    let object = |count: usize| {
+        let members: Vec<String> = (0..count).map(|number| format!("\"{number}\":1")).collect();
+        format!("{{{}}}", members.join(","))
+    };
+    assert_eq!(members(object(100_000).as_bytes()).map(|members| members.len()), Ok(100_000));
+    assert!(members(object(100_001).as_bytes()).unwrap_err().contains("at most 100000"));
+}
+
+/// A value that calls itself JSON.
+struct Unchecked<'r>(Typed<'r>);
+
+impl Values for Unchecked<'_> {
+    fn value(&self, place: usize) -> Option<&[u8]> {
+        self.0.value(place)
+    }
+}
+
+impl TypedValues for Unchecked<'_> {
+    fn column_type(&self, place: usize) -> ColumnType {
+        self.0.column_type(place)
+    }
+
+    fn is_checked(&self, _: usize) -> bool {
+        false
+    }
+}
+
+#[test]
+fn what_nobody_checked_is_embedded_only_if_it_is_json() {
+    let bound = "{c}".parse::<Template>().unwrap().bind(|_| Some(0)).unwrap();
+    for (value, expected) in [(Some("[1, 2]"), Ok("[1, 2]")), (None, Ok("null")), (Some("{torn"), Err("JSON"))] {
+        let mut json = Vec::new();
+        let appended = bound.append_json(&Unchecked(Typed(&[(114, value)])), &mut json).map_err(|error| error.needed);
+        assert_eq!(appended.map(|()| String::from_utf8(json).unwrap()), expected.map(str::to_owned));
+    }
+}

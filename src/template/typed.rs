@@ -16,6 +16,11 @@ mod oid {
 pub trait TypedValues: Values {
     /// The type of the column in this place.
     fn column_type(&self, place: usize) -> ColumnType;
+
+    /// Whether a value of type `json` in this place was found to be JSON, as Postgres finds for a column.
+    fn is_checked(&self, _place: usize) -> bool {
+        true
+    }
 }
 
 impl Bound {
@@ -28,7 +33,11 @@ impl Bound {
         match &self.kind {
             Kind::Column(place) => {
                 let as_it_is = |text: &str| stands_alone(values.column_type(*place).oid, text);
-                append(field(values, *place, &[], &[])?.as_deref(), as_it_is, into);
+                let text = field(values, *place, &[], &[])?;
+                if let Some(text) = text.as_deref().filter(|_| !values.is_checked(*place)) {
+                    json::valid(text).map_err(|needed| RenderError { place: *place, needed })?;
+                }
+                append(text.as_deref(), as_it_is, into);
             }
             Kind::Parts(parts) => match parts.as_slice() {
                 // What a member is, its own text says.

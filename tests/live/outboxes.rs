@@ -161,7 +161,7 @@ fn an_outbox_may_be_added_and_one_is_only_taken_out_on_purpose() {
     };
     relayed(&first);
     let log = relayed(&all);
-    assert!(log.contains("an outbox table is new to slot"), "{log}");
+    assert!(log.contains("an outbox is new to slot"), "{log}");
     sql.run(&into_each("account", 1));
     relayed(&all);
     assert_eq!(topic::count(&world.brokers, &format!("{}-all", world.name)), 3);

@@ -257,11 +257,10 @@ fn members_of_a_json_object_are_headers_unless_one_of_that_name_is_there() {
         route.headers = vec![("tenant".into(), template("{type}"))];
         route.headers_from = Some(template("{metadata}"));
     });
-    let object =
-        r#"{"traceparent": "00-ab", "tenant": "other", "id": "other", "n": 12.50, "o": {"a": 1}, "none": null}"#;
+    let object = r#"{"traceparent": "00-ab", "tenant": "other", "id": "other", "n": 1, "o": {"a": 1}, "n": 12.50, "none": null}"#;
     let headers = routes.route(&with(6, Some(object))).unwrap().3;
     let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
-    let expected = [("traceparent", Some("00-ab")), ("n", Some("12.50")), ("o", Some(r#"{"a": 1}"#)), ("none", None)];
+    let expected = [("traceparent", Some("00-ab")), ("o", Some(r#"{"a": 1}"#)), ("n", Some("12.50")), ("none", None)];
     assert_eq!(headers[headers.len() - 4..], expected);
     assert_eq!(headers.iter().filter(|(name, _)| matches!(*name, "id" | "tenant")).count(), 2);
     let fewer = routes.route(&with(6, None)).unwrap().3.len();
@@ -280,4 +279,18 @@ fn headers_that_are_null_may_be_left_out() {
     });
     let headers = routes.route(&with(6, None)).unwrap().3;
     assert!(headers.iter().any(|(name, _)| name == "type") && !headers.iter().any(|(name, _)| name == "metadata"));
+}
+
+#[test]
+fn what_null_makes_is_not_taken_for_what_that_text_makes() {
+    for null_first in [true, false] {
+        let mut routes = Routes::new(|route| route.topic = template("orders.{tenant|default('none')}"));
+        let mut topic = |tenant| routes.route(&with(5, tenant)).unwrap().0;
+        for _ in 0..2 {
+            let rows = [(None, "orders.none"), (Some("orders.none"), "orders.orders.none")];
+            for (tenant, expected) in rows.iter().cycle().skip(usize::from(!null_first)).take(2) {
+                assert_eq!(topic(*tenant), *expected);
+            }
+        }
+    }
 }

@@ -7,7 +7,9 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::quoted;
 use crate::source::preflight::facts::{Facts, Server, Slot};
 use crate::source::preflight::published::Published;
-use crate::source::preflight::warnings::{Warning, operations_warning, slot_warnings, table_warnings, traffic_warning};
+use crate::source::preflight::warnings::{
+    Warning, operations_warning, slot_warnings, strangers, table_warnings, traffic_warning,
+};
 
 /// The oldest major whose `pgoutput` and catalogs are known here.
 pub const MAJOR_MIN: u32 = 14;
@@ -43,13 +45,13 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
                     "`walrelay setup` prints the SQL that creates an outbox table; check schema, name and database",
                 ));
         };
-        let (members, other_tables) = (&catalog.members, &catalog.other_tables);
+        let (members, other_tables) = (&catalog.members, strangers(&catalog.other_tables, &names));
         Published {
             name: publication,
             publication: published,
             table,
             members,
-            other_tables,
+            other_tables: &other_tables,
             outbox,
             outbox_name: name,
         }

@@ -401,3 +401,19 @@ fn a_column_that_is_gone_does_not_keep_the_backlog_back_and_whatever_else_is_wro
     facts.catalogs[0].members[0].row_filter = Some("(id > 1)".to_owned());
     assert!(backlog(&facts).unwrap_err().cause().contains("filters rows"));
 }
+
+#[test]
+fn a_table_that_joins_another_outbox_of_the_slot_is_to_be_added_to_the_publication() {
+    let mut facts = fit();
+    let added =
+        Catalog { members: Vec::new(), other_tables: vec!["public.outbox".to_owned()], ..facts.catalogs[0].clone() };
+    facts.catalogs.push(added);
+    let second = OutboxConfig { source: EventSource::Table("billing".parse().unwrap()), ..OutboxConfig::default() };
+    let both = [outbox(), second];
+    let error = judge(&facts, &"orders".parse().unwrap(), "walrelay_orders", &both).unwrap_err();
+    assert!(error.cause().starts_with("table public.billing is not in publication walrelay_orders"), "{error}");
+    assert!(error.what_to_do().unwrap().contains("add table public.billing"), "{error}");
+    facts.catalogs[1].other_tables.push("public.stranger".to_owned());
+    let error = judge(&facts, &"orders".parse().unwrap(), "walrelay_orders", &both).unwrap_err();
+    assert!(error.cause().contains("publishes public.stranger, and not public.billing"), "{error}");
+}

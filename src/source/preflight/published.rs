@@ -12,7 +12,7 @@ pub(super) struct Published<'a> {
     pub(super) publication: &'a Publication,
     pub(super) table: &'a Table,
     pub(super) members: &'a [Member],
-    /// What else it publishes.
+    /// What else it publishes that is no outbox.
     pub(super) other_tables: &'a [String],
     pub(super) outbox: &'a OutboxConfig,
     pub(super) outbox_name: &'a TableName,

@@ -24,15 +24,20 @@ pub(super) fn traffic_warning(facts: &Facts, publication: &Publication, outboxes
         let what = "the publication covers more tables than the outbox: their rows cost traffic and are dropped";
         return Some(Warning(what.to_owned()));
     }
-    let is_outbox = |name: &&String| name.parse::<TableName>().is_ok_and(|name| outboxes.contains(&&name));
-    let others = facts.catalogs.iter().flat_map(|catalog| &catalog.other_tables).filter(|name| !is_outbox(name));
-    let others: BTreeSet<_> = others.map(String::as_str).collect();
+    let others = facts.catalogs.iter().flat_map(|catalog| strangers(&catalog.other_tables, outboxes));
+    let others: BTreeSet<_> = others.collect();
     if others.is_empty() {
         return None;
     }
     let names: Vec<_> = others.into_iter().collect();
     let names = names.join(", ");
     Some(Warning(format!("the publication has other tables ({names}): their rows cost traffic and are dropped")))
+}
+
+/// Those of the tables that are no outbox.
+pub(super) fn strangers(tables: &[String], outboxes: &[&TableName]) -> Vec<String> {
+    let is_outbox = |name: &&String| name.parse::<TableName>().is_ok_and(|name| outboxes.contains(&&name));
+    tables.iter().filter(|name| !is_outbox(name)).cloned().collect()
 }
 
 /// What is published and cannot be an event of these tables.

@@ -72,6 +72,7 @@ pub(super) mod tests {
             publication_oid: 16_400,
             table_oids: vec![16_390],
             membership_oids: vec![16_401],
+            message_prefixes: Vec::new(),
         }
     }
 

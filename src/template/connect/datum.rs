@@ -159,7 +159,9 @@ fn micros_of_day(text: &str) -> Option<i64> {
     let seconds = parts.next()?;
     let (seconds, behind) = seconds.split_once('.').unwrap_or((seconds, ""));
     let micros: i64 = format!("{behind:0<6}").parse().ok()?;
-    Some(((hours * 60 + minutes) * 60 + seconds.parse::<i64>().ok()?) * 1_000_000 + micros)
+    let minutes = hours.checked_mul(60)?.checked_add(minutes)?;
+    let seconds = minutes.checked_mul(60)?.checked_add(seconds.parse().ok()?)?;
+    seconds.checked_mul(1_000_000)?.checked_add(micros)
 }
 
 /// `07:08:09.5+02` in UTC.
@@ -168,9 +170,10 @@ fn instant_of_day(text: &str) -> Option<String> {
     let (sign, zone) = zone.split_at_checked(1)?;
     let mut parts = zone.split(':').map(str::parse::<i64>);
     let mut next = || parts.next().map_or(Some(0), Result::ok);
-    let offset_s = (next()? * 60 + next()?) * 60 + next()?;
-    let offset = if sign == "-" { -offset_s } else { offset_s } * 1_000_000;
-    let micros = (micros_of_day(time)? - offset).rem_euclid(86_400_000_000);
+    let offset_m = next()?.checked_mul(60)?.checked_add(next()?)?;
+    let offset_s = offset_m.checked_mul(60)?.checked_add(next()?)?;
+    let offset = if sign == "-" { offset_s.checked_neg()? } else { offset_s }.checked_mul(1_000_000)?;
+    let micros = micros_of_day(time)?.checked_sub(offset)?.rem_euclid(86_400_000_000);
     let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
     let behind = format!(".{micros:06}");
     let behind = behind.trim_end_matches('0').trim_end_matches('.');

@@ -15,6 +15,14 @@ use crate::template::json::Ordered;
 /// What is nested deeper stays a text. Each level is read again by the one above it.
 const DEPTH_MAX: usize = 200;
 
+/// An array in which each object has members of its own comes out with the square of what went in: this much may come
+/// of a payload, so that a row cannot exhaust memory (P4, P11).
+const BYTES_MAX: usize = 64 << 20;
+/// How many members may be looked for while elements of arrays are made alike, likewise.
+const WORK_MAX: usize = 4 << 20;
+const TOO_MUCH: Needed =
+    "JSON whose objects in arrays are more alike: filled with each other's members it is too large";
+
 /// What all values in one place have in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Shape {
@@ -33,20 +41,24 @@ enum Shape {
 /// With `nulls` members that are `null` stay.
 ///
 /// # Errors
-/// It is an object or array that is not JSON.
+/// It is an object or array that is not JSON, or comes to far more than it is.
 pub(in crate::template) fn expand(text: &str, nulls: bool) -> Result<String, Needed> {
     if !text.starts_with(['{', '[']) {
         return Ok(java::quoted(text));
     }
     let value: &RawValue = serde_json::from_str(text).map_err(|_| "JSON")?;
-    let Some(shape) = shape(value, nulls, DEPTH_MAX) else { return Ok(java::quoted(text)) };
+    let mut work = WORK_MAX;
+    let Some(shape) = shape(value, nulls, DEPTH_MAX, &mut work) else {
+        return if work == 0 { Err(TOO_MUCH) } else { Ok(java::quoted(text)) };
+    };
     let mut json = String::with_capacity(text.len());
-    write(value, &shape, &mut json);
+    // What is only escaped has no more than three times the bytes.
+    write(value, &shape, BYTES_MAX.max(text.len().saturating_mul(3)), &mut json)?;
     Ok(json)
 }
 
-/// `None`: there is none.
-fn shape(value: &RawValue, nulls: bool, depth: usize) -> Option<Shape> {
+/// `None`: there is none, or it was too much `work`, of which nothing is left then.
+fn shape(value: &RawValue, nulls: bool, depth: usize, work: &mut usize) -> Option<Shape> {
     let depth = depth.checked_sub(1)?;
     let text = value.get();
     Some(match text.as_bytes().first()? {
@@ -54,16 +66,16 @@ fn shape(value: &RawValue, nulls: bool, depth: usize) -> Option<Shape> {
         b't' | b'f' => Shape::Truth,
         b'n' if nulls => Shape::Null,
         b'n' => return None,
-        b'[' => return array(text, nulls, depth),
+        b'[' => return array(text, nulls, depth, work),
         b'{' => {
             let mut shapes: Vec<(String, Shape)> = Vec::new();
             for (name, member) in members(text) {
                 if name.is_empty() {
                     return None;
                 }
-                match shape(member, nulls, depth) {
+                match shape(member, nulls, depth, work) {
                     Some(shape) => shapes.push((name.into_owned(), shape)),
-                    None if is_left_out(member, nulls) => {}
+                    None if *work > 0 && is_left_out(member, nulls) => {}
                     None => return None,
                 }
             }
@@ -81,14 +93,14 @@ fn is_left_out(member: &RawValue, nulls: bool) -> bool {
     (text == "null" && !nulls) || (text.starts_with('[') && elements(text).is_empty())
 }
 
-fn array(text: &str, nulls: bool, depth: usize) -> Option<Shape> {
+fn array(text: &str, nulls: bool, depth: usize, work: &mut usize) -> Option<Shape> {
     let mut all: Option<Shape> = None;
     let elements = elements(text);
     for element in elements.iter().filter(|element| element.get() != "null") {
-        let one = shape(element, nulls, depth)?;
+        let one = shape(element, nulls, depth, work)?;
         all = Some(match all {
             None => one,
-            Some(before) => merged(before, one)?,
+            Some(before) => merged(before, one, work)?,
         });
     }
     let none_but_nulls = nulls && !elements.is_empty();
@@ -96,39 +108,60 @@ fn array(text: &str, nulls: bool, depth: usize) -> Option<Shape> {
     Some(Shape::Array(Box::new(all)))
 }
 
-/// `None`: the two have nothing in common.
-fn merged(before: Shape, other: Shape) -> Option<Shape> {
+/// `None`: the two have nothing in common, or it was too much `work`.
+fn merged(before: Shape, other: Shape, work: &mut usize) -> Option<Shape> {
     Some(match (before, other) {
         (Shape::Object(mut before), Shape::Object(other)) => {
-            let places: BTreeMap<String, usize> =
-                before.iter().enumerate().map(|(place, (name, _))| (name.clone(), place)).collect();
-            for (name, shape) in other {
-                match places.get(&name).and_then(|place| before.get_mut(*place)) {
-                    Some((_, known)) => *known = merged(std::mem::replace(known, Shape::Null), shape)?,
+            let mut places: Option<BTreeMap<String, usize>> = None;
+            for (at, (name, shape)) in other.into_iter().enumerate() {
+                // Mostly they have the same members in the same order, and nothing has to be looked for.
+                let here = before.get(at).is_some_and(|(known, _)| *known == name);
+                let place = if here {
+                    Some(at)
+                } else {
+                    if places.is_none() {
+                        *work = work.saturating_sub(before.len());
+                    }
+                    if *work == 0 {
+                        return None;
+                    }
+                    let names = || before.iter().enumerate().map(|(place, (name, _))| (name.clone(), place)).collect();
+                    places.get_or_insert_with(names).get(&name).copied()
+                };
+                match place.and_then(|place| before.get_mut(place)) {
+                    Some((_, known)) => *known = merged(std::mem::replace(known, Shape::Null), shape, work)?,
                     None => before.push((name, shape)),
                 }
             }
             Shape::Object(before)
         }
-        (Shape::Array(before), Shape::Array(other)) => Shape::Array(Box::new(merged(*before, *other)?)),
+        (Shape::Array(before), Shape::Array(other)) => Shape::Array(Box::new(merged(*before, *other, work)?)),
         (Shape::Null, one) | (one, Shape::Null) => one,
         (before, other) if before == other => before,
         _ => return None,
     })
 }
 
-fn write(value: &RawValue, shape: &Shape, json: &mut String) {
+/// # Errors
+/// It comes to more than `bytes_max`.
+fn write(value: &RawValue, shape: &Shape, bytes_max: usize, json: &mut String) -> Result<(), Needed> {
     let text = value.get();
+    if json.len() > bytes_max {
+        return Err(TOO_MUCH);
+    }
     match shape {
         _ if text == "null" => json.push_str("null"),
         Shape::Object(shapes) => {
             let members: BTreeMap<_, _> = members(text).into_iter().collect();
             for (number, (name, shape)) in shapes.iter().enumerate() {
+                if json.len() > bytes_max {
+                    return Err(TOO_MUCH);
+                }
                 json.push(if number == 0 { '{' } else { ',' });
                 json.push_str(&java::quoted(name));
                 json.push(':');
                 match members.get(name.as_str()) {
-                    Some(member) => write(member, shape, json),
+                    Some(member) => write(member, shape, bytes_max, json)?,
                     None => json.push_str("null"),
                 }
             }
@@ -137,7 +170,7 @@ fn write(value: &RawValue, shape: &Shape, json: &mut String) {
         Shape::Array(shape) => {
             for (number, element) in elements(text).iter().enumerate() {
                 json.push(if number == 0 { '[' } else { ',' });
-                write(element, shape, json);
+                write(element, shape, bytes_max, json)?;
             }
             json.push_str(if text == "[]" { "[]" } else { "]" });
         }
@@ -145,6 +178,7 @@ fn write(value: &RawValue, shape: &Shape, json: &mut String) {
         Shape::Double => json.push_str(&text.parse().map_or_else(|_| text.to_owned(), java::double)),
         Shape::Truth | Shape::Int | Shape::Long | Shape::Null => json.push_str(text),
     }
+    Ok(())
 }
 
 /// Of several of one name the last, where the first is.

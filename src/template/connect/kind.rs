@@ -86,7 +86,7 @@ impl Kind {
             },
             17 => plain(Reads::Bytes, "bytes"),
             1184 => {
-                let digits = usize::try_from(column.modifier).unwrap_or(6);
+                let digits = usize::try_from(column.modifier).unwrap_or(6).min(6);
                 named(Reads::Instant { digits }, "string", "io.debezium.time.ZonedTimestamp")
             }
             1266 => named(Reads::InstantOfDay, "string", "io.debezium.time.ZonedTime"),

@@ -86,6 +86,34 @@ fn json_that_is_not_or_too_deep_does_no_harm() {
     assert_eq!(expand(r#"{"a": 1, "b": 2, "a": 3}"#, false).as_deref(), Ok(r#"{"a":3,"b":2}"#));
 }
 
+#[test]
+fn objects_in_an_array_with_nothing_in_common_do_not_exhaust_memory() {
+    let array = |count: usize| {
+        let objects: Vec<String> = (0..count).map(|number| format!("{{\"member-{number}\":{number}}}")).collect();
+        format!("[{}]", objects.join(","))
+    };
+    assert!(expand(&array(100), false).unwrap().len() > 100 * 100 * 10);
+    for too_many in [2_500, 200_000] {
+        assert!(expand(&array(too_many), false).is_err(), "{too_many}");
+    }
+    let alike = format!("[{}]", vec![r#"{"a":1,"b":{"c":"x"},"d":[{"e":1}]}"#; 100_000].join(","));
+    assert_eq!(expand(&alike, false).as_deref(), Ok(alike.as_str()));
+}
+
+#[test]
+fn a_time_or_a_precision_that_is_too_large_is_no_panic() {
+    for text in
+        ["2562047788:00:54.775807", "-2562047788:00:54.775808", "9223372036854775807:59:59", "1 day -99999999999:00:00"]
+    {
+        for oid in [1083, 1186, 1266] {
+            let _written = written(Form::Text, oid, -1, Some(text));
+        }
+    }
+    let _zoned = written(Form::Text, 1266, -1, Some("00:00:00+9223372036854775807"));
+    let instant = written(Form::Text, 1184, i32::MAX, Some("2024-05-06 05:08:09.5+00"));
+    assert_eq!(instant, Ok(Some("2024-05-06T05:08:09.500000Z".to_owned())));
+}
+
 proptest::proptest! {
     #[test]
     fn no_text_panics(text in proptest::prelude::any::<String>(), oid in 0_u32..4000, modifier in -1_i32..700_000) {
