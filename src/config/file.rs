@@ -30,6 +30,8 @@ pub struct ConfigFile {
     pub properties: BTreeMap<String, Entry>,
     /// Templates of headers by the header's name, in the order of the file.
     pub headers: Vec<(String, Entry)>,
+    /// Whether there is a set of headers, if only one without any.
+    pub has_headers: bool,
     /// Templates of an envelope's members by the member's name, in the order of the file.
     pub envelope: Vec<(String, Entry)>,
     /// What each `[[outbox]]` says, as if it were a file of its own: `outbox.table`, `route.topic` and so on.
@@ -117,6 +119,7 @@ impl Reader<'_> {
             if prefix == HEADERS { &mut self.file.headers } else { &mut self.file.envelope }.push(named);
             return Ok(());
         }
+        self.file.has_headers |= key == HEADERS;
         match (value, property) {
             (DeValue::Array(several), None) if key == OUTBOX => self.outboxes(line, several),
             (DeValue::Table(inner), Some(_)) => self.table(&key, inner),
