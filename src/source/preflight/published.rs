@@ -75,8 +75,8 @@ impl Published<'_> {
                     self.other_tables.join(", ")
                 ))
                 .remedy(format!(
-                    "name the table the slot was set up for: --table {other}, or `table` in [outbox] of the configuration \
-                     file. For {table}, set up a slot of its own: walrelay setup --slot … --table {table}"
+                    "name the table the slot was set up for: --table '{other}', or `table` in [outbox] of the configuration \
+                     file. For {table}, set up a slot of its own: walrelay setup --slot … --table '{table}'"
                 )));
             }
             return Err(at_publication(format!(
