@@ -105,9 +105,9 @@ fn table(given: &Given, carrying: &mut Carrying) {
             carrying.left(given, TABLES, MayDiffer, why, "set outbox.table");
         }
         _ => {
-            let why = "a relay serves one table, and this names several";
-            let what_to_do =
-                "check outbox.table; give each further outbox a slot, a publication and a relay of its own";
+            let why = "the import writes one table, and this names several";
+            let what_to_do = "check outbox.table; where there are further outboxes, write an [[outbox]] for each, see \
+                              docs/mapping.md";
             carrying.left(given, TABLES, Differs, why, what_to_do);
         }
     }
