@@ -51,6 +51,7 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
             table,
             members,
             other_tables,
+            outbox_names: &names,
             outbox,
             outbox_name: name,
         }

@@ -14,6 +14,8 @@ pub(super) struct Published<'a> {
     pub(super) members: &'a [Member],
     /// What else it publishes.
     pub(super) other_tables: &'a [String],
+    /// Every table that is an outbox.
+    pub(super) outbox_names: &'a [&'a TableName],
     pub(super) outbox: &'a OutboxConfig,
     pub(super) outbox_name: &'a TableName,
 }
@@ -68,7 +70,9 @@ impl Published<'_> {
     fn table_is_in(&self) -> Result<()> {
         if self.members.is_empty() {
             let (name, table, publication) = (self.name, self.outbox_name, self.sql_name());
-            if let Some(other) = self.other_tables.first() {
+            let outboxes: Vec<_> = self.outbox_names.iter().map(|name| name.to_string()).collect();
+            let foreign = |other: &&String| !outboxes.contains(other);
+            if let Some(other) = self.other_tables.iter().find(foreign) {
                 // Adding this one would let the relay confirm, and so give up, what is in the stream of the other.
                 return Err(at_publication(format!(
                     "publication {name} publishes {}, and not {table}",
