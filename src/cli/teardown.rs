@@ -225,4 +225,32 @@ mod tests {
         assert!(remedy.contains("--publication; if walrelay_orders was dropped"), "{remedy}");
         assert!(remedy.ends_with("--force drops it") && !remedy.contains("catch up"), "{remedy}");
     }
+
+    #[test]
+    fn a_publication_goes_that_publishes_one_table_or_what_the_configuration_names() {
+        let outbox = |source| OutboxConfig { source, ..OutboxConfig::default() };
+        let table = |name: &str| outbox(EventSource::Table(name.parse().unwrap()));
+        let messages = || outbox(EventSource::Messages("shop".to_owned()));
+        let goes = |tables: &[&str], all_tables, outboxes: &[OutboxConfig]| {
+            let publication = Publication {
+                owned: true,
+                all_tables,
+                publishes_schemas: false,
+                inserts: true,
+                other_than_inserts: false,
+                via_root: true,
+                tables: tables.iter().map(|name| ("public".to_owned(), (*name).to_owned())).collect(),
+                row_filter: false,
+                column_list: false,
+            };
+            may_go("walrelay_shop", &publication, outboxes).is_ok()
+        };
+        assert!(goes(&["renamed"], false, &[table("a")]));
+        assert!(goes(&["b", "a"], false, &[table("a"), table("b"), messages()]));
+        assert!(goes(&[], false, &[messages()]));
+        assert!(!goes(&["b", "a"], false, &[table("a")]));
+        assert!(!goes(&["b", "a"], false, &[table("a"), table("c")]));
+        assert!(!goes(&[], false, &[table("a")]));
+        assert!(!goes(&[], true, &[messages()]));
+    }
 }
