@@ -1,6 +1,15 @@
--- How many rows the slot ($1) still has for the publication ($2, quoted as an identifier), looking at some messages
--- ($3) at least. Confirms nothing. The first byte of a pgoutput message is its type; 73 is 'I', an insert.
-select count(*) filter (where pg_catalog.get_byte(c.data, 0) = 73) as inserts, count(*) >= $3::int as more
+-- How many events the slot ($1) still has for the publication ($2, quoted as an identifier), looking at some messages
+-- ($3) at least. Confirms nothing. The first byte of a pgoutput message is its type; 73 is 'I', an insert, and 77 is 'M',
+-- what pg_logical_emit_message wrote: whether in the transaction, an LSN, and the prefix, which is to be one of $4.
+select count(*) filter (
+           where pg_catalog.get_byte(c.data, 0) = 73
+              or pg_catalog.get_byte(c.data, 0) = 77 and pg_catalog.get_byte(c.data, 1) = 1 and exists (
+                  select from pg_catalog.unnest($4::text[]) p
+                  where pg_catalog.substr(c.data, 11, pg_catalog.octet_length(p) + 1)
+                      = pg_catalog.convert_to(p, 'UTF8') || '\x00'::bytea
+              )
+       ) as events,
+       count(*) >= $3::int as more
 from pg_catalog.pg_logical_slot_peek_binary_changes(
-    $1::text::name, null, $3::int, 'proto_version', '1', 'publication_names', $2::text
+    $1::text::name, null, $3::int, 'proto_version', '1', 'publication_names', $2::text, 'messages', 'true'
 ) as c

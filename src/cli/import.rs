@@ -42,8 +42,7 @@ pub fn import(args: &ImportArgs) -> Outcome {
 
 fn not_carried(seen: usize, import: &Import) -> Error {
     let listed = import.left.len();
-    let cause =
-        format!("of {listed} options that were not carried over, {seen} change, or may change, what consumers see");
+    let cause = format!("of the {listed} options in the list, {seen} change, or may change, what consumers see");
     Error::new(Kind::NotCarried, cause).remedy("see the lines `differs` and `may differ`; the rest is as it was")
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cli::InitArgs;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, aligned, note, print, print_line, write_file};
+use crate::cli::output::{Outcome, aligned, note, print, print_line, shell_word, write_file};
 use crate::cli::session::Session;
 use crate::cli::table::{self, Table};
 use crate::config::layers::{Origin, Settings, holds_password};
@@ -75,7 +75,8 @@ fn name_one(candidates: &[String]) -> String {
     if candidates.is_empty() {
         return "name the table events are written into with --table; this database has none".to_owned();
     }
-    format!("name the table events are written into with --table; there are {}", candidates.join(", "))
+    let names: Vec<_> = candidates.iter().map(|name| shell_word(name)).collect();
+    format!("name the table events are written into with --table; there are {}", names.join(", "))
 }
 
 fn fit(name: &TableName, table: &Table) -> Result<()> {

@@ -277,6 +277,7 @@ Start here:
   walrelay demo                                          see it work, on a Postgres of its own
   walrelay setup --slot orders --create-table            table, publication and slot in yours
   walrelay run --slot orders --brokers localhost:9092    relay until Ctrl-C
+  walrelay config init --table billing.events            a configuration for a table of yours
 
 A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
 the first of these counts.";
@@ -328,7 +329,7 @@ Exit codes:
   10  Postgres cannot be reached (11: refuses, or the publication is another role's)
   13  a relay streams from the slot
   14  events were not relayed yet, or the slot is not walrelay's
-  15  the publication is not for one table only";
+  15  the publication is neither for one table only nor for those of the configuration";
 
 const STATUS_HELP: &str = "\
 Examples:

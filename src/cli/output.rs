@@ -70,6 +70,14 @@ pub fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     })
 }
 
+/// `text` as a shell takes it for one word.
+pub fn shell_word(text: &str) -> String {
+    match text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c)) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
 /// Rows under each other, cells in line; the last of each row may be of any length. A name may hold anything, and a line
 /// is one line.
 pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {

@@ -1,7 +1,9 @@
 //! `walrelay run`, and who does each of the other commands.
 
+use std::path::Path;
+
 use crate::cli::load::Loaded;
-use crate::cli::output::Outcome;
+use crate::cli::output::{Failure, Outcome, shell_word};
 use crate::cli::{Command, ConfigCommand, RunArgs, check, check_config, import, init, setup, status, teardown};
 use crate::demo;
 use crate::relay;
@@ -13,6 +15,39 @@ use crate::telemetry::{Telemetry, http, logging};
 /// # Errors
 /// What the command says.
 pub async fn dispatch(command: &Command) -> Outcome {
+    let outcome = done(command).await;
+    let Some(file) = config_of(command) else { return outcome };
+    outcome.map_err(|failure| match failure {
+        Failure::Error(error) => match error.what_to_do().map(|remedy| with_config(remedy, file)) {
+            Some(remedy) => Failure::Error(error.remedy(remedy)),
+            None => Failure::Error(error),
+        },
+        Failure::PipeClosed => Failure::PipeClosed,
+    })
+}
+
+/// The file that was named by a flag, which the next command does not know of.
+fn config_of(command: &Command) -> Option<&Path> {
+    match command {
+        Command::Run(args) => args.settings.common.config.as_deref(),
+        Command::Setup(args) => args.common.config.as_deref(),
+        Command::Teardown(args) => args.common.config.as_deref(),
+        Command::Status(args) => args.common.config.as_deref(),
+        Command::CheckConfig(args) => args.settings.common.config.as_deref(),
+        Command::Config(ConfigCommand::Check(args)) => args.settings.common.config.as_deref(),
+        Command::Config(ConfigCommand::Init(_) | ConfigCommand::Import(_)) | Command::Demo(_) => None,
+    }
+}
+
+/// The commands in `remedy` with the file this one has: without it they would be about another table.
+fn with_config(remedy: &str, file: &Path) -> String {
+    let file = shell_word(&file.display().to_string());
+    ["run", "setup", "teardown", "status"].iter().fold(remedy.to_owned(), |remedy, command| {
+        remedy.replace(&format!("walrelay {command} --slot "), &format!("walrelay {command} --config {file} --slot "))
+    })
+}
+
+async fn done(command: &Command) -> Outcome {
     match command {
         Command::Run(args) => run(args).await,
         Command::Setup(args) => setup::setup(args).await,
@@ -51,4 +86,19 @@ async fn run(args: &RunArgs) -> Outcome {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_command_has_the_file_of_this_one() {
+        let remedy = "`walrelay setup --slot a`, then walrelay run --slot a --adopt-slot; walrelay status is no hint";
+        assert_eq!(
+            with_config(remedy, Path::new("my file.toml")),
+            "`walrelay setup --config 'my file.toml' --slot a`, then walrelay run --config 'my file.toml' --slot a \
+             --adopt-slot; walrelay status is no hint"
+        );
+    }
 }

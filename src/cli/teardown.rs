@@ -1,8 +1,10 @@
 //! `walrelay teardown`: the slot, then its publication; never the table.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 
 use crate::cli::TeardownArgs;
 use crate::cli::load::Loaded;
@@ -11,7 +13,7 @@ use crate::cli::prompt::confirm;
 use crate::cli::session::{Session, column};
 use crate::cli::setup::catalog::{self, Publication};
 use crate::cli::sql::{self, Value, fill};
-use crate::config::{SlotName, SourceConfig};
+use crate::config::{EventSource, OutboxConfig, SlotName, SourceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
@@ -35,7 +37,7 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     for warning in loaded.settings.warnings() {
         note(format_args!("warning: {warning}"));
     }
-    let source = loaded.settings.source()?;
+    let (source, outboxes) = (loaded.settings.source()?, loaded.settings.outboxes()?);
     let session = Session::connect(&source.database, "teardown").await?;
     let server = preflight::server(session.client()).await?;
     let slot = preflight::slot(session.client(), &source.slot).await?;
@@ -44,10 +46,10 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
         false => catalog::publication(&session, &source.publication, &server).await?,
     };
     if let Some(publication) = &publication {
-        may_go(&source.publication, publication)?;
+        may_go(&source.publication, publication, &outboxes)?;
     }
     if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
-        nothing_is_lost(&session, &source, slot).await?;
+        nothing_is_lost(&session, &source, slot, &outboxes).await?;
     }
     let doomed: Vec<_> = [
         slot.as_ref().map(|_| format!("slot {}", source.slot)),
@@ -84,24 +86,38 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     ))
 }
 
-/// Asked before the slot goes, so that not half of it is done. `setup` makes publications of one table; what publishes
-/// more was not made for one relay.
-fn may_go(name: &str, publication: &Publication) -> Result<()> {
+/// Asked before the slot goes, so that not half of it is done. `setup` makes publications of one table, or of those that
+/// the configuration names; what publishes others was not made for this relay alone.
+fn may_go(name: &str, publication: &Publication, outboxes: &[OutboxConfig]) -> Result<()> {
     if !publication.owned {
         return Err(Error::new(Kind::PostgresRefused, format!("publication {name} belongs to another role"))
             .remedy("run teardown as its owner, or keep it with --keep-publication"));
     }
-    if publication.tables.len() == 1 && !publication.all_tables && !publication.publishes_schemas {
+    let wanted = outboxes.iter().filter_map(|outbox| outbox.source.table());
+    let wanted: BTreeSet<_> = wanted.map(|table| (table.schema(), table.table())).collect();
+    let published = publication.tables.iter().map(|(schema, table)| (schema.as_str(), table.as_str()));
+    let made_for_it = publication.tables.len() == 1 || wanted == published.collect();
+    if made_for_it && !publication.all_tables && !publication.publishes_schemas {
         return Ok(());
     }
     Err(Error::new(
         Kind::Publication,
-        format!("publication {name} does not publish exactly one table: others may need it"),
+        format!(
+            "publication {name} publishes neither one table alone nor those of this configuration: others may need it"
+        ),
     )
-    .remedy("keep it with --keep-publication, and drop it yourself if it is not needed"))
+    .remedy(
+        "name the relay's configuration with --config; or keep the publication with --keep-publication, and drop it \
+         yourself if it is not needed",
+    ))
 }
 
-async fn nothing_is_lost(session: &Session, source: &SourceConfig, slot: &Slot) -> Result<()> {
+async fn nothing_is_lost(
+    session: &Session,
+    source: &SourceConfig,
+    slot: &Slot,
+    outboxes: &[OutboxConfig],
+) -> Result<()> {
     let name = &source.slot;
     if let Some(pid) = slot.active_pid {
         return Err(Error::new(Kind::SlotActive, format!("slot {name} is in use by pid {pid}"))
@@ -119,22 +135,30 @@ async fn nothing_is_lost(session: &Session, source: &SourceConfig, slot: &Slot) 
     session.run("setting a time limit", &limit).await?;
     let publications = quote_ident(&source.publication)?;
     let doing = format!("counting what slot {name} has not relayed");
-    let row = session.client().query_opt(sql::PENDING, &[&name.as_str(), &publications, &PENDING_MESSAGES]).await;
+    let prefixes: Vec<_> = outboxes
+        .iter()
+        .filter_map(|outbox| match &outbox.source {
+            EventSource::Messages(prefix) => Some(prefix.as_str()),
+            EventSource::Table(_) => None,
+        })
+        .collect();
+    let parameters: [&(dyn ToSql + Sync); 4] = [&name.as_str(), &publications, &PENDING_MESSAGES, &prefixes];
+    let row = session.client().query_opt(sql::PENDING, &parameters).await;
     let row = row.map_err(|error| {
         let unfound = error.code() == Some(&SqlState::UNDEFINED_OBJECT);
         not_told(source.slot.as_str(), &source.publication, unfound, &fault::sql(While::Querying(&doing), &error))
     });
     session.run("lifting the time limit", "set statement_timeout = 0").await?;
     let row = row?;
-    let (inserts, more): (i64, bool) = match &row {
-        Some(row) => (column(row, "inserts")?, column(row, "more")?),
+    let (events, more): (i64, bool) = match &row {
+        Some(row) => (column(row, "events")?, column(row, "more")?),
         None => (0, false),
     };
-    if inserts == 0 && !more {
+    if events == 0 && !more {
         return Ok(());
     }
     let at_least = if more { "at least " } else { "" };
-    Err(Error::new(Kind::SlotUnusable, format!("slot {name} has {at_least}{inserts} events that were not relayed"))
+    Err(Error::new(Kind::SlotUnusable, format!("slot {name} has {at_least}{events} events that were not relayed"))
         .remedy("let the relay catch up and stop it; --force drops the slot all the same"))
 }
 
@@ -200,5 +224,33 @@ mod tests {
         let remedy = error.what_to_do().unwrap();
         assert!(remedy.contains("--publication; if walrelay_orders was dropped"), "{remedy}");
         assert!(remedy.ends_with("--force drops it") && !remedy.contains("catch up"), "{remedy}");
+    }
+
+    #[test]
+    fn a_publication_goes_that_publishes_one_table_or_what_the_configuration_names() {
+        let outbox = |source| OutboxConfig { source, ..OutboxConfig::default() };
+        let table = |name: &str| outbox(EventSource::Table(name.parse().unwrap()));
+        let messages = || outbox(EventSource::Messages("shop".to_owned()));
+        let goes = |tables: &[&str], all_tables, outboxes: &[OutboxConfig]| {
+            let publication = Publication {
+                owned: true,
+                all_tables,
+                publishes_schemas: false,
+                inserts: true,
+                other_than_inserts: false,
+                via_root: true,
+                tables: tables.iter().map(|name| ("public".to_owned(), (*name).to_owned())).collect(),
+                row_filter: false,
+                column_list: false,
+            };
+            may_go("walrelay_shop", &publication, outboxes).is_ok()
+        };
+        assert!(goes(&["renamed"], false, &[table("a")]));
+        assert!(goes(&["b", "a"], false, &[table("a"), table("b"), messages()]));
+        assert!(goes(&[], false, &[messages()]));
+        assert!(!goes(&["b", "a"], false, &[table("a")]));
+        assert!(!goes(&["b", "a"], false, &[table("a"), table("c")]));
+        assert!(!goes(&[], false, &[table("a")]));
+        assert!(!goes(&[], true, &[messages()]));
     }
 }

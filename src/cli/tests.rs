@@ -119,6 +119,7 @@ fn the_overview_names_every_command_and_where_to_start() {
       walrelay demo                                          see it work, on a Postgres of its own
       walrelay setup --slot orders --create-table            table, publication and slot in yours
       walrelay run --slot orders --brokers localhost:9092    relay until Ctrl-C
+      walrelay config init --table billing.events            a configuration for a table of yours
 
     A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
     the first of these counts.

@@ -30,6 +30,8 @@ pub struct ConfigFile {
     pub properties: BTreeMap<String, Entry>,
     /// Templates of headers by the header's name, in the order of the file.
     pub headers: Vec<(String, Entry)>,
+    /// Whether there is a set of headers, if only one without any.
+    pub has_headers: bool,
     /// Templates of an envelope's members by the member's name, in the order of the file.
     pub envelope: Vec<(String, Entry)>,
     /// What each `[[outbox]]` says, as if it were a file of its own: `outbox.table`, `route.topic` and so on.
@@ -79,7 +81,11 @@ pub fn parse(path: &str, text: &str) -> Result<ConfigFile> {
     // Only the message: the error's own display shows the line, and the line may hold a password.
     let table = DeTable::parse(text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_of(text, span.start));
-        let remedy = if error.message().contains("duplicate key") {
+        let there = text.lines().nth(line.saturating_sub(1)).unwrap_or_default().trim_start();
+        let is_outbox = there.starts_with("[outbox]") || there.starts_with("[[outbox]]");
+        let remedy = if error.message().contains("duplicate key") && is_outbox && text.contains("[[outbox]]") {
+            "with several outboxes each of them is [[outbox]], in double brackets, and there is no [outbox] beside them"
+        } else if error.message().contains("duplicate key") {
             "remove one of the two: nobody can tell which one was meant"
         } else {
             "the file has to be TOML, https://toml.io"
@@ -117,6 +123,7 @@ impl Reader<'_> {
             if prefix == HEADERS { &mut self.file.headers } else { &mut self.file.envelope }.push(named);
             return Ok(());
         }
+        self.file.has_headers |= key == HEADERS;
         match (value, property) {
             (DeValue::Array(several), None) if key == OUTBOX => self.outboxes(line, several),
             (DeValue::Table(inner), Some(_)) => self.table(&key, inner),
@@ -273,6 +280,13 @@ fn line_of(text: &str, byte: usize) -> usize {
 mod tests {
     use super::*;
 
+    #[test]
+    fn an_outbox_beside_several_is_told_how_they_are_written() {
+        for text in ["[outbox]\n[[outbox]]", "[[outbox]]\n[outbox]"] {
+            assert!(refused(text).what_to_do().unwrap().contains("in double brackets"), "{text}");
+        }
+    }
+
     fn refused(text: &str) -> Error {
         match parse("w.toml", text) {
             Ok(_) => panic!("taken: {text}"),
@@ -291,6 +305,7 @@ mod tests {
             ("slot = \"a\"", "w.toml:1: slot is a table, not a value"),
             ("[slot]\nname = \"a\"\nname = \"b\"", "w.toml:3: duplicate key"),
             ("[slot]\n[slot]", "w.toml:2: duplicate key"),
+            ("[outbox]\n[[outbox]]", "w.toml:2: duplicate key"),
             ("[slot]\nname = 1", "w.toml:2: slot.name must be text in quotes"),
             ("[slot]\nwal_sender_timeout = 10", "w.toml:2: slot.wal_sender_timeout must be a duration with its unit"),
             ("[slot]\nmax_message_bytes = true", "w.toml:2: slot.max_message_bytes must be a size"),

@@ -68,7 +68,8 @@ pub struct Settings {
 #[derive(Debug, Clone, Default)]
 struct Layer {
     values: BTreeMap<&'static str, Given>,
-    headers: Vec<(String, Given)>,
+    /// None where it says nothing of headers.
+    headers: Option<Vec<(String, Given)>>,
     envelope: Vec<(String, Given)>,
 }
 
@@ -82,7 +83,7 @@ impl Layer {
             |named: &[(String, Entry)]| named.iter().map(|(name, entry)| (name.clone(), given(entry))).collect();
         Layer {
             values: file.settings.iter().map(|(key, entry)| (*key, given(entry))).collect(),
-            headers: named(&file.headers),
+            headers: file.has_headers.then(|| named(&file.headers)),
             envelope: named(&file.envelope),
         }
     }
@@ -113,7 +114,7 @@ impl Settings {
         settings.lay_properties(file);
         if let Some(file) = file {
             let Layer { headers, envelope, .. } = Layer::of(file);
-            (settings.headers, settings.envelope) = (headers, envelope);
+            (settings.headers, settings.envelope) = (headers.unwrap_or_default(), envelope);
             settings.outboxes = file.outboxes.iter().map(Layer::of).collect();
         }
         settings.warn_of_unknown_variables();
@@ -158,8 +159,8 @@ impl Settings {
     fn under(&self, layer: &Layer) -> Settings {
         let mut settings = Settings { outboxes: Vec::new(), ..self.clone() };
         settings.values.extend(layer.values.clone());
-        if !layer.headers.is_empty() {
-            settings.headers.clone_from(&layer.headers);
+        if let Some(headers) = &layer.headers {
+            settings.headers.clone_from(headers);
         }
         // A value is a template or an envelope, and the nearer one holds.
         if !layer.envelope.is_empty() {

@@ -97,7 +97,7 @@ impl Settings {
                 self.checked(setting, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
             Ok::<_, Error>(Some(name).filter(|name| !name.is_empty()))
         };
-        let column = |setting: &Setting| self.get(setting).map(|_| self.column(setting)).transpose();
+        let column = |setting: &Setting| self.unless_empty(setting).map(|_| self.column(setting)).transpose();
         let prefix = self.checked(
             &setting::TOPIC_PREFIX,
             "fewer than 249 letters, digits, dots, underscores and hyphens",
@@ -116,7 +116,7 @@ impl Settings {
             partition: column(&setting::PARTITION)?,
             timestamp: column(&setting::TIMESTAMP)?,
             headers: header_templates(self.headers())?,
-            headers_from: self.template(&setting::HEADERS_FROM)?,
+            headers_from: self.headers_from()?,
             omit_null_headers: match self.checked(&setting::NULL_HEADERS, "keep or omit", |_| true)?.as_str() {
                 "keep" => false,
                 "omit" => true,
@@ -125,6 +125,22 @@ impl Settings {
             value: self.value(outbox)?,
             reserved_topic: None,
         })
+    }
+
+    fn headers_from(&self) -> Result<Option<Template>> {
+        let Some(given) = self.unless_empty(&setting::HEADERS_FROM) else { return Ok(None) };
+        let template = parsed_template(given, setting::HEADERS_FROM.key)?;
+        if template.columns().next().is_none() {
+            let cause = format!("{}: {} names no column", given.origin, setting::HEADERS_FROM.key);
+            return Err(Error::new(Kind::Config, cause)
+                .remedy("write the column with the JSON object in braces, such as {metadata}, or nothing for none"));
+        }
+        Ok(Some(template))
+    }
+
+    /// What was given, unless that is nothing: so an `[[outbox]]` does without what the others have.
+    fn unless_empty(&self, setting: &Setting) -> Option<&Given> {
+        self.get(setting).filter(|given| !given.text.expose().is_empty())
     }
 
     fn value(&self, outbox: &OutboxConfig) -> Result<ValueConfig> {
@@ -226,6 +242,21 @@ mod tests {
     }
 
     #[test]
+    fn an_outbox_does_without_what_the_others_have() {
+        let outboxes = settings(
+            "[route]\nheaders_from = '{m}'\npartition = 'p'\ntimestamp = 't'\n[route.headers]\na = '{a}'\n\
+             [[outbox]]\ntable = 'one'\n\
+             [[outbox]]\ntable = 'two'\nroute.headers_from = ''\nroute.partition = ''\nroute.timestamp = ''\n\
+             [outbox.route.headers]\n",
+        )
+        .outboxes()
+        .unwrap();
+        let columns: Vec<_> = outboxes.iter().map(|outbox| outbox.columns.join(" ")).collect();
+        assert_eq!(columns, ["id aggregatetype aggregateid m a p t payload", "id aggregatetype aggregateid payload"]);
+        assert!(outboxes.iter().skip(1).all(|outbox| outbox.route.headers_from.is_none()));
+    }
+
+    #[test]
     fn what_is_meant_for_one_outbox_and_for_none_is_refused() {
         let table = [
             ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:2: \"a\\0b\" is no header's name"),
@@ -234,6 +265,7 @@ mod tests {
                 "[[outbox]]\ntable = 'a'\nmessage_prefix = 'b'",
                 "w.toml:2: outbox.table is set, and outbox.message_prefix, too (w.toml:3)",
             ),
+            ("[route]\nheaders_from = 'metadata'", "w.toml:2: route.headers_from names no column"),
             ("[outbox]\nmessage_prefix = ''", "w.toml:2: outbox.message_prefix cannot be \"\""),
             (
                 "[[outbox]]\ntable = 'a b'",

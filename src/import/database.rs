@@ -105,8 +105,9 @@ fn table(given: &Given, carrying: &mut Carrying) {
             carrying.left(given, TABLES, MayDiffer, why, "set outbox.table");
         }
         _ => {
-            let why = "this names several tables, and the first is taken";
-            let what_to_do = "write an [[outbox]] for each that holds events; docs/mapping.md has how";
+            let why = "the import writes one table, and this names several";
+            let what_to_do = "check outbox.table; where there are further outboxes, write an [[outbox]] for each, see \
+                              docs/mapping.md";
             carrying.left(given, TABLES, Differs, why, what_to_do);
         }
     }

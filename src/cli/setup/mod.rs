@@ -8,7 +8,7 @@ pub mod plan;
 
 use crate::cli::SetupArgs;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_line};
+use crate::cli::output::{Outcome, note, print, print_line, shell_word};
 use crate::cli::session::Session;
 use crate::config::setting;
 use plan::{Object, Plan, Wanted};
@@ -63,14 +63,10 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
 
 /// The flags of this `setup` that its `run` needs, too: what the environment or a file says, it finds by itself.
 fn repeated(args: &SetupArgs) -> String {
-    let quoted = |text: &str| match text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c)) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    };
     let config = args.common.config.as_ref().map(|path| path.display().to_string());
     let flags =
         [("config", config.as_deref()), ("table", args.table.as_deref()), ("publication", args.publication.as_deref())];
-    let given = flags.into_iter().filter_map(|(flag, value)| Some(format!(" --{flag} {}", quoted(value?))));
+    let given = flags.into_iter().filter_map(|(flag, value)| Some(format!(" --{flag} {}", shell_word(value?))));
     given.collect()
 }
 

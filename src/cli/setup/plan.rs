@@ -140,7 +140,8 @@ fn table(
                 Kind::Publication,
                 format!("table {name} does not exist in database {}", found.server.database),
             )
-            .remedy("name yours with --table, or let setup create it with --create-table"));
+            .remedy("name yours with --table, in SQL's quotes where it has capitals: --table '\"Outbox\"'; or let setup create it with \
+                 --create-table"));
         }
         (None, true) => {
             if columns(outbox).any(|(setting, column)| setting.default != Some(column)) {

@@ -42,7 +42,8 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
         let Some(table) = &catalog.table else {
             return Err(at_publication(format!("there is no table {name} in database {}", facts.server.database))
                 .remedy(
-                    "`walrelay setup` prints the SQL that creates an outbox table; check schema, name and database",
+                    "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
+                     '\"Outbox\"'. `walrelay setup --create-table` makes a table where there is none",
                 ));
         };
         let (members, other_tables) = (&catalog.members, strangers(&catalog.other_tables, &names));

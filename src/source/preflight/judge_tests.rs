@@ -213,7 +213,7 @@ fn a_publication_that_does_not_carry_every_insert_says_which_it_would_skip() {
                     facts.catalogs[0].other_tables = vec!["public.orders_outbox".to_owned()];
                 },
                 "publication walrelay_orders publishes public.orders_outbox, and not public.outbox",
-                "--table public.orders_outbox",
+                "--table 'public.orders_outbox'",
             ),
             (|facts| flags_of(facts).insert = false, "publish = ''", "set (publish = 'insert')"),
             (

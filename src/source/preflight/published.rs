@@ -14,6 +14,7 @@ pub(super) struct Published<'a> {
     pub(super) members: &'a [Member],
     /// What else it publishes that is no outbox.
     pub(super) other_tables: &'a [String],
+    /// Every table that is an outbox.
     pub(super) outbox: &'a OutboxConfig,
     pub(super) outbox_name: &'a TableName,
 }
@@ -75,8 +76,8 @@ impl Published<'_> {
                     self.other_tables.join(", ")
                 ))
                 .remedy(format!(
-                    "name the table the slot was set up for: --table {other}, or `table` in [outbox] of the configuration \
-                     file. For {table}, set up a slot of its own: walrelay setup --slot … --table {table}"
+                    "name the table the slot was set up for: --table '{other}', or `table` in [outbox] of the configuration \
+                     file. For {table}, set up a slot of its own: walrelay setup --slot … --table '{table}'"
                 )));
             }
             return Err(at_publication(format!(
