@@ -106,6 +106,10 @@ fn events_of_two_tables_and_of_messages_keep_the_order_they_were_written_in_also
         || relay.metric("walrelay_ignored_messages_total{op=\"message\"}"),
         |count| count.is_some_and(|count| count > 0.0),
     );
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    world.command("teardown").config_file(&config).flag("--yes").succeed();
+    let left = sql.number("select (select count(*) from pg_publication) + (select count(*) from pg_replication_slots where slot_name = current_database())");
+    assert_eq!(left, 0, "publication and slot of all three are gone");
 }
 
 #[test]
@@ -132,6 +136,9 @@ fn every_major_has_messages_and_a_slot_of_them_alone() {
         let expected = ["one", "{}", ""].map(|content| ("shop".to_owned(), content.to_owned()));
         assert_eq!(told, expected, "on {major}");
         let ids: Vec<_> = records.iter().map(|record| record.header("id")).collect();
+        assert_eq!(relay.terminate(EXIT), Some(0), "on {major}");
+        // What is pending is counted, and there is nothing.
+        world.command("teardown").config_file(&config).flag("--yes").succeed();
         // What the function gives is the end of the message, and what identifies it is its start.
         assert!(ids.iter().all(|id| id.contains('/')) && ids.len() == lsns.len(), "{ids:?} {lsns:?}");
     }

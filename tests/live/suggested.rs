@@ -70,7 +70,10 @@ impl Seen {
             (&Value::Bool(true), &Value::Bool(true)),
             "{foretold}"
         );
-        let topic = foretold["record"]["topic"].as_str().unwrap_or_else(|| panic!("no topic: {foretold}")).to_owned();
+        let topic = foretold["outboxes"][0]["record"]["topic"]
+            .as_str()
+            .unwrap_or_else(|| panic!("no topic: {foretold}"))
+            .to_owned();
 
         let mut relay = RelayCommand::new("run").config_file(toml).option("--log-format", "json").start();
         relay.wait_ready();
@@ -85,7 +88,7 @@ impl Seen {
         // The servers are shared, and their slots are counted.
         RelayCommand::new("teardown").config_file(toml).flag("--yes").flag("--force").succeed();
         let [record] = records.as_slice() else { panic!("one row and {} records in {topic}", records.len()) };
-        assert_foretold(&foretold["record"], record);
+        assert_foretold(&foretold["outboxes"][0]["record"], record);
         record.clone()
     }
 }
