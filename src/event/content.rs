@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::config::{MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX};
 use crate::decode::LogicalMessage;
 use crate::event::error::Fault;
-use crate::template::ColumnType;
+use crate::template::{ColumnType, text_of};
 
 /// OIDs of the types that members are said to have: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>
 const TEXT: u32 = 25;
@@ -91,14 +91,13 @@ impl<'a> Visitor<'a> for Members<'_, 'a> {
             let place = self.needed.iter().position(|needed| *needed == name).filter(|_| !reserved);
             let Some(slot) = place.and_then(|place| self.content.values.get_mut(place)) else { continue };
             // Of members with one name the last counts, as in `jsonb`.
-            *slot = match value.get() {
-                "null" => (None, TEXT),
-                text if text.starts_with('"') => {
-                    let text: String = serde_json::from_str(text).map_err(A::Error::custom)?;
-                    (Some(Cow::Owned(text.into_bytes())), TEXT)
-                }
-                text => (Some(Cow::Borrowed(text.as_bytes())), JSON),
-            };
+            let type_oid = if value.get() == "null" || value.get().starts_with('"') { TEXT } else { JSON };
+            let text = text_of(value.get()).map_err(A::Error::custom)?;
+            let bytes = text.map(|text| match text {
+                Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+                Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+            });
+            *slot = (bytes, type_oid);
         }
         Ok(())
     }

@@ -18,11 +18,19 @@ struct Members<'j>(#[serde(borrow)] BTreeMap<Cow<'j, str>, &'j RawValue>);
 /// # Errors
 /// `text` is not JSON.
 pub(super) fn member<'j>(text: &'j str, path: &[String]) -> Result<Option<Cow<'j, str>>, serde_json::Error> {
-    match raw_member(text, path)? {
-        None | Some("null") => Ok(None),
-        Some(text) if text.starts_with('"') => Ok(Some(unquoted(text)?)),
-        Some(text) => Ok(Some(Cow::Borrowed(text))),
-    }
+    raw_member(text, path)?.map_or(Ok(None), text_of)
+}
+
+/// What a JSON value is as text: a string unquoted, nothing for `null`, anything else as it stands.
+///
+/// # Errors
+/// A string that is none.
+pub fn text_of(raw: &str) -> Result<Option<Cow<'_, str>>, serde_json::Error> {
+    Ok(match raw {
+        "null" => None,
+        text if text.starts_with('"') => Some(unquoted(text)?),
+        text => Some(Cow::Borrowed(text)),
+    })
 }
 
 /// The member at the end of `path` as it stands; `None` where it is missing.
@@ -59,12 +67,7 @@ pub fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
     let members: Ordered<'_, MEMBERS_MAX> = serde_json::from_slice(text).map_err(|_| NEEDED)?;
     let mut texts = Vec::with_capacity(members.0.len());
     for (name, value) in members.0 {
-        let text = match value.get() {
-            "null" => None,
-            text if text.starts_with('"') => Some(unquoted(text).map_err(|_| NEEDED)?),
-            text => Some(Cow::Borrowed(text)),
-        };
-        texts.push((name, text));
+        texts.push((name, text_of(value.get()).map_err(|_| NEEDED)?));
     }
     Ok(texts)
 }

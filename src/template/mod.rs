@@ -38,7 +38,7 @@ pub use bind::{Bound, RenderError, UnknownColumn, Values};
 pub use connect::ColumnType;
 use function::Function;
 pub use function::timestamp;
-pub use json::{Member, members};
+pub use json::{Member, members, text_of};
 pub use typed::TypedValues;
 
 /// A parsed template.
