@@ -22,6 +22,17 @@ pub enum ConfigCommand {
     Import(ImportArgs),
 }
 
+/// Where a configuration that is made goes.
+#[derive(Debug, Args)]
+pub struct Target {
+    /// Write the walrelay.toml here instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Also where the output is a file that exists
+    #[arg(long, requires = "output")]
+    pub force: bool,
+}
+
 /// `config init`.
 #[derive(Debug, Args)]
 pub struct InitArgs {
@@ -35,12 +46,9 @@ pub struct InitArgs {
     /// Kafka's bootstrap servers, to be written into the file [env: WALRELAY_BROKERS]
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
-    /// Write the walrelay.toml here instead of to standard output
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Also where the output is a file that exists
-    #[arg(long, requires = "output")]
-    pub force: bool,
+    /// Where the file goes.
+    #[command(flatten)]
+    pub target: Target,
     /// Print one JSON object: the file, and what became of each column
     #[arg(long)]
     pub json: bool,
@@ -81,12 +89,9 @@ pub struct ImportArgs {
     /// - is standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Write the walrelay.toml here instead of to standard output
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Also where the output is a file that exists
-    #[arg(long, requires = "output")]
-    pub force: bool,
+    /// Where the file goes.
+    #[command(flatten)]
+    pub target: Target,
     /// Print one JSON object: the file, and the list of what could not be carried over
     #[arg(long)]
     pub json: bool,

@@ -20,14 +20,14 @@ const BYTES_MAX: u64 = 1 << 20;
 pub fn import(args: &ImportArgs) -> Outcome {
     let path = args.file.display().to_string();
     let import = made_of(&path, &read(&args.file)?)?;
-    if let Some(output) = &args.output {
-        write_file(output, &import.toml, args.force)?;
+    if let Some(output) = &args.target.output {
+        write_file(output, &import.toml, args.target.force)?;
     }
     if args.json {
         let json = serde_json::to_string_pretty(&import);
         print_line(json.map_err(|error| Error::new(Kind::Bug, format!("the import cannot be printed: {error}")))?)?;
     } else {
-        if args.output.is_none() {
+        if args.target.output.is_none() {
             print(&import.toml)?;
         }
         if !import.left.is_empty() {
@@ -85,6 +85,7 @@ fn table(left: &[Left]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::config::Target;
     use crate::import::Effect;
 
     #[test]
@@ -110,7 +111,10 @@ mod tests {
         let same = "connector.class=PostgresConnector\nplugin.name=pgoutput\ntable.include.list=public.outbox\n\
                     extended.headers.enabled=false\nkey.converter=StringConverter\nvalue.converter=StringConverter\n\
                     transforms=o\ntransforms.o.type=io.debezium.transforms.outbox.EventRouter\n";
-        let args = ImportArgs { file: file.clone(), output: Some(output.clone()), force: true, json: false };
+        let args = {
+            let target = Target { output: Some(output.clone()), force: true };
+            ImportArgs { file: file.clone(), target, json: false }
+        };
         std::fs::write(&file, same).unwrap();
         assert!(import(&args).is_ok());
         std::fs::write(&file, format!("{same}header.converter=JsonConverter\n")).unwrap();

@@ -41,17 +41,17 @@ pub async fn init(args: &InitArgs) -> Outcome {
     };
     fit(&wanted, &found)?;
     let suggestion = suggest(&wanted, &found.columns, &known)?;
-    if let Some(output) = &args.output {
-        write_file(output, &suggestion.toml, args.force)?;
+    if let Some(output) = &args.target.output {
+        write_file(output, &suggestion.toml, args.target.force)?;
     }
     if args.json {
         let json = serde_json::to_string_pretty(&suggestion);
         return print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?);
     }
-    if args.output.is_none() {
+    if args.target.output.is_none() {
         print(&suggestion.toml)?;
     }
-    let file = args.output.as_ref().map(|path| path.display().to_string());
+    let file = args.target.output.as_ref().map(|path| path.display().to_string());
     note(told(&suggestion.columns, file.as_deref(), known.brokers.is_some()));
     Ok(())
 }
