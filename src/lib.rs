@@ -26,6 +26,7 @@
 //! | module | its room | does I/O |
 //! |---|---|---|
 //! | [`position`] | LSNs, and the place up to which everything was delivered | no |
+//! | [`snapshot`] | which transactions had ended at a moment | no |
 //! | [`error`] | what went wrong, what becomes of it (retry or halt), exit codes | no |
 //! | [`failpoint`] | where a test may kill the process | no |
 //! | [`clock`] | the wall clock, and where Postgres counts from | reads the clock |
@@ -97,6 +98,7 @@ pub mod relay;
 pub mod route;
 pub mod secret;
 pub mod sink;
+pub mod snapshot;
 pub mod source;
 pub mod state;
 pub mod suggest;

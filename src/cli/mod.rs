@@ -107,6 +107,22 @@ pub struct RunSettings {
     /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
     #[arg(long, value_name = "TABLE")]
     pub table: Option<String>,
+    /// Where rows come from; slot by default [env: WALRELAY_MODE]
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<Mode>,
+    /// What to do when the slot is gone; recover by default [env: WALRELAY_ON_SLOT_LOSS]
+    #[arg(long, value_name = "WHAT")]
+    pub on_slot_loss: Option<OnSlotLoss>,
+    /// What to publish of the rows that are there when the first slot is made: all, none, pending, since=TIME; pending
+    /// by default where outbox.pending is set, else all [env: WALRELAY_BACKLOG]
+    #[arg(long, value_name = "WHICH")]
+    pub backlog: Option<String>,
+    /// How much log the slot may keep, such as 10GiB; no bound by default [env: WALRELAY_MAX_RETAINED_BYTES]
+    #[arg(long, value_name = "BYTES")]
+    pub max_retained_bytes: Option<String>,
+    /// What to do with a slot that keeps more; unready by default [env: WALRELAY_OVER_BUDGET]
+    #[arg(long, value_name = "WHAT")]
+    pub over_budget: Option<OverBudget>,
     /// Where the position is kept; kafka by default [env: WALRELAY_STATE_STORE]
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StateStore>,
@@ -133,6 +149,35 @@ pub enum StateStore {
     Postgres,
     /// In the slot only: more copies after a crash of the server, and no check of what belongs to what
     Slot,
+}
+
+/// Where rows come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// From the replication slot
+    Slot,
+    /// From the table, by polling
+    Poll,
+    /// From the slot where there can be one, else from the table until there can
+    Auto,
+}
+
+/// What becomes of events whose slot is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnSlotLoss {
+    /// Make it anew, and read from the table what was not published
+    Recover,
+    /// Stop
+    Stop,
+}
+
+/// What becomes of a slot that keeps more log than it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OverBudget {
+    /// It stays, and the relay says that it is not ready
+    Unready,
+    /// It is dropped, and rows are read from the table
+    GiveUp,
 }
 
 /// Form of log lines.
@@ -226,6 +271,11 @@ impl RunSettings {
         put(&mut flags, &setting::BROKERS, self.brokers.as_deref());
         put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
         put(&mut flags, &setting::TABLE, self.table.as_deref());
+        put(&mut flags, &setting::MODE, self.mode.and_then(word).as_deref());
+        put(&mut flags, &setting::ON_SLOT_LOSS, self.on_slot_loss.and_then(word).as_deref());
+        put(&mut flags, &setting::BACKLOG, self.backlog.as_deref());
+        put(&mut flags, &setting::MAX_RETAINED_BYTES, self.max_retained_bytes.as_deref());
+        put(&mut flags, &setting::OVER_BUDGET, self.over_budget.and_then(word).as_deref());
         put(&mut flags, &setting::STATE_STORE, self.state_store.and_then(word).as_deref());
         put(&mut flags, &setting::HTTP, self.http.as_deref());
         put(&mut flags, &setting::SHUTDOWN_TIMEOUT, self.shutdown_timeout.as_deref());

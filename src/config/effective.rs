@@ -130,6 +130,10 @@ fn unset(setting: &Setting) -> &'static str {
         key if key == setting::PARTITION.key => "follows from the key",
         key if key == setting::TIMESTAMP.key => "when the record is produced",
         key if key == setting::VALUE.key => "follows from the column payload",
+        key if key == setting::BACKLOG.key => "pending rows where outbox.pending is set, else all",
+        key if key == setting::MAX_RETAINED_BYTES.key => "without bound",
+        key if key == setting::ORDER_BY.key || key == setting::TIME.key => "follows from the table's columns",
+        key if key == setting::RETENTION.key => "for ever",
         _ => "not set",
     }
 }

@@ -9,7 +9,10 @@ use std::time::Duration;
 use super::layers::{Given, Settings};
 use super::setting::{self, Form, Setting};
 use super::unit::{exact_bytes, exact_duration, parse_bytes, parse_duration};
-use super::{Config, KafkaConfig, ProcessConfig, SlotName, SourceConfig, StateConfig, StoreKind};
+use super::{
+    Backlog, Config, KafkaConfig, Mode, OnLoss, PollConfig, ProcessConfig, SlotName, SourceConfig, StateConfig,
+    StoreKind,
+};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
@@ -87,7 +90,53 @@ impl Settings {
             wal_sender_timeout: self.duration(&setting::WAL_SENDER_TIMEOUT)?,
             messages: false,
             max_message_bytes: self.size(&setting::MAX_MESSAGE_BYTES)?,
+            mode: match self.word(&setting::MODE, "slot, poll or auto")? {
+                "slot" => Mode::Slot,
+                "poll" => Mode::Poll,
+                "auto" => Mode::Auto,
+                _ => return Err(self.not_allowed(&setting::MODE, "slot, poll or auto")),
+            },
+            on_loss: match self.word(&setting::ON_SLOT_LOSS, "recover or stop")? {
+                "recover" => OnLoss::Recover,
+                "stop" => OnLoss::Stop,
+                _ => return Err(self.not_allowed(&setting::ON_SLOT_LOSS, "recover or stop")),
+            },
+            backlog: self.backlog()?,
+            max_retained_bytes: match self.get(&setting::MAX_RETAINED_BYTES) {
+                Some(_) => Some(self.size(&setting::MAX_RETAINED_BYTES)? as u64),
+                None => None,
+            },
+            give_up_over_budget: match self.word(&setting::OVER_BUDGET, "unready or give-up")? {
+                "unready" => false,
+                "give-up" => true,
+                _ => return Err(self.not_allowed(&setting::OVER_BUDGET, "unready or give-up")),
+            },
+            poll: PollConfig {
+                interval: self.duration(&setting::POLL_INTERVAL)?,
+                idle_interval: self.duration(&setting::POLL_IDLE_INTERVAL)?,
+                pending_interval: self.duration(&setting::PENDING_INTERVAL)?,
+            },
         })
+    }
+
+    fn backlog(&self) -> Result<Option<Backlog>> {
+        const ALLOWED: &str = "all, none, pending, or since= and a time such as since=2026-11-01T00:00:00Z";
+        let Some(given) = self.get(&setting::BACKLOG) else { return Ok(None) };
+        let since =
+            |text: &str| Some(text.strip_prefix("since=")?.trim()).filter(|time| is_time(time)).map(str::to_owned);
+        match given.text.expose() {
+            "all" => Ok(Some(Backlog::All)),
+            "none" => Ok(Some(Backlog::None)),
+            "pending" => Ok(Some(Backlog::Pending)),
+            text => match since(text) {
+                Some(time) => Ok(Some(Backlog::Since(time))),
+                None => Err(self.not_allowed(&setting::BACKLOG, ALLOWED)),
+            },
+        }
+    }
+
+    fn word(&self, setting: &Setting, allowed: &str) -> Result<&str> {
+        Ok(self.get(setting).ok_or_else(|| self.not_allowed(setting, allowed))?.text.expose())
     }
 
     fn kafka(&self) -> Result<KafkaConfig> {
@@ -171,7 +220,7 @@ impl Settings {
         }
     }
 
-    fn duration(&self, setting: &Setting) -> Result<Duration> {
+    pub(super) fn duration(&self, setting: &Setting) -> Result<Duration> {
         let Form::Duration(least, most) = setting.form else { return Err(bug(setting)) };
         let allowed = format!("a duration from {} to {}, such as 10s", exact_duration(least), exact_duration(most));
         let value = parse_duration(self.required(setting)?.text.expose());
@@ -228,6 +277,13 @@ impl Settings {
 
 fn bug(setting: &Setting) -> Error {
     Error::new(Kind::Bug, format!("{} is read as something else than it is", setting.key))
+}
+
+/// Whether SQL may read it as a time: an instant, or a date and time without a zone, or a date.
+pub fn is_time(text: &str) -> bool {
+    text.parse::<jiff::Timestamp>().is_ok()
+        || text.parse::<jiff::civil::DateTime>().is_ok()
+        || text.parse::<jiff::civil::Date>().is_ok()
 }
 
 pub(super) fn is_topic_byte(byte: u8) -> bool {

@@ -65,6 +65,84 @@ pub struct SourceConfig {
     pub messages: bool,
     /// Upper bound on one message from the server; a larger row stops the relay with its LSN.
     pub max_message_bytes: usize,
+    /// Whether rows come from the slot or are read from the table.
+    pub mode: Mode,
+    /// What becomes of events whose slot is gone.
+    pub on_loss: OnLoss,
+    /// What of the rows that are there first is published; `None`: those pending where that is configured, else all.
+    pub backlog: Option<Backlog>,
+    /// How much log the slot may keep.
+    pub max_retained_bytes: Option<u64>,
+    /// Whether a slot that keeps more is given up.
+    pub give_up_over_budget: bool,
+    /// How often the table is looked at.
+    pub poll: PollConfig,
+}
+
+#[cfg(test)]
+impl SourceConfig {
+    /// The defaults, with these.
+    pub(crate) fn sample(database: ConnInfo, slot: &str, publication: &str, max_message_bytes: usize) -> Self {
+        let second = Duration::from_secs(1);
+        SourceConfig {
+            database,
+            slot: slot.parse().unwrap(),
+            publication: publication.to_owned(),
+            wal_sender_timeout: Duration::from_secs(10),
+            messages: false,
+            max_message_bytes,
+            mode: Mode::Slot,
+            on_loss: OnLoss::Recover,
+            backlog: None,
+            max_retained_bytes: None,
+            give_up_over_budget: false,
+            poll: PollConfig { interval: second, idle_interval: second, pending_interval: second },
+        }
+    }
+}
+
+/// Where rows come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// From the slot; the table is read where the slot has to be made anew.
+    Slot,
+    /// From the table.
+    Poll,
+    /// From the slot where there can be one, else from the table until there can.
+    Auto,
+}
+
+/// What becomes of events whose slot is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLoss {
+    /// The slot is made anew, and what was not published is read from the table.
+    Recover,
+    /// The relay stops.
+    Stop,
+}
+
+/// Which of the rows that are there first are published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backlog {
+    /// All.
+    All,
+    /// None.
+    None,
+    /// Those that are pending.
+    Pending,
+    /// Those whose time is this or later: a timestamp as SQL reads it.
+    Since(String),
+}
+
+/// How often the table is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PollConfig {
+    /// While there is something.
+    pub interval: Duration,
+    /// While there is nothing.
+    pub idle_interval: Duration,
+    /// For rows that somebody set to pending again, while the slot serves.
+    pub pending_interval: Duration,
 }
 
 /// What a column is called that every message has: where it stands in the log, `16/B374D848`. No two have the same.
@@ -128,8 +206,36 @@ pub struct OutboxConfig {
     pub payload: String,
     /// Every column that is needed, each once. A column's index is its *place*; place 0 is the id's.
     pub columns: Vec<String>,
+    /// How the table itself is read and kept.
+    pub upkeep: Upkeep,
     /// Where events go.
     pub route: RouteConfig,
+}
+
+/// How an outbox table itself is read and kept. SQL is the operator's own, and put into statements as it stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Upkeep {
+    /// SQL condition: which rows were not published yet.
+    pub pending: Option<String>,
+    /// SQL expressions as in `ORDER BY`: the order of events of one aggregate.
+    pub order_by: Option<String>,
+    /// Column with the event's time.
+    pub time: Option<String>,
+    /// SQL assignments as in `UPDATE … SET`, once a row was acked.
+    pub mark: Option<String>,
+    /// Whether a row is deleted once it was acked.
+    pub delete: bool,
+    /// How long published rows are kept.
+    pub retention: Option<Duration>,
+    /// Channel that says there are new rows.
+    pub notify: Option<String>,
+}
+
+impl Upkeep {
+    /// Whether something is done to a row once it was acked.
+    pub fn writes(&self) -> bool {
+        self.delete || self.mark.is_some()
+    }
 }
 
 impl OutboxConfig {
@@ -274,7 +380,9 @@ impl Default for OutboxConfig {
             ["id", "aggregatetype", "aggregateid", "type", "payload"].map(str::to_owned);
         let (source, columns) = (EventSource::Table(TableName::debezium()), Vec::new());
         let route = RouteConfig::default();
-        let mut outbox = OutboxConfig { source, id, aggregate_type, aggregate_id, event_type, payload, columns, route };
+        let upkeep = Upkeep::default();
+        let mut outbox =
+            OutboxConfig { source, id, aggregate_type, aggregate_id, event_type, payload, columns, upkeep, route };
         outbox.need_only_routed();
         outbox
     }

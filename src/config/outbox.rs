@@ -3,7 +3,7 @@
 use super::layers::{Given, Origin, Settings};
 use super::meaning::{IDENTIFIER_BYTES_MAX, TOPIC_BYTES_MAX, is_topic_byte};
 use super::setting::{self, Setting};
-use super::{EventSource, MESSAGE_LSN, OutboxConfig, RouteConfig, TableName, ValueConfig};
+use super::{EventSource, MESSAGE_LSN, OutboxConfig, RouteConfig, TableName, Upkeep, ValueConfig};
 use crate::error::{Error, Kind, Result};
 use crate::template::Template;
 
@@ -42,8 +42,59 @@ impl Settings {
     fn outbox(&self) -> Result<OutboxConfig> {
         let mut outbox = self.named_columns()?;
         outbox.route = self.route(&outbox)?;
+        outbox.upkeep = self.upkeep(&outbox)?;
         outbox.need_only_routed();
         Ok(outbox)
+    }
+
+    fn upkeep(&self, outbox: &OutboxConfig) -> Result<Upkeep> {
+        let sql = |setting: &Setting| match self.unless_empty(setting) {
+            None => Ok(None),
+            // It goes into the middle of a statement: what ends one, or hides the rest of it, cannot be meant.
+            Some(_) => self
+                .checked(setting, "SQL without semicolons, comments and NUL", |text| {
+                    !text.contains([';', '\0']) && !text.contains("--") && !text.contains("/*")
+                })
+                .map(Some),
+        };
+        let column = |setting: &Setting| self.unless_empty(setting).map(|_| self.column(setting)).transpose();
+        let upkeep = Upkeep {
+            pending: sql(&setting::PENDING)?,
+            order_by: sql(&setting::ORDER_BY)?,
+            time: column(&setting::TIME)?,
+            mark: sql(&setting::MARK)?,
+            delete: match self.checked(&setting::DELETE, "never or acked", |_| true)?.as_str() {
+                "never" => false,
+                "acked" => true,
+                _ => return Err(self.not_allowed(&setting::DELETE, "never or acked")),
+            },
+            retention: self
+                .unless_empty(&setting::RETENTION)
+                .map(|_| self.duration(&setting::RETENTION))
+                .transpose()?,
+            notify: column(&setting::NOTIFY)?,
+        };
+        let told = |setting: &Setting| self.get(setting).map(|given| given.origin.to_string()).unwrap_or_default();
+        let refuse = |setting: &Setting, what: &str, remedy: &str| {
+            let cause = format!("{}: {} {what}", told(setting), setting.key);
+            Err(Error::new(Kind::Config, cause).remedy(remedy))
+        };
+        if outbox.source.table().is_none() && upkeep != Upkeep::default() {
+            let cause = format!("{}: pending, mark and the like are for rows of a table", outbox.source);
+            return Err(Error::new(Kind::Config, cause).remedy("remove them: there is no row behind a message"));
+        }
+        if upkeep.mark.is_some() && upkeep.delete {
+            return refuse(&setting::MARK, "is set, and outbox.delete, too", "remove one of the two");
+        }
+        if upkeep.delete && upkeep.retention.is_some() {
+            let remedy = "remove one of the two: rows go when they are acked, or some time later";
+            return refuse(&setting::RETENTION, "is set, and outbox.delete, too", remedy);
+        }
+        if upkeep.pending.is_some() && !upkeep.writes() {
+            let remedy = "set outbox.mark to what makes a row no longer pending, such as status = 'PUBLISHED'";
+            return refuse(&setting::PENDING, "is set, and rows would be pending for ever", remedy);
+        }
+        Ok(upkeep)
     }
 
     /// The table that is named, or the default.
@@ -86,6 +137,7 @@ impl Settings {
             event_type: column(&setting::COLUMN_TYPE)?,
             payload: column(&setting::COLUMN_PAYLOAD)?,
             columns: Vec::new(),
+            upkeep: Upkeep::default(),
             route: RouteConfig::default(),
         })
     }
@@ -267,6 +319,14 @@ mod tests {
             ),
             ("[route]\nheaders_from = 'metadata'", "w.toml:2: route.headers_from names no column"),
             ("[outbox]\nmessage_prefix = ''", "w.toml:2: outbox.message_prefix cannot be \"\""),
+            ("[outbox]\nmark = 'a = 1; drop table b'", "w.toml:2: outbox.mark cannot be \"a = 1; drop table b\""),
+            ("[outbox]\npending = 'a -- b'", "w.toml:2: outbox.pending cannot be \"a -- b\""),
+            ("[outbox]\npending = 'not a'", "w.toml:2: outbox.pending is set, and rows would be pending for ever"),
+            ("[outbox]\nmark = 'a = true'\ndelete = 'acked'", "w.toml:2: outbox.mark is set, and outbox.delete, too"),
+            (
+                "[outbox]\nmessage_prefix = 'a'\ndelete = 'acked'",
+                "messages with prefix \"a\": pending, mark and the like are for rows of a table",
+            ),
             (
                 "[[outbox]]\ntable = 'a b'",
                 "w.toml:2: outbox.table: \"a b\" is not a table name: there is something behind the name; quote names with \"…\"",

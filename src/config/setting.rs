@@ -79,11 +79,86 @@ pub const WAL_SENDER_TIMEOUT: Setting =
 pub const MAX_MESSAGE_BYTES: Setting =
     Setting { key: "slot.max_message_bytes", flag: None, default: Some("64MiB"), form: Form::Bytes(64 * KIB, GIB) };
 
+/// Where events come from. The slot: what polling costs is not paid by anybody who did not ask for it.
+pub const MODE: Setting = Setting {
+    key: "slot.mode",
+    flag: Some("mode"),
+    default: Some("slot"),
+    form: Form::OneOf(&["slot", "poll", "auto"]),
+};
+/// What becomes of events whose slot is gone. Recovered: the table still has them, and knows which.
+pub const ON_SLOT_LOSS: Setting = Setting {
+    key: "slot.on_loss",
+    flag: Some("on-slot-loss"),
+    default: Some("recover"),
+    form: Form::OneOf(&["recover", "stop"]),
+};
+/// What of the rows that were there first is published. Follows: those that are pending where that is said, else all.
+pub const BACKLOG: Setting = text("slot.backlog", Some("backlog"), None);
+/// How much log the slot may keep. No bound of ours: the server has one of its own, `max_slot_wal_keep_size`.
+pub const MAX_RETAINED_BYTES: Setting = Setting {
+    key: "slot.max_retained_bytes",
+    flag: Some("max-retained-bytes"),
+    default: None,
+    form: Form::Bytes(MIB, 64 * 1024 * GIB),
+};
+/// What becomes of a slot that keeps more. It stays: giving it up is for those who fear for the disk more.
+pub const OVER_BUDGET: Setting = Setting {
+    key: "slot.over_budget",
+    flag: Some("over-budget"),
+    default: Some("unready"),
+    form: Form::OneOf(&["unready", "give-up"]),
+};
+
+/// How long a poller waits for more while there is some. A fifth of a second: what a person does not notice, at five
+/// small queries a second.
+pub const POLL_INTERVAL: Setting = Setting {
+    key: "poll.interval",
+    flag: None,
+    default: Some("200ms"),
+    form: Form::Duration(Duration::from_millis(10), HOUR),
+};
+/// How long it waits once nothing came for a while. Two seconds: an idle table costs next to nothing.
+pub const POLL_IDLE_INTERVAL: Setting = Setting {
+    key: "poll.idle_interval",
+    flag: None,
+    default: Some("2s"),
+    form: Form::Duration(Duration::from_millis(10), HOUR),
+};
+/// How often pending rows are looked for while the slot serves. Two seconds: whoever asks for a row again waits for it.
+pub const PENDING_INTERVAL: Setting = Setting {
+    key: "poll.pending_interval",
+    flag: None,
+    default: Some("2s"),
+    form: Form::Duration(Duration::from_millis(100), HOUR),
+};
+
 /// The outbox table. `public.outbox`: what `setup --create-table` makes.
 pub const TABLE: Setting = text("outbox.table", Some("table"), Some("public.outbox"));
 
 /// Prefix of `pg_logical_emit_message`. None: rows of a table are events, messages are not.
 pub const MESSAGE_PREFIX: Setting = text("outbox.message_prefix", None, None);
+
+/// Which rows were not published yet, as SQL. None: the table has no column that says so.
+pub const PENDING: Setting = text("outbox.pending", None, None);
+/// In which order rows are read from the table, as SQL. Follows: an identity or serial column, or an integer id.
+pub const ORDER_BY: Setting = text("outbox.order_by", None, None);
+/// Column with the time of the event, for ranges and retention. Follows: `created_at` and its like.
+pub const TIME: Setting = text("outbox.time", None, None);
+/// What is set in a row once it was acked, as SQL assignments. Nothing: walrelay writes to no table that is not its own.
+pub const MARK: Setting = text("outbox.mark", None, None);
+/// Whether a row goes once it was acked. Never: the table is what everything can be recovered from.
+pub const DELETE: Setting =
+    Setting { key: "outbox.delete", flag: None, default: Some("never"), form: Form::OneOf(&["never", "acked"]) };
+/// How long published rows are kept. For ever: deleting is for those who say so.
+pub const RETENTION: Setting = Setting {
+    key: "outbox.retention",
+    flag: None,
+    default: None,
+    form: Form::Duration(SECOND, Duration::from_secs(10 * 366 * 24 * 3600)),
+};
+/// Channel of `NOTIFY` that says there are new rows. None: a poller looks now and then.
+pub const NOTIFY: Setting = text("outbox.notify", None, None);
 
 /// Column of the event's id. This name and the four below are those of Debezium's Outbox Event Router, so that a
 /// table made for it works unchanged.
@@ -209,8 +284,23 @@ pub const ALL: &[Setting] = &[
     PUBLICATION,
     WAL_SENDER_TIMEOUT,
     MAX_MESSAGE_BYTES,
+    MODE,
+    ON_SLOT_LOSS,
+    BACKLOG,
+    MAX_RETAINED_BYTES,
+    OVER_BUDGET,
+    POLL_INTERVAL,
+    POLL_IDLE_INTERVAL,
+    PENDING_INTERVAL,
     TABLE,
     MESSAGE_PREFIX,
+    PENDING,
+    ORDER_BY,
+    TIME,
+    MARK,
+    DELETE,
+    RETENTION,
+    NOTIFY,
     COLUMN_ID,
     COLUMN_AGGREGATE_TYPE,
     COLUMN_AGGREGATE_ID,

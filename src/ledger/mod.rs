@@ -13,6 +13,7 @@ use crate::position::{Lsn, Partial, Position};
 use crate::sink::Ticket;
 
 pub mod confirm;
+pub mod trail;
 
 /// What may be in flight at once (P4).
 #[derive(Debug, Clone, Copy)]

@@ -40,20 +40,12 @@ pub fn judge(notice: &Notice, source: &SourceConfig) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::conninfo::ConnInfo;
 
     fn said(sqlstate: &str, routine: &str) -> Result<()> {
-        let source = SourceConfig {
-            messages: false,
-            database: ConnInfo::parse(Some("host=h user=u dbname=d"), &|_| None)?,
-            slot: "orders".parse().unwrap(),
-            publication: "walrelay_orders".to_owned(),
-            wal_sender_timeout: Duration::from_secs(60),
-            max_message_bytes: 1000,
-        };
+        let database = ConnInfo::parse(Some("host=h user=u dbname=d"), &|_| None)?;
+        let source = SourceConfig::sample(database, "orders", "walrelay_orders", 1000);
         let [severity, sqlstate, message, routine] = ["WARNING", sqlstate, "canary", routine].map(str::to_owned);
         let notice = Notice { severity, sqlstate, message, routine };
         judge(&notice, &source)

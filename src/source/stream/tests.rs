@@ -12,14 +12,8 @@ const SETTINGS: [(&str, &str); 4] =
     [("client_encoding", "UTF8"), ("DateStyle", "ISO, MDY"), ("TimeZone", "UTC"), ("IntervalStyle", "postgres")];
 
 fn config() -> SourceConfig {
-    SourceConfig {
-        messages: false,
-        database: ConnInfo::parse(Some("host=h user=u dbname=d options='-c a=b'"), &|_| None).unwrap(),
-        slot: "orders".parse().unwrap(),
-        publication: "My \"Pub".to_owned(),
-        wal_sender_timeout: Duration::from_secs(10),
-        max_message_bytes: 1000,
-    }
+    let database = ConnInfo::parse(Some("host=h user=u dbname=d options='-c a=b'"), &|_| None).unwrap();
+    SourceConfig::sample(database, "orders", "My \"Pub", 1000)
 }
 
 async fn log_in(

@@ -1,0 +1,210 @@
+//! What of the *table* is published, told by transactions instead of by a place in the log.
+//!
+//! A position says nothing once its slot is gone. What still says something is a pair: a snapshot, and then the end of
+//! the log. Who is visible in the snapshot had written its commit record before the log's end was read, so once the
+//! position is there, every row that is visible in the snapshot is published, and those that are not can be asked for
+//! (`not pg_visible_in_snapshot(xid, …)`). Transactions delivered since are kept beside it by their ids: what is asked for
+//! is then exactly what is missing.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use crate::position::{Lsn, Position};
+use crate::snapshot::Snapshot;
+
+/// Transactions kept beside a pair. Some seconds of a busy outbox, and a record of 20 kB at most; what is beyond it is
+/// sent again when the slot is lost, never left out.
+pub const TRANSACTIONS_MAX: usize = 2_000;
+/// Older pairs kept for a failover that takes the log back behind the newest.
+const EARLIER_MAX: usize = 5;
+/// Log between two of those: the pairs reach back minutes on a busy server, hours on an idle one.
+const EARLIER_BYTES: u64 = 4 * 1024 * 1024;
+/// A longer list of running transactions is not kept: there may be thousands of sessions.
+const SNAPSHOT_BYTES_MAX: usize = 32 * 1024;
+
+/// Rows of transactions this snapshot sees are published once everything up to the LSN is delivered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pair {
+    /// Taken first.
+    pub snapshot: Snapshot,
+    /// The end of the log after that.
+    pub lsn: Lsn,
+}
+
+/// Which rows of the outbox tables are published, by the transaction that wrote them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Published {
+    /// All that it sees.
+    #[serde(flatten)]
+    pub pair: Pair,
+    /// And these transactions, which it does not see. Ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<u64>,
+    /// What was known before, newest first: for a server that was promoted and lost what came after.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<Pair>,
+}
+
+impl Published {
+    /// What is known after a promotion that took place at `switch_lsn`: later transactions are gone, and their ids may
+    /// mean others by now.
+    pub fn until(&self, switch_lsn: Lsn) -> Option<Published> {
+        let mut pairs = std::iter::once(&self.pair).chain(&self.earlier).filter(|pair| pair.lsn <= switch_lsn);
+        let pair = pairs.next()?.clone();
+        Some(Published { pair, also: Vec::new(), earlier: pairs.cloned().collect() })
+    }
+}
+
+/// Follows a stream from pair to pair. No I/O; the caller takes the snapshots.
+#[derive(Debug, Default)]
+pub struct Trail {
+    published: Option<Published>,
+    /// Taken, and not reached yet.
+    next: Option<Pair>,
+    /// The open transaction's id, where it had events.
+    open: Option<u32>,
+    /// Ids of transactions with events and the ends of their commit records.
+    transactions: VecDeque<(u32, Lsn)>,
+}
+
+impl Trail {
+    /// Goes on from what is known.
+    pub fn new(published: Option<Published>) -> Self {
+        Trail { published, ..Trail::default() }
+    }
+
+    /// Whether a pair is wanted: the last one was reached.
+    pub fn wants_pair(&self) -> bool {
+        self.next.is_none()
+    }
+
+    /// A pair was taken: `snapshot` first, and then `lsn` was the end of the log.
+    pub fn took(&mut self, snapshot: Snapshot, lsn: Lsn) {
+        if snapshot.to_string().len() <= SNAPSHOT_BYTES_MAX {
+            self.next = Some(Pair { snapshot, lsn });
+        }
+    }
+
+    /// A transaction begins that is not delivered yet. One that is begun again after a lost connection is the same one.
+    pub fn begin(&mut self, xid: u32) {
+        self.open = Some(xid);
+    }
+
+    /// It ends; `had_events` says whether it matters here.
+    pub fn commit(&mut self, end_lsn: Lsn, had_events: bool) {
+        let Some(xid) = self.open.take().filter(|_| had_events) else { return };
+        if self.transactions.len() >= TRANSACTIONS_MAX {
+            self.transactions.pop_front();
+        }
+        self.transactions.push_back((xid, end_lsn));
+    }
+
+    /// What is published once everything up to `position` is.
+    pub fn published(&mut self, position: &Position) -> Option<&Published> {
+        if let Some(pair) = self.next.take_if(|pair| pair.lsn <= position.end_lsn) {
+            self.advance(pair);
+        }
+        let published = self.published.as_mut()?;
+        let seen = |xid: u32| published.pair.snapshot.widen(xid);
+        let delivered = self.transactions.iter().filter(|(_, end_lsn)| *end_lsn <= position.end_lsn);
+        let mut also: Vec<u64> = delivered.map(|(xid, _)| seen(*xid)).collect();
+        also.extend(published.also.iter().copied());
+        also.retain(|xid| !published.pair.snapshot.sees(*xid));
+        also.sort_unstable();
+        also.dedup();
+        also.drain(..also.len().saturating_sub(TRANSACTIONS_MAX));
+        published.also = also;
+        Some(published)
+    }
+
+    fn advance(&mut self, pair: Pair) {
+        let (mut earlier, mut also) = (Vec::new(), Vec::new());
+        if let Some(before) = self.published.take() {
+            let is_far =
+                before.earlier.first().is_none_or(|last| before.pair.lsn.bytes_since(last.lsn) >= EARLIER_BYTES);
+            earlier = before.earlier;
+            if is_far {
+                earlier.insert(0, before.pair);
+                earlier.truncate(EARLIER_MAX);
+            }
+            also = before.also;
+        }
+        // What it sees need not be kept; a transaction may have ended before the log's end was read and after the snapshot.
+        self.transactions.retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
+        self.published = Some(Published { pair, also, earlier });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(lsn: u64) -> Position {
+        Position::at(Lsn::new(lsn))
+    }
+
+    fn snapshot(text: &str) -> Snapshot {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_pair_counts_once_the_position_is_there_and_not_before() {
+        let mut trail = Trail::default();
+        assert!(trail.wants_pair() && trail.published(&at(500)).is_none());
+        trail.took(snapshot("10:12:10"), Lsn::new(100));
+        assert!(!trail.wants_pair());
+        assert_eq!(trail.published(&at(99)), None);
+        assert_eq!(trail.published(&at(100)).unwrap().pair.snapshot, snapshot("10:12:10"));
+        assert!(trail.wants_pair());
+    }
+
+    #[test]
+    fn transactions_the_snapshot_does_not_see_are_kept_until_one_does() {
+        let mut trail = Trail::default();
+        trail.took(snapshot("10:13:10"), Lsn::new(100));
+        // 10 ended between the snapshot and the end of the log; 11 was seen; 13 and 14 came later.
+        for (xid, end_lsn) in [(10, 90), (11, 95), (13, 120), (14, 130)] {
+            trail.begin(xid);
+            trail.commit(Lsn::new(end_lsn), true);
+        }
+        trail.begin(15);
+        trail.commit(Lsn::new(140), false);
+        assert_eq!(trail.published(&at(120)).unwrap().also, [10, 13]);
+        assert_eq!(trail.published(&at(150)).unwrap().also, [10, 13, 14]);
+        trail.took(snapshot("14:16:14"), Lsn::new(145));
+        assert_eq!(trail.published(&at(150)).unwrap().also, [14]);
+    }
+
+    #[test]
+    fn what_was_stored_goes_on_and_stays_bounded() {
+        let mut trail = Trail::default();
+        trail.took(snapshot("10:10:"), Lsn::new(1));
+        trail.published(&at(1));
+        for xid in 10..5_000_u32 {
+            trail.begin(xid);
+            trail.commit(Lsn::new(u64::from(xid)), true);
+        }
+        let published = trail.published(&at(10_000)).unwrap().clone();
+        assert_eq!((published.also.len(), published.also.last()), (TRANSACTIONS_MAX, Some(&4_999)));
+        let mut again = Trail::new(Some(published.clone()));
+        assert_eq!(again.published(&at(10_000)), Some(&published));
+        let text = serde_json::to_string(&published).unwrap();
+        assert!(text.len() < 20_000);
+        assert_eq!(serde_json::from_str::<Published>(&text).unwrap(), published);
+    }
+
+    #[test]
+    fn after_a_promotion_only_pairs_from_before_it_count() {
+        let mut trail = Trail::default();
+        for round in 0..9_u64 {
+            let lsn = 1 + round * EARLIER_BYTES / 2;
+            trail.took(snapshot(&format!("{0}:{0}:", 10 + round)), Lsn::new(lsn));
+            trail.published(&at(lsn));
+        }
+        let published = trail.published(&at(u64::MAX)).unwrap().clone();
+        let before = published.until(Lsn::new(1 + 5 * EARLIER_BYTES / 2)).unwrap();
+        assert!(before.pair.lsn <= Lsn::new(1 + 5 * EARLIER_BYTES / 2) && before.pair.lsn > Lsn::new(EARLIER_BYTES));
+        assert_eq!((published.until(Lsn::ZERO), published.earlier.len()), (None, 4));
+    }
+}
