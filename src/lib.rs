@@ -44,6 +44,7 @@
 //! | [`suggest`] | an outbox table that exists to the `walrelay.toml` it would suggest | no |
 //! | [`ledger`] | acks in any order to one delivered position; what to store, what to confirm | no |
 //! | [`state`] | where the position is kept, and whether it belongs to this server and slot | yes |
+//! | [`upkeep`] | what is done to rows that were published: mark, delete, retention | yes |
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |
 //! | [`relay`] | composition: one task, one loop, sessions, back-off, shutdown | yes |
 //! | [`demo`] | the main job on a private Postgres, verified | yes |
@@ -104,3 +105,4 @@ pub mod state;
 pub mod suggest;
 pub mod telemetry;
 pub mod template;
+pub mod upkeep;

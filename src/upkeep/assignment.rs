@@ -1,0 +1,109 @@
+//! Which columns SQL assignments set, as far as that can be told without a parser of SQL: more names at worst.
+
+use std::iter::Peekable;
+use std::str::Chars;
+
+/// A piece of SQL that matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Piece {
+    /// A name, folded as SQL does unless it was quoted.
+    Name(String),
+    /// Anything else but space and text constants.
+    Sign(char),
+}
+
+/// The names in `sql`, keywords among them.
+pub fn names(sql: &str) -> Vec<String> {
+    let name = |piece| match piece {
+        Piece::Name(name) => Some(name),
+        Piece::Sign(_) => None,
+    };
+    pieces(sql).into_iter().filter_map(name).collect()
+}
+
+/// The columns that `assignments`, as in `UPDATE … SET`, set.
+pub fn assigned(assignments: &str) -> Vec<String> {
+    let (mut depth, mut is_target, mut targets) = (0_usize, true, Vec::new());
+    for piece in pieces(assignments) {
+        match piece {
+            Piece::Name(name) if is_target => targets.push(name),
+            Piece::Name(_) => {}
+            Piece::Sign('(' | '[') => depth += 1,
+            Piece::Sign(')' | ']') => depth = depth.saturating_sub(1),
+            Piece::Sign('=') if depth == 0 => is_target = false,
+            Piece::Sign(',') if depth == 0 => is_target = true,
+            Piece::Sign(_) => {}
+        }
+    }
+    targets
+}
+
+fn pieces(sql: &str) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut rest = sql.chars().peekable();
+    while let Some(first) = rest.next() {
+        match first {
+            '\'' => skip_constant(&mut rest, false),
+            '"' => pieces.push(Piece::Name(quoted_name(&mut rest))),
+            'e' | 'E' if rest.next_if_eq(&'\'').is_some() => skip_constant(&mut rest, true),
+            first if first.is_alphabetic() || first == '_' => {
+                let mut name = first.to_string();
+                while let Some(next) = rest.next_if(|next| next.is_alphanumeric() || matches!(next, '_' | '$')) {
+                    name.push(next);
+                }
+                pieces.push(Piece::Name(name.to_lowercase()));
+            }
+            first if first.is_whitespace() => {}
+            first => pieces.push(Piece::Sign(first)),
+        }
+    }
+    pieces
+}
+
+/// To behind the quote that ends a text constant.
+fn skip_constant(rest: &mut Peekable<Chars<'_>>, has_escapes: bool) {
+    while let Some(next) = rest.next() {
+        match next {
+            '\\' if has_escapes => drop(rest.next()),
+            '\'' if rest.next_if_eq(&'\'').is_none() => return,
+            _ => {}
+        }
+    }
+}
+
+fn quoted_name(rest: &mut Peekable<Chars<'_>>) -> String {
+    let mut name = String::new();
+    while let Some(next) = rest.next() {
+        if next == '"' && rest.next_if_eq(&'"').is_none() {
+            break;
+        }
+        name.push(next);
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_before_the_sign_is_set_and_nothing_else() {
+        for (sql, expected) in [
+            ("status = 'PUBLISHED', Published_At = now()", vec!["status", "published_at"]),
+            ("sent = true", vec!["sent"]),
+            (r#""Sent At" = case when a = b then c else d end, n=n+1"#, vec!["Sent At", "n"]),
+            ("(a, b) = (c, d), e = f(g, h => i)", vec!["a", "b", "e"]),
+            ("payload['sent'] = to_jsonb(x), l[2] = 1", vec!["payload", "l"]),
+            (r"a = 'it''s, b = 1', c = E'\', d = 2', e = 3", vec!["a", "c", "e"]),
+            ("", vec![]),
+        ] {
+            assert_eq!(assigned(sql), expected, "{sql}");
+        }
+    }
+
+    #[test]
+    fn names_of_a_partition_key_are_found_within_expressions() {
+        assert_eq!(names(r#"LIST (lower("Status"))"#), ["list", "lower", "Status"]);
+        assert_eq!(names("RANGE (created_at, (date_trunc('day', x)))"), ["range", "created_at", "date_trunc", "x"]);
+    }
+}
