@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::config::KafkaConfig;
 use crate::error::Result;
 use crate::failpoint;
+use crate::ledger::trail::Published;
 use crate::position::Position;
 use crate::relay::session::{AnyStore, Session};
 use crate::sink::KafkaSink;
@@ -97,9 +98,9 @@ impl Jobs {
     }
 
     /// Begins to store `position`, with the session's store until [`Done::Stored`] brings it back.
-    pub(super) fn begin_store(&mut self, session: &mut Session, position: Position) {
+    pub(super) fn begin_store(&mut self, session: &mut Session, position: Position, published: Option<Published>) {
         let Some(mut store) = session.store.take() else { return };
-        let stored = session.stored_at(position);
+        let stored = session.stored_at(position, published);
         self.storing = Some(Box::pin(async move {
             failpoint::reached("storing");
             let result = store.store(&stored).await;

@@ -271,7 +271,8 @@ impl Pump<'_> {
             Due::Nothing => {}
             Due::Progress(position) => {
                 self.core.store_begun(since);
-                self.jobs.begin_store(&mut self.session, position);
+                let published = self.core.published(&position);
+                self.jobs.begin_store(&mut self.session, position, published);
             }
             Due::Idle(position) if !self.jobs.is_looking() && self.may_look() => {
                 self.core.store_begun(since);

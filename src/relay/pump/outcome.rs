@@ -82,7 +82,8 @@ impl Pump<'_> {
                 }
                 judged?;
                 if let Some(position) = then_store {
-                    self.jobs.begin_store(&mut self.session, position);
+                    let published = self.core.published(&position);
+                    self.jobs.begin_store(&mut self.session, position, published);
                 }
             }
             Done::Probed(answers) => {
