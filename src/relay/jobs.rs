@@ -11,9 +11,10 @@ use crate::config::KafkaConfig;
 use crate::error::Result;
 use crate::failpoint;
 use crate::ledger::trail::Published;
-use crate::position::Position;
+use crate::position::{Lsn, Position};
 use crate::relay::session::{AnyStore, Session};
 use crate::sink::KafkaSink;
+use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::WalPosition;
 
@@ -21,6 +22,10 @@ use crate::source::control::WalPosition;
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often a snapshot is taken while events come: what is sent twice after the slot is lost is at most what this and
+/// the transactions kept beside it do not cover.
+const PAIR_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long Kafka has to answer a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,6 +38,8 @@ pub(super) enum Done {
     Looked(Result<Vec<Fingerprint>>, Option<Position>),
     /// A measurement.
     Measured(Result<WalPosition>),
+    /// A snapshot, and the end of the log after it.
+    Paired(Result<(Snapshot, Lsn)>),
     /// Whether Kafka answered somebody else.
     Probed(bool),
 }
@@ -45,6 +52,8 @@ pub(super) struct Jobs {
     looking: Option<Job>,
     measuring: Option<Job>,
     probing: Option<Job>,
+    pairing: Option<Job>,
+    next_pair: Instant,
     look_asked: bool,
     next_look: Instant,
     next_measure: Instant,
@@ -57,6 +66,8 @@ impl Jobs {
             looking: None,
             measuring: None,
             probing: None,
+            pairing: None,
+            next_pair: now,
             look_asked: false,
             next_look: now + LOOK_INTERVAL,
             next_measure: now,
@@ -85,6 +96,15 @@ impl Jobs {
             self.begin_look(session, None, now);
         }
         due
+    }
+
+    /// Takes a snapshot where one is due and none is under way.
+    pub(super) fn begin_pair(&mut self, session: &Session, now: Instant) {
+        if self.next_pair <= now && self.pairing.is_none() {
+            self.next_pair = now + PAIR_INTERVAL;
+            let control = session.control.clone();
+            self.pairing = Some(Box::pin(async move { Done::Paired(control.take_pair().await) }));
+        }
     }
 
     /// Begins a look, after which `then_store` is to be stored if all is well.
@@ -130,12 +150,14 @@ impl Jobs {
             done = end_of(&mut self.looking) => done,
             done = end_of(&mut self.measuring) => done,
             done = end_of(&mut self.probing) => done,
+            done = end_of(&mut self.pairing) => done,
         };
         match &done {
             Done::Stored(..) => self.storing = None,
             Done::Looked(..) => self.looking = None,
             Done::Measured(_) => self.measuring = None,
             Done::Probed(_) => self.probing = None,
+            Done::Paired(_) => self.pairing = None,
         }
         done
     }

@@ -86,6 +86,11 @@ impl Pump<'_> {
                     self.jobs.begin_store(&mut self.session, position, published);
                 }
             }
+            Done::Paired(pair) => {
+                let (snapshot, lsn) = pair?;
+                self.paired_at = self.core.counts().acked;
+                self.core.took_pair(snapshot, lsn);
+            }
             Done::Probed(answers) => {
                 let (acked, drained) = (self.core.counts().acked, self.core.is_drained());
                 if self.stall.is_stuck(Instant::now(), answers, acked, drained) {
