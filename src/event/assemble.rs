@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::content::Content;
 use super::error::{EventError, Fault, Seen, Violation};
 use super::mapping::Mapping;
-use super::{BaseTypes, Event, Place, Row, Shown, Step};
+use super::{BaseTypes, Event, Place, Row, Shown, Step, Via};
 use crate::config::{EventSource, OutboxConfig, TableName};
 use crate::decode::{self, Begin, Column, Commit, Insert, LogicalMessage, Message, Other, Relation};
 use crate::position::{Lsn, Position};
@@ -82,7 +82,7 @@ impl Open {
         if self.covered {
             return None;
         }
-        let place = Place { commit_lsn: self.commit_lsn, index: self.index, committed_at_us: self.committed_at_us };
+        let place = Place { commit_lsn: self.commit_lsn, index: self.index, via: Via::Slot };
         self.index += 1;
         (place.index >= self.delivered).then_some(place)
     }
@@ -151,7 +151,7 @@ impl Assembler {
     }
 
     fn begin<'a>(&mut self, begin: Begin, wal_start: Lsn) -> Result<Step<'a>, EventError> {
-        let Begin { commit_lsn, committed_at_us, .. } = begin;
+        let Begin { commit_lsn, committed_at_us, xid } = begin;
         if self.open.is_some() {
             return Err(self.protocol(wal_start, Violation::Nested));
         }
@@ -167,7 +167,7 @@ impl Assembler {
             return Err(EventError::PartialMissing { position: self.resume, commit_lsn, events: 0 });
         }
         self.open = Some(Open { commit_lsn, committed_at_us, index: 0, delivered, covered });
-        Ok(if covered { Step::Nothing } else { Step::Begin { commit_lsn } })
+        Ok(if covered { Step::Nothing } else { Step::Begin { commit_lsn, xid } })
     }
 
     fn commit<'a>(&mut self, commit: Commit, wal_start: Lsn) -> Result<Step<'a>, EventError> {
@@ -243,6 +243,7 @@ impl Assembler {
             Table::Lacking(outbox, column) => (*outbox, Err(*column)),
             Table::Other => return Ok(Step::Nothing),
         };
+        let committed_at_us = open.committed_at_us;
         let Some(place) = open.next() else { return Ok(Step::Nothing) };
         let mapping = mapping.map_err(|column| self.column_missing(place, outbox, column, oid))?;
         if insert.tuple.len() != mapping.columns() {
@@ -252,7 +253,7 @@ impl Assembler {
         }
         let row = Row::new(insert.tuple, mapping);
         match mapping.fault(&insert.tuple) {
-            None => Ok(Step::Event(Event { place, outbox, row })),
+            None => Ok(Step::Event(Event { place, committed_at_us, outbox, row })),
             Some((column, fault)) => Err(self.unfit(place, outbox, row.get(0), column, fault)),
         }
     }
@@ -268,6 +269,7 @@ impl Assembler {
         let Some(open) = &mut self.open else {
             return Err(self.protocol(wal_start, Violation::Outside { what: "a transactional message" }));
         };
+        let committed_at_us = open.committed_at_us;
         let Some(place) = open.next() else { return Ok(Step::Nothing) };
         let id = || message.lsn.to_string();
         let content = Content::new(&config.columns, message)
@@ -276,7 +278,7 @@ impl Assembler {
         if row.get(0).is_none() {
             return Err(self.unfit(place, outbox, Some(id().as_bytes()), 0, Fault::Null));
         }
-        Ok(Step::Event(Event { place, outbox, row }))
+        Ok(Step::Event(Event { place, committed_at_us, outbox, row }))
     }
 
     fn other<'a>(&mut self, other: Other, wal_start: Lsn) -> Result<Step<'a>, EventError> {

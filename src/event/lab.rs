@@ -53,7 +53,7 @@ impl Lab {
     /// The row as the event at index 3 of the transaction at 0/64.
     pub(crate) fn event(&self) -> Event<'_> {
         let Ok(Message::Insert(insert)) = decode(&self.insert) else { panic!("not an insert") };
-        let place = Place { commit_lsn: Lsn::new(0x64), index: 3, committed_at_us: 0 };
-        Event { place, outbox: 0, row: Row::new(insert.tuple, &self.mapping) }
+        let place = Place { commit_lsn: Lsn::new(0x64), index: 3, via: crate::event::Via::Slot };
+        Event { place, committed_at_us: 0, outbox: 0, row: Row::new(insert.tuple, &self.mapping) }
     }
 }

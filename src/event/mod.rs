@@ -38,8 +38,19 @@ pub struct Place {
     pub commit_lsn: Lsn,
     /// Index among the outbox events of the transaction, from 0.
     pub index: u64,
-    /// Commit time, microseconds since the Unix epoch.
-    pub committed_at_us: i64,
+    /// How it came here.
+    pub via: Via,
+}
+
+/// How an event came here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Via {
+    /// By the slot.
+    Slot,
+    /// It was read from the table: LSN and index say when the log was there and which of the rows it was.
+    Table,
+    /// Likewise, and it was published before: somebody asked for it.
+    Replay,
 }
 
 impl Place {
@@ -47,6 +58,9 @@ impl Place {
     ///
     /// The slot decodes what commits at or behind its position, so that has to be past the start of the commit record.
     pub fn give_up(&self, slot: &SlotName) -> String {
+        if self.via != Via::Slot {
+            return "correct the row in the table, or delete it, and start the relay again".to_owned();
+        }
         format!(
             "stop the relay, select pg_replication_slot_advance('{slot}', '{}'::pg_lsn + 1), and start once with \
              --adopt-slot",
@@ -57,7 +71,12 @@ impl Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "event at index {} of the transaction at {}", self.index, self.commit_lsn)
+        match self.via {
+            Via::Slot => write!(f, "event at index {} of the transaction at {}", self.index, self.commit_lsn),
+            Via::Table | Via::Replay => {
+                write!(f, "row {} of those read from the table at {}", self.index, self.commit_lsn)
+            }
+        }
     }
 }
 
@@ -66,6 +85,8 @@ impl fmt::Display for Place {
 pub struct Event<'a> {
     /// Where it stands.
     pub place: Place,
+    /// Commit time, microseconds since the Unix epoch.
+    pub committed_at_us: i64,
     /// Which of the configured outboxes it is from, by index.
     pub outbox: usize,
     /// Its values; the one in place 0 is the event's id, and never NULL.
@@ -88,6 +109,8 @@ pub enum Step<'a> {
     Begin {
         /// LSN of its commit record.
         commit_lsn: Lsn,
+        /// The lower half of its id.
+        xid: u32,
     },
     /// An event that is not covered by the position.
     Event(Event<'a>),

@@ -215,7 +215,7 @@ proptest! {
         let mut inside = None;
         for message in &messages {
             match assembler.feed(message, Lsn::ZERO) {
-                Ok(Step::Begin { commit_lsn }) => inside = Some((commit_lsn, 0)),
+                Ok(Step::Begin { commit_lsn, .. }) => inside = Some((commit_lsn, 0)),
                 Ok(Step::Commit { commit_lsn, end_lsn }) => {
                     prop_assert_eq!(inside.take().map(|(begun, _)| begun), Some(commit_lsn));
                     prop_assert!(end_lsn > commit_lsn);

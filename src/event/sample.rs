@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::mapping::Mapping;
-use super::{Event, Fault, Place, Row};
+use super::{Event, Fault, Place, Row, Via};
 use crate::decode::{self, Column, Insert, Message, Relation};
 use crate::position::Lsn;
 
@@ -41,8 +41,8 @@ impl Sample {
         if let Some(fault) = self.mapping.fault(&tuple) {
             return Err(fault);
         }
-        let place = Place { commit_lsn: Lsn::ZERO, index: 0, committed_at_us: 0 };
-        Ok(Event { place, outbox: 0, row: Row::new(tuple, &self.mapping) })
+        let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
+        Ok(Event { place, committed_at_us: 0, outbox: 0, row: Row::new(tuple, &self.mapping) })
     }
 }
 

@@ -155,6 +155,16 @@ impl Ledger {
         Ok(())
     }
 
+    /// What may be in flight.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Whether this event is delivered, and every one before it.
+    pub fn is_delivered(&self, ticket: Ticket) -> bool {
+        ticket.0 < self.base
+    }
+
     /// The ticket the next event gets.
     pub fn next(&self) -> Ticket {
         Ticket(self.next_ticket())

@@ -109,7 +109,7 @@ mod tests {
             limits: Limits { events: 10, bytes: 10_000 },
         };
         let mut core =
-            Core::new(&setup, Position::default(), Position::default(), sink.clone(), Duration::ZERO).unwrap();
+            Core::new(&setup, Position::default(), Position::default(), None, sink.clone(), Duration::ZERO).unwrap();
         let row = [&b"7"[..], b"order", b"o-1", b"Placed", b"{}"].map(Value::Text);
         let row = wire::insert(16_384, &row);
         for message in [wire::begin(100, 9, 1), wire::relation(16_384, "public", "outbox", &COLUMNS), row.clone(), row]

@@ -10,9 +10,11 @@ use tokio::time::Instant;
 use crate::config::KafkaConfig;
 use crate::error::Result;
 use crate::failpoint;
-use crate::position::Position;
+use crate::ledger::trail::Published;
+use crate::position::{Lsn, Position};
 use crate::relay::session::{AnyStore, Session};
 use crate::sink::KafkaSink;
+use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::WalPosition;
 
@@ -20,6 +22,10 @@ use crate::source::control::WalPosition;
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often a snapshot is taken while events come: what is sent twice after the slot is lost is at most what this and
+/// the transactions kept beside it do not cover.
+const PAIR_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long Kafka has to answer a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,6 +38,8 @@ pub(super) enum Done {
     Looked(Result<Vec<Fingerprint>>, Option<Position>),
     /// A measurement.
     Measured(Result<WalPosition>),
+    /// A snapshot, and the end of the log after it.
+    Paired(Result<(Snapshot, Lsn)>),
     /// Whether Kafka answered somebody else.
     Probed(bool),
 }
@@ -44,6 +52,8 @@ pub(super) struct Jobs {
     looking: Option<Job>,
     measuring: Option<Job>,
     probing: Option<Job>,
+    pairing: Option<Job>,
+    next_pair: Instant,
     look_asked: bool,
     next_look: Instant,
     next_measure: Instant,
@@ -56,6 +66,8 @@ impl Jobs {
             looking: None,
             measuring: None,
             probing: None,
+            pairing: None,
+            next_pair: now,
             look_asked: false,
             next_look: now + LOOK_INTERVAL,
             next_measure: now,
@@ -86,6 +98,15 @@ impl Jobs {
         due
     }
 
+    /// Takes a snapshot where one is due and none is under way.
+    pub(super) fn begin_pair(&mut self, session: &Session, now: Instant) {
+        if self.next_pair <= now && self.pairing.is_none() {
+            self.next_pair = now + PAIR_INTERVAL;
+            let control = session.control.clone();
+            self.pairing = Some(Box::pin(async move { Done::Paired(control.take_pair().await) }));
+        }
+    }
+
     /// Begins a look, after which `then_store` is to be stored if all is well.
     pub(super) fn begin_look(&mut self, session: &Session, then_store: Option<Position>, now: Instant) {
         debug_assert!(self.looking.is_none(), "one look at a time");
@@ -97,9 +118,9 @@ impl Jobs {
     }
 
     /// Begins to store `position`, with the session's store until [`Done::Stored`] brings it back.
-    pub(super) fn begin_store(&mut self, session: &mut Session, position: Position) {
+    pub(super) fn begin_store(&mut self, session: &mut Session, position: Position, published: Option<Published>) {
         let Some(mut store) = session.store.take() else { return };
-        let stored = session.stored_at(position);
+        let stored = session.stored_at(position, published);
         self.storing = Some(Box::pin(async move {
             failpoint::reached("storing");
             let result = store.store(&stored).await;
@@ -129,12 +150,14 @@ impl Jobs {
             done = end_of(&mut self.looking) => done,
             done = end_of(&mut self.measuring) => done,
             done = end_of(&mut self.probing) => done,
+            done = end_of(&mut self.pairing) => done,
         };
         match &done {
             Done::Stored(..) => self.storing = None,
             Done::Looked(..) => self.looking = None,
             Done::Measured(_) => self.measuring = None,
             Done::Probed(_) => self.probing = None,
+            Done::Paired(_) => self.pairing = None,
         }
         done
     }

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::config::{Config, StoreKind};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::ledger::Limits;
+use crate::ledger::trail::Published;
 use crate::position::Position;
 use crate::sink::Producer;
 use crate::sink::kafka::KafkaSink;
@@ -22,6 +23,7 @@ pub mod backoff;
 pub mod core;
 mod drain;
 mod jobs;
+pub mod outlet;
 mod pump;
 mod report;
 mod session;
@@ -166,7 +168,7 @@ impl Relay {
         let same_server = self.served.as_ref().is_none_or(|served| served == session.server());
         self.served = Some(session.server().clone());
         self.config.state.adopt_slot = false;
-        let mut core = self.enter(life, session.start_position(), same_server)?;
+        let mut core = self.enter(life, session.start_position(), session.published(), same_server)?;
         self.sessions += 1;
         if self.sessions > 1 {
             self.telemetry.metrics.reconnect(Side::Postgres);
@@ -186,7 +188,13 @@ impl Relay {
     }
 
     /// The core that goes on behind `stored`, which the store holds and which belongs to this server and slot.
-    fn enter(&self, life: Option<Life>, stored: Position, same_server: bool) -> Result<Box<Core<KafkaSink>>> {
+    fn enter(
+        &self,
+        life: Option<Life>,
+        stored: Position,
+        published: Option<Published>,
+        same_server: bool,
+    ) -> Result<Box<Core<KafkaSink>>> {
         let (sink, start) = match life {
             Some(Life::Running(core)) => match belongs(core.ledger().delivered(), stored, same_server) {
                 Belongs::Here => return Ok(core),
@@ -213,7 +221,7 @@ impl Relay {
                 bytes: self.config.kafka.max_in_flight_bytes,
             },
         };
-        Ok(Box::new(Core::new(&setup, start, stored, *sink, self.epoch.elapsed())?))
+        Ok(Box::new(Core::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?))
     }
 
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.

@@ -109,6 +109,7 @@ pub(super) async fn run(
         catalog_unsound: false,
         turned_at: now,
         stall: Stall::new(now),
+        paired_at: u64::MAX,
         noticed: None,
         backlog: false,
         last_read: now,
@@ -156,6 +157,8 @@ struct Pump<'a> {
     /// When the loop last turned.
     turned_at: Instant,
     stall: Stall,
+    /// Events acked when the last snapshot was taken.
+    paired_at: u64,
     /// What the server last said beside the changes, since the last change: one that waits for a standby repeats itself.
     noticed: Option<Notice>,
     /// Whether messages were left in the buffer for the next turn.
@@ -271,7 +274,8 @@ impl Pump<'_> {
             Due::Nothing => {}
             Due::Progress(position) => {
                 self.core.store_begun(since);
-                self.jobs.begin_store(&mut self.session, position);
+                let published = self.core.published(&position);
+                self.jobs.begin_store(&mut self.session, position, published);
             }
             Due::Idle(position) if !self.jobs.is_looking() && self.may_look() => {
                 self.core.store_begun(since);
@@ -279,6 +283,10 @@ impl Pump<'_> {
                 self.jobs.begin_look(&self.session, Some(position), now);
             }
             Due::Idle(_) => {}
+        }
+        // Nothing came since the last one: it says all there is to say.
+        if self.may_look() && self.core.wants_pair() && self.core.counts().acked != self.paired_at {
+            self.jobs.begin_pair(&self.session, now);
         }
         if self.may_look() && self.jobs.begin_due(&self.session, now) {
             self.telemetry.metrics.catalog_checks.inc();

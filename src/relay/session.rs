@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::config::{Config, StoreKind, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::event::BaseTypes;
+use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
@@ -131,6 +132,8 @@ impl Session {
             table_oids: slot.table_oids,
             membership_oids: slot.membership_oids,
             message_prefixes: slot.message_prefixes,
+            published: start.published,
+            catch_up: None,
         };
         if loaded.as_ref() != Some(&identity) {
             // What follows must not be confirmed against a record of something else.
@@ -151,9 +154,14 @@ impl Session {
         self.identity.position
     }
 
-    /// What to store for `position`.
-    pub(super) fn stored_at(&self, position: Position) -> Stored {
-        Stored { position, ..self.identity.clone() }
+    /// What is known of the tables where delivery goes on.
+    pub(super) fn published(&self) -> Option<Published> {
+        self.identity.published.clone()
+    }
+
+    /// What to store for `position`, at which `published` is known of the tables.
+    pub(super) fn stored_at(&self, position: Position, published: Option<Published>) -> Stored {
+        Stored { position, published, ..self.identity.clone() }
     }
 }
 

@@ -9,7 +9,7 @@ use super::topics::Topics;
 use super::value::Value;
 use super::{Record, RouteError, RouteProblem, TopicProblem};
 use crate::config::OutboxConfig;
-use crate::event::{Event, Row, Shown};
+use crate::event::{Event, Row, Shown, Via};
 use crate::template::{Bound, RenderError, Template, UnknownColumn, members};
 
 /// A template and where its columns are.
@@ -44,6 +44,9 @@ pub struct Router {
     topics: Topics,
 }
 
+/// Header of an event that was published before and is again because somebody asked for it. Its value is `1`.
+const REPLAY_HEADER: &str = "walrelay-replay";
+
 /// A header's name and value.
 type Header<'s> = (&'s str, Option<&'s [u8]>);
 
@@ -57,7 +60,7 @@ pub struct Routed<'s> {
     key: Option<Cow<'s, [u8]>>,
     value: Option<Cow<'s, [u8]>>,
     /// Those that every event has: most outboxes need no more, and so no allocation.
-    fixed: [Header<'s>; 2],
+    fixed: [Header<'s>; 3],
     fixed_count: usize,
     more: Vec<MadeHeader<'s>>,
     partition: Option<i32>,
@@ -136,7 +139,8 @@ impl Router {
         if self.position_header.is_some() {
             self.position.truncate(self.origin);
             // Writing to a String does not fail.
-            write!(self.position, "{}:{}", event.place.commit_lsn, event.place.index).unwrap_or_default();
+            let from_table = if event.place.via == Via::Slot { "" } else { "t" };
+            write!(self.position, "{}:{from_table}{}", event.place.commit_lsn, event.place.index).unwrap_or_default();
         }
         let known = self.selector.and_then(|place| self.topics.find(event.row.get(place)));
         let number = match known {
@@ -160,10 +164,11 @@ impl Router {
         if self.omit_null_headers {
             more.retain(|(_, value)| value.is_some());
         }
-        let (mut fixed, mut fixed_count) = ([("", None); 2], 0);
+        let (mut fixed, mut fixed_count) = ([("", None); 3], 0);
         let id = self.id_header.as_deref().map(|name| (name, Some(event.id())));
         let position = self.position_header.as_deref().map(|name| (name, Some(self.position.as_bytes())));
-        for (slot, header) in fixed.iter_mut().zip(id.into_iter().chain(position)) {
+        let replay = (event.place.via == Via::Replay).then_some((REPLAY_HEADER, Some(&b"1"[..])));
+        for (slot, header) in fixed.iter_mut().zip(id.into_iter().chain(position).chain(replay)) {
             *slot = header;
             fixed_count += 1;
         }

@@ -18,7 +18,9 @@ use command::{Command, Reply};
 
 use crate::config::{SlotName, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::position::Lsn;
 use crate::postgres::sql::{Ended, SqlSession};
+use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
 use crate::source::query::{QueryError, bounded};
 
@@ -106,6 +108,14 @@ impl Control {
     /// Of the connection only; a slot that is not there is none in the answer.
     pub async fn wal_position(&self) -> Result<WalPosition> {
         self.ask(|reply| Command::WalPosition { reply }).await
+    }
+
+    /// A snapshot, and the end of the log after it was taken.
+    ///
+    /// # Errors
+    /// Of the connection only.
+    pub async fn take_pair(&self) -> Result<(Snapshot, Lsn)> {
+        self.ask(|reply| Command::TakePair { reply }).await
     }
 
     /// Sees to it that the table of positions exists and may be used.

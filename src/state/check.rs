@@ -7,6 +7,7 @@
 //! copy of the same server that has since written as much WAL as the original had.
 
 use crate::error::{Error, Kind, Result};
+use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::TimelineSwitch;
 use crate::state::{ServerIdentity, Stored};
@@ -33,6 +34,8 @@ pub struct SlotNow {
 pub struct Start {
     /// Everything up to here counts as delivered.
     pub position: Position,
+    /// What is known of the tables there.
+    pub published: Option<Published>,
     /// What the operator should know about it, a sentence each.
     pub notes: Vec<String>,
 }
@@ -64,11 +67,11 @@ pub fn reconcile(
             "no position is stored for slot {}: starting where the slot was last confirmed, {}",
             slot.name, slot.confirmed_flush
         );
-        return Ok(Start { position: from_slot, notes: vec![note] });
+        return Ok(Start { position: from_slot, published: None, notes: vec![note] });
     };
     let (position, mut notes, mismatches) = compare(stored, now, slot, wal_end, history);
     match mismatches.first() {
-        None => Ok(Start { position, notes }),
+        None => Ok(Start { position, published: known(stored, now, history), notes }),
         Some(first) if !adopt => Err(first.refusal(slot)),
         Some(_) => {
             let accepted =
@@ -78,9 +81,20 @@ pub fn reconcile(
                 "the stored position {} is given up for the slot's, {}",
                 stored.position, slot.confirmed_flush
             ));
-            Ok(Start { position: from_slot, notes })
+            // What was published before the slot's position is not known any more.
+            Ok(Start { position: from_slot, published: None, notes })
         }
     }
+}
+
+/// What is known of the tables on the timeline the server is on now.
+fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Published> {
+    let published = stored.published.as_ref()?;
+    if stored.server.timeline == now.timeline {
+        return Some(published.clone());
+    }
+    let switch = history.iter().find(|switch| switch.timeline == stored.server.timeline)?;
+    published.until(switch.switch_lsn)
 }
 
 /// The position as far as it exists on this server's timeline, what to say of it, and all that does not belong.

@@ -21,6 +21,8 @@ fn stored_at(timeline: u32, position: Position) -> Stored {
         table_oids: vec![12],
         membership_oids,
         message_prefixes: vec!["shop".to_owned()],
+        published: None,
+        catch_up: None,
     }
 }
 
@@ -57,7 +59,7 @@ fn what_belongs_together_starts_at_the_stored_position_without_a_word_even_when_
         for adopt in [false, true] {
             let stored = stored_at(1, position);
             let start = reconcile(Some(&stored), &server(1), &slot_at(400), Lsn::new(900), &[], adopt).unwrap();
-            assert_eq!(start, Start { position, notes: vec![] });
+            assert_eq!(start, Start { position, published: None, notes: vec![] });
         }
     }
 }
@@ -109,7 +111,7 @@ fn adopting_names_every_mismatch_it_accepts() {
 fn a_promotion_behind_the_position_is_no_news() {
     let position = partly(450, 470);
     let start = reconcile(Some(&stored_at(1, position)), &server(2), &slot_at(400), Lsn::new(900), &[SWITCH], false);
-    assert_eq!(start.unwrap(), Start { position, notes: vec![] });
+    assert_eq!(start.unwrap(), Start { position, published: None, notes: vec![] });
 }
 
 #[test]

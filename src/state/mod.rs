@@ -9,7 +9,10 @@ use std::future::Future;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::Result;
+use crate::ledger::trail::Published;
+use crate::poll::Key;
 use crate::position::Position;
+use crate::snapshot::Snapshot;
 
 /// Which server, by what it says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +44,43 @@ pub struct Stored {
     /// Prefixes of the messages that are events: without them, an index in a transaction counts otherwise. Sorted.
     #[serde(default)]
     pub message_prefixes: Vec<String>,
+    /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<Published>,
+    /// Rows that have to be read from the table before the slot is streamed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub catch_up: Option<CatchUp>,
+}
+
+/// Rows that have to be read from the table before the slot is streamed, and how far that has come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CatchUp {
+    /// Which.
+    pub rows: Rows,
+    /// Transactions beyond this snapshot are the slot's. None: the slot was not made yet.
+    pub until: Option<Snapshot>,
+    /// OID of the table that is under way; those with smaller ones are done. 0: none is.
+    #[serde(default)]
+    pub table_oid: u32,
+    /// The row of it up to which all are published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Key>,
+}
+
+/// Which rows of the tables are to be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rows {
+    /// All: nothing was published before.
+    All,
+    /// None: what is there does not matter.
+    None,
+    /// Those that are pending.
+    Pending,
+    /// Those of this time or later.
+    Since(String),
+    /// Those that `published` does not have.
+    Unpublished,
 }
 
 /// The first layout had one table.

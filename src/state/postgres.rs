@@ -81,6 +81,8 @@ mod tests {
             table_oids: vec![u32::MAX],
             membership_oids: vec![9],
             message_prefixes: vec!["shop".to_owned()],
+            published: None,
+            catch_up: None,
         };
         assert_eq!(read("orders", &serde_json::to_string(&stored).unwrap()), Ok(stored));
     }

@@ -157,7 +157,7 @@ impl World {
             self.reached.restarted_inside_a_transaction += u64::from(start.partial.is_some());
             self.server.disconnect();
             let sink = Producer(Arc::clone(&self.broker));
-            self.core = Some(Core::new(&setup(), start, self.stored, sink, self.now).expect("a core"));
+            self.core = Some(Core::new(&setup(), start, self.stored, None, sink, self.now).expect("a core"));
         }
         let core = self.core.as_mut().unwrap();
         if !self.server.is_connected() {
@@ -205,7 +205,7 @@ impl World {
             let (start, now) = (core.ledger().delivered(), self.now);
             self.lose_producer();
             let sink = Producer(Arc::clone(&self.broker));
-            self.core = Some(Core::new(&setup(), start, self.stored, sink, now).expect("a core"));
+            self.core = Some(Core::new(&setup(), start, self.stored, None, sink, now).expect("a core"));
         }
     }
 

@@ -45,9 +45,9 @@ fn a_transaction_comes_to_begin_events_and_commit() {
     let mut assembler = Assembler::new(&[outbox()], Position::default());
     let values = [&b"7"[..], b"order", b"o-1", b"Placed", b"{}"].map(Value::Text);
     let mut feed = |message: Vec<u8>| feed(&mut assembler, message.leak()).unwrap();
-    assert_eq!(feed(wire::begin(100, 9, 1)), Step::Begin { commit_lsn: Lsn::new(100) });
+    assert_eq!(feed(wire::begin(100, 9, 1)), Step::Begin { commit_lsn: Lsn::new(100), xid: 1 });
     assert_eq!(feed(described()), Step::Relation { oid: OUTBOX, outbox: true });
-    let place = Place { commit_lsn: Lsn::new(100), index: 0, committed_at_us: 9 };
+    let place = Place { commit_lsn: Lsn::new(100), index: 0, via: Via::Slot };
     let Step::Event(event) = feed(wire::insert(OUTBOX, &values)) else { panic!("not an event") };
     assert_eq!((event.place, event.id()), (place, &b"7"[..]));
     assert_eq!([1, 2, 3].map(|place| event.row.get(place)), [&b"order"[..], b"o-1", b"{}"].map(Some));
@@ -55,7 +55,7 @@ fn a_transaction_comes_to_begin_events_and_commit() {
     assert_eq!((event.place.index, event.row.get(2), event.row.get(3)), (1, None, None));
     let commit = Step::Commit { commit_lsn: Lsn::new(100), end_lsn: Lsn::new(130) };
     assert_eq!(feed(wire::commit(100, 130, 9)), commit);
-    assert_eq!(feed(wire::begin(130, 9, 2)), Step::Begin { commit_lsn: Lsn::new(130) });
+    assert_eq!(feed(wire::begin(130, 9, 2)), Step::Begin { commit_lsn: Lsn::new(130), xid: 2 });
     let Step::Event(event) = feed(row("9")) else { panic!("not an event") };
     assert_eq!(event.place.index, 0, "each transaction counts its own events");
 }
@@ -69,7 +69,7 @@ fn of_a_covered_transaction_nothing_comes_but_descriptions() {
     assert_eq!(feed(&mut assembler, &wire::delete(OUTBOX, &[])), Ok(Step::Nothing));
     assert_eq!(feed(&mut assembler, &wire::commit(100, 130, 9)), Ok(Step::Nothing));
     assert_eq!(assembler.ignored(), Ignored::default());
-    assert_eq!(feed(&mut assembler, &wire::begin(130, 9, 2)), Ok(Step::Begin { commit_lsn: Lsn::new(130) }));
+    assert_eq!(feed(&mut assembler, &wire::begin(130, 9, 2)), Ok(Step::Begin { commit_lsn: Lsn::new(130), xid: 2 }));
     assert!(matches!(feed(&mut assembler, &row("8")), Ok(Step::Event(_))), "the description still holds");
 }
 

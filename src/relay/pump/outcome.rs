@@ -82,8 +82,14 @@ impl Pump<'_> {
                 }
                 judged?;
                 if let Some(position) = then_store {
-                    self.jobs.begin_store(&mut self.session, position);
+                    let published = self.core.published(&position);
+                    self.jobs.begin_store(&mut self.session, position, published);
                 }
+            }
+            Done::Paired(pair) => {
+                let (snapshot, lsn) = pair?;
+                self.paired_at = self.core.counts().acked;
+                self.core.took_pair(snapshot, lsn);
             }
             Done::Probed(answers) => {
                 let (acked, drained) = (self.core.counts().acked, self.core.is_drained());

@@ -7,11 +7,13 @@ use tokio_postgres::types::Type;
 
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
+use crate::snapshot::Snapshot;
 use crate::source::catalog::{self, Fingerprint};
 use crate::source::control::Watched;
 use crate::source::preflight::{SLOT, Slot};
 use crate::source::query::{QueryError, bounded, one_json, one_text};
 
+const PAIR: &str = include_str!("../../../sql/source/pair.sql");
 const POSITION_EXISTS: &str = include_str!("../../../sql/source/position_exists.sql");
 const POSITION_CREATE: &str = include_str!("../../../sql/source/position_create.sql");
 const POSITION_LOAD: &str = include_str!("../../../sql/source/position_load.sql");
@@ -25,6 +27,7 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T>>;
 pub(super) enum Command {
     CheckCatalog { before: Vec<Fingerprint>, reply: Reply<Vec<Fingerprint>> },
     WalPosition { reply: Reply<WalPosition> },
+    TakePair { reply: Reply<(Snapshot, Lsn)> },
     PreparePositions { reply: Reply<()> },
     LoadPosition { key: String, reply: Reply<Option<String>> },
     StorePosition { key: String, value: String, reply: Reply<()> },
@@ -62,6 +65,7 @@ impl Command {
                 let params = [(&watched.slot.as_str() as _, Type::TEXT)];
                 answer(reply, one_json(client, "reading the position of the log", SLOT, &params).await)
             }
+            Command::TakePair { reply } => answer(reply, take_pair(client).await),
             Command::PreparePositions { reply } => answer(reply, prepare_positions(client).await),
             Command::LoadPosition { key, reply } => {
                 let params = [(&key as _, Type::TEXT)];
@@ -86,6 +90,14 @@ async fn check_catalog(
         now.push(catalog::look(client, &watched.publication, table, before.get(number)).await?);
     }
     Ok(now)
+}
+
+async fn take_pair(client: &Client) -> Result<(Snapshot, Lsn), QueryError> {
+    let text = one_text(client, "taking a snapshot", PAIR, &[]).await?.unwrap_or_default();
+    let pair = text.split_once(' ').and_then(|(snapshot, lsn)| Some((snapshot.parse().ok()?, lsn.parse().ok()?)));
+    pair.ok_or_else(|| {
+        QueryError::Refused(Error::new(Kind::PostgresUnfit, "while taking a snapshot: the answer is not as documented"))
+    })
 }
 
 /// Passes the answer on and keeps what it means for the session.

@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::state::Stored;
 
 /// The layout written, and the newest one understood.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 #[derive(Serialize, Deserialize)]
 struct Envelope {
@@ -73,6 +73,8 @@ pub(super) mod tests {
             table_oids: vec![16_390],
             membership_oids: vec![16_401],
             message_prefixes: Vec::new(),
+            published: None,
+            catch_up: None,
         }
     }
 
@@ -103,17 +105,17 @@ pub(super) mod tests {
     #[test]
     fn a_newer_layout_is_refused_even_if_it_would_parse() {
         let value = String::from_utf8(encode(&stored(1)).unwrap()).unwrap();
-        let newer = value.replace("\"version\":2", "\"version\":3");
+        let newer = value.replace("\"version\":3", "\"version\":4");
         let error = decode(newer.as_bytes(), "t", "k").unwrap_err();
         assert_eq!(error.kind(), Kind::KafkaRefused);
-        assert!(error.cause().contains("layout 3"), "{error}");
+        assert!(error.cause().contains("layout 4"), "{error}");
     }
 
     #[test]
     fn the_first_layout_with_its_one_table_is_read() {
         let value = String::from_utf8(encode(&stored(1)).unwrap()).unwrap();
         let first =
-            value.replace("\"version\":2", "\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
+            value.replace("\"version\":3", "\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
         assert_ne!(first, value);
         assert_eq!(decode(first.as_bytes(), "t", "k"), Ok(stored(1)));
     }
