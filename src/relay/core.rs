@@ -157,7 +157,6 @@ impl<S: Sink> Core<S> {
         }
         let delivered = self.outlet.ledger().delivered();
         let (rows, all) = self.outlet.settle(max);
-        let rows = rows.to_vec();
         self.settling = all.then_some(delivered);
         Some(rows)
     }
