@@ -1,5 +1,7 @@
 //! A session for ordinary SQL, and how it tells that the server is going down.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio_postgres::config::{ChannelBinding as Binding, SslMode as Mode, SslNegotiation};
@@ -24,7 +26,11 @@ const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (V
     ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'), ('search_path', '')) \
     AS wanted (name, value) JOIN pg_catalog.pg_settings USING (name)";
 
-/// A session for SQL. Dropping it ends the session.
+/// How long a session may take to end in order once nobody has it any more: the answer to a question nobody waits for can
+/// be as long as a table.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A session for SQL. Dropping it ends the session, in the midst of an answer too.
 #[derive(Debug)]
 pub struct SqlSession {
     client: Client,
@@ -159,7 +165,15 @@ where
     let what = format!("the SQL session with {place} was open");
     tokio::spawn(async move {
         let act = While::Querying(&what);
-        let ended = match connection.await {
+        let abandoned = async {
+            sender.closed().await;
+            tokio::time::sleep(LEAVE_TIMEOUT).await;
+        };
+        let outcome = tokio::select! {
+            outcome = connection => outcome,
+            () = abandoned => return,
+        };
+        let ended = match outcome {
             Ok(()) => Ended::Lost(Error::new(Kind::PostgresUnreachable, format_args!("while {act}: it was closed"))),
             Err(error) if error.code().is_some_and(|code| fault::is_shutdown(code.code())) => {
                 Ended::Shutdown(fault::sql(act, &error))

@@ -25,7 +25,7 @@ pub mod feedback;
 pub mod frame;
 pub mod notice;
 pub mod preflight;
-mod query;
+pub(crate) mod query;
 pub mod stream;
 
 pub use stream::WalStream;
