@@ -38,7 +38,7 @@
 //! | [`source`] | walsender session, framing, status updates, pre-flight, catalog watch | yes |
 //! | [`decode`] | one pgoutput payload to one message | no |
 //! | [`event`] | messages to events of transactions; drops what is at or below the position | no |
-//! | [`poll`] | rows of the table that were not published: which, in which order, read how | yes |
+//! | [`poll`] | rows of the outbox table that were not published: which, in which order, read how | yes |
 //! | [`route`] | event to record: topic, key, headers, value | no |
 //! | [`sink`] | the Kafka producer, its options and its error table | yes |
 //! | [`import`] | a Debezium connector's configuration to the `walrelay.toml` that does the same | no |

@@ -203,7 +203,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         let command =
             format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote_ident(self.slot.as_str())?);
         let rows = self.session.query(act, &command).await?;
-        let slot = || Some(NewSlot { consistent_point: text_at(&rows, 1)?.parse().ok()?, snapshot: text_at(&rows, 2)? });
+        let slot =
+            || Some(NewSlot { consistent_point: text_at(&rows, 1)?.parse().ok()?, snapshot: text_at(&rows, 2)? });
         slot().ok_or_else(|| fault::protocol(act, "the answer to CREATE_REPLICATION_SLOT is not as documented"))
     }
 

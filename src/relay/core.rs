@@ -176,6 +176,11 @@ impl<S: Sink> Core<S> {
         self.settling = None;
     }
 
+    /// Whether no row waits to be marked or deleted.
+    pub fn is_marked(&self) -> bool {
+        !self.outlet.has_unsettled()
+    }
+
     /// Whether a pair should be taken: see [`Trail`].
     pub fn wants_pair(&self) -> bool {
         self.trail.wants_pair()

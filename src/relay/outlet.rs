@@ -236,7 +236,8 @@ impl<S: Sink> Outlet<S> {
     /// How many events of the open transaction, which is that at `commit_lsn`, are delivered, and marked where rows are.
     pub fn settled_index(&self, commit_lsn: Lsn) -> u64 {
         let delivered = self.ledger.delivered().delivered_of(commit_lsn);
-        let waiting = self.settling.first().or(self.kept.front()).and_then(|(ticket, _)| self.ledger.whereabouts(*ticket));
+        let waiting =
+            self.settling.first().or(self.kept.front()).and_then(|(ticket, _)| self.ledger.whereabouts(*ticket));
         waiting.map_or(delivered, |first| first.index.min(delivered))
     }
 

@@ -100,7 +100,8 @@ impl<'a> Reading<'a> {
         (config, telemetry, stop, control): (&'a Config, &'a Telemetry, StopSignal, &Control),
     ) -> Self {
         let (now, producer) = (Instant::now(), outlet.sink().producer());
-        let kafka = outlet.sink().watch_connection();
+        let mut kafka = outlet.sink().watch_connection();
+        telemetry.connected(Side::Kafka, *kafka.borrow_and_update() == Connection::Up);
         Reading {
             counts: outlet.counts(),
             outlet,
@@ -136,9 +137,8 @@ impl<'a> Reading<'a> {
         (number, lsn, via): (usize, Lsn, Via),
     ) -> Result<Read> {
         let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
-        let mut polled = Polled::new(&outbox.columns, facts.columns.clone()).map_err(|column| {
-            Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name))
-        })?;
+        let mut polled = Polled::new(&outbox.columns, facts.columns.clone())
+            .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
         let commit_lsn = lsn.max(self.outlet.ledger().received().end_lsn);
         self.outlet.ledger_mut().begin(commit_lsn).map_err(contradiction)?;
         let now = Instant::now();
@@ -320,6 +320,16 @@ impl<'a> Reading<'a> {
         self.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
         Ok(())
+    }
+
+    /// Waits for the end of the session that holds the lease.
+    pub(super) async fn lease_end(&mut self) -> ControlEnd {
+        (&mut self.lease_end).await
+    }
+
+    /// The relay waited on purpose.
+    pub(super) fn awake(&mut self) {
+        self.turned_at = Instant::now();
     }
 
     /// # Errors

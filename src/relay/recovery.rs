@@ -74,7 +74,7 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
     if config.outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
         return refused("; messages that were not relayed are in no table, and lost");
     }
-    if published.is_none() && !config.outboxes.iter().all(|outbox| says_for_itself(outbox)) {
+    if published.is_none() && !config.outboxes.iter().all(says_for_itself) {
         return refused("; nothing that is stored tells which rows of the table were published");
     }
     Ok(Plan { rows: Rows::Unpublished, published, cause, notes })

@@ -29,7 +29,7 @@ use crate::relay::slot::make_slot;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
-use crate::state::{CatchUp, Rows, Stored};
+use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
 
@@ -77,7 +77,8 @@ pub(super) async fn run(
         let marker = Marker::connect(&source.database, &source.slot, &config.outboxes).await?;
         let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
         let mut tables = Vec::new();
-        for (number, outbox) in config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some()) {
+        for (number, outbox) in config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some())
+        {
             let facts = TableFacts::read(reader.client(), outbox).await?;
             fits(&facts, outbox, &lease.task, config)?;
             tables.push(Read1 { number, facts });

@@ -27,7 +27,7 @@ pub mod frame;
 pub mod lease;
 pub mod notice;
 pub mod preflight;
-mod query;
+pub(crate) mod query;
 pub mod stream;
 
 pub use stream::WalStream;

@@ -13,6 +13,8 @@ pub mod assignment;
 pub mod mark;
 pub mod table;
 
+pub use mark::Marker;
+
 use std::time::Duration;
 
 use tokio_postgres::Error as SqlError;

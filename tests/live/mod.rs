@@ -17,6 +17,7 @@ mod points;
 mod position;
 mod pressure;
 mod publication;
+mod recovery;
 mod schema;
 mod secrets;
 mod shutdown;
