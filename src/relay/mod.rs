@@ -20,6 +20,7 @@ use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
 
 pub mod backoff;
+mod begun;
 pub mod core;
 mod drain;
 mod jobs;
@@ -208,14 +209,16 @@ impl Relay {
         // What a stream left in flight is known to be published, or will come again.
         let mut known = None;
         if let Some(Life::Running(core)) = &mut self.life {
-            let until = Instant::now() + CHECK_TIMEOUT;
-            if !drain::drain(core, until, stop).await? {
+            let (until, before) = (Instant::now() + CHECK_TIMEOUT, core.counts());
+            let drained = drain::drain(core, until, stop).await;
+            report::tell_counts(&self.telemetry.metrics, core.counts(), before);
+            if !drained? {
                 let what = "Kafka does not ack what is in flight; reading the table behind it";
                 return Err(Error::new(Kind::KafkaUnreachable, what));
             }
             drain::settle(core, &self.config).await?;
             let position = core.ledger().delivered();
-            known = Some((position, core.published(&position)));
+            known = Some((position, core.published(&position), core.delivered_inside()));
         }
         let Some(life) = &self.life else { return Err(Error::new(Kind::Bug, "the table without a producer")) };
         let mut warn = |warning: String| {
@@ -228,10 +231,12 @@ impl Relay {
             lease = Lease::take(&self.config, life.producer(), &why, &mut warn) => lease?,
         };
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
-        if let Some((position, Some(published))) = known.filter(|_| same_server)
+        let mut delivered = Vec::new();
+        if let Some((position, Some(published), inside)) = known.filter(|_| same_server)
             && position.is_at_or_after(&lease.stored.position)
         {
             lease.knows(position, published);
+            delivered = inside;
         }
         self.served = Some(lease.stored.server.clone());
         let sink = match self.life.take() {
@@ -243,7 +248,7 @@ impl Relay {
             tracing::info!(slot = %self.config.source.slot, tries = self.backoff.tries(), "at the table again");
         }
         let began = Instant::now();
-        let (sink, ended) = table::run(lease, sink, (&self.config, &self.telemetry, stop.clone())).await;
+        let (sink, ended) = table::run(lease, sink, delivered, (&self.config, &self.telemetry, stop.clone())).await;
         self.life = sink.map(|sink| Life::New(Box::new(sink), None));
         if ended.is_ok() {
             self.config.state.adopt_slot = false;

@@ -3,7 +3,7 @@
 //! What is waited for, most urgent first: a stop; the clock, which stores progress and tells the metrics; deliveries; a
 //! batch of marks; the lease; what Kafka refuses; and, while there is room (P4), the next row.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
 use crate::failpoint;
-use crate::poll::{Key, Reader, Rows, TableFacts};
+use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
-use crate::relay::outlet::{Counts, Outlet, contradiction};
+use crate::relay::outlet::{Counts, Outlet, RowId, contradiction};
 use crate::relay::pump::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
 use crate::relay::session::AnyStore;
@@ -64,6 +64,8 @@ pub(super) struct Reading<'a> {
     /// What the store is known to hold.
     kept: Option<Stored>,
     marker: Option<Arc<Marker>>,
+    /// Rows that are read and were delivered by the slot.
+    delivered: HashSet<RowId>,
     config: &'a Config,
     telemetry: &'a Telemetry,
     stop: StopSignal,
@@ -81,7 +83,9 @@ pub(super) struct Reading<'a> {
 struct Passage {
     rows: Rows,
     ended: bool,
+    /// Rows taken, those of them that were published, and how many there are, where that is known.
     read: u64,
+    sent: u64,
     total: Option<u64>,
     /// Rows after which all before them are published, by their number.
     checkpoints: VecDeque<(u64, Key)>,
@@ -96,7 +100,7 @@ impl<'a> Reading<'a> {
         outlet: Outlet<KafkaSink>,
         store: AnyStore,
         stored: Stored,
-        marker: Option<Arc<Marker>>,
+        (marker, delivered): (Option<Arc<Marker>>, HashSet<RowId>),
         (config, telemetry, stop, control): (&'a Config, &'a Telemetry, StopSignal, &Control),
     ) -> Self {
         let (now, producer) = (Instant::now(), outlet.sink().producer());
@@ -109,6 +113,7 @@ impl<'a> Reading<'a> {
             kept: None,
             stored,
             marker,
+            delivered,
             config,
             telemetry,
             stop,
@@ -147,6 +152,7 @@ impl<'a> Reading<'a> {
             rows: reader.rows(sql).await?,
             ended: false,
             read: 0,
+            sent: 0,
             total,
             checkpoints: VecDeque::new(),
             last: None,
@@ -202,11 +208,16 @@ impl<'a> Reading<'a> {
             }
             if passage.next_tell <= now {
                 passage.next_tell = now + TELL_INTERVAL;
-                let (rows, acked) = (passage.read, passage.read - self.outlet.ledger().in_flight_events() as u64);
+                let (rows, acked) =
+                    (passage.read, passage.sent.saturating_sub(self.outlet.ledger().in_flight_events() as u64));
                 tracing::info!(slot = %self.config.source.slot, table, rows, acked, of = passage.total, "reading the table");
             }
             let drained = self.outlet.is_drained() && !self.outlet.has_unsettled();
             if passage.ended && drained && leaving.is_none() {
+                if let Some(total) = passage.total.filter(|total| *total != passage.read) {
+                    let cause = format!("{} rows of table {table} were read, and there are {total}", passage.read);
+                    return Err(Error::new(Kind::Bug, cause));
+                }
                 return Ok(Read::All);
             }
             if leaving.is_some_and(|until| drained || until <= now) {
@@ -250,38 +261,49 @@ impl<'a> Reading<'a> {
                     }
                 }
                 row = passage.rows.next(), if room => {
-                    let mut row = row?;
-                    for _ in 0..ROWS_PER_TURN {
-                        let Some(taken) = row.take() else {
+                    let (mut next, mut left) = (Some(row?), ROWS_PER_TURN);
+                    while let Some(row) = next.take() {
+                        let Some(row) = row else {
                             passage.ended = true;
                             break;
                         };
-                        let place = Place { commit_lsn, index: passage.read, via };
-                        let event = polled.event(place, number, taken.values());
-                        let mut event = event.map_err(|(column, fault)| self.unfit(table, passage.read, column, fault))?;
-                        event.committed_at_us = now_us();
-                        self.outlet.publish(&event)?;
-                        passage.read += 1;
-                        failpoint::reached("read");
-                        passage.last = Some((passage.read, taken.key()));
-                        if passage.read.is_multiple_of(CHECKPOINT_ROWS) {
-                            passage.checkpoints.extend(passage.last.take());
-                        }
-                        if !self.outlet.has_room() {
+                        self.take(passage, polled, &row, table, (number, commit_lsn, via))?;
+                        left -= 1;
+                        if left == 0 || !self.outlet.has_room() {
                             break;
                         }
-                        match futures_now(passage.rows.next()).await {
-                            Some(next) => row = next?,
-                            None => break,
-                        }
-                        if row.is_none() {
-                            passage.ended = true;
-                            break;
-                        }
+                        next = at_once(passage.rows.next()).await.transpose()?;
                     }
                 }
             }
         }
+    }
+
+    /// One row on its way.
+    fn take(
+        &mut self,
+        passage: &mut Passage,
+        polled: &mut Polled,
+        row: &PolledRow,
+        table: &str,
+        (number, commit_lsn, via): (usize, Lsn, Via),
+    ) -> Result<()> {
+        let place = Place { commit_lsn, index: passage.sent, via };
+        let event = polled.event(place, number, row.values());
+        let mut event = event.map_err(|(column, fault)| self.unfit(table, passage.read, column, fault))?;
+        passage.read += 1;
+        failpoint::reached("read");
+        if !self.delivered.is_empty() && self.delivered.contains(&(number, event.id().to_vec())) {
+            return Ok(());
+        }
+        event.committed_at_us = now_us();
+        self.outlet.publish(&event)?;
+        passage.sent += 1;
+        passage.last = Some((passage.sent, row.key()));
+        if passage.sent.is_multiple_of(CHECKPOINT_ROWS) {
+            passage.checkpoints.extend(passage.last.take());
+        }
+        Ok(())
     }
 
     /// Notes the last checkpoint that is delivered, and marked where rows are.
@@ -371,7 +393,7 @@ impl<'a> Reading<'a> {
 }
 
 /// What came to be ready at once, without waiting.
-async fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
+async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
     tokio::pin!(future);
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         std::task::Poll::Ready(done) => std::task::Poll::Ready(Some(done)),

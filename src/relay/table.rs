@@ -21,7 +21,7 @@ use crate::poll::select::{Selection, count, rows};
 use crate::poll::{Reader, TableFacts};
 use crate::position::{Lsn, Position};
 use crate::relay::lease::Lease;
-use crate::relay::outlet::{Outlet, Setup};
+use crate::relay::outlet::{Outlet, RowId, Setup};
 use crate::relay::pump::Ended;
 use crate::relay::reading::{Read, Reading, lease_lost};
 use crate::relay::recovery::{Plan, which};
@@ -56,10 +56,11 @@ struct Read1 {
     facts: TableFacts,
 }
 
-/// Does what `lease` was taken for, and gives the sink back where the producer is still good.
+/// Does what `lease` was taken for, without rows that are known to be `delivered`, and gives the sink back where the producer is still good.
 pub(super) async fn run(
     lease: Lease,
     sink: KafkaSink,
+    delivered: Vec<RowId>,
     (config, telemetry, stop): (&Config, &Telemetry, StopSignal),
 ) -> (Option<KafkaSink>, Result<Ended>) {
     let setup = Setup {
@@ -93,7 +94,8 @@ pub(super) async fn run(
     };
     telemetry.connected(Side::Postgres, true);
     let Lease { control, store, stored, task, notified, facts } = lease;
-    let reading = Reading::new(outlet, store, stored, marker, (config, telemetry, stop.clone(), &control));
+    let delivered = delivered.into_iter().collect();
+    let reading = Reading::new(outlet, store, stored, (marker, delivered), (config, telemetry, stop.clone(), &control));
     let mut work = Work { reading, reader, tables, config, stop, major: facts.server.major() };
     let done = match task {
         Task::MakeSlot(plan) => Box::pin(work.make_slot(plan, facts.slot.is_some())).await,
