@@ -14,6 +14,7 @@ mod order;
 mod outboxes;
 mod partitions;
 mod points;
+mod polled;
 mod position;
 mod pressure;
 mod publication;
