@@ -10,7 +10,7 @@ use walrelay::config::layers::{Environment, Flags, Settings};
 use walrelay::config::{OutboxConfig, file};
 use walrelay::conninfo::ConnInfo;
 use walrelay::error::{Error, Kind};
-use walrelay::event::{Place, Polled};
+use walrelay::event::{Place, Via, Polled};
 use walrelay::poll::select::{count, rows};
 use walrelay::poll::{Key, Reader, Selection, TableFacts, Which};
 use walrelay::position::Lsn;
@@ -169,7 +169,7 @@ fn what_is_read_from_the_table_has_the_text_of_the_stream_whatever_the_database_
     let row = row.expect("rows").expect("a row");
     let bytes: usize = row.values().flatten().map(<[u8]>::len).sum();
     assert_eq!(row.bytes(), bytes + 2, "the values, and the id, which is a number, as order and as id");
-    let place = Place { commit_lsn: Lsn::new(1), index: 0, committed_at_us: 0 };
+    let place = Place { commit_lsn: Lsn::new(1), index: 0, via: Via::Table };
     let event = polled.event(place, 0, row.values()).expect("an event");
     let routed = router.route(&event).expect("a record");
     routed.with_record(|record| {
