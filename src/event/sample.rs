@@ -30,6 +30,12 @@ impl Sample {
         Ok(Sample { mapping: Arc::new(Mapping::new(needed, &relation).map_err(missing)?), message })
     }
 
+    /// Another row of the same columns, with these values in the same order.
+    #[must_use]
+    pub fn another<'v>(&self, values: impl ExactSizeIterator<Item = Option<&'v str>>) -> Sample {
+        Sample { mapping: Arc::clone(&self.mapping), message: insert(values) }
+    }
+
     /// The event.
     ///
     /// # Errors
@@ -81,6 +87,9 @@ mod tests {
         let event = sample.event().unwrap();
         assert_eq!((event.id(), event.row.get(1), event.row.get(2)), (&b"7"[..], Some(&b"\\x00"[..]), None));
         assert_eq!(event.row.type_oid(1), 17);
+        let another = sample.another([None, Some("8"), Some("k")].into_iter());
+        let event = another.event().unwrap();
+        assert_eq!((event.id(), event.row.get(1), event.row.get(2)), (&b"8"[..], None, Some(&b"k"[..])));
     }
 
     #[test]
