@@ -1,6 +1,6 @@
 //! Rows first, then records: what is kept of each, and what follows.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use super::findings::{Counts, Example, Findings, Flow};
 use super::name::Name;
@@ -108,7 +108,7 @@ pub struct Comparison {
     rows: HashMap<(u32, Name), Row>,
     keys: Numbered,
     newest: HashMap<(u32, i32, u32), Newest>,
-    strays: HashMap<(u32, Name), Stray>,
+    strays: BTreeMap<(Name, u32), Stray>,
     found: Findings,
 }
 
@@ -125,7 +125,7 @@ impl Comparison {
             rows: HashMap::new(),
             keys: Numbered::default(),
             newest: HashMap::new(),
-            strays: HashMap::new(),
+            strays: BTreeMap::new(),
             found: Findings::default(),
         }
     }
@@ -181,7 +181,7 @@ impl Comparison {
         counts.replayed += u64::from(record.is_replay);
         let Some(row) = row else {
             if !record.is_replay {
-                self.stray(topic, place, record);
+                self.stray(topic, place.map(|(topic, name)| (name, topic)), record);
             }
             return;
         };
@@ -223,22 +223,20 @@ impl Comparison {
         }
     }
 
-    /// The ids of records that no row of `outbox` has as far as it was read, and that go where its rows go. They may be of
-    /// rows that were not read: see [`Comparison::exists`].
-    pub fn strays(&self, outbox: usize) -> Vec<Vec<u8>> {
-        let topics = self.topics_of(outbox);
-        let strays = self.strays.iter().filter(|((topic, _), stray)| topics.contains(topic) && !stray.is_outside);
-        let names: BTreeSet<Vec<u8>> = strays.map(|((_, name), _)| name.bytes()).collect();
-        names.into_iter().collect()
+    /// The ids of records that no row has, as far as rows were read. There may be such a row all the same: see
+    /// [`Comparison::exists`].
+    pub fn strays(&self) -> Vec<Vec<u8>> {
+        let strays = self.strays.iter().filter(|(_, stray)| !stray.is_outside);
+        let mut ids: Vec<Vec<u8>> = strays.map(|((name, _), _)| name.bytes()).collect();
+        ids.dedup();
+        ids
     }
 
-    /// `outbox` has a row with this id that was not read.
-    pub fn exists(&mut self, outbox: usize, id: &[u8]) {
-        for topic in self.topics_of(outbox) {
-            if let Some(stray) = self.strays.get_mut(&(topic, Name::of(id))) {
-                stray.is_outside = true;
-            }
-        }
+    /// There is a row with this id that was not read.
+    pub fn exists(&mut self, id: &[u8]) {
+        let name = Name::of(id);
+        let strays = self.strays.range_mut((name.clone(), 0)..=(name, u32::MAX));
+        strays.for_each(|(_, stray)| stray.is_outside = true);
     }
 
     /// The outcome.
@@ -252,8 +250,8 @@ impl Comparison {
         }
         missing.sort_unstable_by_key(|(flow, rank, _)| (*flow, *rank));
         let mut strays: Vec<_> = self.strays.iter().collect();
-        strays.sort_unstable_by_key(|((topic, _), stray)| (*topic, stray.partition, stray.offset));
-        for ((topic, name), stray) in strays {
+        strays.sort_unstable_by_key(|((_, topic), stray)| (*topic, stray.partition, stray.offset));
+        for ((name, topic), stray) in strays {
             let Some(into) = self.topics.get(*topic as usize) else { continue };
             let Some((_, _, counts)) = self.flows.get_mut(into.first as usize) else { continue };
             if stray.is_outside {
@@ -309,11 +307,7 @@ impl Comparison {
         (topic, flow)
     }
 
-    fn topics_of(&self, outbox: usize) -> BTreeSet<u32> {
-        self.flows.iter().filter(|(of, _, _)| *of == outbox).map(|(_, topic, _)| *topic).collect()
-    }
-
-    fn stray(&mut self, topic: u32, place: Option<(u32, Name)>, record: &Delivered<'_>) {
+    fn stray(&mut self, topic: u32, place: Option<(Name, u32)>, record: &Delivered<'_>) {
         let Delivered { partition, offset, .. } = *record;
         if let Some(place) = place {
             let fresh = Stray { records: 0, partition, offset, is_outside: false };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 /// Bytes that name something. UUIDs and whole numbers, as Postgres prints them, take no memory of their own.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Name {
     Uuid([u8; 16]),
     Number(i64),

@@ -171,11 +171,16 @@ fn a_range_leaves_out_what_is_outside_and_calls_nothing_there_unknown() {
     let (code, json) = ranged("2026-03-01 14:00+01:00", "2026-03-01 15:00");
     assert_eq!((code, counts(&json), &json["total"]["rows"]), (0, [0, 0, 0, 0, 2, 0], &2.into()), "{json}");
     let (code, json) = ranged("2026-03-01", "2026-03-01 12:00");
-    assert_eq!((code, counts(&json)), (1, [1, 0, 0, 0, 0, 0]), "{json}");
-    // Records older than the range, less an hour, are not even read.
-    sql.run("update outbox set created_at = now() + interval '2 hours' where seq = 6");
-    let (code, json) = found(&verify(&world).option("--grace", AT_ONCE).option("--since", "0s"));
     assert_eq!((code, counts(&json), &json["total"]["rows"]), (1, [1, 0, 0, 0, 4, 0], &1.into()), "{json}");
+    // Records that are older than the range by more than an hour are not even read.
+    sql.run("update outbox set created_at = now() + interval '3 hours' where seq = 6");
+    let since = sql.text("select now() + interval '2 hours'");
+    let (code, json) = found(&verify(&world).option("--grace", AT_ONCE).option("--since", &since));
+    assert_eq!((code, counts(&json), &json["total"]["rows"]), (1, [1, 0, 0, 0, 0, 0], &1.into()), "{json}");
+    sql.run("update outbox set created_at = now() - interval '1 hour' where seq in (1, 6)");
+    let (code, json) =
+        found(&verify(&world).option("--grace", AT_ONCE).option("--since", "2h").option("--until", "0s"));
+    assert_eq!((code, counts(&json), &json["total"]["rows"]), (1, [2, 0, 0, 0, 4, 0], &2.into()), "{json}");
 
     let named = "[outbox]\ntime = \"seq\"\n";
     let (code, words) = refused(&verify(&world).config_file(named).option("--since", "1h"));

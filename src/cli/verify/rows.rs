@@ -185,8 +185,8 @@ impl<'p> Routing<'p> {
 pub async fn find_strays(session: &Session, plans: &[Plan], into: &mut Comparison, teller: &mut Teller) -> Result<()> {
     const DOING: &str = "looking for the rows of records";
     session.run(DOING, "set row_security = off").await?;
-    for (at, plan) in plans.iter().enumerate() {
-        let strays = into.strays(at);
+    for plan in plans {
+        let strays = into.strays();
         // No other can be the text of a column.
         let texts: Vec<&str> = strays.iter().filter_map(|id| std::str::from_utf8(id).ok()).collect();
         let ids: Vec<&str> = texts.into_iter().filter(|id| !id.contains('\0')).collect();
@@ -205,7 +205,7 @@ pub async fn find_strays(session: &Session, plans: &[Plan], into: &mut Compariso
             };
             let found = found.map_err(|error| fault::sql(While::Querying(DOING), &error))?;
             for id in found.iter().filter_map(|row| row.first()?.as_deref()) {
-                into.exists(at, id.as_bytes());
+                into.exists(id.as_bytes());
             }
             teller.tell(|| format!("{DOING} in {}: {} of {}", plan.name, (done + 1) * IDS_MAX, strays.len()));
         }
