@@ -199,6 +199,35 @@ fn refused(verify: &RelayCommand) -> (i32, String) {
 }
 
 #[test]
+fn of_transactions_only_what_was_committed_counts_and_their_ends_are_no_records() {
+    let (world, _) = numbered(2);
+    let sql = world.sql();
+    world.emit_to(&sql, 1, "a");
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", &world.brokers).set("transactional.id", &world.name);
+    let producer: BaseProducer = client.create().unwrap();
+    let patience = Duration::from_secs(30);
+    producer.init_transactions(patience).unwrap();
+    let ids = sql.rows("select id::text, aggregatetype from outbox order by seq", &[]);
+    for (is_committed, row) in [true, false, true].into_iter().zip(&ids) {
+        let (id, kind): (String, String) = (row.get(0), row.get(1));
+        let headers = OwnedHeaders::new().insert(Header { key: "id", value: Some(&id) });
+        let topic = format!("outbox.event.{kind}");
+        producer.begin_transaction().unwrap();
+        producer.send(BaseRecord::to(&topic).key("a").payload("").headers(headers)).unwrap();
+        producer.flush(patience).unwrap();
+        if is_committed {
+            producer.commit_transaction(patience).unwrap();
+        } else {
+            producer.abort_transaction(patience).unwrap();
+        }
+    }
+    let (code, json) = found(&verify(&world).option("--grace", "2s"));
+    assert_eq!((code, counts(&json), &json["total"]["records"]), (1, [1, 0, 0, 0, 0, 0], &2.into()), "{json}");
+    assert_eq!(json["missing"][0]["id"], ids[1].get::<_, String>(0));
+}
+
+#[test]
 fn what_cannot_be_compared_is_refused_with_the_code_that_says_why() {
     let (world, _) = numbered(1);
     let verify = || verify(&world).option("--grace", AT_ONCE);
