@@ -49,6 +49,7 @@
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |
 //! | [`relay`] | composition: one task, one loop, sessions, back-off, shutdown | yes |
 //! | [`demo`] | the main job on a private Postgres, verified | yes |
+//! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
 //! | [`cli`] | the commands | yes |
 //!
 //! Imports point from the bottom of this table to its top, and `tests/tidy.rs` holds them to it. The way back is a
@@ -108,3 +109,4 @@ pub mod suggest;
 pub mod telemetry;
 pub mod template;
 pub mod upkeep;
+pub mod verify;

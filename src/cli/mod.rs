@@ -27,6 +27,9 @@ pub mod sql;
 pub mod status;
 pub mod table;
 pub mod teardown;
+pub mod verify;
+
+pub use verify::VerifyArgs;
 
 pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
 
@@ -54,6 +57,9 @@ pub enum Command {
     /// Show how the slot and its relay are doing
     #[command(after_help = STATUS_HELP)]
     Status(StatusArgs),
+    /// Compare the outbox with the topics: what is missing, duplicated or out of order
+    #[command(after_help = verify::HELP)]
+    Verify(VerifyArgs),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),

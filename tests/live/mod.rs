@@ -27,3 +27,4 @@ mod stopping;
 mod suggested;
 mod teams;
 mod tls;
+mod verify;

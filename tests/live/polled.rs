@@ -10,7 +10,7 @@ use walrelay::config::layers::{Environment, Flags, Settings};
 use walrelay::config::{OutboxConfig, file};
 use walrelay::conninfo::ConnInfo;
 use walrelay::error::{Error, Kind};
-use walrelay::event::{Place, Via, Polled};
+use walrelay::event::{Place, Polled, Via};
 use walrelay::poll::select::{count, rows};
 use walrelay::poll::{Key, Reader, Selection, TableFacts, Which};
 use walrelay::position::Lsn;

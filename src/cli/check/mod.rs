@@ -109,7 +109,7 @@ fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
 }
 
 /// A column as the stream describes it, and the relay sees it: without its domain.
-fn described(name: &str, table: &Table, catalog: Option<&Catalog>) -> Column {
+pub(in crate::cli) fn described(name: &str, table: &Table, catalog: Option<&Catalog>) -> Column {
     let column = table.columns.iter().find(|column| column.name == name);
     let type_oid = column.map_or(0, |column| column.type_oid);
     let base = catalog.and_then(|catalog| catalog.base_types.get(&type_oid)).copied();
