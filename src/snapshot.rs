@@ -75,10 +75,12 @@ impl FromStr for Snapshot {
         };
         let ascends = running.windows(2).all(|pair| matches!(pair, [one, other] if one < other));
         let is_inside = running.iter().all(|xid| (xmin..xmax).contains(xid));
-        if xmin == 0 || xmin > xmax || !ascends || !is_inside {
+        if xmin == 0 || xmax == 0 || !ascends || !is_inside {
             return Err(SnapshotParseError);
         }
-        Ok(Snapshot { xmin, xmax, running })
+        // The snapshot a slot exports may have xmin above xmax. Postgres looks at xmin first, so all below it is seen; as
+        // text it does not take such a one back.
+        Ok(Snapshot { xmin, xmax: xmax.max(xmin), running })
     }
 }
 
@@ -105,10 +107,17 @@ mod tests {
             assert_eq!(text.parse::<Snapshot>().unwrap().to_string(), text);
         }
         for bad in
-            ["", "1", "1:2", "0:1:", "5:4:", "1:9:9", "1:9:0", "1:9:3,2", "1:9:3,3", "1:9:x", "1:9:,", "a:9:", "-1:9:"]
+            ["", "1", "1:2", "0:1:", "5:0:", "5:4:4", "1:9:9", "1:9:0", "1:9:3,2", "1:9:3,3", "1:9:x", "1:9:,", "a:9:", "-1:9:"]
         {
             assert_eq!(bad.parse::<Snapshot>(), Err(SnapshotParseError), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_snapshot_exported_by_a_slot_may_begin_behind_its_end() {
+        let snapshot: Snapshot = "21042:21039:".parse().unwrap();
+        assert_eq!(snapshot.to_string(), "21042:21042:");
+        assert!(snapshot.sees(21_041) && !snapshot.sees(21_042));
     }
 
     #[test]

@@ -14,5 +14,19 @@ select pg_catalog.jsonb_build_object(
         from pg_catalog.pg_replication_slots s
         left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
         where s.slot_name = $1
+    ),
+    -- The transaction that has an id for longest: WAL is kept from its start on, and a new slot waits for its end. From
+    -- the locks, because others' activity is hidden from most roles. Without a pid: it is prepared.
+    'oldest_transaction', (
+        select pg_catalog.jsonb_build_object(
+            'pid', l.pid,
+            'open_seconds', pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.xact_start)::bigint,
+            'application', a.application_name
+        )
+        from pg_catalog.pg_locks l
+        left join pg_catalog.pg_stat_activity a on a.pid = l.pid
+        where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted
+        order by pg_catalog.age(l.transactionid) desc
+        limit 1
     )
 )::text

@@ -78,7 +78,8 @@ impl Reader {
             return Err(Error::new(Kind::PostgresUnreachable, cause));
         };
         let unread = |what: &str| fault::protocol(While::Querying(BEGINNING), format_args!("{what} cannot be read"));
-        let snapshot = text(0).unwrap_or_default().parse().map_err(|_| unread("its snapshot"))?;
+        let snapshot = text(0).unwrap_or_default();
+        let snapshot = snapshot.parse().map_err(|_| unread(&format!("its snapshot {snapshot:.200}")))?;
         Ok((snapshot, wal_end.parse().map_err(|_| unread("the end of its log"))?))
     }
 

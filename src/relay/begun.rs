@@ -40,6 +40,13 @@ impl Begun {
         }
     }
 
+    /// The event that was taken in last.
+    pub(super) fn newest(&self) -> Option<RowId> {
+        let (outbox, end) = *self.ends.last()?;
+        let start = self.ends.len().checked_sub(2).and_then(|at| self.ends.get(at)).map_or(0, |(_, end)| *end);
+        Some((outbox, self.ids.get(start..end)?.to_vec()))
+    }
+
     /// The events of the transaction that `position` is inside of and that are delivered; none where they are not known.
     ///
     /// A relay that was started inside of it has not seen its first ones.

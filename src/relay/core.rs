@@ -208,6 +208,16 @@ impl<S: Sink> Core<S> {
         self.begun.delivered(&self.outlet.ledger().delivered())
     }
 
+    /// The event that was taken in last, where it is known.
+    pub fn newest(&self) -> Option<RowId> {
+        self.begun.newest()
+    }
+
+    /// Up to where everything is delivered, and marked where rows are marked.
+    pub fn settled_position(&self) -> Position {
+        self.confirmed_by_rows()
+    }
+
     /// What should be stored now; see [`Confirm::due`].
     pub fn due(&self, now: Duration, hurry: bool) -> Due {
         self.confirm.due(self.confirmed_by_rows(), self.outlet.counts().acked, now, hurry)

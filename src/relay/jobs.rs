@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::KafkaConfig;
+use crate::config::{KafkaConfig, TableName};
 use crate::error::Result;
 use crate::failpoint;
 use crate::ledger::trail::Published;
@@ -41,6 +41,10 @@ pub(super) enum Done {
     Looked(Result<Vec<Fingerprint>>, Option<Position>),
     /// A measurement.
     Measured(Result<WalPosition>),
+    /// Rows that are pending, and the end of the log after they were looked at; what was settled before that.
+    Pending(Result<(Vec<(usize, String)>, Lsn)>, Position),
+    /// Whether a row that was delivered a while ago is there.
+    Kept(Result<Option<bool>>, usize),
     /// Rows were marked or deleted.
     Settled(Result<()>),
     /// A snapshot, and the end of the log after it.
@@ -59,6 +63,9 @@ pub(super) struct Jobs {
     probing: Option<Job>,
     pairing: Option<Job>,
     settling: Option<Job>,
+    watching: Option<Job>,
+    next_watch: Instant,
+    probing_row: Option<Job>,
     next_pair: Instant,
     look_asked: bool,
     next_look: Instant,
@@ -74,6 +81,9 @@ impl Jobs {
             probing: None,
             pairing: None,
             settling: None,
+            watching: None,
+            next_watch: now,
+            probing_row: None,
             next_pair: now,
             look_asked: false,
             next_look: now + LOOK_INTERVAL,
@@ -111,6 +121,24 @@ impl Jobs {
             self.next_pair = now + PAIR_INTERVAL;
             let control = session.control.clone();
             self.pairing = Some(Box::pin(async move { Done::Paired(control.take_pair().await) }));
+        }
+    }
+
+    /// Looks for pending rows where that is due; everything up to `settled` is delivered and marked.
+    pub(super) fn begin_watch(&mut self, session: &Session, settled: Position, every: Duration, now: Instant) {
+        if self.next_watch <= now && self.watching.is_none() {
+            self.next_watch = now + every;
+            let control = session.control.clone();
+            self.watching = Some(Box::pin(async move { Done::Pending(control.look_pending().await, settled) }));
+        }
+    }
+
+    /// Looks whether the row of a delivered event is there.
+    pub(super) fn begin_kept(&mut self, session: &Session, outbox: usize, (table, column): (TableName, String), id: String) {
+        if self.probing_row.is_none() {
+            let control = session.control.clone();
+            self.probing_row =
+                Some(Box::pin(async move { Done::Kept(control.is_kept(table, column, id).await, outbox) }));
         }
     }
 
@@ -173,6 +201,8 @@ impl Jobs {
             done = end_of(&mut self.probing) => done,
             done = end_of(&mut self.pairing) => done,
             done = end_of(&mut self.settling) => done,
+            done = end_of(&mut self.watching) => done,
+            done = end_of(&mut self.probing_row) => done,
         };
         match &done {
             Done::Stored(..) => self.storing = None,
@@ -181,6 +211,8 @@ impl Jobs {
             Done::Probed(_) => self.probing = None,
             Done::Paired(_) => self.pairing = None,
             Done::Settled(_) => self.settling = None,
+            Done::Pending(..) => self.watching = None,
+            Done::Kept(..) => self.probing_row = None,
         }
         done
     }

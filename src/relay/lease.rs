@@ -11,6 +11,7 @@ use crate::position::{Lsn, Position};
 use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
+use crate::relay::outlet::RowId;
 use crate::relay::recovery::{Plan, SlotIs, backlog, plan};
 use crate::relay::session::{AnyStore, read_position, slot_now, watched};
 use crate::relay::table::Task;
@@ -39,6 +40,8 @@ pub(super) struct Lease {
 pub(super) enum Why {
     /// The slot does not have everything, or there is none.
     Gap,
+    /// Somebody set these rows to pending again.
+    Asked(Vec<RowId>),
     /// There can be no slot, or none is wanted; in a few words.
     Poll(String),
 }
@@ -89,12 +92,14 @@ impl Lease {
             membership_oids: slot.membership_oids.clone(),
             message_prefixes: slot.message_prefixes.clone(),
             published: loaded.as_ref().and_then(|loaded| loaded.published.clone()),
+            stream_only: loaded.as_ref().map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
             catch_up: loaded.as_ref().and_then(|loaded| loaded.catch_up.clone()),
         };
         let (task, stored) = match why {
             Why::Poll(cause) => {
                 (Task::Poll(cause.clone()), polled(config, fresh, loaded.as_ref(), &facts, &slot, &history)?)
             }
+            Why::Asked(rows) => (Task::Again(rows.clone()), loaded.clone().unwrap_or(fresh)),
             Why::Gap => (slot_task(config, loaded.as_ref(), &fresh, &facts, &slot, &history, warn)?, fresh),
         };
         Ok(Lease { control, store, stored, task, notified, facts })
@@ -203,7 +208,7 @@ async fn identify(
     control: &Control,
     why: &Why,
 ) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
-    if matches!(why, Why::Gap) || facts.server.may_replicate && facts.server.wal_level == "logical" {
+    if !matches!(why, Why::Poll(_)) || facts.server.may_replicate && facts.server.wal_level == "logical" {
         let mut wal = WalSession::connect(&config.source.database, &config.source).await?;
         let server = wal.identify_system().await?;
         let history = wal.timeline_history(server.timeline).await?;

@@ -19,11 +19,14 @@ use crate::sink::kafka::KafkaSink;
 use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
 
+mod again;
 pub mod backoff;
 mod begun;
+mod budget;
 pub mod core;
 mod drain;
 mod jobs;
+mod kept;
 mod lease;
 pub mod outlet;
 mod pump;
@@ -39,6 +42,7 @@ mod table;
 use self::backoff::Backoff;
 use self::core::{Core, Setup};
 use self::lease::{Lease, Why};
+use self::outlet::RowId;
 use self::pump::Ended;
 use self::session::{Opened, Session};
 use self::stop::{Stop, StopSignal};
@@ -61,6 +65,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         failing: None,
         told: true,
         gave_up: false,
+        asked: Vec::new(),
         config,
         telemetry,
     };
@@ -100,6 +105,8 @@ struct Relay {
     failing: Option<Kind>,
     /// Whether the slot kept too much and was given up.
     gave_up: bool,
+    /// Rows that somebody set to pending again.
+    asked: Vec<RowId>,
     /// Whether the last session ended with all that may be confirmed told to Postgres.
     told: bool,
     config: Config,
@@ -129,9 +136,18 @@ impl Relay {
             let error = match self.one_session(stop).await {
                 Ok(Ended::Stopped) => return self.leave(stop).await,
                 // The next session is of another kind.
-                Ok(Ended::Again) if stop.asked() == Stop::No => continue,
-                Ok(Ended::Again) => return self.leave(stop).await,
-                Ok(Ended::ServerShutDown) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
+                Ok(next) if next != Ended::ServerShutDown => {
+                    if stop.asked() != Stop::No {
+                        return self.leave(stop).await;
+                    }
+                    match next {
+                        Ended::Asked(rows) => self.asked = rows,
+                        Ended::OverBudget => self.gave_up = true,
+                        Ended::Again | Ended::Stopped | Ended::ServerShutDown => {}
+                    }
+                    continue;
+                }
+                Ok(_) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
                 Err(error) if error.kind().disposition() == Disposition::Halt => return Err(error),
                 Err(error) => error,
             };
@@ -172,6 +188,9 @@ impl Relay {
             };
             Session::open(&self.config, life.producer(), life_confirmed(life), self.gave_up, &mut warn).await
         };
+        if !self.asked.is_empty() {
+            return Box::pin(self.at_table(Why::Asked(std::mem::take(&mut self.asked)), stop)).await;
+        }
         let opened = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
             opened = open => opened?,
@@ -200,6 +219,7 @@ impl Relay {
             self.backoff.reset();
         }
         self.life = Some(Life::Running(core));
+        self.telemetry.health.over_budget(None);
         self.told = matches!(ended, Ok(Ended::Stopped));
         ended
     }

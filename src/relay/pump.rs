@@ -23,8 +23,12 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
+use crate::relay::again::Again;
+use crate::relay::budget::Budget;
 use crate::relay::core::{Core, Taken};
 use crate::relay::jobs::{Done, Jobs};
+use crate::relay::kept::Kept;
+use crate::relay::outlet::RowId;
 use crate::relay::report::Report;
 use crate::relay::session::Session;
 use crate::relay::stall::Stall;
@@ -56,7 +60,7 @@ const SETTLE_ROWS: usize = 1_000;
 const MESSAGES_PER_TURN: usize = 512;
 
 /// How a session ended well.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ended {
     /// The relay was told to stop, and did what it could.
     Stopped,
@@ -64,6 +68,10 @@ pub(super) enum Ended {
     ServerShutDown,
     /// What was to be done is done, and what comes next is of another kind.
     Again,
+    /// These rows are to be published again.
+    Asked(Vec<RowId>),
+    /// The slot kept more log than it may, and is to be given up.
+    OverBudget,
 }
 
 /// What happened.
@@ -113,6 +121,11 @@ pub(super) async fn run(
         catalog_unsound: false,
         turned_at: now,
         stall: Stall::new(now),
+        watches_pending: config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()),
+        again: Again::default(),
+        budget: Budget::new(&config.source),
+        long_told: None,
+        kept: Kept::default(),
         paired_at: u64::MAX,
         noticed: None,
         backlog: false,
@@ -161,6 +174,13 @@ struct Pump<'a> {
     /// When the loop last turned.
     turned_at: Instant,
     stall: Stall,
+    /// Whether rows say that they are pending, and which were.
+    watches_pending: bool,
+    again: Again,
+    budget: Budget,
+    /// The transaction a person was told of, because it has been open for long.
+    long_told: Option<i32>,
+    kept: Kept,
     /// Events acked when the last snapshot was taken.
     paired_at: u64,
     /// What the server last said beside the changes, since the last change: one that waits for a standby repeats itself.
@@ -293,6 +313,10 @@ impl Pump<'_> {
             && let Some(rows) = self.core.settle(SETTLE_ROWS)
         {
             self.jobs.begin_settle(marker, rows);
+        }
+        if self.watches_pending && self.may_look() && self.leaving.is_none() {
+            let every = self.config.source.poll.pending_interval;
+            self.jobs.begin_watch(&self.session, self.core.settled_position(), every, now);
         }
         // Nothing came since the last one: it says all there is to say.
         if self.may_look() && self.core.wants_pair() && self.core.counts().acked != self.paired_at {

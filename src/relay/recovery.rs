@@ -74,6 +74,9 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
     if config.outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
         return refused("; messages that were not relayed are in no table, and lost");
     }
+    if stored.stream_only.iter().any(|oid| stored.table_oids.contains(oid)) {
+        return refused("; rows do not stay in the table, so what was not relayed is in it no more, and lost");
+    }
     if published.is_none() && !config.outboxes.iter().all(says_for_itself) {
         return refused("; nothing that is stored tells which rows of the table were published");
     }

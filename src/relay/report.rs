@@ -10,6 +10,7 @@ use crate::event::Ignored;
 use crate::position::Lsn;
 use crate::relay::core::{Core, Counts};
 use crate::sink::Sink;
+use crate::source::control::OldTransaction;
 use crate::telemetry::{Metrics, Telemetry};
 
 /// How often the numbers are brought up to date: often enough for a person, seldom enough to cost nothing.
@@ -93,4 +94,21 @@ pub(super) fn tell_counts(metrics: &Metrics, counts: Counts, before: Counts) {
     metrics.acked_events.inc_by(counts.acked - before.acked);
     metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);
     metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
+}
+
+/// How long a transaction may be open before a person is told.
+const LONG: i64 = 60;
+
+/// Tells of the transaction that has been under way for longest; `told` is the one a person was told of.
+pub(super) fn tell_oldest(telemetry: &Telemetry, oldest: Option<&OldTransaction>, told: &mut Option<i32>) {
+    let pid = oldest.and_then(|oldest| oldest.pid).unwrap_or_default();
+    let open_seconds = oldest.and_then(|oldest| oldest.open_seconds).unwrap_or_default();
+    telemetry.metrics.oldest_transaction_pid.set(pid.into());
+    telemetry.metrics.oldest_transaction_seconds.set(open_seconds);
+    if open_seconds < LONG {
+        *told = None;
+    } else if told.replace(pid) != Some(pid) {
+        let application = oldest.and_then(|oldest| oldest.application.as_deref()).unwrap_or_default();
+        tracing::warn!(pid, open_seconds, application, "a transaction has been open for long: it keeps log on the server");
+    }
 }

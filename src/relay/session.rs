@@ -8,17 +8,18 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{Config, Mode, OnLoss, StoreKind};
+use crate::config::{Config, Mode, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::BaseTypes;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
+use crate::relay::again;
 use crate::relay::lease::Why;
 use crate::sink::Producer;
 use crate::source::catalog::Fingerprint;
-use crate::source::control::{Control, ControlEnd, Watched};
+use crate::source::control::{Control, ControlEnd, Pending, Watched};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts};
 use crate::source::{Status, WalSource, WalStream};
@@ -150,6 +151,7 @@ impl Session {
             membership_oids: slot.membership_oids,
             message_prefixes: slot.message_prefixes,
             published: start.published,
+            stream_only: loaded.as_ref().map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
             catch_up: None,
         };
         if loaded.as_ref() != Some(&identity) {
@@ -178,6 +180,20 @@ impl Session {
     /// What is known of the tables where delivery goes on.
     pub(super) fn published(&self) -> Option<Published> {
         self.identity.published.clone()
+    }
+
+    /// Rows of this outbox's table do not stay in it: a person is told, and it is remembered.
+    pub(super) fn stream_only(&mut self, of: &OutboxConfig) {
+        let table = of.source.table().map(ToString::to_string).unwrap_or_default();
+        tracing::warn!(
+            slot = self.identity.slot,
+            table,
+            "rows are gone from the table right after they are written: should the slot be lost, events that were not \
+             relayed are lost with it"
+        );
+        let same = |now: &&Fingerprint| of.source.table().is_some_and(|table| now.is_of(table));
+        self.identity.stream_only.extend(self.fingerprints.iter().find(same).and_then(Fingerprint::table_oid));
+        self.identity.stream_only = sorted(std::mem::take(&mut self.identity.stream_only).into_iter());
     }
 
     /// What to store for `position`, at which `published` is known of the tables.
@@ -225,7 +241,13 @@ pub(super) fn watched(config: &Config) -> Watched {
         slot: config.source.slot.clone(),
         publication: config.source.publication.clone(),
         tables: config.outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect(),
+        pending: config.outboxes.iter().enumerate().filter_map(pending).collect(),
     }
+}
+
+fn pending((outbox, of): (usize, &OutboxConfig)) -> Option<Pending> {
+    let (table, condition) = (of.source.table()?.clone(), of.upkeep.pending.clone()?);
+    Some(Pending { outbox, table, id_column: of.id.clone(), condition, rows_max: again::ROWS_MAX })
 }
 
 fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {

@@ -18,7 +18,8 @@ use crate::failpoint;
 use crate::ledger::Limits;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Reader, TableFacts};
+use crate::poll::{Reader, TableFacts, Which};
+use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::position::{Lsn, Position};
 use crate::relay::lease::Lease;
 use crate::relay::outlet::{Outlet, RowId, Setup};
@@ -39,6 +40,8 @@ pub(super) enum Task {
     MakeSlot(Plan),
     /// Go on with rows that were begun with.
     GoOn,
+    /// Publish these rows again.
+    Again(Vec<RowId>),
     /// Poll, because of this.
     Poll(String),
 }
@@ -100,6 +103,7 @@ pub(super) async fn run(
     let done = match task {
         Task::MakeSlot(plan) => Box::pin(work.make_slot(plan, facts.slot.is_some())).await,
         Task::GoOn => Box::pin(work.go_on()).await,
+        Task::Again(asked) => Box::pin(work.again(&asked)).await,
         Task::Poll(why) => Box::pin(work.poll(&why, notified)).await,
     };
     work.reading.tell(Instant::now());
@@ -200,6 +204,31 @@ impl Work<'_> {
         failpoint::reached("caught-up");
         let (slot, seconds) = (&self.config.source.slot, began.elapsed().as_secs_f64());
         tracing::info!(%slot, rows = read, seconds = format!("{seconds:.1}"), "caught up with the table; the slot has the rest");
+        Ok(Ended::Again)
+    }
+
+    /// Publishes rows again that are pending again. What the slot has still to deliver is not among them.
+    async fn again(&mut self, asked: &[RowId]) -> Result<Ended> {
+        for Read1 { number, facts } in &self.tables {
+            let outbox = self.config.outboxes.get(*number);
+            let Some((outbox, pending)) = outbox.and_then(|outbox| Some((outbox, outbox.upkeep.pending.as_ref()?))) else {
+                continue;
+            };
+            let ids = asked.iter().filter(|(outbox, _)| outbox == number).map(|(_, id)| String::from_utf8_lossy(id));
+            let ids = ids.map(|id| quote_literal(&id)).collect::<Result<Vec<_>>>()?;
+            if ids.is_empty() {
+                continue;
+            }
+            let condition = format!("({pending}\n) and {} in ({})", quote_ident(&outbox.id)?, ids.join(", "));
+            let (_, lsn) = self.reader.begin(None).await?;
+            let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
+            let read = self.reading.table((&self.reader, &sql, None), facts, (*number, lsn, Via::Replay)).await?;
+            if read == Read::Stopped {
+                return Ok(Ended::Stopped);
+            }
+            self.reader.end().await?;
+        }
+        tracing::info!(slot = %self.config.source.slot, rows = asked.len(), "published again what was pending again");
         Ok(Ended::Again)
     }
 

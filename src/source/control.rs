@@ -8,17 +8,19 @@
 //! One task owns the session and does one thing after the other; a [`Control`] is a handle to it.
 
 mod command;
+mod pending;
 
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use command::WalPosition;
+pub use command::{OldTransaction, WalPosition};
 use command::{Command, Reply};
 
 use crate::config::{SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
+use crate::postgres::quote::quote_ident;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
@@ -48,6 +50,35 @@ pub struct Watched {
     pub publication: String,
     /// The outbox tables.
     pub tables: Vec<TableName>,
+    /// Those whose rows say whether they are pending.
+    pub pending: Vec<Pending>,
+}
+
+/// Rows of a table that say whether they are pending.
+#[derive(Debug, Clone)]
+pub struct Pending {
+    /// Which of the outboxes it is.
+    pub outbox: usize,
+    /// The table.
+    pub table: TableName,
+    /// Its id's column.
+    pub id_column: String,
+    /// SQL condition, the operator's.
+    pub condition: String,
+    /// Rows looked at in one go.
+    pub rows_max: usize,
+}
+
+impl Pending {
+    /// The statement that gives the outbox's number and the ids of pending rows.
+    fn sql(&self) -> Result<String> {
+        let (schema, table) = (quote_ident(self.table.schema())?, quote_ident(self.table.table())?);
+        let (id, condition) = (quote_ident(&self.id_column)?, &self.condition);
+        let (outbox, rows_max) = (self.outbox, self.rows_max);
+        Ok(format!(
+            "select {outbox}::text, {id}::text from {schema}.{table} where ({condition}\n) and {id} is not null limit {rows_max}; "
+        ))
+    }
 }
 
 /// Why the control session is over.
@@ -108,6 +139,22 @@ impl Control {
     /// Of the connection only; a slot that is not there is none in the answer.
     pub async fn wal_position(&self) -> Result<WalPosition> {
         self.ask(|reply| Command::WalPosition { reply }).await
+    }
+
+    /// Rows that are pending, by outbox and id, and the end of the log after they were looked at.
+    ///
+    /// # Errors
+    /// Of the connection, and of a condition or table that is not what it was.
+    pub async fn look_pending(&self) -> Result<(Vec<(usize, String)>, Lsn)> {
+        self.ask(|reply| Command::LookPending { reply }).await
+    }
+
+    /// Whether `table` has a row with this id; none where the role may not look.
+    ///
+    /// # Errors
+    /// Of the connection only.
+    pub async fn is_kept(&self, table: TableName, id_column: String, id: String) -> Result<Option<bool>> {
+        self.ask(|reply| Command::IsKept { table, id_column, id, reply }).await
     }
 
     /// The timeline the server is on.

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
@@ -19,6 +20,11 @@ const CLASS: i32 = 0x7772_6c79;
 
 /// A holder that is silent for this long at least is dead: the control session says something every five seconds.
 const SILENCE_MIN: Duration = Duration::from_secs(15);
+
+/// How long it is tried: a session that has just ended may not have let go of it yet, and one that stands by holds it for
+/// a moment now and then.
+const PATIENCE: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// How the lease is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,11 +47,19 @@ pub async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duratio
         Hold::Alone => "select pg_catalog.pg_try_advisory_lock($1, $2)::text",
     };
     let key = key(slot.as_str());
-    let answer = one_text(client, "taking the lease", sql, &[(&CLASS, Type::INT4), (&key, Type::INT4)]).await?;
+    let until = Instant::now() + PATIENCE;
+    let held = loop {
+        let answer = one_text(client, "taking the lease", sql, &[(&CLASS, Type::INT4), (&key, Type::INT4)]).await?;
+        let held = answer.as_deref() == Some("true");
+        if held || Instant::now() >= until {
+            break held;
+        }
+        tokio::time::sleep(AGAIN).await;
+    };
     let timeout = (silence * 2).max(SILENCE_MIN).as_millis();
     let limit = format!("set idle_session_timeout = {timeout}");
     bounded("bounding the silence of the session", client.batch_execute(&limit)).await?;
-    Ok(answer.as_deref() == Some("true"))
+    Ok(held)
 }
 
 /// FNV-1a: the same on every machine. Two slots with one key wait for each other where one of them reads its table.

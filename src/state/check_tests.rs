@@ -22,6 +22,7 @@ fn stored_at(timeline: u32, position: Position) -> Stored {
         membership_oids,
         message_prefixes: vec!["shop".to_owned()],
         published: None,
+        stream_only: Vec::new(),
         catch_up: None,
     }
 }

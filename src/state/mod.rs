@@ -47,6 +47,9 @@ pub struct Stored {
     /// Which rows of the tables are published, by transaction: what counts once the slot is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<Published>,
+    /// OIDs of tables whose rows were seen not to stay: nothing can be read from them once the slot is gone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stream_only: Vec<u32>,
     /// Rows that have to be read from the table before the slot is streamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub catch_up: Option<CatchUp>,

@@ -82,6 +82,7 @@ mod tests {
             membership_oids: vec![9],
             message_prefixes: vec!["shop".to_owned()],
             published: None,
+            stream_only: Vec::new(),
             catch_up: None,
         };
         assert_eq!(read("orders", &serde_json::to_string(&stored).unwrap()), Ok(stored));

@@ -27,6 +27,8 @@ pub enum NotReady {
     Disconnected(Side),
     /// There is something to do and nothing was acked or confirmed for this long.
     Stalled(Duration),
+    /// The slot keeps more log than it may: bytes it keeps, and may keep.
+    OverBudget(u64, u64),
     /// Its loop has not reported anything for this long.
     Silent(Duration),
     /// It was told to stop.
@@ -43,6 +45,7 @@ impl NotReady {
             NotReady::Disconnected(Side::Postgres) => "postgres_disconnected",
             NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
             NotReady::Stalled(_) => "stalled",
+            NotReady::OverBudget(..) => "over_budget",
             NotReady::Silent(_) => "silent",
             NotReady::Stopping => "stopping",
             NotReady::Halted(_) => "halted",
@@ -57,6 +60,9 @@ impl fmt::Display for NotReady {
             NotReady::Disconnected(side) => write!(f, "not connected to {}", side.name()),
             NotReady::Stalled(age) => {
                 write!(f, "events are in flight and none was acked for {} s", age.as_secs())
+            }
+            NotReady::OverBudget(retained, max) => {
+                write!(f, "the slot keeps {retained} bytes of log, and may keep {max}")
             }
             NotReady::Silent(age) => write!(f, "the relay's loop has reported nothing for {} s", age.as_secs()),
             NotReady::Stopping => f.write_str("told to stop"),
@@ -74,6 +80,7 @@ pub struct Health {
     /// Since when there has been something to do without progress; `None` while idle.
     waiting_since: Option<Instant>,
     heard_at: Option<Instant>,
+    over_budget: Option<(u64, u64)>,
     stopping: bool,
     halted: Option<String>,
 }
@@ -87,6 +94,7 @@ impl Health {
             was_connected: false,
             waiting_since: None,
             heard_at: None,
+            over_budget: None,
             stopping: false,
             halted: None,
         }
@@ -113,6 +121,11 @@ impl Health {
             Side::Kafka => *kafka = up,
         }
         self.was_connected |= self.connected == [true; 2];
+    }
+
+    /// The slot keeps so much log, and may keep so much less; none where it does not.
+    pub fn over_budget(&mut self, bytes: Option<(u64, u64)>) {
+        self.over_budget = bytes;
     }
 
     /// The relay was told to stop and is draining.
@@ -146,6 +159,9 @@ impl Health {
         let lost = Side::ALL.into_iter().zip(self.connected).find(|(_, up)| !up);
         if let Some((side, _)) = lost {
             return Some(NotReady::Disconnected(side));
+        }
+        if let Some((retained, max)) = self.over_budget {
+            return Some(NotReady::OverBudget(retained, max));
         }
         let Some(heard_at) = self.heard_at else { return Some(NotReady::Starting) };
         let overdue = |since: Instant| {
@@ -185,6 +201,11 @@ impl HealthHandle {
     /// [`Health::connection`].
     pub fn connection(&self, side: Side, up: bool) {
         self.with(|health| health.connection(side, up));
+    }
+
+    /// See [`Health::over_budget`].
+    pub fn over_budget(&self, bytes: Option<(u64, u64)>) {
+        self.with(|health| health.over_budget(bytes));
     }
 
     /// [`Health::stopping`].

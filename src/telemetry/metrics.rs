@@ -89,6 +89,12 @@ pub struct Instruments {
     pub positions_stored: Counter,
     /// Looks at the catalog while running.
     pub catalog_checks: Counter,
+    /// 1 while rows are read from the table, 0 while they come from the slot.
+    pub reads_table: Gauge,
+    /// How long the oldest transaction with an id has been open.
+    pub oldest_transaction_seconds: Gauge,
+    /// Its process id; 0 where there is none.
+    pub oldest_transaction_pid: Gauge,
     /// Seconds from the transaction's commit, by the server's clock, to the broker's ack, by ours.
     pub commit_to_ack_seconds: Histogram,
     retries: BySide<Counter>,
@@ -200,6 +206,9 @@ impl Instruments {
             status_updates: Counter::default(),
             positions_stored: Counter::default(),
             catalog_checks: Counter::default(),
+            reads_table: Gauge::default(),
+            oldest_transaction_seconds: Gauge::default(),
+            oldest_transaction_pid: Gauge::default(),
             commit_to_ack_seconds: Histogram::new(COMMIT_TO_ACK_SECONDS),
             retries: BySide::new(),
             reconnects: BySide::new(),
@@ -363,6 +372,17 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::CATALOG_CHECKS, "Checks of publication, table and slot while running", &of.catalog_checks);
     all.register(names::IN_FLIGHT_EVENTS, "Records enqueued and not acknowledged", of.in_flight_events.clone());
     all.register(names::IN_FLIGHT_BYTES, "Bytes of key and value in those", of.in_flight_bytes.clone());
+    all.register(names::READS_TABLE, "1 while rows are read from the table", of.reads_table.clone());
+    all.register(
+        names::OLDEST_TRANSACTION_SECONDS,
+        "How long the oldest transaction on the server has been open",
+        of.oldest_transaction_seconds.clone(),
+    );
+    all.register(
+        names::OLDEST_TRANSACTION_PID,
+        "Process id of that transaction, 0 for none",
+        of.oldest_transaction_pid.clone(),
+    );
     all.register(
         names::COMMIT_TO_ACK_SECONDS,
         "Time from the commit in Postgres to the broker's acknowledgement",

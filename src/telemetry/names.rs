@@ -22,6 +22,10 @@ pub(super) const LAG_BYTES: &str = "lag_bytes";
 pub(super) const LAG_SECONDS: &str = "lag_seconds";
 pub(super) const RETAINED_WAL_BYTES: &str = "retained_wal_bytes";
 
+pub(super) const READS_TABLE: &str = "reads_table";
+pub(super) const OLDEST_TRANSACTION_SECONDS: &str = "oldest_transaction_seconds";
+pub(super) const OLDEST_TRANSACTION_PID: &str = "oldest_transaction_pid";
+
 pub(super) const IN_FLIGHT_EVENTS: &str = "in_flight_events";
 pub(super) const IN_FLIGHT_BYTES: &str = "in_flight_bytes";
 pub(super) const QUEUE_FULL: &str = "queue_full";

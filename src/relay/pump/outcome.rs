@@ -8,7 +8,9 @@ use super::{BUSY_WITHIN, Ended, Input, LAST_WORDS, Leaving, Pump, REST, SERVER_S
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
+use crate::relay::budget::Verdict;
 use crate::relay::jobs::Done;
+use crate::relay::report::tell_oldest;
 use crate::relay::stop::Stop;
 use crate::sink::Connection;
 use crate::source::catalog::compare;
@@ -86,6 +88,23 @@ impl Pump<'_> {
                     self.jobs.begin_store(&mut self.session, position, published);
                 }
             }
+            Done::Pending(looked, settled) => {
+                let (rows, lsn) = looked?;
+                let rows = rows.into_iter().map(|(outbox, id)| (outbox, id.into_bytes())).collect();
+                let asked = self.again.looked(rows, lsn, &settled);
+                if !asked.is_empty() {
+                    let rows = asked.len();
+                    tracing::info!(slot = %self.config.source.slot, rows, "rows are pending again; publishing them again");
+                    self.leave(self.config.process.shutdown_timeout, Ok(Ended::Asked(asked)));
+                }
+            }
+            Done::Kept(found, outbox) => {
+                if self.kept.found(outbox, found?)
+                    && let Some(of) = self.config.outboxes.get(outbox)
+                {
+                    self.session.stream_only(of);
+                }
+            }
             Done::Settled(result) => {
                 if let Err(error) = result {
                     self.core.settle_abandoned();
@@ -109,12 +128,47 @@ impl Pump<'_> {
             Done::Measured(result) => {
                 let measured = result?;
                 self.report.server_wal_end = self.report.server_wal_end.max(measured.wal_end);
+                if let Some(retained) = measured.retained_bytes() {
+                    self.judge_retained(retained);
+                }
+                tell_oldest(self.telemetry, measured.oldest_transaction.as_ref(), &mut self.long_told);
                 if let Some(restart_lsn) = measured.slot.and_then(|slot| slot.restart_lsn) {
                     self.telemetry.metrics.set_slot_restart_lsn(restart_lsn);
                 }
+                self.begin_kept();
             }
         }
         Ok(())
+    }
+
+    /// The slot keeps this much log.
+    fn judge_retained(&mut self, retained: u64) {
+        let (verdict, news) = self.budget.judge(retained);
+        if let Some(news) = news {
+            tracing::warn!(slot = %self.config.source.slot, "{news}");
+        }
+        self.telemetry.health.over_budget(match verdict {
+            Verdict::Over { retained, max } => Some((retained, max)),
+            Verdict::Within | Verdict::GiveUp => None,
+        });
+        if verdict == Verdict::GiveUp {
+            self.leave(Duration::ZERO, Ok(Ended::OverBudget));
+        }
+    }
+
+    /// Looks whether the row of an event that was delivered a while ago is in its table.
+    fn begin_kept(&mut self) {
+        let newest = self.core.newest().filter(|(outbox, _)| {
+            let of = self.config.outboxes.get(*outbox);
+            of.is_some_and(|of| of.source.table().is_some() && !of.upkeep.delete)
+        });
+        let Some((outbox, id)) = self.kept.due(newest) else { return };
+        let of = self.config.outboxes.get(outbox).and_then(|of| Some((of.source.table()?.clone(), of.id.clone())));
+        if let Some(of) = of
+            && let Ok(id) = String::from_utf8(id)
+        {
+            self.jobs.begin_kept(&self.session, outbox, of, id);
+        }
     }
 
     /// A store that failed with its producer says less than the record that ended the producer, which comes at once.

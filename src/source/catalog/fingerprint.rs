@@ -54,6 +54,11 @@ impl Fingerprint {
         self.publication.as_ref().map(|publication| publication.oid)
     }
 
+    /// Whether it is of this outbox table.
+    pub fn is_of(&self, table: &TableName) -> bool {
+        self.table_name == *table
+    }
+
     /// OID of the outbox table, unless there is none.
     pub fn table_oid(&self) -> Option<u32> {
         self.table_oid

@@ -5,11 +5,12 @@ use tokio::sync::oneshot;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
+use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
 use crate::snapshot::Snapshot;
 use crate::source::catalog::{self, Fingerprint};
-use crate::source::control::Watched;
+use crate::source::control::{Watched, pending};
 use crate::source::preflight::{SLOT, Slot};
 use crate::source::query::{QueryError, bounded, one_json, one_text};
 
@@ -27,6 +28,8 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T>>;
 pub(super) enum Command {
     CheckCatalog { before: Vec<Fingerprint>, reply: Reply<Vec<Fingerprint>> },
     WalPosition { reply: Reply<WalPosition> },
+    LookPending { reply: Reply<(Vec<(usize, String)>, Lsn)> },
+    IsKept { table: TableName, id_column: String, id: String, reply: Reply<Option<bool>> },
     Timeline { reply: Reply<u32> },
     TakePair { reply: Reply<(Snapshot, Lsn)> },
     PreparePositions { reply: Reply<()> },
@@ -41,6 +44,20 @@ pub struct WalPosition {
     pub wal_end: Lsn,
     /// The slot, unless it is gone. Who holds it is in `active_pid` and `holder`.
     pub slot: Option<Slot>,
+    /// The transaction that has been under way for longest.
+    #[serde(default)]
+    pub oldest_transaction: Option<OldTransaction>,
+}
+
+/// A transaction that has been under way for long.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct OldTransaction {
+    /// Process id; none for a prepared one.
+    pub pid: Option<i32>,
+    /// How long it has been open, where the role may know.
+    pub open_seconds: Option<i64>,
+    /// `application_name`, where it is known.
+    pub application: Option<String>,
 }
 
 impl WalPosition {
@@ -65,6 +82,10 @@ impl Command {
             Command::WalPosition { reply } => {
                 let params = [(&watched.slot.as_str() as _, Type::TEXT)];
                 answer(reply, one_json(client, "reading the position of the log", SLOT, &params).await)
+            }
+            Command::LookPending { reply } => answer(reply, pending::look(client, &watched.pending).await),
+            Command::IsKept { table, id_column, id, reply } => {
+                answer(reply, pending::is_kept(client, &table, &id_column, &id).await)
             }
             Command::Timeline { reply } => answer(reply, timeline(client).await),
             Command::TakePair { reply } => answer(reply, take_pair(client).await),
@@ -197,9 +218,9 @@ mod tests {
     fn lag_is_counted_from_what_is_confirmed_and_from_what_is_kept() {
         let slot =
             Slot { confirmed_flush_lsn: Some(Lsn::new(700)), restart_lsn: Some(Lsn::new(400)), ..Slot::default() };
-        let position = WalPosition { wal_end: Lsn::new(900), slot: Some(slot) };
+        let position = WalPosition { wal_end: Lsn::new(900), slot: Some(slot), oldest_transaction: None };
         assert_eq!((position.unconfirmed_bytes(), position.retained_bytes()), (Some(200), Some(500)));
-        let gone = WalPosition { wal_end: Lsn::new(900), slot: None };
+        let gone = WalPosition { wal_end: Lsn::new(900), slot: None, oldest_transaction: None };
         assert_eq!((gone.unconfirmed_bytes(), gone.retained_bytes()), (None, None));
     }
 

@@ -74,6 +74,7 @@ pub(super) mod tests {
             membership_oids: vec![16_401],
             message_prefixes: Vec::new(),
             published: None,
+            stream_only: Vec::new(),
             catch_up: None,
         }
     }

@@ -1,0 +1,60 @@
+//! Looks at rows of the outbox tables from beside the stream.
+
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use crate::config::TableName;
+use crate::error::{Error, Kind};
+use crate::position::Lsn;
+use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::source::control::Pending;
+use crate::source::query::{QueryError, bounded};
+
+/// Rows that are pending, a bounded number of each outbox, and then the end of the log.
+pub(super) async fn look(client: &Client, watched: &[Pending]) -> Result<(Vec<(usize, String)>, Lsn), QueryError> {
+    let (mut sql, doing) = (String::new(), "looking for pending rows");
+    for pending in watched {
+        sql.push_str(&pending.sql().map_err(QueryError::Refused)?);
+    }
+    // In statements of their own, one after the other: each sees what committed before it.
+    sql.push_str("select pg_catalog.pg_current_wal_insert_lsn()::text");
+    let messages = bounded(doing, client.simple_query(&sql)).await?;
+    let (mut rows, mut lsn) = (Vec::new(), None);
+    for message in &messages {
+        let SimpleQueryMessage::Row(row) = message else { continue };
+        let text = |at| row.try_get(at).ok().flatten();
+        match (text(0), row.len()) {
+            (Some(number), 2) => rows.extend(number.parse().ok().zip(text(1).map(str::to_owned))),
+            (Some(end), 1) => lsn = end.parse().ok(),
+            _ => {}
+        }
+    }
+    let unread = || Error::new(Kind::PostgresUnfit, format!("while {doing}: the end of the log cannot be read"));
+    Ok((rows, lsn.ok_or_else(|| QueryError::Refused(unread()))?))
+}
+
+/// Whether there is a row with this id; none where the role may not look.
+pub(super) async fn is_kept(
+    client: &Client,
+    table: &TableName,
+    id_column: &str,
+    id: &str,
+) -> Result<Option<bool>, QueryError> {
+    let sql = || {
+        let (schema, name) = (quote_ident(table.schema())?, quote_ident(table.table())?);
+        let (column, id) = (quote_ident(id_column)?, quote_literal(id)?);
+        Ok(format!("select (exists (select from {schema}.{name} where {column} = {id}))::text"))
+    };
+    let sql = sql().map_err(QueryError::Refused)?;
+    match bounded("looking for a row", client.simple_query(&sql)).await {
+        Ok(messages) => Ok(messages.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.try_get(0).ok().flatten().map(|text| text == "true"),
+            SimpleQueryMessage::CommandComplete(_) | SimpleQueryMessage::RowDescription(_) => None,
+            _ => None,
+        })),
+        Err(QueryError::Refused(error)) => {
+            tracing::debug!(%error, "whether rows stay in the table is not known");
+            Ok(None)
+        }
+        Err(other) => Err(other),
+    }
+}
