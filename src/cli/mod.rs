@@ -14,6 +14,7 @@ use crate::config::unit::{parse_bytes, parse_duration};
 
 pub mod check;
 pub mod check_config;
+pub mod cleanup;
 pub mod config;
 pub mod import;
 pub mod init;
@@ -28,6 +29,7 @@ pub mod status;
 pub mod table;
 pub mod teardown;
 
+pub use cleanup::CleanupArgs;
 pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
@@ -54,6 +56,9 @@ pub enum Command {
     /// Show how the slot and its relay are doing
     #[command(after_help = STATUS_HELP)]
     Status(StatusArgs),
+    /// Delete rows that are published and old, without being in anybody's way
+    #[command(after_help = cleanup::CLEANUP_HELP)]
+    Cleanup(CleanupArgs),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),
