@@ -209,6 +209,9 @@ pub struct SetupArgs {
     /// Create the table too, where it does not exist
     #[arg(long)]
     pub create_table: bool,
+    /// Add a column for the inserting transaction to a table that has none: what is published is then known exactly
+    #[arg(long)]
+    pub add_xid_column: bool,
     /// Change nothing; print the SQL, ready for psql
     #[arg(long)]
     pub dry_run: bool,
@@ -359,6 +362,7 @@ What heals by itself, such as a server that cannot be reached, is tried again fo
 const SETUP_HELP: &str = "\
 Examples:
   walrelay setup --slot orders --create-table
+  walrelay setup --slot orders --table sales.outbox --add-xid-column
   walrelay setup --slot orders --table sales.outbox --dry-run | psql \"$WALRELAY_DATABASE_URL\"
 
 What is there already and fits is left alone. The publication comes before the slot, because a slot cannot decode what was written before its publication existed.

@@ -25,3 +25,4 @@ mod stopping;
 mod suggested;
 mod teams;
 mod tls;
+mod upkeep;
