@@ -298,7 +298,11 @@ mod tests {
     fn the_answer_lines_up_and_is_one_object_of_json() {
         let tables = [report(), Report { table: "shop.events".to_owned(), rows_deleted: 7, ..report() }];
         let answer = Answer { dry_run: false, tables: &tables };
-        insta::assert_snapshot!(answer.table());
+        insta::assert_snapshot!(answer.table(), @r"
+        table          older than  deleted  partitions dropped  rows in them  held by others  not published
+        public.outbox  7days       1234     1                   20            1               0
+        shop.events    7days       7        1                   20            1               0
+        ");
         let json: serde_json::Value = serde_json::from_str(&json(&answer).unwrap()).unwrap();
         assert_eq!((&json["tables"][1]["rows_deleted"], &json["dry_run"]), (&7.into(), &false.into()));
         assert!(Answer { dry_run: true, ..answer }.table().contains("to delete"));

@@ -173,6 +173,7 @@ pub async fn sweep(
 }
 
 /// Locks first, by place: a row is judged again once it is locked, and one that changed meanwhile is not found by the delete.
+/// Its time says nothing new to the delete, but in which partitions to look.
 fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, batch_rows: u32) -> Result<String> {
     let (table, time, is_old) = (quoted(&sweeper.name)?, quote_ident(&sweeper.time)?, sweeper.is_old()?);
     let condition = sweeper.basis.condition(&sweeper.name, published)?;
@@ -182,10 +183,11 @@ fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, 
     };
     Ok(format!(
         "with doomed as materialized (\
-         select tableoid as part, ctid as place, {time} as at from {table} where {is_old}{begin} and {condition} \
-         order by {time} limit {batch_rows} for update skip locked), \
-         gone as (delete from {table} as t using doomed where t.ctid = doomed.place and t.tableoid = doomed.part returning 1) \
-         select (select count(*) from doomed), (select count(*) from gone), (select max(at)::text from doomed)"
+         select tableoid as doomed_part, ctid as doomed_place, {time} as doomed_time from {table} \
+         where {is_old}{begin} and {condition} order by {time} limit {batch_rows} for update skip locked), \
+         gone as (delete from {table} as t using doomed where t.ctid = doomed_place and t.tableoid = doomed_part \
+         and t.{time} = doomed_time and t.{is_old} returning 1) \
+         select (select count(*) from doomed), (select count(*) from gone), (select max(doomed_time)::text from doomed)"
     ))
 }
 
@@ -249,7 +251,18 @@ mod tests {
             time_type: "timestamp without time zone".to_owned(),
         };
         assert!(!sweeper.reads_all());
-        insta::assert_snapshot!(batch(&sweeper, None, Some("2026-01-02 03:04:05'"), 7).unwrap());
+        let old =
+            "\"created_at\" < (pg_catalog.now() - pg_catalog.make_interval(secs => 1.5))::timestamp without time zone";
+        let sql = batch(&sweeper, None, Some("2026-01-02'"), 7).unwrap();
+        for part in [
+            "tableoid as doomed_part, ctid as doomed_place, \"created_at\" as doomed_time from \"public\".\"outbox\" where ",
+            old,
+            " and \"created_at\" >= '2026-01-02'''::timestamp without time zone and ((sent = false) is false) order by \
+             \"created_at\" limit 7 for update skip locked)",
+            &format!("and t.\"created_at\" = doomed_time and t.{old} returning 1)"),
+        ] {
+            assert!(sql.contains(part), "{part}\n{sql}");
+        }
         sweeper.basis = Basis::Xmin;
         assert_eq!(batch(&sweeper, None, None, 7).unwrap_err().kind(), Kind::PositionMismatch);
         sweeper.time = "x".to_owned();

@@ -81,7 +81,8 @@ pub fn xid_column(table: &Table) -> Option<&str> {
 /// a row is taken for younger than it is, never for older. A savepoint's id is greater than that of its transaction, which
 /// errs to the same side.
 fn by_xmin(published: &Published) -> String {
-    const NEXT: &str = "pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint";
+    // In a query of its own, so that it is asked once and not for each row.
+    const NEXT: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint)";
     let xmin = published.pair.snapshot.xmin();
     format!("{NEXT} - (({NEXT} - xmin::text::bigint) & 4294967295) < {xmin}")
 }
