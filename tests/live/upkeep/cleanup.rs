@@ -246,7 +246,6 @@ fn partitions_with_nothing_else_are_dropped_whole() {
         (4, &40.into()),
         "{counted}"
     );
-    // Somebody reads in a transaction of his own, and another writes.
     let swept = answer(&cleanup(&world));
     let names = ["p0", "p1", "p3", "p4"].map(|name| Value::from(format!("\"public\".\"{name}\"")));
     assert_eq!(swept["partitions"], Value::from(names.to_vec()), "{swept}");
