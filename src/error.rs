@@ -47,7 +47,7 @@ pub enum Kind {
     ShutdownTimeout,
     /// `status`: the slot is there, and not well.
     Unhealthy,
-    /// `demo`: the run did not verify.
+    /// `demo`: the run did not verify. `verify`: outbox and topics differ.
     NotVerified,
     /// `config import`: something was left that changes, or may change, what consumers see.
     NotCarried,

@@ -38,7 +38,7 @@
 //! | [`source`] | walsender session, framing, status updates, pre-flight, catalog watch | yes |
 //! | [`decode`] | one pgoutput payload to one message | no |
 //! | [`event`] | messages to events of transactions; drops what is at or below the position | no |
-//! | [`poll`] | rows of the table that were not published: which, in which order, read how | yes |
+//! | [`poll`] | rows of the outbox table that were not published: which, in which order, read how | yes |
 //! | [`route`] | event to record: topic, key, headers, value | no |
 //! | [`sink`] | the Kafka producer, its options and its error table | yes |
 //! | [`import`] | a Debezium connector's configuration to the `walrelay.toml` that does the same | no |
@@ -49,6 +49,7 @@
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |
 //! | [`relay`] | composition: one task, one loop, sessions, back-off, shutdown | yes |
 //! | [`demo`] | the main job on a private Postgres, verified | yes |
+//! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
 //! | [`cli`] | the commands | yes |
 //!
 //! Imports point from the bottom of this table to its top, and `tests/tidy.rs` holds them to it. The way back is a
@@ -108,3 +109,4 @@ pub mod suggest;
 pub mod telemetry;
 pub mod template;
 pub mod upkeep;
+pub mod verify;

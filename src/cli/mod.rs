@@ -28,9 +28,11 @@ pub mod sql;
 pub mod status;
 pub mod table;
 pub mod teardown;
+pub mod verify;
 
 pub use cleanup::CleanupArgs;
 pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
+pub use verify::VerifyArgs;
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
 #[derive(Debug, Parser)]
@@ -59,6 +61,9 @@ pub enum Command {
     /// Delete rows that are published and old, without being in anybody's way
     #[command(after_help = cleanup::CLEANUP_HELP)]
     Cleanup(CleanupArgs),
+    /// Compare the outbox with the topics: what is missing, duplicated or out of order
+    #[command(after_help = verify::HELP)]
+    Verify(VerifyArgs),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),

@@ -24,6 +24,8 @@ pub const ROOM: &str = include_str!("../../sql/room.sql");
 pub const TABLE: &str = include_str!("../../sql/table.sql");
 /// A table and its columns.
 pub const COLUMNS: &str = include_str!("../../sql/columns.sql");
+/// The column of a table that is numbered.
+pub const NUMBERED_COLUMN: &str = include_str!("../../sql/numbered_column.sql");
 /// Tables that may be outboxes.
 pub const TABLES: &str = include_str!("../../sql/tables.sql");
 /// A publication.

@@ -101,6 +101,7 @@ fn the_overview_names_every_command_and_where_to_start() {
       setup         Check the server, then create publication and slot, and the table if wanted
       teardown      Drop the slot and its publication; never the table
       status        Show how the slot and its relay are doing
+      verify        Compare the outbox with the topics: what is missing, duplicated or out of order
       demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
                     result
       check-config  Check a configuration and print what it comes to, with secrets as ***

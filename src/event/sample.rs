@@ -1,33 +1,23 @@
 //! A row that was not in a stream, as the event it would be.
 
-use std::sync::Arc;
-
-use super::mapping::Mapping;
-use super::{Event, Fault, Place, Row, Via};
-use crate::decode::{self, Column, Insert, Message, Relation};
+use super::{Event, Fault, Place, Polled, Via};
+use crate::decode::Column;
 use crate::position::Lsn;
 
-/// One row of the outbox table, put together as the server would send it.
-///
-/// It goes through the decoder and the mapping of the stream, so that it is taken for what it would be taken for there.
-/// Its place is not known: it is 0/0.
+/// One row of the outbox table, kept as the event it is: as [`Polled`] makes it. Its place is not known: it is 0/0.
 #[derive(Debug)]
-pub struct Sample {
-    mapping: Arc<Mapping>,
-    message: Vec<u8>,
-}
+pub struct Sample(Polled);
 
 impl Sample {
     /// A row of these columns and their values in Postgres' text form; `None` is NULL.
     ///
     /// # Errors
     /// The first of `needed` that is not among the columns.
-    pub fn new<'n>(needed: &'n [String], row: Vec<(Column, Option<&str>)>) -> Result<Sample, &'n str> {
-        let message = insert(row.iter().map(|(_, value)| *value));
-        let columns = row.into_iter().map(|(column, _)| column).collect();
-        let relation = Relation { oid: 0, schema: String::new(), table: String::new(), columns };
-        let missing = |place: usize| needed.get(place).map(String::as_str).unwrap_or_default();
-        Ok(Sample { mapping: Arc::new(Mapping::new(needed, &relation).map_err(missing)?), message })
+    pub fn new(needed: &[String], row: Vec<(Column, Option<&str>)>) -> Result<Sample, String> {
+        let (columns, values): (Vec<_>, Vec<_>) = row.into_iter().unzip();
+        let mut polled = Polled::new(needed, columns)?;
+        polled.put(values.into_iter().map(|value| value.map(str::as_bytes)));
+        Ok(Sample(polled))
     }
 
     /// The event.
@@ -35,33 +25,8 @@ impl Sample {
     /// # Errors
     /// The place of a column no event can be made with, and what is wrong with its value.
     pub fn event(&self) -> Result<Event<'_>, (usize, Fault)> {
-        let Ok(Message::Insert(Insert { tuple, .. })) = decode::decode(&self.message) else {
-            return Err((0, Fault::Binary));
-        };
-        if let Some(fault) = self.mapping.fault(&tuple) {
-            return Err(fault);
-        }
-        let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
-        Ok(Event { place, committed_at_us: 0, outbox: 0, row: Row::new(tuple, &self.mapping) })
+        self.0.read(Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot }, 0)
     }
-}
-
-/// <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-INSERT>
-fn insert<'v>(values: impl ExactSizeIterator<Item = Option<&'v str>>) -> Vec<u8> {
-    let mut message = vec![b'I', 0, 0, 0, 0, b'N'];
-    // A table has at most 1600 columns, and a value at most 1 GiB.
-    message.extend(u16::try_from(values.len()).unwrap_or(u16::MAX).to_be_bytes());
-    for value in values {
-        match value {
-            None => message.push(b'n'),
-            Some(text) => {
-                message.push(b't');
-                message.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
-                message.extend(text.as_bytes());
-            }
-        }
-    }
-    message
 }
 
 #[cfg(test)]

@@ -1,12 +1,44 @@
-//! Rows of the outbox table that were not published: which, in which order, read how.
+//! Rows of an outbox table, read with ordinary SQL instead of from a slot.
+//!
+//! | file | its room |
+//! |---|---|
+//! | [`table`] | the table: its columns, what orders its rows, what tells the transaction that wrote one |
+//! | [`select`] | which rows, as SQL |
+//! | [`reader`] | the session that reads them, a row at a time |
+//!
+//! ## Which rows were not published
+//!
+//! A snapshot says which transactions had ended when it was taken; a row of a transaction it sees was published, one of
+//! another was not. What tells a row's transaction is a column of type `xid8` with the default `pg_current_xact_id()`:
+//! it has the top transaction's id, whatever savepoints there were, and keeps it when the row is updated. That is exact.
+//!
+//! Without such a column, and for rows in which it is NULL (older than the column, or written with an explicit NULL), the
+//! system column `xmin` decides, and finds more than the rows looked for, never less:
+//!
+//! - It has the id of the savepoint the row was written in, which is above that of the transaction around it and in no
+//!   snapshot. So all that counts is whether it is at or above the oldest transaction that was under way.
+//! - An update puts in its own id. A row that was published and updated since comes again; for the same reason a
+//!   transaction that is known to be published says nothing about the rows with its id.
+//! - It has 32 bits, and is taken for the latest transaction with these. A row that nobody wrote to for four thousand
+//!   million transactions may come again.
+//! - Below 3 are ids of rows that were frozen by servers before 9.4: older than any snapshot.
+//!
+//! Both need the ids to be of the server that took the snapshot: a table that was restored from a dump has those of
+//! another.
+//!
+//! ## SQL of the operator
+//!
+//! `outbox.pending` and `outbox.order_by` are put into statements as they stand, in parentheses. Names in them are looked
+//! up in `pg_catalog` alone, so types, functions and operators from elsewhere need their schema:
+//! `lower_name(name)` is `public.lower_name(name)`, `'x'::mood` is `'x'::public.mood`, and a comparison of the type
+//! `citext` without regard to case is `state operator(public.=) 'open'::public.citext`. Comparing an enum with a string
+//! constant needs nothing. So that pages do not overlap or leave gaps, rows are ordered by types that Postgres itself
+//! compares: an order of another type is refused, an id of another type is compared as text.
 
-use serde::{Deserialize, Serialize};
+pub mod reader;
+pub mod select;
+pub mod table;
 
-/// Where a row stands in the order of reading.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Key {
-    /// Text of the order expression.
-    pub order: Option<String>,
-    /// Text of the id.
-    pub id: String,
-}
+pub use reader::{PolledRow, Reader, Rows};
+pub use select::{Key, Selection, Which};
+pub use table::{Order, TableFacts};

@@ -55,6 +55,15 @@ pub struct SystemIdentity {
     pub xlogpos: Lsn,
 }
 
+/// A slot that was just made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSlot {
+    /// Where it begins: what committed before that is not in it.
+    pub consistent_point: Lsn,
+    /// Name of the exported snapshot, in which all that is visible.
+    pub snapshot: String,
+}
+
 /// Where a timeline ended, for the server that was asked, because the next one in the history began: WAL of it beyond
 /// that does not exist there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,6 +171,50 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
             .as_deref()
             .and_then(parse_history)
             .ok_or_else(|| fault::protocol(act, "the history of a timeline is not as documented"))
+    }
+
+    /// The server's process for this session.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds.
+    pub async fn backend_pid(&mut self) -> Result<i32> {
+        let act = While::Querying("asking for the session's pid");
+        let rows = self.session.query(act, "SELECT pg_catalog.pg_backend_pid()").await?;
+        let pid = text_at(&rows, 0).and_then(|pid| pid.parse().ok());
+        pid.ok_or_else(|| fault::protocol(act, "a pid is not a number"))
+    }
+
+    /// Creates the slot and exports the snapshot of its beginning, which lives until the session's next command.
+    ///
+    /// What committed before the beginning is visible in the snapshot, everything else is in the slot. It waits for every
+    /// transaction that is under way, a prepared one included; bounded in time by the caller.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds.
+    pub async fn create_slot(&mut self, major: u32) -> Result<NewSlot> {
+        let what = format!("creating slot {}", self.slot);
+        let act = While::Querying(&what);
+        // The options in parentheses came with 15, failover with 17.
+        let options = match major {
+            ..15 => "EXPORT_SNAPSHOT",
+            15..17 => "(SNAPSHOT 'export')",
+            17.. => "(SNAPSHOT 'export', FAILOVER true)",
+        };
+        let command =
+            format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote_ident(self.slot.as_str())?);
+        let rows = self.session.query(act, &command).await?;
+        let slot =
+            || Some(NewSlot { consistent_point: text_at(&rows, 1)?.parse().ok()?, snapshot: text_at(&rows, 2)? });
+        slot().ok_or_else(|| fault::protocol(act, "the answer to CREATE_REPLICATION_SLOT is not as documented"))
+    }
+
+    /// Drops the slot, which nobody may be streaming from.
+    ///
+    /// # Errors
+    /// [`fault`]'s kinds; [`Kind::SlotActive`] where somebody is.
+    pub async fn drop_slot(&mut self) -> Result<()> {
+        let command = format!("DROP_REPLICATION_SLOT {}", quote_ident(self.slot.as_str())?);
+        self.session.query(While::Starting(self.slot.as_str()), &command).await.map(|_| ())
     }
 
     /// Runs a replication command or statement and gives its rows as text.

@@ -1,10 +1,15 @@
 //! A session for ordinary SQL, and how it tells that the server is going down.
 
+use std::time::Duration;
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_postgres::config::{ChannelBinding as Binding, SslMode as Mode, SslNegotiation};
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{Client, Connection, NoTls};
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::conninfo::{ChannelBinding, ConnInfo, Target};
@@ -24,11 +29,16 @@ const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (V
     ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'), ('search_path', '')) \
     AS wanted (name, value) JOIN pg_catalog.pg_settings USING (name)";
 
-/// A session for SQL. Dropping it ends the session.
+/// How long a session may take to end in order once nobody has it any more: the answer to a question nobody waits for can
+/// be as long as a table.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A session for SQL. Dropping it ends the session, in the midst of an answer too.
 #[derive(Debug)]
 pub struct SqlSession {
     client: Client,
     ended: watch::Receiver<Option<Ended>>,
+    notified: Arc<Notify>,
 }
 
 /// Why a session is over.
@@ -71,6 +81,11 @@ impl SqlSession {
         &mut self.client
     }
 
+    /// Told of each `NOTIFY` on a channel this session listens on. One that nobody waits for is remembered, once.
+    pub fn notified(&self) -> Arc<Notify> {
+        Arc::clone(&self.notified)
+    }
+
     /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold while querying.
     ///
     /// A fast shutdown of the server is announced here while its walsenders still live and wait for us. Where a
@@ -101,7 +116,8 @@ impl Login for SqlLogin<'_> {
                 config.ssl_mode(Mode::Disable);
                 let (client, connection) =
                     config.connect_raw(opened.socket, NoTls).await.map_err(|error| fault::sql(act, &error))?;
-                SqlSession { client, ended: drive(connection, &place) }
+                let notified = Arc::default();
+                SqlSession { client, ended: drive(connection, &place, &notified), notified }
             }
             Some((tls, name)) => {
                 // The server has agreed to TLS already: "direct" makes the library begin with the handshake.
@@ -110,7 +126,8 @@ impl Login for SqlLogin<'_> {
                     .unwrap_or_else(|never| match never {});
                 let (client, connection) =
                     config.connect_raw(opened.socket, connector).await.map_err(|error| fault::sql(act, &error))?;
-                SqlSession { client, ended: drive(connection, &place) }
+                let notified = Arc::default();
+                SqlSession { client, ended: drive(connection, &place, &notified), notified }
             }
         };
         session.client.batch_execute(SETTINGS).await.map_err(|error| fault::sql(act, &error))?;
@@ -150,16 +167,33 @@ impl SqlLogin<'_> {
 }
 
 /// Runs the connection on a task of its own, which ends with the session and leaves the reason behind.
-fn drive<S, T>(connection: Connection<S, T>, place: &str) -> watch::Receiver<Option<Ended>>
+fn drive<S, T>(mut connection: Connection<S, T>, place: &str, notified: &Arc<Notify>) -> watch::Receiver<Option<Ended>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, receiver) = watch::channel(None);
     let what = format!("the SQL session with {place} was open");
+    let notified = Arc::clone(notified);
     tokio::spawn(async move {
         let act = While::Querying(&what);
-        let ended = match connection.await {
+        let abandoned = async {
+            sender.closed().await;
+            tokio::time::sleep(LEAVE_TIMEOUT).await;
+        };
+        let driven = async {
+            while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+                if let AsyncMessage::Notification(_) = message? {
+                    notified.notify_one();
+                }
+            }
+            Ok::<(), tokio_postgres::Error>(())
+        };
+        let outcome = tokio::select! {
+            outcome = driven => outcome,
+            () = abandoned => return,
+        };
+        let ended = match outcome {
             Ok(()) => Ended::Lost(Error::new(Kind::PostgresUnreachable, format_args!("while {act}: it was closed"))),
             Err(error) if error.code().is_some_and(|code| fault::is_shutdown(code.code())) => {
                 Ended::Shutdown(fault::sql(act, &error))

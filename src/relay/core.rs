@@ -12,6 +12,7 @@ use crate::ledger::Ledger;
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::trail::{Published, Trail};
 use crate::position::{Lsn, Position};
+use crate::relay::begun::Begun;
 pub use crate::relay::outlet::{Counts, Setup};
 use crate::relay::outlet::{Outlet, RowId, contradiction};
 use crate::sink::{Delivery, Sink};
@@ -33,6 +34,7 @@ pub struct Core<S> {
     outlet: Outlet<S>,
     confirm: Confirm,
     trail: Trail,
+    begun: Begun,
     /// Tickets there were before the open transaction.
     before_open: u64,
     /// Up to where everything was delivered, and marked where rows are marked.
@@ -60,6 +62,7 @@ impl<S: Sink> Core<S> {
             outlet: Outlet::new(setup, start, sink)?,
             confirm: Confirm::new(stored, now),
             trail: Trail::new(published),
+            begun: Begun::default(),
             before_open: 0,
             settled: start,
             settling: None,
@@ -103,13 +106,17 @@ impl<S: Sink> Core<S> {
             Step::Begin { commit_lsn, xid } => {
                 self.outlet.ledger_mut().begin(commit_lsn).map_err(contradiction)?;
                 self.trail.begin(xid);
+                self.begun.begin(commit_lsn);
                 self.before_open = self.outlet.counts().assembled;
             }
             Step::Commit { commit_lsn, end_lsn } => {
                 self.outlet.ledger_mut().commit(commit_lsn, end_lsn).map_err(contradiction)?;
                 self.trail.commit(end_lsn, self.outlet.counts().assembled > self.before_open);
             }
-            Step::Event(event) => self.outlet.publish(&event)?,
+            Step::Event(event) => {
+                self.begun.event(event.outbox, event.id());
+                self.outlet.publish(&event)?;
+            }
             Step::Relation { outbox, .. } => return Ok(if outbox { Taken::Relation } else { Taken::Done }),
         }
         Ok(Taken::Done)
@@ -157,7 +164,6 @@ impl<S: Sink> Core<S> {
         }
         let delivered = self.outlet.ledger().delivered();
         let (rows, all) = self.outlet.settle(max);
-        let rows = rows.to_vec();
         self.settling = all.then_some(delivered);
         Some(rows)
     }
@@ -177,6 +183,11 @@ impl<S: Sink> Core<S> {
         self.settling = None;
     }
 
+    /// Whether no row waits to be marked or deleted.
+    pub fn is_marked(&self) -> bool {
+        !self.outlet.has_unsettled()
+    }
+
     /// Whether a pair should be taken: see [`Trail`].
     pub fn wants_pair(&self) -> bool {
         self.trail.wants_pair()
@@ -190,6 +201,11 @@ impl<S: Sink> Core<S> {
     /// What is known of the tables at `position`, which is delivered.
     pub fn published(&mut self, position: &Position) -> Option<Published> {
         self.trail.published(position).cloned()
+    }
+
+    /// Events of the transaction the delivered position is inside of, as far as they are known to be delivered.
+    pub fn delivered_inside(&self) -> Vec<RowId> {
+        self.begun.delivered(&self.outlet.ledger().delivered())
     }
 
     /// What should be stored now; see [`Confirm::due`].

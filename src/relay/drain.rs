@@ -5,8 +5,13 @@ use tokio::time::Instant;
 use super::core::Core;
 use super::pump::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
+use crate::config::Config;
 use crate::error::{Disposition, Result};
 use crate::sink::Sink;
+use crate::upkeep::Marker;
+
+/// Rows that are marked or deleted in one transaction.
+const ROWS_PER_BATCH: usize = 1_000;
 
 /// Waits until everything taken in is acked, until `until`, or until told to leave at once, and says whether it is. A
 /// producer that fails ends it too: of what lies behind the failure nothing will ever be acked.
@@ -38,6 +43,23 @@ pub(super) async fn drain<S: Sink>(core: &mut Core<S>, until: Instant, stop: &mu
             () = tokio::time::sleep_until(again) => {}
         }
     }
+}
+
+/// Marks or deletes the rows that were acked, where that is configured.
+///
+/// # Errors
+/// Those of the marker.
+pub(super) async fn settle<S: Sink>(core: &mut Core<S>, config: &Config) -> Result<()> {
+    if core.is_marked() {
+        return Ok(());
+    }
+    let source = &config.source;
+    let Some(marker) = Marker::connect(&source.database, &source.slot, &config.outboxes).await? else { return Ok(()) };
+    while let Some(rows) = core.settle(ROWS_PER_BATCH) {
+        marker.settle(&rows).await?;
+        core.settled();
+    }
+    Ok(())
 }
 
 #[cfg(test)]

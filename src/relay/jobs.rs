@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,11 +13,13 @@ use crate::error::Result;
 use crate::failpoint;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
+use crate::relay::outlet::RowId;
 use crate::relay::session::{AnyStore, Session};
 use crate::sink::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::WalPosition;
+use crate::upkeep::Marker;
 
 /// How often the catalogs are looked at when nothing else asks for it (P8).
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
@@ -38,6 +41,8 @@ pub(super) enum Done {
     Looked(Result<Vec<Fingerprint>>, Option<Position>),
     /// A measurement.
     Measured(Result<WalPosition>),
+    /// Rows were marked or deleted.
+    Settled(Result<()>),
     /// A snapshot, and the end of the log after it.
     Paired(Result<(Snapshot, Lsn)>),
     /// Whether Kafka answered somebody else.
@@ -53,6 +58,7 @@ pub(super) struct Jobs {
     measuring: Option<Job>,
     probing: Option<Job>,
     pairing: Option<Job>,
+    settling: Option<Job>,
     next_pair: Instant,
     look_asked: bool,
     next_look: Instant,
@@ -67,6 +73,7 @@ impl Jobs {
             measuring: None,
             probing: None,
             pairing: None,
+            settling: None,
             next_pair: now,
             look_asked: false,
             next_look: now + LOOK_INTERVAL,
@@ -105,6 +112,20 @@ impl Jobs {
             let control = session.control.clone();
             self.pairing = Some(Box::pin(async move { Done::Paired(control.take_pair().await) }));
         }
+    }
+
+    /// Whether rows are being marked or deleted.
+    pub(super) fn is_settling(&self) -> bool {
+        self.settling.is_some()
+    }
+
+    /// Marks or deletes these rows.
+    pub(super) fn begin_settle(&mut self, marker: &Arc<Marker>, rows: Vec<RowId>) {
+        let marker = Arc::clone(marker);
+        self.settling = Some(Box::pin(async move {
+            failpoint::reached("marking");
+            Done::Settled(marker.settle(&rows).await.map(|_| ()))
+        }));
     }
 
     /// Begins a look, after which `then_store` is to be stored if all is well.
@@ -151,6 +172,7 @@ impl Jobs {
             done = end_of(&mut self.measuring) => done,
             done = end_of(&mut self.probing) => done,
             done = end_of(&mut self.pairing) => done,
+            done = end_of(&mut self.settling) => done,
         };
         match &done {
             Done::Stored(..) => self.storing = None,
@@ -158,6 +180,7 @@ impl Jobs {
             Done::Measured(_) => self.measuring = None,
             Done::Probed(_) => self.probing = None,
             Done::Paired(_) => self.pairing = None,
+            Done::Settled(_) => self.settling = None,
         }
         done
     }

@@ -20,20 +20,27 @@ use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
 
 pub mod backoff;
+mod begun;
 pub mod core;
 mod drain;
 mod jobs;
+mod lease;
 pub mod outlet;
 mod pump;
+mod reading;
+mod recovery;
 mod report;
 mod session;
+mod slot;
 mod stall;
 pub mod stop;
+mod table;
 
 use self::backoff::Backoff;
 use self::core::{Core, Setup};
+use self::lease::{Lease, Why};
 use self::pump::Ended;
-use self::session::Session;
+use self::session::{Opened, Session};
 use self::stop::{Stop, StopSignal};
 
 /// Relays until told to stop or until a person has to act.
@@ -53,6 +60,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         warned: HashSet::new(),
         failing: None,
         told: true,
+        gave_up: false,
         config,
         telemetry,
     };
@@ -90,6 +98,8 @@ struct Relay {
     warned: HashSet<String>,
     /// What the current outage was reported as: one line per state, not per try (P9).
     failing: Option<Kind>,
+    /// Whether the slot kept too much and was given up.
+    gave_up: bool,
     /// Whether the last session ended with all that may be confirmed told to Postgres.
     told: bool,
     config: Config,
@@ -118,6 +128,9 @@ impl Relay {
         loop {
             let error = match self.one_session(stop).await {
                 Ok(Ended::Stopped) => return self.leave(stop).await,
+                // The next session is of another kind.
+                Ok(Ended::Again) if stop.asked() == Stop::No => continue,
+                Ok(Ended::Again) => return self.leave(stop).await,
                 Ok(Ended::ServerShutDown) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
                 Err(error) if error.kind().disposition() == Disposition::Halt => return Err(error),
                 Err(error) => error,
@@ -157,11 +170,15 @@ impl Relay {
                     tracing::warn!(slot = %self.config.source.slot, "{warning}");
                 }
             };
-            Session::open(&self.config, life.producer(), life_confirmed(life), &mut warn).await
+            Session::open(&self.config, life.producer(), life_confirmed(life), self.gave_up, &mut warn).await
         };
-        let mut session = tokio::select! {
+        let opened = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
-            session = open => session?,
+            opened = open => opened?,
+        };
+        let mut session = match opened {
+            Opened::Stream(session) => *session,
+            Opened::Table(why) => return Box::pin(self.at_table(why, stop)).await,
         };
         let life = self.life.take();
         // What this process knows counts only on the server and timeline where it learned it.
@@ -184,6 +201,63 @@ impl Relay {
         }
         self.life = Some(Life::Running(core));
         self.told = matches!(ended, Ok(Ended::Stopped));
+        ended
+    }
+
+    /// Reads the table: before a slot is streamed, or instead.
+    async fn at_table(&mut self, why: Why, stop: &mut StopSignal) -> Result<Ended> {
+        // What a stream left in flight is known to be published, or will come again.
+        let mut known = None;
+        if let Some(Life::Running(core)) = &mut self.life {
+            let (until, before) = (Instant::now() + CHECK_TIMEOUT, core.counts());
+            let drained = drain::drain(core, until, stop).await;
+            report::tell_counts(&self.telemetry.metrics, core.counts(), before);
+            if !drained? {
+                let what = "Kafka does not ack what is in flight; reading the table behind it";
+                return Err(Error::new(Kind::KafkaUnreachable, what));
+            }
+            drain::settle(core, &self.config).await?;
+            let position = core.ledger().delivered();
+            known = Some((position, core.published(&position), core.delivered_inside()));
+        }
+        let Some(life) = &self.life else { return Err(Error::new(Kind::Bug, "the table without a producer")) };
+        let mut warn = |warning: String| {
+            if self.warned.insert(warning.clone()) {
+                tracing::warn!(slot = %self.config.source.slot, "{warning}");
+            }
+        };
+        let mut lease = tokio::select! {
+            () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
+            lease = Lease::take(&self.config, life.producer(), &why, &mut warn) => lease?,
+        };
+        let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
+        let mut delivered = Vec::new();
+        if let Some((position, Some(published), inside)) = known.filter(|_| same_server)
+            && position.is_at_or_after(&lease.stored.position)
+        {
+            lease.knows(position, published);
+            delivered = inside;
+        }
+        self.served = Some(lease.stored.server.clone());
+        let sink = match self.life.take() {
+            Some(Life::Running(core)) => core.into_sink(),
+            Some(Life::New(sink, _)) => *sink,
+            None => return Err(Error::new(Kind::Bug, "the table without a producer")),
+        };
+        if self.failing.take().is_some() {
+            tracing::info!(slot = %self.config.source.slot, tries = self.backoff.tries(), "at the table again");
+        }
+        let began = Instant::now();
+        let (sink, ended) = table::run(lease, sink, delivered, (&self.config, &self.telemetry, stop.clone())).await;
+        self.life = sink.map(|sink| Life::New(Box::new(sink), None));
+        if ended.is_ok() {
+            self.config.state.adopt_slot = false;
+            self.gave_up = false;
+        }
+        if ended.is_ok() || began.elapsed() > LASTED {
+            self.backoff.reset();
+        }
+        self.told = true;
         ended
     }
 

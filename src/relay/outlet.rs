@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
 use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits};
-use crate::position::Position;
+use crate::position::{Lsn, Position};
 use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, Sink, Ticket};
 
@@ -69,7 +69,7 @@ pub struct Outlet<S> {
     /// Rows to be marked or deleted once their ticket is delivered, in the order of their tickets.
     kept: VecDeque<(Ticket, RowId)>,
     /// Those of them that are being marked or deleted now.
-    settling: Vec<RowId>,
+    settling: Vec<(Ticket, RowId)>,
     counts: Counts,
 }
 
@@ -200,23 +200,22 @@ impl<S: Sink> Outlet<S> {
 
     /// Takes up to `max` rows to be marked or deleted, in the order of their acks, none before one that was not acked; and
     /// whether those are all there are so far. Until [`Outlet::settled`] says otherwise they count as not done.
-    pub fn settle(&mut self, max: usize) -> (&[RowId], bool) {
+    pub fn settle(&mut self, max: usize) -> (Vec<RowId>, bool) {
         debug_assert!(self.settling.is_empty(), "one batch at a time");
         while self.settling.len() < max
             && self.has_delivered_row()
-            && let Some((_, row)) = self.kept.pop_front()
+            && let Some(row) = self.kept.pop_front()
         {
             self.settling.push(row);
         }
         let all = !self.has_delivered_row();
-        (&self.settling, all)
+        (self.settling.iter().map(|(_, row)| row.clone()).collect(), all)
     }
 
     /// What was taken is done, or has to be done again.
     pub fn settled(&mut self, done: bool) {
-        let first = Ticket(0);
         for row in self.settling.drain(..).rev().filter(|_| !done) {
-            self.kept.push_front((first, row));
+            self.kept.push_front(row);
         }
     }
 
@@ -232,6 +231,14 @@ impl<S: Sink> Outlet<S> {
 
     fn has_delivered_row(&self) -> bool {
         self.kept.front().is_some_and(|(ticket, _)| self.ledger.is_delivered(*ticket))
+    }
+
+    /// How many events of the open transaction, which is that at `commit_lsn`, are delivered, and marked where rows are.
+    pub fn settled_index(&self, commit_lsn: Lsn) -> u64 {
+        let delivered = self.ledger.delivered().delivered_of(commit_lsn);
+        let waiting =
+            self.settling.first().or(self.kept.front()).and_then(|(ticket, _)| self.ledger.whereabouts(*ticket));
+        waiting.map_or(delivered, |first| first.index.min(delivered))
     }
 
     /// Whether everything taken in is acked.

@@ -50,6 +50,8 @@ const BUSY_WITHIN: Duration = Duration::from_micros(300);
 /// both sides more than the row: whoever reads less often under load gets more for less. It is a millisecond of latency
 /// where there is a backlog, and nothing elsewhere.
 const REST: Duration = Duration::from_millis(1);
+/// Rows that are marked or deleted in one transaction.
+const SETTLE_ROWS: usize = 1_000;
 /// Messages taken in before everything else gets its turn: some 200 kB, a millisecond's work.
 const MESSAGES_PER_TURN: usize = 512;
 
@@ -60,6 +62,8 @@ pub(super) enum Ended {
     Stopped,
     /// Postgres shuts down; it will be back.
     ServerShutDown,
+    /// What was to be done is done, and what comes next is of another kind.
+    Again,
 }
 
 /// What happened.
@@ -283,6 +287,12 @@ impl Pump<'_> {
                 self.jobs.begin_look(&self.session, Some(position), now);
             }
             Due::Idle(_) => {}
+        }
+        if let Some(marker) = &self.session.marker
+            && !self.jobs.is_settling()
+            && let Some(rows) = self.core.settle(SETTLE_ROWS)
+        {
+            self.jobs.begin_settle(marker, rows);
         }
         // Nothing came since the last one: it says all there is to say.
         if self.may_look() && self.core.wants_pair() && self.core.counts().acked != self.paired_at {

@@ -10,7 +10,7 @@ use crate::event::Ignored;
 use crate::position::Lsn;
 use crate::relay::core::{Core, Counts};
 use crate::sink::Sink;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Metrics, Telemetry};
 
 /// How often the numbers are brought up to date: often enough for a person, seldom enough to cost nothing.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -56,13 +56,7 @@ impl Report {
         metrics.received_messages.inc_by(std::mem::take(&mut self.received_messages));
         metrics.keepalives.inc_by(std::mem::take(&mut self.keepalives));
         metrics.status_updates.inc_by(std::mem::take(&mut self.status_updates));
-        metrics.decoded_messages.inc_by(counts.decoded - before.decoded);
-        metrics.assembled_events.inc_by(counts.assembled - before.assembled);
-        metrics.routed_events.inc_by(counts.assembled - before.assembled);
-        metrics.enqueued_events.inc_by(counts.enqueued - before.enqueued);
-        metrics.acked_events.inc_by(counts.acked - before.acked);
-        metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);
-        metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
+        tell_counts(metrics, counts, before);
         self.counts = counts;
         let (ignored, seen) = (core.ignored(), self.ignored);
         metrics.ignored(Other::Update, ignored.updates.saturating_sub(seen.updates));
@@ -88,4 +82,15 @@ impl Report {
             telemetry.metrics.observe_commit_to_ack(committed_at_us, now_us);
         }
     }
+}
+
+/// Tells `metrics` what was counted since `before`.
+pub(super) fn tell_counts(metrics: &Metrics, counts: Counts, before: Counts) {
+    metrics.decoded_messages.inc_by(counts.decoded - before.decoded);
+    metrics.assembled_events.inc_by(counts.assembled - before.assembled);
+    metrics.routed_events.inc_by(counts.assembled - before.assembled);
+    metrics.enqueued_events.inc_by(counts.enqueued - before.enqueued);
+    metrics.acked_events.inc_by(counts.acked - before.acked);
+    metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);
+    metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
 }

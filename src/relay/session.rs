@@ -5,24 +5,28 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{Config, StoreKind, TableName};
+use crate::config::{Config, Mode, OnLoss, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::BaseTypes;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
-use crate::postgres::replication::WalSession;
+use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
+use crate::relay::lease::Why;
 use crate::sink::Producer;
-use crate::source::catalog::{Catalog, Fingerprint};
+use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, Watched};
-use crate::source::preflight;
+use crate::source::lease::{self, Hold};
+use crate::source::preflight::{self, Facts};
 use crate::source::{Status, WalSource, WalStream};
-use crate::state::check::{SlotNow, reconcile};
+use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::kafka::KafkaStore;
 use crate::state::postgres::{PostgresStore, SlotStore};
 use crate::state::{ServerIdentity, Store, Stored};
+use crate::upkeep::Marker;
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -40,6 +44,8 @@ pub(super) struct Session {
     pub(super) table_oids: HashMap<u32, usize>,
     /// A table has lost a column: what to stop with once everything up to here was taken in.
     pub(super) vanished: Option<(Lsn, Error)>,
+    /// Marks or deletes rows that were acked, where that is configured.
+    pub(super) marker: Option<Arc<Marker>>,
     /// What goes with every stored position.
     identity: Stored,
 }
@@ -69,31 +75,46 @@ impl AnyStore {
     }
 }
 
+/// What a look at server and slot came to.
+pub(super) enum Opened {
+    /// A stream.
+    Stream(Box<Session>),
+    /// The table has to be read first, or instead.
+    Table(Why),
+}
+
 impl Session {
     /// Looks, connects, owns the slot, and finds out where to go on. `confirmed` is repeated to the server meanwhile.
     pub(super) async fn open(
         config: &Config,
         producer: Producer,
         confirmed: Lsn,
+        gave_up: bool,
         warn: &mut (dyn FnMut(String) + Send),
-    ) -> Result<Session> {
+    ) -> Result<Opened> {
         let source = &config.source;
         let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
+        if let Some(why) = polls(config, &facts, gave_up) {
+            return Ok(Opened::Table(Why::Poll(why)));
+        }
+        if facts.slot.as_ref().is_none_or(|slot| slot.lost().is_some()) {
+            preflight::judge_server(&facts.server)?;
+            return Ok(Opened::Table(Why::Gap));
+        }
         let (warnings, vanished) =
             preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outboxes)?;
         warnings.iter().for_each(|warning| warn(warning.to_string()));
         if let Some(error) = &vanished {
             warn(format!("{error}; relaying what was written while it had it, then stopping"));
         }
-        let watched = Watched {
-            slot: source.slot.clone(),
-            publication: source.publication.clone(),
-            tables: config.outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect(),
-        };
-        let fingerprint = |(catalog, table): (&Catalog, &TableName)| catalog.fingerprint(&source.publication, table);
-        let fingerprints: Vec<_> = facts.catalogs.iter().zip(&watched.tables).map(fingerprint).collect();
-        let control = Control::start(sql, watched);
+        if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await? {
+            let cause = format!("another relay of slot {} is reading the table; standing by", source.slot);
+            return Err(Error::new(Kind::SlotActive, cause));
+        }
+        let fingerprints = fingerprints(config, &facts);
+        let marker = Marker::connect(&source.database, &source.slot, &config.outboxes).await?;
+        let control = Control::start(sql, watched(config));
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
         let history = match server.timeline {
@@ -114,14 +135,10 @@ impl Session {
         let of_tables = config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
         let table_oids = of_tables.zip(&fingerprints).filter_map(|((number, _), now)| Some((now.table_oid()?, number)));
         let table_oids = table_oids.collect();
-        let slot = SlotNow {
-            name: source.slot.to_string(),
-            confirmed_flush,
-            publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
-            table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
-            membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
-            message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
-        };
+        let slot = slot_now(config, &facts, confirmed_flush);
+        if !config.state.adopt_slot && needs_table(config, loaded.as_ref(), &identity, &slot, now.wal_end, &history) {
+            return Ok(Opened::Table(Why::Gap));
+        }
         let start = reconcile(loaded.as_ref(), &identity, &slot, now.wal_end, &history, config.state.adopt_slot)?;
         start.notes.into_iter().for_each(warn);
         let identity = Stored {
@@ -141,7 +158,11 @@ impl Session {
             hold(&mut stream, source.wal_sender_timeout / 3, status, &control, write).await?;
         }
         let vanished = vanished.map(|error| (now.wal_end, error));
-        Ok(Session { stream, control, store: Some(store), fingerprints, base_types, table_oids, vanished, identity })
+        let marker = marker.map(Arc::new);
+        let store = Some(store);
+        let session =
+            Session { stream, control, store, fingerprints, base_types, table_oids, vanished, marker, identity };
+        Ok(Opened::Stream(Box::new(session)))
     }
 
     /// The server and timeline that answered.
@@ -165,8 +186,73 @@ impl Session {
     }
 }
 
+/// Why there is to be no slot, if there is not.
+fn polls(config: &Config, facts: &Facts, gave_up: bool) -> Option<String> {
+    let source = &config.source;
+    match source.mode {
+        _ if gave_up => Some("the slot kept more log than it may, and was given up".to_owned()),
+        Mode::Slot => None,
+        Mode::Poll => Some("slot.mode is poll".to_owned()),
+        Mode::Auto => match preflight::judge_server(&facts.server) {
+            // A standby has no table to be written to, either.
+            Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.cause().to_owned()),
+            _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
+        },
+    }
+}
+
+/// Whether events are in the table that the slot does not have.
+fn needs_table(
+    config: &Config,
+    loaded: Option<&Stored>,
+    now: &ServerIdentity,
+    slot: &SlotNow,
+    wal_end: Lsn,
+    history: &[TimelineSwitch],
+) -> bool {
+    match loaded {
+        None => config.source.backlog.is_some() && config.state.store != StoreKind::Slot,
+        Some(stored) if stored.catch_up.is_some() => true,
+        Some(stored) => {
+            config.source.on_loss == OnLoss::Recover && matches!(gap(stored, now, slot, wal_end, history), Ok(Some(_)))
+        }
+    }
+}
+
+/// What the control session looks at.
+pub(super) fn watched(config: &Config) -> Watched {
+    Watched {
+        slot: config.source.slot.clone(),
+        publication: config.source.publication.clone(),
+        tables: config.outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect(),
+    }
+}
+
+fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
+    let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
+    let publication = &config.source.publication;
+    facts.catalogs.iter().zip(tables).map(|(catalog, table)| catalog.fingerprint(publication, table)).collect()
+}
+
+/// What slot and catalogs say now.
+pub(super) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
+    let fingerprints = fingerprints(config, facts);
+    SlotNow {
+        name: config.source.slot.to_string(),
+        confirmed_flush,
+        publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
+        table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
+        membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
+        message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
+    }
+}
+
 /// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes.
-async fn read_position(config: &Config, producer: Producer, control: &Control) -> Result<(AnyStore, Option<Stored>)> {
+pub(super) async fn read_position(
+    config: &Config,
+    producer: Producer,
+    control: &Control,
+) -> Result<(AnyStore, Option<Stored>)> {
     let mut told = false;
     loop {
         let read = async {

@@ -14,7 +14,7 @@ mod value;
 
 pub use error::{RouteError, RouteProblem};
 pub use owned::OwnedRecord;
-pub use router::{Routed, Router};
+pub use router::{REPLAY_HEADER, Routed, Router};
 pub use topic::TopicProblem;
 
 /// What is handed to the sink; borrowed, because the sink copies it.

@@ -45,7 +45,7 @@ pub struct Router {
 }
 
 /// Header of an event that was published before and is again because somebody asked for it. Its value is `1`.
-const REPLAY_HEADER: &str = "walrelay-replay";
+pub const REPLAY_HEADER: &str = "walrelay-replay";
 
 /// A header's name and value.
 type Header<'s> = (&'s str, Option<&'s [u8]>);

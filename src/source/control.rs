@@ -110,6 +110,14 @@ impl Control {
         self.ask(|reply| Command::WalPosition { reply }).await
     }
 
+    /// The timeline the server is on.
+    ///
+    /// # Errors
+    /// Of the connection only.
+    pub async fn timeline(&self) -> Result<u32> {
+        self.ask(|reply| Command::Timeline { reply }).await
+    }
+
     /// A snapshot, and the end of the log after it was taken.
     ///
     /// # Errors

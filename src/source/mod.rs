@@ -9,6 +9,7 @@
 //! | [`notice`] | what the server says beside the changes |
 //! | [`preflight`] | server, slot and publication before the first byte |
 //! | [`catalog`] | whether publication and table are still what they were |
+//! | [`lease`] | who may publish |
 //! | [`control`] | the plain SQL session beside the stream |
 
 use std::future::Future;
@@ -23,9 +24,10 @@ pub mod control;
 pub mod fault;
 pub mod feedback;
 pub mod frame;
+pub mod lease;
 pub mod notice;
 pub mod preflight;
-mod query;
+pub(crate) mod query;
 pub mod stream;
 
 pub use stream::WalStream;

@@ -87,8 +87,40 @@ pub fn reconcile(
     }
 }
 
+/// Events are in the table and not in the slot, and reading the table mends it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// How it came about, in a sentence.
+    pub cause: String,
+    /// What is known to be published, on the timeline the server is on now.
+    pub published: Option<Published>,
+    /// What the operator should know about it, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Whether what is stored belongs to this server, and to a slot that lacks events which the table has. As
+/// [`reconcile`] otherwise; without a slot pass one that was confirmed up to zero.
+///
+/// # Errors
+/// [`Kind::PositionMismatch`]: it belongs to another server, timeline or slot, to a log that is not there, or to events
+/// that are in no table.
+pub fn gap(
+    stored: &Stored,
+    now: &ServerIdentity,
+    slot: &SlotNow,
+    wal_end: Lsn,
+    history: &[TimelineSwitch],
+) -> Result<Option<Gap>> {
+    let (_, notes, mismatches) = compare(stored, now, slot, wal_end, history);
+    if let Some(other) = mismatches.iter().find(|mismatch| !mismatch.is_in_the_table()) {
+        return Err(other.refusal(slot));
+    }
+    let gap = |first: &Mismatch| Gap { cause: first.cause(&slot.name), published: known(stored, now, history), notes };
+    Ok(mismatches.first().map(gap))
+}
+
 /// What is known of the tables on the timeline the server is on now.
-fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Published> {
+pub fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Published> {
     let published = stored.published.as_ref()?;
     if stored.server.timeline == now.timeline {
         return Some(published.clone());
@@ -229,6 +261,20 @@ enum Mismatch {
 }
 
 impl Mismatch {
+    /// Whether the table has what is missing.
+    fn is_in_the_table(&self) -> bool {
+        match self {
+            Mismatch::SlotAhead { .. } | Mismatch::Readded => true,
+            Mismatch::Recreated { what, now, .. } => *what == "publication" || *now != 0,
+            Mismatch::Server { .. }
+            | Mismatch::Slot { .. }
+            | Mismatch::TimelineNewer { .. }
+            | Mismatch::TimelineNotAncestor { .. }
+            | Mismatch::BeyondLog { .. }
+            | Mismatch::MessagesGone { .. } => false,
+        }
+    }
+
     fn cause(&self, slot: &str) -> String {
         match self {
             Mismatch::Server { stored, now } => format!(

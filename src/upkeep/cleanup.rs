@@ -20,6 +20,8 @@ const TIME_TYPES: [&str; 3] = ["timestamp with time zone", "timestamp without ti
 /// How often a batch is tried where others, such as a change of the table, were in its way.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
+/// Rows that are locked already are looked up one by one. The planner takes reading all partitions for cheaper.
+const BY_PLACE: &str = "set enable_hashjoin = off; set enable_mergejoin = off";
 
 /// A table and what of it may go.
 #[derive(Debug, Clone)]
@@ -58,13 +60,16 @@ pub struct Counted {
 }
 
 impl Sweeper {
-    /// Looks at an outbox's table. Changes nothing; none where the outbox is no table.
+    /// Looks at an outbox's table; none where the outbox is no table. Changes nothing but settings of the session, which is
+    /// for [`sweep`] then, and [`bound`].
     ///
     /// # Errors
     /// [`Kind::Config`] where no column has the rows' time; [`Kind::Publication`] where there is no such table; those of
     /// the connection.
     pub async fn look(client: &Client, outbox: &OutboxConfig, retention: Duration) -> Result<Option<Sweeper>> {
         let Some(name) = outbox.source.table() else { return Ok(None) };
+        const DOING: &str = "preparing to delete rows by their places";
+        answered(DOING, client.batch_execute(BY_PLACE)).await.map_err(|failed| failed.told(DOING))?;
         let table = Table::look(client, name).await?;
         let basis = Basis::of(outbox, &table);
         let (time, time_type) = time_of(name, outbox.upkeep.time.as_deref(), &table)?;

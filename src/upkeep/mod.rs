@@ -21,6 +21,8 @@ pub mod published;
 pub mod stored;
 pub mod table;
 
+pub use mark::Marker;
+
 use std::time::Duration;
 
 use tokio_postgres::{Client, Error as SqlError};

@@ -7,7 +7,7 @@ use crate::support::topic;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const TYPES: &str = "create extension citext;
+pub(super) const TYPES: &str = "create extension citext;
     create type mood as enum ('calm', 'angry');
     create type point3 as (x int, y int, z text);
     create domain short as varchar(20);
@@ -17,9 +17,9 @@ const TYPES: &str = "create extension citext;
     create domain amount as numeric(10, 2)";
 
 /// A column's type, a value as SQL, and what arrives: the text, and the member of an envelope.
-type Kind = (&'static str, &'static str, Option<&'static str>, &'static str);
+pub(super) type Kind = (&'static str, &'static str, Option<&'static str>, &'static str);
 
-const KINDS: &[Kind] = &[
+pub(super) const KINDS: &[Kind] = &[
     ("uuid", "'7D444840-9DC0-11D1-B245-5FFDCE74FAD2'", Some(UUID), r#""7d444840-9dc0-11d1-b245-5ffdce74fad2""#),
     ("bigint", "-9223372036854775808", Some("-9223372036854775808"), "-9223372036854775808"),
     ("int", "7", Some("7"), "7"),

@@ -68,6 +68,50 @@ impl World {
         world
     }
 
+    /// On the shared servers: a table whose rows tell their transaction and their order. No publication, no slot.
+    #[track_caller]
+    pub(crate) fn keeping() -> World {
+        World::keeping_on(Postgres::shared(), Kafka::shared().brokers())
+    }
+
+    /// The same on these servers.
+    #[track_caller]
+    pub(crate) fn keeping_on(postgres: &Postgres, brokers: &str) -> World {
+        let world = World::bare(postgres, brokers);
+        world.sql().run(
+            "alter table outbox add column seq bigint not null generated always as identity,
+             add column xid xid8 not null default pg_current_xact_id()",
+        );
+        world
+    }
+
+    /// The publication alone.
+    #[track_caller]
+    pub(crate) fn publish(&self) {
+        self.sql().run(&format!(
+            "create publication walrelay_{} for table outbox with (publish = 'insert', publish_via_partition_root = true)",
+            self.name
+        ));
+    }
+
+    /// Drops the slot, whoever streams from it.
+    #[track_caller]
+    pub(crate) fn drop_slot(&self) {
+        let sql = self.sql();
+        eventually(
+            "the slot is dropped",
+            ARRIVAL,
+            || {
+                let pid = self.walsender();
+                if pid != 0 {
+                    sql.run(&format!("select pg_terminate_backend({pid}::int)"));
+                }
+                sql.try_run(&format!("select pg_drop_replication_slot('{}')", self.name)).is_ok()
+            },
+            |dropped| *dropped,
+        );
+    }
+
     /// `walrelay setup`.
     #[track_caller]
     pub(crate) fn setup(&self) {

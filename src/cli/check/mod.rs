@@ -109,7 +109,7 @@ fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
 }
 
 /// A column as the stream describes it, and the relay sees it: without its domain.
-fn described(name: &str, table: &Table, catalog: Option<&Catalog>) -> Column {
+pub(in crate::cli) fn described(name: &str, table: &Table, catalog: Option<&Catalog>) -> Column {
     let column = table.columns.iter().find(|column| column.name == name);
     let type_oid = column.map_or(0, |column| column.type_oid);
     let base = catalog.and_then(|catalog| catalog.base_types.get(&type_oid)).copied();
@@ -144,7 +144,7 @@ async fn row(
     };
     let described = outbox.columns.iter().map(|name| described(name, &table, catalog));
     let values = read.values.iter().map(Option::as_deref);
-    let bug = |what: &str| Error::new(Kind::Bug, format!("a row that was asked for comes without {what}"));
+    let bug = |what: String| Error::new(Kind::Bug, format!("a row that was asked for comes without {what}"));
     let sample = Sample::new(&outbox.columns, described.zip(values).collect()).map_err(bug)?;
     let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
     let id = read.values.first().cloned().flatten().unwrap_or_default();

@@ -86,6 +86,14 @@ impl Pump<'_> {
                     self.jobs.begin_store(&mut self.session, position, published);
                 }
             }
+            Done::Settled(result) => {
+                if let Err(error) = result {
+                    self.core.settle_abandoned();
+                    return Err(error);
+                }
+                self.core.settled();
+                failpoint::reached("marked");
+            }
             Done::Paired(pair) => {
                 let (snapshot, lsn) = pair?;
                 self.paired_at = self.core.counts().acked;

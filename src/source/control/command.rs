@@ -27,6 +27,7 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T>>;
 pub(super) enum Command {
     CheckCatalog { before: Vec<Fingerprint>, reply: Reply<Vec<Fingerprint>> },
     WalPosition { reply: Reply<WalPosition> },
+    Timeline { reply: Reply<u32> },
     TakePair { reply: Reply<(Snapshot, Lsn)> },
     PreparePositions { reply: Reply<()> },
     LoadPosition { key: String, reply: Reply<Option<String>> },
@@ -65,6 +66,7 @@ impl Command {
                 let params = [(&watched.slot.as_str() as _, Type::TEXT)];
                 answer(reply, one_json(client, "reading the position of the log", SLOT, &params).await)
             }
+            Command::Timeline { reply } => answer(reply, timeline(client).await),
             Command::TakePair { reply } => answer(reply, take_pair(client).await),
             Command::PreparePositions { reply } => answer(reply, prepare_positions(client).await),
             Command::LoadPosition { key, reply } => {
@@ -90,6 +92,15 @@ async fn check_catalog(
         now.push(catalog::look(client, &watched.publication, table, before.get(number)).await?);
     }
     Ok(now)
+}
+
+async fn timeline(client: &Client) -> Result<u32, QueryError> {
+    // The name of a segment begins with its timeline.
+    let sql = "select pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)";
+    let text = one_text(client, "asking for the timeline", sql, &[]).await?.unwrap_or_default();
+    u32::from_str_radix(&text, 16).map_err(|_| {
+        QueryError::Refused(Error::new(Kind::PostgresUnfit, "while asking for the timeline: the answer is no number"))
+    })
 }
 
 async fn take_pair(client: &Client) -> Result<(Snapshot, Lsn), QueryError> {

@@ -30,21 +30,27 @@ impl Facts {
 }
 
 impl Facts {
-    /// The same after a `walrelay setup` that would make what is missing: a slot, or a publication and a slot. What is
-    /// there is left as it is, and a publication is not made for a slot that is older.
+    /// The same with a new slot in the place of the one there is, or is not.
     #[must_use]
-    pub fn as_set_up(&self, tables: &[&TableName]) -> Facts {
-        let mut facts = self.clone();
-        if facts.slot.is_some() {
-            return facts;
-        }
-        facts.slot = Some(Slot {
+    pub fn with_slot(&self) -> Facts {
+        let slot = Slot {
             plugin: Some("pgoutput".to_owned()),
             slot_type: "logical".to_owned(),
             database: Some(self.server.database.clone()),
             confirmed_flush_lsn: Some(Lsn::ZERO),
             ..Slot::default()
-        });
+        };
+        Facts { slot: Some(slot), ..self.clone() }
+    }
+
+    /// The same after a `walrelay setup` that would make what is missing: a slot, or a publication and a slot. What is
+    /// there is left as it is, and a publication is not made for a slot that is older.
+    #[must_use]
+    pub fn as_set_up(&self, tables: &[&TableName]) -> Facts {
+        if self.slot.is_some() {
+            return self.clone();
+        }
+        let mut facts = self.with_slot();
         for (number, catalog) in facts.catalogs.iter_mut().enumerate() {
             if catalog.publication.is_none() {
                 let flags = Flags { insert: true, via_root: true, ..Flags::default() };

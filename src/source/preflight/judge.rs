@@ -119,7 +119,11 @@ pub(super) fn version(server: &Server) -> Result<()> {
     Ok(())
 }
 
-fn server(server: &Server) -> Result<()> {
+/// Whether the server could serve a slot to us.
+///
+/// # Errors
+/// As [`judge()`] of the server alone.
+pub fn server(server: &Server) -> Result<()> {
     version(server)?;
     // Before anything a standby may lack: the slot is where the primary is.
     if server.in_recovery {

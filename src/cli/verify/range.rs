@@ -1,0 +1,166 @@
+//! From when to when.
+
+use tokio_postgres::error::SqlState;
+
+use crate::cli::session::Session;
+use crate::cli::table::Table;
+use crate::config::unit::parse_duration;
+use crate::config::{OutboxConfig, TableName};
+use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::suggest::{Column, ordering};
+
+/// Names of the time a row was written at, the surest first.
+const TIMES: &[&str] = &["created_at", "occurred_at", "inserted_at", "timestamp"];
+
+/// A range of times; both ends may be open.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Range {
+    /// The first, as Postgres writes it.
+    pub since: Option<String>,
+    /// The first behind it.
+    pub until: Option<String>,
+    /// The first, in milliseconds since the Unix epoch.
+    pub since_ms: Option<i64>,
+}
+
+/// Reads both ends as the server does.
+///
+/// # Errors
+/// [`Kind::Config`] for what is no time; what the session gives.
+pub async fn read(session: &Session, since: Option<&str>, until: Option<&str>) -> Result<Range> {
+    let since = moment(session, "--since", since).await?;
+    let until = moment(session, "--until", until).await?;
+    let (since, since_ms) = since.unzip();
+    Ok(Range { since, until: until.map(|(text, _)| text), since_ms })
+}
+
+async fn moment(session: &Session, flag: &str, given: Option<&str>) -> Result<Option<(String, i64)>> {
+    const DOING: &str = "reading a time";
+    let Some(given) = given else { return Ok(None) };
+    let time = match parse_duration(given) {
+        Some(ago) => format!("pg_catalog.now() - pg_catalog.make_interval(secs => {})", ago.as_secs_f64()),
+        None => format!("{}::pg_catalog.timestamptz", quote_literal(given)?),
+    };
+    let sql = format!(
+        "select time::text, (extract(epoch from time) * 1000)::int8 from (select {time} as time) moment \
+         where pg_catalog.isfinite(time)"
+    );
+    let refused = || {
+        let cause = format!("{flag}: this is neither a timestamp as SQL reads it nor a duration");
+        Error::new(Kind::Config, cause).remedy("write '2026-03-01 12:00', '2026-03-01T12:00:00+01:00' or 2h")
+    };
+    match session.client().query_opt(&sql, &[]).await {
+        Ok(Some(row)) => {
+            let unreadable = |error| Error::new(Kind::Bug, format!("a time of a query of ours: {error}"));
+            Ok(Some((row.try_get(0).map_err(unreadable)?, row.try_get(1).map_err(unreadable)?)))
+        }
+        Ok(None) => Err(refused()),
+        Err(error) if error.code().is_some_and(is_about_value) => Err(refused()),
+        Err(error) => Err(fault::sql(While::Querying(DOING), &error)),
+    }
+}
+
+/// Whether an error is about a value that was given: class 22, data exception.
+pub(super) fn is_about_value(code: &SqlState) -> bool {
+    code.code().starts_with("22")
+}
+
+/// The condition on rows, `true` where there is no range.
+///
+/// # Errors
+/// [`Kind::Config`] where there is a range and no column with a time.
+pub fn condition(range: &Range, outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<String> {
+    let ends = [(&range.since, ">="), (&range.until, "<")];
+    if ends.iter().all(|(end, _)| end.is_none()) {
+        return Ok("true".to_owned());
+    }
+    let time = time(outbox, name, table)?;
+    let column = quote_ident(&time.name)?;
+    let condition = |(end, compared): (&Option<String>, &str)| {
+        let Some(end) = end else { return Ok(None) };
+        let end = format!("{}::pg_catalog.timestamptz", quote_literal(end)?);
+        // Without a zone it is taken to be UTC, in which the session is.
+        let end = if time.base == "timestamptz" { end } else { format!("({end} at time zone 'UTC')") };
+        Ok::<_, Error>(Some(format!("{column} {compared} {end}")))
+    };
+    let conditions: Vec<String> =
+        ends.into_iter().filter_map(|end| condition(end).transpose()).collect::<Result<_>>()?;
+    Ok(conditions.join(" and "))
+}
+
+fn time<'t>(outbox: &OutboxConfig, name: &TableName, table: &'t Table) -> Result<&'t Column> {
+    let named = |wanted: &str| table.columns.iter().find(|column| column.name == wanted);
+    let is_time = |column: &&Column| matches!(column.base.as_str(), "timestamptz" | "timestamp");
+    let Some(wanted) = outbox.upkeep.time.as_deref() else {
+        let found = TIMES.iter().find_map(|name| named(name).filter(is_time)).or_else(|| ordering(&table.columns));
+        return found.ok_or_else(|| {
+            let cause = format!("--since and --until: no column of {name} is known to hold the time of its rows");
+            Error::new(Kind::Config, cause).remedy("name a column with a timestamp: time = \"…\" in [outbox]")
+        });
+    };
+    named(wanted).filter(is_time).ok_or_else(|| {
+        let what = if named(wanted).is_some() { "is no timestamp" } else { "does not exist" };
+        let cause = format!("outbox.time: column {wanted} of {name} {what}");
+        Error::new(Kind::Config, cause).remedy("name a column of type timestamptz or timestamp")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(columns: &[(&str, &str)]) -> Table {
+        let column = |(name, base): &(&str, &str)| Column {
+            name: (*name).to_owned(),
+            base: (*base).to_owned(),
+            ..Column::default()
+        };
+        Table { kind: "r".to_owned(), partition_of: None, columns: columns.iter().map(column).collect() }
+    }
+
+    fn range(since: Option<&str>, until: Option<&str>) -> Range {
+        Range { since: since.map(str::to_owned), until: until.map(str::to_owned), since_ms: None }
+    }
+
+    fn made(range: &Range, time: Option<&str>, columns: &[(&str, &str)]) -> Result<String> {
+        let mut outbox = OutboxConfig::default();
+        outbox.upkeep.time = time.map(str::to_owned);
+        condition(range, &outbox, &TableName::debezium(), &table(columns))
+    }
+
+    #[test]
+    fn without_a_range_no_time_is_needed() {
+        assert_eq!(made(&Range::default(), None, &[]).unwrap(), "true");
+    }
+
+    #[test]
+    fn the_surest_time_counts_and_one_that_is_named_before_all() {
+        let columns = [("occurred_at", "timestamp"), ("created_at", "timestamptz"), ("At", "timestamptz")];
+        let since = range(Some("2026"), None);
+        assert_eq!(made(&since, None, &columns).unwrap(), "\"created_at\" >= '2026'::pg_catalog.timestamptz");
+        let both = range(Some("a"), Some("b"));
+        assert_eq!(
+            made(&both, None, &columns[..1]).unwrap(),
+            "\"occurred_at\" >= ('a'::pg_catalog.timestamptz at time zone 'UTC') and \
+             \"occurred_at\" < ('b'::pg_catalog.timestamptz at time zone 'UTC')"
+        );
+        assert_eq!(made(&since, Some("At"), &columns).unwrap(), "\"At\" >= '2026'::pg_catalog.timestamptz");
+        assert!(made(&since, None, &[("event_time", "timestamptz")]).unwrap().starts_with("\"event_time\""));
+    }
+
+    #[test]
+    fn a_range_without_a_time_is_an_error_that_says_so() {
+        let since = range(Some("2026"), None);
+        for (time, columns, expected) in [
+            (None, &[("created_at", "text")][..], "no column of public.outbox is known"),
+            (Some("nope"), &[("created_at", "timestamptz")], "column nope of public.outbox does not exist"),
+            (Some("id"), &[("id", "int8")], "column id of public.outbox is no timestamp"),
+        ] {
+            let error = made(&since, time, columns).unwrap_err();
+            assert_eq!(error.kind(), Kind::Config);
+            assert!(error.cause().contains(expected) && error.what_to_do().is_some(), "{error}");
+        }
+    }
+}

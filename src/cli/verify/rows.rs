@@ -1,0 +1,269 @@
+//! The rows, read in one transaction a page at a time, each routed as the relay routes it.
+
+use tokio_postgres::SimpleQueryMessage;
+
+use super::Teller;
+use super::range::{self, Range, is_about_value};
+use crate::cli::check::described;
+use crate::cli::session::{Session, column};
+use crate::cli::sql;
+use crate::cli::table::Table;
+use crate::config::{OutboxConfig, TableName, ValueConfig};
+use crate::error::{Error, Kind, Result};
+use crate::event::{Place, Polled, Via};
+use crate::position::Lsn;
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::route::Router;
+use crate::source::catalog::Catalog;
+use crate::template::Template;
+use crate::verify::Comparison;
+
+const DOING: &str = "reading the outbox";
+/// One moment for all tables. Rows that a policy hides would look like records of no row: it fails instead.
+const BEGIN: &str = "begin isolation level repeatable read read only; set local row_security = off; \
+                     set local cursor_tuple_fraction = 1";
+/// The next rows. They hold ids and keys, and no payload.
+const FETCH: &str = "fetch forward 2000 from walrelay_verify";
+/// Ids that are looked for at a time.
+const IDS_MAX: usize = 1_000;
+
+/// How an outbox is read.
+#[derive(Debug)]
+pub struct Plan {
+    /// Its table.
+    pub name: TableName,
+    /// The order of an aggregate's events, if there is one.
+    pub order: Option<String>,
+    /// The outbox as far as topic, key, partition and timestamp go, and its columns.
+    outbox: OutboxConfig,
+    columns: Vec<crate::decode::Column>,
+    /// Type of the id, as SQL writes it.
+    id_type: String,
+    table: String,
+    condition: String,
+}
+
+impl Plan {
+    /// Looks in the catalogs for what the configuration leaves open.
+    ///
+    /// # Errors
+    /// As [`range::condition`], and what the session gives.
+    pub async fn new(
+        session: &Session,
+        outbox: &OutboxConfig,
+        name: &TableName,
+        table: &Table,
+        catalog: Option<&Catalog>,
+        range: &Range,
+    ) -> Result<Plan> {
+        let outbox = without_content(outbox);
+        let order = match &outbox.upkeep.order_by {
+            Some(order) => Some(order.clone()),
+            None => numbered(session, &outbox, name, table).await?,
+        };
+        let id = table.columns.iter().find(|column| column.name == outbox.id);
+        let (schema, relation) = (quote_ident(name.schema())?, quote_ident(name.table())?);
+        // Rows of tables that inherit are not in the stream; those of partitions are.
+        let only = if table.kind == "p" { "" } else { "only " };
+        Ok(Plan {
+            condition: range::condition(range, &outbox, name, table)?,
+            columns: outbox.columns.iter().map(|name| described(name, table, catalog)).collect(),
+            id_type: id.map(|column| column.type_name.clone()).unwrap_or_default(),
+            table: format!("{only}{schema}.{relation}"),
+            name: name.clone(),
+            order,
+            outbox,
+        })
+    }
+
+    fn select(&self) -> Result<String> {
+        let columns = self.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
+        // Rows of which nobody can say which is first have one rank.
+        let rank = match &self.order {
+            Some(order) => format!("pg_catalog.dense_rank() over (order by {order})"),
+            None => "0".to_owned(),
+        };
+        Ok(format!("select {}, {rank} from {} where {}", columns.join(", "), self.table, self.condition))
+    }
+}
+
+/// The same outbox without what is only sent and decides nothing: no payload is read.
+fn without_content(outbox: &OutboxConfig) -> OutboxConfig {
+    let mut outbox = outbox.clone();
+    outbox.route.value = ValueConfig::Template(Template::column(&outbox.id));
+    outbox.route.headers.clear();
+    outbox.route.headers_from = None;
+    outbox.route.position_header = None;
+    outbox.need_only_routed();
+    outbox
+}
+
+/// The column that is numbered as rows are written, quoted.
+async fn numbered(session: &Session, outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<Option<String>> {
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&name.schema(), &name.table()];
+    if let Some(row) = session.row("looking for an order", sql::NUMBERED_COLUMN, &values).await? {
+        return quote_ident(column(&row, "name")?).map(Some);
+    }
+    let is_number = table.columns.iter().any(|column| column.name == outbox.id && column.is_integer());
+    if is_number { quote_ident(&outbox.id).map(Some) } else { Ok(None) }
+}
+
+/// Reads the rows of all plans as they are at one moment.
+///
+/// # Errors
+/// What the session gives; [`Kind::Bug`].
+pub async fn read(session: &Session, plans: &[Plan], into: &mut Comparison, teller: &mut Teller) -> Result<()> {
+    session.run(DOING, BEGIN).await?;
+    for (at, plan) in plans.iter().enumerate() {
+        let declare = format!("declare walrelay_verify no scroll cursor for {}", plan.select()?);
+        session.run(DOING, &declare).await?;
+        let mut routing = Routing::new(plan)?;
+        let mut rows: u64 = 0;
+        loop {
+            let page = texts(session, FETCH).await.map_err(|error| fault::sql(While::Querying(DOING), &error))?;
+            if page.is_empty() {
+                break;
+            }
+            rows += page.len() as u64;
+            page.iter().for_each(|row| routing.row(at, row, into));
+            teller.tell(|| format!("reading {}: {rows} rows", plan.name));
+        }
+        session.run(DOING, "close walrelay_verify").await?;
+    }
+    // The next reading sees what is newer.
+    session.run(DOING, "commit").await
+}
+
+/// Rows as the stream would print them: a cast to text would not (`true` for `t`).
+async fn texts(session: &Session, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
+    let messages = session.client().simple_query(sql).await?;
+    let rows =
+        messages.iter().filter_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
+    rows.map(|row| (0..row.len()).map(|at| Ok(row.try_get(at)?.map(str::to_owned))).collect()).collect()
+}
+
+/// Takes rows of one plan to where they go.
+struct Routing<'p> {
+    plan: &'p Plan,
+    router: Router,
+    polled: Polled,
+}
+
+impl<'p> Routing<'p> {
+    fn new(plan: &'p Plan) -> Result<Routing<'p>> {
+        let router = Router::new(&plan.outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
+        let bug = |what: String| Error::new(Kind::Bug, format!("a plan without column {what}"));
+        let polled = Polled::new(&plan.outbox.columns, plan.columns.clone()).map_err(bug)?;
+        Ok(Routing { plan, router, polled })
+    }
+
+    fn row(&mut self, outbox: usize, row: &[Option<String>], into: &mut Comparison) {
+        let Some((rank, values)) = row.split_last() else { return };
+        let rank = rank.as_deref().and_then(|rank| rank.parse().ok()).unwrap_or(u32::MAX);
+        let id = values.first().and_then(Option::as_deref).unwrap_or_default();
+        let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Table };
+        let values = values.iter().map(|value| value.as_deref().map(str::as_bytes));
+        let event = match self.polled.event(place, outbox, values) {
+            Ok(event) => event,
+            Err((place, fault)) => {
+                let column = self.plan.outbox.columns.get(place).map(String::as_str).unwrap_or_default();
+                return into.unroutable(outbox, id.as_bytes(), format!("column {column} {fault}"));
+            }
+        };
+        match self.router.route(&event) {
+            Err(error) => into.unroutable(outbox, id.as_bytes(), error.problem.to_string()),
+            Ok(routed) => routed.with_record(|record| {
+                into.row(outbox, record.topic, id.as_bytes(), record.key, rank);
+            }),
+        }
+    }
+}
+
+/// Looks for the rows of records that no row was read for: they may be outside the range, or younger than the reading.
+///
+/// # Errors
+/// What the session gives.
+pub async fn find_strays(session: &Session, plans: &[Plan], into: &mut Comparison, teller: &mut Teller) -> Result<()> {
+    const DOING: &str = "looking for the rows of records";
+    session.run(DOING, "set row_security = off").await?;
+    for plan in plans {
+        let strays = into.strays();
+        // No other can be the text of a column.
+        let texts: Vec<&str> = strays.iter().filter_map(|id| std::str::from_utf8(id).ok()).collect();
+        let ids: Vec<&str> = texts.into_iter().filter(|id| !id.contains('\0')).collect();
+        let (column, table) = (quote_ident(&plan.outbox.id)?, &plan.table);
+        for (done, ids) in ids.chunks(IDS_MAX).enumerate() {
+            let list = ids.iter().map(|id| quote_literal(id)).collect::<Result<Vec<_>>>()?.join(", ");
+            let select = |left: &str, array: &str| {
+                format!("select {column} from {table} where {left} = any (array[{list}]::{array}[])")
+            };
+            let found = match self::texts(session, &select(&column, &plan.id_type)).await {
+                // One that cannot be an id: without an index the others are found all the same.
+                Err(error) if error.code().is_some_and(is_about_value) => {
+                    self::texts(session, &select(&format!("{column}::text"), "text")).await
+                }
+                found => found,
+            };
+            let found = found.map_err(|error| fault::sql(While::Querying(DOING), &error))?;
+            for id in found.iter().filter_map(|row| row.first()?.as_deref()) {
+                into.exists(id.as_bytes());
+            }
+            teller.tell(|| format!("{DOING} in {}: {} of {}", plan.name, (done + 1) * IDS_MAX, strays.len()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(order: Option<&str>) -> Plan {
+        let outbox = without_content(&OutboxConfig::default());
+        let column = |name: &String| crate::decode::Column { name: name.clone(), type_oid: 25, type_modifier: -1 };
+        Plan {
+            name: TableName::debezium(),
+            order: order.map(str::to_owned),
+            columns: outbox.columns.iter().map(column).collect(),
+            id_type: "uuid".to_owned(),
+            table: "only public.outbox".to_owned(),
+            condition: "true".to_owned(),
+            outbox,
+        }
+    }
+
+    #[test]
+    fn no_payload_is_read() {
+        let select = plan(Some("created_at, id")).select().unwrap();
+        assert_eq!(
+            select,
+            "select \"id\", \"aggregatetype\", \"aggregateid\", pg_catalog.dense_rank() over (order by created_at, id) \
+             from only public.outbox where true"
+        );
+        assert!(plan(None).select().unwrap().contains(", 0 from"));
+    }
+
+    #[test]
+    fn a_row_goes_where_the_relay_would_take_it_or_is_named() {
+        let plan = plan(Some("id"));
+        let outbox = crate::verify::Outbox { name: "o".to_owned(), is_ordered: true };
+        let mut comparison = Comparison::new(vec![outbox], 5);
+        let mut routing = Routing::new(&plan).unwrap();
+        for row in [
+            [Some("1"), Some("order"), Some("a"), Some("1")],
+            [Some("2"), Some("order"), None, Some("2")],
+            [Some("3"), None, Some("a"), Some("3")],
+            [None, Some("order"), Some("a"), Some("4")],
+            [Some("5"), Some("no topic"), Some("a"), Some("5")],
+        ] {
+            routing.row(0, &row.map(|value| value.map(str::to_owned)), &mut comparison);
+        }
+        assert_eq!(comparison.topics().collect::<Vec<_>>(), ["outbox.event.order"]);
+        assert_eq!(comparison.owed("outbox.event.order"), 2);
+        let found = comparison.findings();
+        assert_eq!(found.unroutable, 3);
+        let why = |at: usize| found.unroutable_rows[at].why.as_deref().unwrap();
+        assert!(why(0).contains("aggregatetype") && why(1).contains("id") && why(2).contains("no topic"), "{found:?}");
+    }
+}

@@ -1,0 +1,223 @@
+//! The session that reads rows, one at a time.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+
+use futures_core::Stream;
+use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
+
+use crate::conninfo::ConnInfo;
+use crate::error::{Error, Kind, Result};
+use crate::poll::select::Key;
+use crate::position::Lsn;
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::quote_literal;
+use crate::postgres::sql::{Ended, SqlSession};
+use crate::snapshot::Snapshot;
+use crate::source::query::QUERY_TIMEOUT;
+
+/// How many columns at the end of a row are its key.
+const KEY_COLUMNS: usize = 2;
+const READING: &str = "reading rows of the outbox table";
+const BEGINNING: &str = "beginning to read the outbox table";
+
+/// A session of its own for reading tables.
+///
+/// The text of a value is that of the stream: the session has the settings of one, and the simple protocol prints values
+/// with the output functions of their types, as `pgoutput` does.
+#[derive(Debug)]
+pub struct Reader {
+    session: SqlSession,
+}
+
+impl Reader {
+    /// Opens it, as [`SqlSession::connect`] does.
+    ///
+    /// # Errors
+    /// As [`SqlSession::connect`].
+    pub async fn connect(info: &ConnInfo, application_name: &str) -> Result<Reader> {
+        Ok(Reader { session: SqlSession::connect(info, application_name).await? })
+    }
+
+    /// The client, for questions outside of [`Reader::begin`] and [`Reader::end`] such as
+    /// [`TableFacts::read`](crate::poll::TableFacts::read).
+    pub fn client(&self) -> &Client {
+        self.session.client()
+    }
+
+    /// Waits for the end of the session, as [`SqlSession::closed`] does. While [`Rows`] wait for whoever takes them,
+    /// nothing is read from the socket, and the end is heard of late.
+    pub fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
+        self.session.closed()
+    }
+
+    /// Begins a transaction that changes nothing and sees what had committed when it began, or what an exported snapshot
+    /// (`adopt`) sees. Gives what it sees, and the end of the log read after that: every transaction it sees has its
+    /// commit record below. Until [`Reader::end`], no table of the database is vacuumed behind it. Where this fails, a
+    /// transaction may have begun nevertheless: end it, or drop the reader.
+    ///
+    /// # Errors
+    /// What the session gives; [`Kind::PostgresUnreachable`] without an answer in ten seconds, and where the server is a
+    /// standby.
+    pub async fn begin(&self, adopt: Option<&str>) -> Result<(Snapshot, Lsn)> {
+        let mut sql = "begin isolation level repeatable read, read only; ".to_owned();
+        if let Some(exported) = adopt {
+            sql.push_str(&format!("set transaction snapshot {}; ", quote_literal(exported)?));
+        }
+        // The snapshot is the transaction's from before the first expression is evaluated.
+        sql.push_str(
+            "select pg_catalog.pg_current_snapshot()::text, \
+             case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_insert_lsn()::text end",
+        );
+        let messages = bounded(BEGINNING, self.client().simple_query(&sql)).await?;
+        let row =
+            messages.iter().find_map(as_row).ok_or_else(|| fault::protocol(While::Querying(BEGINNING), "no row"))?;
+        let text = |at| row.try_get(at).ok().flatten();
+        let Some(wal_end) = text(1) else {
+            let cause = format!("while {BEGINNING}: the server is a standby");
+            return Err(Error::new(Kind::PostgresUnreachable, cause));
+        };
+        let unread = |what: &str| fault::protocol(While::Querying(BEGINNING), format_args!("{what} cannot be read"));
+        let snapshot = text(0).unwrap_or_default().parse().map_err(|_| unread("its snapshot"))?;
+        Ok((snapshot, wal_end.parse().map_err(|_| unread("the end of its log"))?))
+    }
+
+    /// How many rows [`count`](crate::poll::select::count) says there are. Takes as long as it takes: a large table may
+    /// be read through. To give up, drop this and the reader.
+    ///
+    /// # Errors
+    /// What the session gives.
+    pub async fn count(&self, sql: &str) -> Result<u64> {
+        let doing = "counting rows of the outbox table";
+        let counted =
+            self.client().simple_query(sql).await.map_err(|error| fault::sql(While::Querying(doing), &error))?;
+        let row = counted.iter().find_map(as_row);
+        let number = row.and_then(|row| row.try_get(0).ok().flatten()).and_then(|text| text.parse().ok());
+        number.ok_or_else(|| fault::protocol(While::Querying(doing), "no number"))
+    }
+
+    /// Asks for the rows of [`rows`](crate::poll::select::rows). They come as they are taken: what waits is bounded, and
+    /// then the server waits, too.
+    ///
+    /// In memory are, beside the row that was taken, at most five pieces of the answer as they were read from the
+    /// socket: one being taken apart, two in the channel before it, one that waits for a place there, one being read. A
+    /// piece is what was read at once, some ten kilobytes, or one larger row and at most as much again of what follows.
+    ///
+    /// Taken to their end or not at all: before the next question is answered, the rest of the rows is read and dropped.
+    /// To stop early, drop the reader.
+    ///
+    /// # Errors
+    /// [`Kind::PostgresUnreachable`] where the session is over. What the server refuses is told by the first row.
+    pub async fn rows(&self, sql: &str) -> Result<Rows> {
+        let stream = self.client().simple_query_raw(sql).await.map_err(|error| failed(&error))?;
+        Ok(Rows { stream: Some(Box::pin(stream)) })
+    }
+
+    /// Ends the transaction; also one in which something failed.
+    ///
+    /// # Errors
+    /// What the session gives; [`Kind::PostgresUnreachable`] without an answer in ten seconds.
+    pub async fn end(&self) -> Result<()> {
+        bounded("ending to read the outbox table", self.client().batch_execute("commit")).await
+    }
+}
+
+fn as_row(message: &SimpleQueryMessage) -> Option<&SimpleQueryRow> {
+    if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None }
+}
+
+fn failed(error: &tokio_postgres::Error) -> Error {
+    fault::sql(While::Querying(READING), error)
+}
+
+async fn bounded<T>(doing: &str, answer: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T> {
+    let act = While::Querying(doing);
+    let late = |_| fault::timeout(act, QUERY_TIMEOUT);
+    let answer = tokio::time::timeout(QUERY_TIMEOUT, answer).await.map_err(late)?;
+    answer.map_err(|error| fault::sql(act, &error))
+}
+
+/// Rows on their way.
+pub struct Rows {
+    /// None behind the last one, and behind an error.
+    stream: Option<Pin<Box<SimpleQueryStream>>>,
+}
+
+impl Rows {
+    /// The next row; none behind the last. Safe to cancel: a row is given or still to come. Waits as long as the server
+    /// takes.
+    ///
+    /// # Errors
+    /// What the session gives. There are no rows behind an error.
+    pub async fn next(&mut self) -> Result<Option<PolledRow>> {
+        while let Some(stream) = &mut self.stream {
+            match poll_fn(|context| stream.as_mut().poll_next(context)).await {
+                Some(Ok(SimpleQueryMessage::Row(row))) => {
+                    let row = PolledRow::checked(row);
+                    if row.is_err() {
+                        self.stream = None;
+                    }
+                    return row.map(Some);
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    self.stream = None;
+                    return Err(failed(&error));
+                }
+                None => self.stream = None,
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl std::fmt::Debug for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rows").field("ended", &self.stream.is_none()).finish()
+    }
+}
+
+/// A row of the table.
+pub struct PolledRow {
+    row: SimpleQueryRow,
+    bytes: usize,
+}
+
+impl PolledRow {
+    /// A row that has a key and values that are text.
+    fn checked(row: SimpleQueryRow) -> Result<PolledRow> {
+        if row.len() <= KEY_COLUMNS {
+            return Err(fault::protocol(While::Querying(READING), "a row without a key"));
+        }
+        let lengths = (0..row.len()).map(|at| row.try_get(at).map(|value| value.map_or(0, str::len)));
+        let bytes = lengths.sum::<Result<usize, _>>().map_err(|error| failed(&error))?;
+        Ok(PolledRow { row, bytes })
+    }
+
+    /// The values of the outbox's columns, in that order; `None` is NULL.
+    pub fn values(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
+        (0..self.row.len().saturating_sub(KEY_COLUMNS)).map(|at| self.text(at).map(str::as_bytes))
+    }
+
+    /// Where it stands among the others. Of a row whose id is NULL, and which is no event, it is that of an empty id.
+    pub fn key(&self) -> Key {
+        let from_end = |count| self.row.len().checked_sub(count).and_then(|at| self.text(at)).map(str::to_owned);
+        Key { order: from_end(2), id: from_end(1).unwrap_or_default() }
+    }
+
+    /// How many bytes its values and its key have.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn text(&self, at: usize) -> Option<&str> {
+        self.row.try_get(at).ok().flatten()
+    }
+}
+
+/// Without the values: they may be anybody's business (P11).
+impl std::fmt::Debug for PolledRow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PolledRow").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}

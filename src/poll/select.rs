@@ -1,0 +1,370 @@
+//! Which rows of the table, as SQL.
+//!
+//! Names go through [`quote_ident`], texts through [`quote_literal`]; numbers and snapshots are written by their own types.
+//! Only the operator's conditions stand as they are (P11).
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::OutboxConfig;
+use crate::error::{Error, Kind, Result};
+use crate::poll::table::TableFacts;
+use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::snapshot::Snapshot;
+
+/// The ids below are no transaction's: `FirstNormalTransactionId`
+/// (<https://www.postgresql.org/docs/current/routine-vacuuming.html#VACUUM-FOR-WRAPAROUND>).
+const FIRST_NORMAL_XID: u32 = 3;
+
+/// Which rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which<'a> {
+    /// All.
+    All,
+    /// Those for which `outbox.pending` holds.
+    Pending,
+    /// Those whose time is this or later, written as Postgres reads it. Rows without a time are not among them.
+    Since(&'a str),
+    /// Those of transactions that had not ended.
+    Unpublished {
+        /// Which ones had.
+        snapshot: &'a Snapshot,
+        /// Transactions that had not, and were published nevertheless. They count only where the row has a column that
+        /// tells its transaction.
+        also: &'a [u64],
+    },
+}
+
+/// What is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Selection<'a> {
+    /// Which rows.
+    pub which: Which<'a>,
+    /// And of these only what transactions wrote that had ended here; all where nothing tells a row's transaction.
+    pub until: Option<&'a Snapshot>,
+    /// And only those behind this one.
+    pub after: Option<&'a Key>,
+    /// And at most so many.
+    pub limit: Option<u64>,
+}
+
+impl<'a> Selection<'a> {
+    /// All of these rows.
+    pub fn of(which: Which<'a>) -> Selection<'a> {
+        Selection { which, until: None, after: None, limit: None }
+    }
+}
+
+/// Where a row stands among the others, in Postgres' text form. Two rows with the same one are the same event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Key {
+    /// What rows are ordered by first; `None` where that is NULL, or there is nothing.
+    pub order: Option<String>,
+    /// The id; they are ordered by it where the rest is the same.
+    pub id: String,
+}
+
+/// The rows: the outbox's columns in their order, then two of the row's [`Key`].
+///
+/// They come by their order, those without one last, and by id.
+///
+/// # Errors
+/// [`Kind::Config`] for a setting that is needed and missing, a name or text that cannot be sent, and a key of another
+/// order than the table's.
+pub fn rows(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>) -> Result<String> {
+    let mut columns = outbox.columns.iter().map(|name| quote_ident(name)).collect::<Result<Vec<_>>>()?;
+    let id = quote_ident(&outbox.id)?;
+    // ORDER BY takes a bare name for that of an output column, if there is one: these are called what no column is.
+    let order = facts.order.as_ref().map_or("null".to_owned(), |order| format!("({})::text", order.sql));
+    columns.push(format!("{order} as \"the order as text\""));
+    columns.push(format!("{id}::text as \"the id as text\""));
+    let mut by: Vec<String> = facts.order.iter().map(|order| format!("({})", order.sql)).collect();
+    by.push(comparable_id(facts, outbox)?);
+    let mut sql = format!(
+        "select {} from {} where {} order by {}",
+        columns.join(", "),
+        from(facts)?,
+        condition(facts, outbox, selection)?,
+        by.join(", ")
+    );
+    limit(&mut sql, selection);
+    Ok(sql)
+}
+
+/// How many rows there are.
+///
+/// # Errors
+/// As [`rows`].
+pub fn count(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>) -> Result<String> {
+    let mut sql = format!("select 1 from {} where {}", from(facts)?, condition(facts, outbox, selection)?);
+    limit(&mut sql, selection);
+    Ok(format!("select count(*) from ({sql}) as counted"))
+}
+
+/// Rows of tables that inherit are no events; those of partitions are.
+pub(super) fn from(facts: &TableFacts) -> Result<String> {
+    let only = if facts.is_partitioned { "" } else { "only " };
+    Ok(format!("{only}{}.{}", quote_ident(facts.name.schema())?, quote_ident(facts.name.table())?))
+}
+
+fn limit(sql: &mut String, selection: &Selection<'_>) {
+    if let Some(limit) = selection.limit {
+        sql.push_str(&format!(" limit {}", limit.min(i64::MAX.unsigned_abs())));
+    }
+}
+
+fn condition(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>) -> Result<String> {
+    let mut all = Vec::new();
+    match &selection.which {
+        Which::All => {}
+        Which::Pending => match &outbox.upkeep.pending {
+            Some(pending) => all.push(format!("({pending})")),
+            None => return Err(needed("outbox.pending", "such as pending = \"status = 'NEW'\"")),
+        },
+        Which::Since(time) => match &facts.time {
+            Some(column) => all.push(format!("{} >= {}", quote_ident(column)?, quote_literal(time)?)),
+            None => return Err(needed("outbox.time", "the column with the time the event was written")),
+        },
+        Which::Unpublished { snapshot, also } => all.push(unpublished(facts, snapshot, also)?),
+    }
+    if let (Some(until), Some(xid)) = (selection.until, &facts.xid_column) {
+        let xid = quote_ident(xid)?;
+        let seen = format!("pg_visible_in_snapshot({xid}, {})", snapshot_literal(until)?);
+        all.push(if facts.xid_not_null { seen } else { format!("({xid} is null or {seen})") });
+    }
+    if let Some(key) = selection.after {
+        all.push(behind(facts, outbox, key)?);
+    }
+    Ok(if all.is_empty() { "true".to_owned() } else { all.join(" and ") })
+}
+
+fn needed(setting: &str, remedy: &str) -> Error {
+    Error::new(Kind::Config, format_args!("{setting} is not set, and rows are to be chosen by it"))
+        .remedy(format_args!("set {setting}: {remedy}"))
+}
+
+fn snapshot_literal(snapshot: &Snapshot) -> Result<String> {
+    Ok(format!("{}::pg_snapshot", quote_literal(&snapshot.to_string())?))
+}
+
+fn unpublished(facts: &TableFacts, snapshot: &Snapshot, also: &[u64]) -> Result<String> {
+    let by_xmin = by_xmin(snapshot);
+    let Some(xid) = &facts.xid_column else { return Ok(by_xmin) };
+    let xid = quote_ident(xid)?;
+    let mut by_xid = format!(
+        "{xid} >= '{}'::xid8 and not pg_visible_in_snapshot({xid}, {})",
+        snapshot.xmin(),
+        snapshot_literal(snapshot)?
+    );
+    if !also.is_empty() {
+        let also: Vec<_> = also.iter().map(u64::to_string).collect();
+        by_xid.push_str(&format!(" and {xid} <> all ('{{{}}}'::xid8[])", also.join(",")));
+    }
+    Ok(if facts.xid_not_null { by_xid } else { format!("({by_xid} or {xid} is null and {by_xmin})") })
+}
+
+/// How many transactions ago the row was written, on the circle of 32-bit ids, against how many ago the oldest was begun
+/// that the snapshot does not see. Where that is once round or more, every row is one of them.
+fn by_xmin(snapshot: &Snapshot) -> String {
+    let oldest = snapshot.xmin().min(i64::MAX.unsigned_abs());
+    // In a query of its own it is found once, not for each row.
+    let next = "(select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)";
+    format!(
+        "(({next} - xmin::text::bigint) & 4294967295 <= {next} - {oldest} \
+         and xmin::text::bigint >= {FIRST_NORMAL_XID})"
+    )
+}
+
+/// The id as what Postgres itself compares.
+fn comparable_id(facts: &TableFacts, outbox: &OutboxConfig) -> Result<String> {
+    let id = quote_ident(&outbox.id)?;
+    Ok(if facts.id_as_text { format!("{id}::text collate \"C\"") } else { id })
+}
+
+/// The rows that come after the one with this key: of its order those with a larger id, all of a later order, and, being
+/// last, those without one. A NULL id counts as larger than any, so that it is met and not passed over.
+fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String> {
+    let id = comparable_id(facts, outbox)?;
+    let id_type = if facts.id_as_text { "text" } else { &facts.id_type };
+    let id_value = format!("{}::{id_type}", quote_literal(&key.id)?);
+    let larger_id = match facts.id_not_null {
+        true => format!("{id} > {id_value}"),
+        false => format!("({id} > {id_value} or {id} is null)"),
+    };
+    let (order, value) = match (&facts.order, &key.order) {
+        (None, None) => return Ok(larger_id),
+        (Some(order), None) if !order.not_null => return Ok(format!("(({}) is null and {larger_id})", order.sql)),
+        (Some(order), Some(value)) => (order, format!("{}::{}", quote_literal(value)?, order.type_name)),
+        (Some(_), None) | (None, Some(_)) => {
+            let cause = format!("the place reached in table {} was noted in another order than it has now", facts.name);
+            return Err(Error::new(Kind::Config, cause)
+                .remedy("set outbox.order_by back to what it was, or start over with these rows"));
+        }
+    };
+    let sql = &order.sql;
+    if order.not_null && facts.id_not_null {
+        // Of two columns, this is the form an index on both is used for.
+        return Ok(format!("(({sql}), {id}) > ({value}, {id_value})"));
+    }
+    let nulls = if order.not_null { String::new() } else { format!(" or ({sql}) is null") };
+    Ok(format!("(({sql}) > {value} or ({sql}) = {value} and {larger_id}{nulls})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{EventSource, Upkeep};
+    use crate::poll::table::Order;
+
+    fn outbox() -> OutboxConfig {
+        OutboxConfig {
+            source: EventSource::Table("shop.\"Out\"\"box\"".parse().unwrap()),
+            columns: vec!["id".to_owned(), "pay\"load".to_owned()],
+            upkeep: Upkeep { pending: Some("state = 'NEW' or sent is null".to_owned()), ..Upkeep::default() },
+            ..OutboxConfig::default()
+        }
+    }
+
+    fn order(sql: &str, not_null: bool) -> Option<Order> {
+        Some(Order { sql: sql.to_owned(), type_name: "bigint".to_owned(), not_null, is_found: true })
+    }
+
+    fn facts() -> TableFacts {
+        TableFacts {
+            oid: 1,
+            name: "shop.\"Out\"\"box\"".parse().unwrap(),
+            columns: Vec::new(),
+            id_type: "uuid".to_owned(),
+            id_as_text: false,
+            id_not_null: true,
+            xid_column: Some("x".to_owned()),
+            xid_not_null: true,
+            order: order("\"seq\"", true),
+            time: Some("at".to_owned()),
+            may_select: true,
+            is_partitioned: false,
+        }
+    }
+
+    fn snapshot() -> Snapshot {
+        "10:20:10,14".parse().unwrap()
+    }
+
+    fn where_of(facts: &TableFacts, selection: &Selection<'_>) -> String {
+        let sql = rows(facts, &outbox(), selection).unwrap();
+        let (_, behind) = sql.split_once(" where ").unwrap();
+        behind.split_once(" order by ").unwrap().0.to_owned()
+    }
+
+    #[test]
+    fn rows_are_their_columns_and_their_key_in_their_order() {
+        let all = Selection::of(Which::All);
+        assert_eq!(
+            rows(&facts(), &outbox(), &all).unwrap(),
+            "select \"id\", \"pay\"\"load\", (\"seq\")::text as \"the order as text\", \"id\"::text as \"the id as text\" \
+             from only \"shop\".\"Out\"\"box\" where true order by (\"seq\"), \"id\""
+        );
+        let bare = TableFacts { order: None, id_as_text: true, is_partitioned: true, ..facts() };
+        let some = Selection { limit: Some(u64::MAX), ..all };
+        assert_eq!(
+            rows(&bare, &outbox(), &some).unwrap(),
+            "select \"id\", \"pay\"\"load\", null as \"the order as text\", \"id\"::text as \"the id as text\" \
+             from \"shop\".\"Out\"\"box\" where true order by \"id\"::text collate \"C\" limit 9223372036854775807"
+        );
+        assert_eq!(
+            count(&facts(), &outbox(), &Selection { limit: Some(7), ..Selection::of(Which::Pending) }).unwrap(),
+            "select count(*) from (select 1 from only \"shop\".\"Out\"\"box\" \
+             where (state = 'NEW' or sent is null) limit 7) as counted"
+        );
+    }
+
+    #[test]
+    fn unpublished_is_told_by_the_transaction_where_the_row_has_it_and_else_by_xmin() {
+        let snapshot = snapshot();
+        let (none, two) = ([], [14, 21]);
+        let of = |also| Selection::of(Which::Unpublished { snapshot: &snapshot, also });
+        let by_xid = "\"x\" >= '10'::xid8 and not pg_visible_in_snapshot(\"x\", '10:20:10,14'::pg_snapshot)";
+        let next = "(select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)";
+        let by_xmin =
+            format!("(({next} - xmin::text::bigint) & 4294967295 <= {next} - 10 and xmin::text::bigint >= 3)");
+        assert_eq!(where_of(&facts(), &of(&none)), by_xid);
+        assert_eq!(where_of(&facts(), &of(&two)), format!("{by_xid} and \"x\" <> all ('{{14,21}}'::xid8[])"));
+        let with_nulls = TableFacts { xid_not_null: false, ..facts() };
+        assert_eq!(where_of(&with_nulls, &of(&none)), format!("({by_xid} or \"x\" is null and {by_xmin})"));
+        let without = TableFacts { xid_column: None, ..facts() };
+        assert_eq!(where_of(&without, &of(&two)), by_xmin);
+    }
+
+    #[test]
+    fn until_counts_where_the_row_tells_its_transaction() {
+        let snapshot = snapshot();
+        let until = Selection { until: Some(&snapshot), ..Selection::of(Which::Since("2026-11-01'; drop")) };
+        let since = "\"at\" >= '2026-11-01''; drop'";
+        let seen = "pg_visible_in_snapshot(\"x\", '10:20:10,14'::pg_snapshot)";
+        assert_eq!(where_of(&facts(), &until), format!("{since} and {seen}"));
+        let with_nulls = TableFacts { xid_not_null: false, ..facts() };
+        assert_eq!(where_of(&with_nulls, &until), format!("{since} and (\"x\" is null or {seen})"));
+        assert_eq!(where_of(&TableFacts { xid_column: None, ..facts() }, &until), since);
+    }
+
+    #[test]
+    fn rows_behind_a_key_leave_out_no_null() {
+        let with = |not_null, id_not_null| TableFacts { order: order("s", not_null), id_not_null, ..facts() };
+        let bare = |id_as_text| TableFacts { order: None, id_as_text, ..facts() };
+        let (seven, null) = (Some("7"), None);
+        for (facts, of, expected) in [
+            (with(true, true), seven, "((s), \"id\") > ('7'::bigint, 'i'::uuid)"),
+            (
+                with(true, false),
+                seven,
+                "((s) > '7'::bigint or (s) = '7'::bigint and (\"id\" > 'i'::uuid or \"id\" is null))",
+            ),
+            (
+                with(false, true),
+                seven,
+                "((s) > '7'::bigint or (s) = '7'::bigint and \"id\" > 'i'::uuid or (s) is null)",
+            ),
+            (with(false, true), null, "((s) is null and \"id\" > 'i'::uuid)"),
+            (bare(false), null, "\"id\" > 'i'::uuid"),
+            (bare(true), null, "\"id\"::text collate \"C\" > 'i'::text"),
+        ] {
+            let key = Key { order: of.map(str::to_owned), id: "i".to_owned() };
+            assert_eq!(where_of(&facts, &Selection { after: Some(&key), ..Selection::of(Which::All) }), expected);
+        }
+        for (facts, of) in [(with(true, true), null), (bare(false), seven)] {
+            let key = Key { order: of.map(str::to_owned), id: "i".to_owned() };
+            let selection = Selection { after: Some(&key), ..Selection::of(Which::All) };
+            assert_eq!(rows(&facts, &outbox(), &selection).unwrap_err().kind(), Kind::Config);
+        }
+    }
+
+    #[test]
+    fn hostile_keys_stay_texts() {
+        let key = Key { order: Some("1'::int) or (true".to_owned()), id: "\\'; drop table x --".to_owned() };
+        let selection = Selection { after: Some(&key), ..Selection::of(Which::All) };
+        assert_eq!(
+            where_of(&facts(), &selection),
+            "((\"seq\"), \"id\") > ('1''::int) or (true'::bigint,  E'\\\\''; drop table x --'::uuid)"
+        );
+        let nul = Key { order: Some("1".to_owned()), id: "\0".to_owned() };
+        let selection = Selection { after: Some(&nul), ..Selection::of(Which::All) };
+        assert_eq!(count(&facts(), &outbox(), &selection).unwrap_err().kind(), Kind::Config);
+    }
+
+    #[test]
+    fn what_is_chosen_by_a_setting_needs_it() {
+        let unset = OutboxConfig { upkeep: Upkeep::default(), ..outbox() };
+        let pending = rows(&facts(), &unset, &Selection::of(Which::Pending)).unwrap_err();
+        assert!(pending.cause().starts_with("outbox.pending is not set"), "{pending}");
+        let untimed = TableFacts { time: None, ..facts() };
+        let since = rows(&untimed, &unset, &Selection::of(Which::Since("now"))).unwrap_err();
+        assert!(since.what_to_do().unwrap().starts_with("set outbox.time"), "{since}");
+    }
+
+    #[test]
+    fn a_key_is_kept_as_json() {
+        let key = Key { order: None, id: "a\"b".to_owned() };
+        let text = serde_json::to_string(&key).unwrap();
+        assert_eq!(text, r#"{"order":null,"id":"a\"b"}"#);
+        assert_eq!(serde_json::from_str::<Key>(&text).unwrap(), key);
+    }
+}

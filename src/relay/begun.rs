@@ -1,0 +1,97 @@
+//! The events of the transaction that is under way, by id: should its slot go in the middle of it, those that were delivered
+//! are not read from the table again.
+
+use crate::position::{Lsn, Position};
+use crate::relay::outlet::RowId;
+
+/// Bytes of ids that are kept. Of a larger transaction nothing is known, and all of it comes again.
+const BYTES_MAX: usize = 256 * 1024;
+
+/// See the module's documentation. Allocates nothing once it has grown to the size of a transaction.
+#[derive(Debug, Default)]
+pub(super) struct Begun {
+    commit_lsn: Lsn,
+    ids: Vec<u8>,
+    /// The outbox of each event, and where its id ends.
+    ends: Vec<(usize, usize)>,
+    is_too_large: bool,
+}
+
+impl Begun {
+    /// A transaction begins, or goes on after a lost connection.
+    pub(super) fn begin(&mut self, commit_lsn: Lsn) {
+        if self.commit_lsn != commit_lsn {
+            self.commit_lsn = commit_lsn;
+            self.ids.clear();
+            self.ends.clear();
+            self.is_too_large = false;
+        }
+    }
+
+    /// An event of it was taken in.
+    #[inline]
+    pub(super) fn event(&mut self, outbox: usize, id: &[u8]) {
+        if self.ids.len() + id.len() > BYTES_MAX {
+            self.is_too_large = true;
+        }
+        if !self.is_too_large {
+            self.ids.extend_from_slice(id);
+            self.ends.push((outbox, self.ids.len()));
+        }
+    }
+
+    /// The events of the transaction that `position` is inside of and that are delivered; none where they are not known.
+    ///
+    /// A relay that was started inside of it has not seen its first ones.
+    pub(super) fn delivered(&self, position: &Position) -> Vec<RowId> {
+        let index = usize::try_from(position.delivered_of(self.commit_lsn)).unwrap_or(usize::MAX);
+        if self.is_too_large || index > self.ends.len() {
+            return Vec::new();
+        }
+        let mut start = 0;
+        let id = |&(outbox, end): &(usize, usize)| {
+            let id = self.ids.get(start..end).unwrap_or_default().to_vec();
+            start = end;
+            (outbox, id)
+        };
+        self.ends.iter().take(index).map(id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::position::Partial;
+
+    fn inside(commit_lsn: u64, index: u64) -> Position {
+        Position { end_lsn: Lsn::new(5), partial: Some(Partial { commit_lsn: Lsn::new(commit_lsn), index }) }
+    }
+
+    #[test]
+    fn what_was_delivered_of_the_open_transaction_is_known_across_connections() {
+        let mut begun = Begun::default();
+        begun.begin(Lsn::new(10));
+        begun.event(0, b"a");
+        begun.event(1, b"bc");
+        begun.begin(Lsn::new(10));
+        begun.event(0, b"d");
+        assert_eq!(begun.delivered(&inside(10, 2)), [(0, b"a".to_vec()), (1, b"bc".to_vec())]);
+        assert_eq!(begun.delivered(&inside(10, 3)).len(), 3);
+        // Of another transaction, and of one of which more is delivered than was seen.
+        assert!(begun.delivered(&inside(20, 2)).is_empty());
+        assert!(begun.delivered(&inside(10, 4)).is_empty());
+        assert!(begun.delivered(&Position::at(Lsn::new(5))).is_empty());
+        begun.begin(Lsn::new(20));
+        assert!(begun.delivered(&inside(20, 1)).is_empty());
+    }
+
+    #[test]
+    fn of_a_huge_transaction_nothing_is_kept() {
+        let mut begun = Begun::default();
+        begun.begin(Lsn::new(10));
+        let id = vec![b'x'; BYTES_MAX / 2];
+        (0..3).for_each(|_| begun.event(0, &id));
+        assert!(begun.delivered(&inside(10, 1)).is_empty());
+        assert_eq!(begun.ids.len(), BYTES_MAX);
+    }
+}

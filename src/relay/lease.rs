@@ -1,0 +1,222 @@
+//! The lease on the table: who reads it reads alone, and knows what is stored and how the slot is found.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use crate::config::{Config, StoreKind};
+use crate::error::{Error, Kind, Result};
+use crate::ledger::trail::Published;
+use crate::position::{Lsn, Position};
+use crate::postgres::quote::quote_ident;
+use crate::postgres::replication::{TimelineSwitch, WalSession};
+use crate::postgres::sql::SqlSession;
+use crate::relay::recovery::{Plan, SlotIs, backlog, plan};
+use crate::relay::session::{AnyStore, read_position, slot_now, watched};
+use crate::relay::table::Task;
+use crate::sink::Producer;
+use crate::source::control::Control;
+use crate::source::lease::{Hold, hold};
+use crate::source::preflight::{self, Facts};
+use crate::state::check::{SlotNow, gap, known};
+use crate::state::{CatchUp, ServerIdentity, Stored};
+
+/// See the module's documentation.
+pub(super) struct Lease {
+    /// Holds it: the lease goes with this session.
+    pub(super) control: Control,
+    pub(super) store: AnyStore,
+    /// What is stored, with the server, publication and tables as they are now.
+    pub(super) stored: Stored,
+    pub(super) task: Task,
+    /// Somebody says that there are new rows.
+    pub(super) notified: Arc<Notify>,
+    pub(super) facts: Facts,
+}
+
+/// Why the table is to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Why {
+    /// The slot does not have everything, or there is none.
+    Gap,
+    /// There can be no slot, or none is wanted; in a few words.
+    Poll(String),
+}
+
+impl Lease {
+    /// Takes the lease, and finds out what is to be done.
+    ///
+    /// # Errors
+    /// [`Kind::SlotActive`] where another relay has the lease or the slot, or there is nothing to be done by now: both
+    /// heal. What [`plan`] says, and the sessions.
+    pub(super) async fn take(
+        config: &Config,
+        producer: Producer,
+        why: &Why,
+        warn: &mut (dyn FnMut(String) + Send),
+    ) -> Result<Lease> {
+        let source = &config.source;
+        let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
+        if !hold(sql.client(), &source.slot, Hold::Alone, source.wal_sender_timeout).await? {
+            let cause = format!("another relay of slot {} is at work; standing by", source.slot);
+            return Err(Error::new(Kind::SlotActive, cause));
+        }
+        for channel in config.outboxes.iter().filter_map(|outbox| outbox.upkeep.notify.as_deref()) {
+            let listen = format!("listen {}", quote_ident(channel)?);
+            let listening = sql.client().batch_execute(&listen).await;
+            listening.map_err(|error| {
+                crate::postgres::fault::sql(crate::postgres::fault::While::Querying("listening for new rows"), &error)
+            })?;
+        }
+        let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
+        let notified = sql.notified();
+        let control = Control::start(sql, watched(config));
+        let (store, loaded) = match (why, config.state.store) {
+            (Why::Poll(_), StoreKind::Slot) => {
+                let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
+                return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
+            }
+            _ => read_position(config, producer, &control).await?,
+        };
+        let (server, history) = identify(config, &facts, &control, why).await?;
+        let slot = slot_now(config, &facts, confirmed(&facts));
+        let fresh = Stored {
+            server: server.clone(),
+            slot: slot.name.clone(),
+            position: loaded.as_ref().map(|loaded| loaded.position).unwrap_or_default(),
+            publication_oid: slot.publication_oid,
+            table_oids: slot.table_oids.clone(),
+            membership_oids: slot.membership_oids.clone(),
+            message_prefixes: slot.message_prefixes.clone(),
+            published: loaded.as_ref().and_then(|loaded| loaded.published.clone()),
+            catch_up: loaded.as_ref().and_then(|loaded| loaded.catch_up.clone()),
+        };
+        let (task, stored) = match why {
+            Why::Poll(cause) => {
+                (Task::Poll(cause.clone()), polled(config, fresh, loaded.as_ref(), &facts, &slot, &history)?)
+            }
+            Why::Gap => (slot_task(config, loaded.as_ref(), &fresh, &facts, &slot, &history, warn)?, fresh),
+        };
+        Ok(Lease { control, store, stored, task, notified, facts })
+    }
+}
+
+impl Lease {
+    /// More is known than is stored: this process had published up to `position` when its stream ended.
+    pub(super) fn knows(&mut self, position: Position, published: Published) {
+        self.stored.position = position;
+        if let Task::MakeSlot(plan) = &mut self.task
+            && plan.published.is_some()
+        {
+            plan.published = Some(published.clone());
+        }
+        if self.stored.catch_up.is_none() {
+            self.stored.published = Some(published);
+        }
+    }
+}
+
+/// What has to be done before the slot can be streamed.
+fn slot_task(
+    config: &Config,
+    loaded: Option<&Stored>,
+    fresh: &Stored,
+    facts: &Facts,
+    slot: &SlotNow,
+    history: &[TimelineSwitch],
+    warn: &mut (dyn FnMut(String) + Send),
+) -> Result<Task> {
+    let source = &config.source;
+    let (warnings, vanished) =
+        preflight::judge_backlog(&facts.with_slot(), &source.slot, &source.publication, &config.outboxes)?;
+    if let Some(error) = vanished {
+        return Err(error);
+    }
+    warnings.iter().for_each(|warning| warn(warning.to_string()));
+    let is = match &facts.slot {
+        None => SlotIs::Missing,
+        Some(found) => found.lost().map_or(SlotIs::There, |reason| SlotIs::Lost(reason.to_owned())),
+    };
+    let gap = match loaded {
+        Some(stored) if is == SlotIs::There => gap(stored, &fresh.server, slot, facts.wal_end, history),
+        // What was confirmed to a slot that is gone does not matter.
+        Some(stored) => {
+            let gone = SlotNow { confirmed_flush: Lsn::ZERO, ..slot.clone() };
+            gap(stored, &fresh.server, &gone, facts.wal_end, history)
+        }
+        None => Ok(None),
+    };
+    let begun = loaded.and_then(|stored| stored.catch_up.clone()).filter(|_| !config.state.adopt_slot);
+    if let Some(CatchUp { rows, until, .. }) = begun {
+        let fits = gap?;
+        if until.is_some() && is == SlotIs::There && fits.is_none() {
+            return Ok(Task::GoOn);
+        }
+        let published = fits.map_or_else(|| fresh.published.clone(), |gap| gap.published);
+        let cause = "rows of the table were begun with, and the slot they belong to is not there".to_owned();
+        return Ok(Task::MakeSlot(Plan { rows, published, cause, notes: Vec::new() }));
+    }
+    let is_first = loaded.is_none() && source.backlog.is_some();
+    if is == SlotIs::There && !is_first && matches!(gap, Ok(None)) {
+        return Err(Error::new(Kind::SlotActive, "the slot has everything by now; streaming from it"));
+    }
+    Ok(Task::MakeSlot(plan(config, loaded, &is, gap)?))
+}
+
+/// What a poller goes on from.
+fn polled(
+    config: &Config,
+    fresh: Stored,
+    loaded: Option<&Stored>,
+    facts: &Facts,
+    slot: &SlotNow,
+    history: &[TimelineSwitch],
+) -> Result<Stored> {
+    let Some(stored) = loaded.filter(|_| !config.state.adopt_slot) else {
+        // The first time: until is that of the first look.
+        let catch_up = CatchUp { rows: backlog(config)?, until: None, table_oid: 0, after: None };
+        return Ok(Stored { published: None, catch_up: Some(catch_up), ..fresh });
+    };
+    // Nothing of a slot or publication matters here; whose log it was, does.
+    let same = SlotNow {
+        confirmed_flush: Lsn::ZERO,
+        publication_oid: stored.publication_oid,
+        membership_oids: stored.membership_oids.clone(),
+        ..slot.clone()
+    };
+    let found = gap(stored, &fresh.server, &same, facts.wal_end, history)?;
+    let moved = stored.server.timeline != fresh.server.timeline;
+    let published = match found {
+        Some(gap) => gap.published,
+        None if moved => known(stored, &fresh.server, history),
+        None => stored.published.clone(),
+    };
+    // Where a promotion came in between, what was begun with is of the past.
+    let catch_up = stored.catch_up.clone().filter(|_| !moved);
+    Ok(Stored { published, catch_up, ..fresh })
+}
+
+/// Which server it is, and its timelines. Without the right to replicate, from what SQL tells.
+async fn identify(
+    config: &Config,
+    facts: &Facts,
+    control: &Control,
+    why: &Why,
+) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
+    if matches!(why, Why::Gap) || facts.server.may_replicate && facts.server.wal_level == "logical" {
+        let mut wal = WalSession::connect(&config.source.database, &config.source).await?;
+        let server = wal.identify_system().await?;
+        let history = wal.timeline_history(server.timeline).await?;
+        return Ok((
+            ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline },
+            history,
+        ));
+    }
+    let timeline = control.timeline().await?;
+    let system_identifier = facts.system_identifier.clone().unwrap_or_default();
+    Ok((ServerIdentity { system_identifier, timeline }, Vec::new()))
+}
+
+fn confirmed(facts: &Facts) -> Lsn {
+    facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default()
+}

@@ -1,0 +1,418 @@
+//! Rows of a table into Kafka: one query's rows, routed, enqueued, acked, marked, and how far that has come stored.
+//!
+//! What is waited for, most urgent first: a stop; the clock, which stores progress and tells the metrics; deliveries; a
+//! batch of marks; the lease; what Kafka refuses; and, while there is room (P4), the next row.
+
+use std::collections::{HashSet, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::clock::now_us;
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::event::{Place, Polled, Via};
+use crate::failpoint;
+use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
+use crate::position::Lsn;
+use crate::relay::outlet::{Counts, Outlet, RowId, contradiction};
+use crate::relay::pump::RETRY_INTERVAL;
+use crate::relay::report::{REPORT_INTERVAL, tell_counts};
+use crate::relay::session::AnyStore;
+use crate::relay::stop::{Stop, StopSignal};
+use crate::sink::kafka::KafkaSink;
+use crate::sink::{Connection, Delivery};
+use crate::source::control::{Control, ControlEnd};
+use crate::state::Stored;
+use crate::telemetry::{Side, Telemetry};
+use crate::upkeep::Marker;
+
+/// How long what was delivered waits to be stored: what comes again after a crash.
+const STORE_INTERVAL: Duration = Duration::from_millis(250);
+/// How often a person is told how far it has come.
+const TELL_INTERVAL: Duration = Duration::from_secs(5);
+/// Rows between two places a crashed relay can go on from.
+const CHECKPOINT_ROWS: u64 = 100;
+/// How long acks of what is in flight are waited for where the table cannot be read on.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Rows that are marked or deleted in one transaction.
+const SETTLE_ROWS: usize = 1_000;
+/// Rows taken before everything else gets its turn.
+const ROWS_PER_TURN: usize = 256;
+
+/// How a reading ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    /// All rows were published.
+    All,
+    /// The relay was told to stop.
+    Stopped,
+}
+
+type Settling = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+/// What reads, and what it needs for as long as it does.
+pub(super) struct Reading<'a> {
+    pub(super) outlet: Outlet<KafkaSink>,
+    pub(super) store: AnyStore,
+    /// What is stored, and what is to be stored next.
+    pub(super) stored: Stored,
+    /// What the store is known to hold.
+    kept: Option<Stored>,
+    marker: Option<Arc<Marker>>,
+    /// Rows that are read and were delivered by the slot.
+    delivered: HashSet<RowId>,
+    config: &'a Config,
+    telemetry: &'a Telemetry,
+    stop: StopSignal,
+    lease_end: Pin<Box<dyn Future<Output = ControlEnd> + Send>>,
+    kafka: watch::Receiver<Connection>,
+    refused: Pin<Box<dyn Future<Output = Error> + Send>>,
+    deliveries: Vec<Delivery>,
+    counts: Counts,
+    turned_at: Instant,
+    next_store: Instant,
+    next_report: Instant,
+}
+
+/// One table's rows on their way.
+struct Passage {
+    rows: Rows,
+    ended: bool,
+    /// Rows taken, those of them that were published, and how many there are, where that is known.
+    read: u64,
+    sent: u64,
+    total: Option<u64>,
+    /// Rows after which all before them are published, by their number.
+    checkpoints: VecDeque<(u64, Key)>,
+    /// The row that was taken last, unless it is one of them.
+    last: Option<(u64, Key)>,
+    settling: Option<Settling>,
+    next_tell: Instant,
+}
+
+impl<'a> Reading<'a> {
+    pub(super) fn new(
+        outlet: Outlet<KafkaSink>,
+        store: AnyStore,
+        stored: Stored,
+        (marker, delivered): (Option<Arc<Marker>>, HashSet<RowId>),
+        (config, telemetry, stop, control): (&'a Config, &'a Telemetry, StopSignal, &Control),
+    ) -> Self {
+        let (now, producer) = (Instant::now(), outlet.sink().producer());
+        let mut kafka = outlet.sink().watch_connection();
+        telemetry.connected(Side::Kafka, *kafka.borrow_and_update() == Connection::Up);
+        Reading {
+            counts: outlet.counts(),
+            outlet,
+            store,
+            kept: None,
+            stored,
+            marker,
+            delivered,
+            config,
+            telemetry,
+            stop,
+            lease_end: Box::pin(control.closed()),
+            kafka,
+            refused: Box::pin(async move { producer.refused().await }),
+            deliveries: Vec::new(),
+            turned_at: now,
+            next_store: now,
+            next_report: now,
+        }
+    }
+
+    /// Publishes the rows of `sql`, which are those of `facts` and outbox `number`, read when the log was at `lsn`.
+    ///
+    /// When it returns well, all of them are acked, and marked where rows are marked. Progress is stored on the way if
+    /// something is being caught up with.
+    ///
+    /// # Errors
+    /// Of the sessions, the producer and the store; a row that cannot be routed or produced. What was acked before is
+    /// stored where that is possible.
+    pub(super) async fn table(
+        &mut self,
+        (reader, sql, total): (&Reader, &str, Option<u64>),
+        facts: &TableFacts,
+        (number, lsn, via): (usize, Lsn, Via),
+    ) -> Result<Read> {
+        let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
+        let mut polled = Polled::new(&outbox.columns, facts.columns.clone())
+            .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
+        let commit_lsn = lsn.max(self.outlet.ledger().received().end_lsn);
+        self.outlet.ledger_mut().begin(commit_lsn).map_err(contradiction)?;
+        let now = Instant::now();
+        self.turned_at = now;
+        let mut passage = Passage {
+            rows: reader.rows(sql).await?,
+            ended: false,
+            read: 0,
+            sent: 0,
+            total,
+            checkpoints: VecDeque::new(),
+            last: None,
+            settling: None,
+            next_tell: now + TELL_INTERVAL,
+        };
+        let read = self.pass(&mut passage, &mut polled, &facts.name.to_string(), (number, commit_lsn, via)).await;
+        passage.checkpoints.extend(passage.last.take());
+        if let Err(error) = &read
+            && error.kind() != Kind::KafkaUnreachable
+        {
+            // The producer is well: what it has need not be sent again.
+            self.drain().await;
+            self.advance(&mut passage, commit_lsn);
+            if let Err(error) = self.save().await {
+                tracing::debug!(%error, "progress could not be stored");
+            }
+        }
+        self.advance(&mut passage, commit_lsn);
+        if read.as_ref().is_ok_and(|read| *read == Read::All) {
+            let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
+            self.outlet.ledger_mut().commit(commit_lsn, end_lsn).map_err(contradiction)?;
+        }
+        self.tell(Instant::now());
+        read
+    }
+
+    async fn pass(
+        &mut self,
+        passage: &mut Passage,
+        polled: &mut Polled,
+        table: &str,
+        (number, commit_lsn, via): (usize, Lsn, Via),
+    ) -> Result<Read> {
+        let mut leaving: Option<Instant> = None;
+        loop {
+            self.outlet.retry_pending()?;
+            let now = Instant::now();
+            self.check_pulse(now)?;
+            if let Some(marker) = &self.marker
+                && passage.settling.is_none()
+                && self.outlet.has_settleable()
+            {
+                let (marker, rows) = (Arc::clone(marker), self.outlet.settle(SETTLE_ROWS).0);
+                passage.settling = Some(Box::pin(async move {
+                    failpoint::reached("marking");
+                    marker.settle(&rows).await.map(|_| ())
+                }));
+            }
+            self.advance(passage, commit_lsn);
+            if self.next_report <= now {
+                self.tell(now);
+            }
+            if passage.next_tell <= now {
+                passage.next_tell = now + TELL_INTERVAL;
+                let (rows, acked) =
+                    (passage.read, passage.sent.saturating_sub(self.outlet.ledger().in_flight_events() as u64));
+                tracing::info!(slot = %self.config.source.slot, table, rows, acked, of = passage.total, "reading the table");
+            }
+            let drained = self.outlet.is_drained() && !self.outlet.has_unsettled();
+            if passage.ended && drained && leaving.is_none() {
+                if let Some(total) = passage.total.filter(|total| *total != passage.read) {
+                    let cause = format!("{} rows of table {table} were read, and there are {total}", passage.read);
+                    return Err(Error::new(Kind::Bug, cause));
+                }
+                return Ok(Read::All);
+            }
+            if leaving.is_some_and(|until| drained || until <= now) {
+                passage.checkpoints.extend(passage.last.take());
+                self.advance(passage, commit_lsn);
+                self.save().await?;
+                return if drained { Ok(Read::Stopped) } else { Err(self.late()) };
+            }
+            if self.next_store <= now {
+                self.next_store = now + STORE_INTERVAL;
+                self.save().await?;
+            }
+            let room = !passage.ended && leaving.is_none() && self.outlet.has_room();
+            let retry = self.outlet.is_pending().then_some(now + RETRY_INTERVAL);
+            let wake = [retry, leaving].into_iter().flatten().fold(self.next_store.min(self.next_report), Instant::min);
+            let asked = if leaving.is_some() { Stop::Now } else { Stop::Drain };
+            tokio::select! {
+                biased;
+                () = self.stop.at_least(asked) => {
+                    let grace = match self.stop.asked() {
+                        Stop::Now => Duration::ZERO,
+                        Stop::No | Stop::Drain => self.config.process.shutdown_timeout,
+                    };
+                    self.telemetry.health.stopping();
+                    leaving = Some(Instant::now() + grace);
+                }
+                () = tokio::time::sleep_until(wake) => {}
+                () = self.outlet.next_deliveries(&mut self.deliveries) => self.outlet.delivered(&mut self.deliveries)?,
+                done = end_of(&mut passage.settling) => {
+                    passage.settling = None;
+                    self.outlet.settled(done.is_ok());
+                    done?;
+                    failpoint::reached("marked");
+                }
+                end = &mut self.lease_end => return Err(lease_lost(end)),
+                error = &mut self.refused => return Err(error),
+                changed = self.kafka.changed(), if leaving.is_none() => {
+                    if changed.is_ok() {
+                        let up = *self.kafka.borrow_and_update() == Connection::Up;
+                        self.telemetry.connected(Side::Kafka, up);
+                    }
+                }
+                row = passage.rows.next(), if room => {
+                    let (mut next, mut left) = (Some(row?), ROWS_PER_TURN);
+                    while let Some(row) = next.take() {
+                        let Some(row) = row else {
+                            passage.ended = true;
+                            break;
+                        };
+                        self.take(passage, polled, &row, table, (number, commit_lsn, via))?;
+                        left -= 1;
+                        if left == 0 || !self.outlet.has_room() {
+                            break;
+                        }
+                        next = at_once(passage.rows.next()).await.transpose()?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// One row on its way.
+    fn take(
+        &mut self,
+        passage: &mut Passage,
+        polled: &mut Polled,
+        row: &PolledRow,
+        table: &str,
+        (number, commit_lsn, via): (usize, Lsn, Via),
+    ) -> Result<()> {
+        let place = Place { commit_lsn, index: passage.sent, via };
+        let event = polled.event(place, number, row.values());
+        let mut event = event.map_err(|(column, fault)| self.unfit(table, passage.read, column, fault))?;
+        passage.read += 1;
+        failpoint::reached("read");
+        if !self.delivered.is_empty() && self.delivered.contains(&(number, event.id().to_vec())) {
+            return Ok(());
+        }
+        event.committed_at_us = now_us();
+        self.outlet.publish(&event)?;
+        passage.sent += 1;
+        passage.last = Some((passage.sent, row.key()));
+        if passage.sent.is_multiple_of(CHECKPOINT_ROWS) {
+            passage.checkpoints.extend(passage.last.take());
+        }
+        Ok(())
+    }
+
+    /// Notes the last checkpoint that is delivered, and marked where rows are.
+    fn advance(&mut self, passage: &mut Passage, commit_lsn: Lsn) {
+        let Some(catch_up) = &mut self.stored.catch_up else { return };
+        let delivered = self.outlet.settled_index(commit_lsn);
+        while passage.checkpoints.front().is_some_and(|(number, _)| *number <= delivered)
+            && let Some((_, key)) = passage.checkpoints.pop_front()
+        {
+            catch_up.after = Some(key);
+        }
+    }
+
+    /// Waits for acks of what is in flight, for a while.
+    async fn drain(&mut self) {
+        let until = Instant::now() + DRAIN_TIMEOUT;
+        while !self.outlet.is_drained() {
+            let deliveries = tokio::time::timeout_at(until, self.outlet.next_deliveries(&mut self.deliveries)).await;
+            let taken = self.outlet.delivered(&mut self.deliveries).and_then(|()| self.outlet.retry_pending());
+            if deliveries.is_err() || taken.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Stores what is to be stored.
+    pub(super) async fn save(&mut self) -> Result<()> {
+        if self.kept.as_ref() == Some(&self.stored) {
+            return Ok(());
+        }
+        failpoint::reached("progress");
+        tokio::select! {
+            stored = self.store.store(&self.stored) => stored?,
+            () = self.stop.at_least(Stop::Now) => return Err(Error::new(Kind::ShutdownTimeout, "told to leave at once")),
+        }
+        self.telemetry.metrics.positions_stored.inc();
+        self.kept = Some(self.stored.clone());
+        Ok(())
+    }
+
+    /// Waits for the end of the session that holds the lease.
+    pub(super) async fn lease_end(&mut self) -> ControlEnd {
+        (&mut self.lease_end).await
+    }
+
+    /// The relay waited on purpose.
+    pub(super) fn awake(&mut self) {
+        self.turned_at = Instant::now();
+    }
+
+    /// # Errors
+    /// This process stood still so long that another relay may have the lease.
+    fn check_pulse(&mut self, now: Instant) -> Result<()> {
+        let stood_still = now.duration_since(self.turned_at) > self.config.source.wal_sender_timeout;
+        self.turned_at = now;
+        if stood_still {
+            let what = "this process stood still for longer than wal_sender_timeout; another relay may be at the table";
+            return Err(Error::new(Kind::PostgresUnreachable, what));
+        }
+        Ok(())
+    }
+
+    /// Tells metrics and health.
+    pub(super) fn tell(&mut self, now: Instant) {
+        self.next_report = now + REPORT_INTERVAL;
+        let (counts, before) = (self.outlet.counts(), self.counts);
+        tell_counts(&self.telemetry.metrics, counts, before);
+        self.counts = counts;
+        self.telemetry.health.report(!self.outlet.is_drained(), counts.acked > before.acked);
+        let now_us = now_us();
+        for committed_at_us in self.outlet.ledger_mut().take_finished() {
+            self.telemetry.metrics.observe_commit_to_ack(committed_at_us, now_us);
+        }
+    }
+
+    fn late(&self) -> Error {
+        let (left, slot) = (self.outlet.ledger().in_flight_events(), &self.config.source.slot);
+        let cause = format!("stopped with {left} rows of slot {slot} not acked");
+        Error::new(Kind::ShutdownTimeout, cause).remedy("nothing is lost: they are read again at the next start")
+    }
+
+    fn unfit(&self, table: &str, row: u64, column: usize, fault: crate::event::Fault) -> Error {
+        let slot = &self.config.source.slot;
+        let cause = format!("slot {slot}: row {row} of those read from table {table}: needed column {column} {fault}");
+        Error::new(Kind::Event, cause).remedy("correct the row in the table, or delete it, and start the relay again")
+    }
+}
+
+/// What came to be ready at once, without waiting.
+async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    tokio::pin!(future);
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        std::task::Poll::Ready(done) => std::task::Poll::Ready(Some(done)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
+}
+
+async fn end_of(settling: &mut Option<Settling>) -> Result<()> {
+    match settling {
+        Some(settling) => settling.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The session that holds the lease is over: somebody else may read the table from here on.
+pub(super) fn lease_lost(end: ControlEnd) -> Error {
+    match end {
+        ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
+        ControlEnd::Lost(error) => error,
+    }
+}

@@ -1,0 +1,133 @@
+//! What has to be read from the table before a slot can be streamed, decided without I/O.
+
+use crate::config::{Backlog, Config, OnLoss, OutboxConfig, StoreKind};
+use crate::error::{Error, Kind, Result};
+use crate::ledger::trail::Published;
+use crate::poll::Which;
+use crate::state::check::Gap;
+use crate::state::{Rows, Stored};
+
+/// How the slot was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum SlotIs {
+    /// There is none of that name.
+    Missing,
+    /// It can never be read again, for this reason.
+    Lost(String),
+    /// It is there.
+    There,
+}
+
+/// A slot is to be made, and these rows are to be read first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Which.
+    pub(super) rows: Rows,
+    /// What is known to be published.
+    pub(super) published: Option<Published>,
+    /// Why, in a sentence.
+    pub(super) cause: String,
+    /// What the operator should know besides.
+    pub(super) notes: Vec<String>,
+}
+
+/// What to do about `slot`, given what is stored and how that fits (see [`crate::state::check::gap`]).
+///
+/// # Errors
+/// Somebody has to choose: what the choices are is the remedy.
+pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Option<Gap>>) -> Result<Plan> {
+    let name = &config.source.slot;
+    let found = match slot {
+        SlotIs::Missing => format!("there is no replication slot {name} on this server"),
+        SlotIs::Lost(reason) => format!("slot {name} is lost ({reason})"),
+        SlotIs::There => format!("slot {name} is there, and --backlog asks for rows from before it"),
+    };
+    let first = |cause: String| -> Result<Plan> {
+        let rows = backlog(config)?;
+        Ok(Plan { rows, published: None, cause, notes: Vec::new() })
+    };
+    let Some(stored) = loaded else {
+        let unknown = config.state.store == StoreKind::Slot || matches!(slot, SlotIs::Lost(_));
+        if unknown && config.source.backlog.is_none() {
+            let cause = format!("{found}, and nothing is stored that tells what was relayed");
+            return Err(Error::new(Kind::SlotUnusable, cause).remedy(choices(config)));
+        }
+        return first(format!("{found}, and nothing was relayed before"));
+    };
+    if config.state.adopt_slot {
+        let rows = if config.source.backlog.is_some() { backlog(config)? } else { Rows::None };
+        let notes = vec!["accepted because of --adopt-slot: what is stored is given up".to_owned()];
+        return Ok(Plan { rows, published: None, cause: found, notes });
+    }
+    let gap = gap?;
+    let (cause, published, notes) = match gap {
+        Some(gap) => (gap.cause, gap.published, gap.notes),
+        None => (found, stored.published.clone(), Vec::new()),
+    };
+    let refused = |what: &str| {
+        let kind = if *slot == SlotIs::There { Kind::PositionMismatch } else { Kind::SlotUnusable };
+        Err(Error::new(kind, format!("{cause}{what}")).remedy(choices(config)))
+    };
+    if config.source.on_loss == OnLoss::Stop {
+        return refused("; slot.on_loss is stop");
+    }
+    if config.outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
+        return refused("; messages that were not relayed are in no table, and lost");
+    }
+    if published.is_none() && !config.outboxes.iter().all(says_for_itself) {
+        return refused("; nothing that is stored tells which rows of the table were published");
+    }
+    Ok(Plan { rows: Rows::Unpublished, published, cause, notes })
+}
+
+/// Whether the table itself tells which of its rows were not published.
+fn says_for_itself(outbox: &OutboxConfig) -> bool {
+    outbox.upkeep.pending.is_some() || outbox.upkeep.delete
+}
+
+/// Which rows are read where nothing was published before.
+pub(super) fn backlog(config: &Config) -> Result<Rows> {
+    Ok(match &config.source.backlog {
+        // Of each table those that are pending, or all.
+        None => Rows::Unpublished,
+        Some(Backlog::All) => Rows::All,
+        Some(Backlog::None) => Rows::None,
+        Some(Backlog::Since(time)) => Rows::Since(time.clone()),
+        Some(Backlog::Pending) => {
+            let without = config.outboxes.iter().find(|outbox| outbox.upkeep.pending.is_none());
+            if let Some(outbox) = without {
+                let cause = format!("--backlog pending: nothing says which rows of {} are pending", outbox.source);
+                return Err(Error::new(Kind::Config, cause).remedy("set outbox.pending, such as status = 'PENDING'"));
+            }
+            Rows::Pending
+        }
+    })
+}
+
+/// Which rows of this outbox's table are read; `None`: no row.
+pub(super) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox: &OutboxConfig) -> Option<Which<'a>> {
+    match rows {
+        Rows::None => None,
+        Rows::All => Some(Which::All),
+        Rows::Pending => Some(Which::Pending),
+        Rows::Since(time) => Some(Which::Since(time)),
+        // What the table says of its rows decides.
+        Rows::Unpublished if outbox.upkeep.pending.is_some() => Some(Which::Pending),
+        // What is there was not acked, or it would be gone.
+        Rows::Unpublished if outbox.upkeep.delete => Some(Which::All),
+        Rows::Unpublished => Some(match published {
+            None => Which::All,
+            Some(known) => Which::Unpublished { snapshot: &known.pair.snapshot, also: &known.also },
+        }),
+    }
+}
+
+/// What can be chosen where nobody but a person can.
+fn choices(config: &Config) -> String {
+    format!(
+        "walrelay can make the slot anew, and asks you which rows of the table are published then: start it once with \
+         --adopt-slot and --backlog all, --backlog since=TIME (some events come again) or --backlog none (what was not \
+         relayed is given up). `walrelay verify --slot {}` says what is missing in Kafka",
+        config.source.slot
+    )
+}

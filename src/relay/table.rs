@@ -1,0 +1,300 @@
+//! Work on the table: what a slot does not have is caught up with before it is streamed, or the table is polled.
+//!
+//! Catching up and polling are one thing. There is what is known to be published, and a snapshot of now; rows of
+//! transactions that are in the second and not in the first are read in their order, and once they are acked the second
+//! takes the place of the first. With a slot the snapshot is the one it begins with, so that the slot has the rest.
+//!
+//! Before anything is done that cannot be done again, what is meant is stored: whoever finds that goes on with it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::{Config, Mode, OutboxConfig};
+use crate::error::{Error, Kind, Result};
+use crate::event::Via;
+use crate::failpoint;
+use crate::ledger::Limits;
+use crate::ledger::trail::{Pair, Published};
+use crate::poll::select::{Selection, count, rows};
+use crate::poll::{Reader, TableFacts};
+use crate::position::{Lsn, Position};
+use crate::relay::lease::Lease;
+use crate::relay::outlet::{Outlet, RowId, Setup};
+use crate::relay::pump::Ended;
+use crate::relay::reading::{Read, Reading, lease_lost};
+use crate::relay::recovery::{Plan, which};
+use crate::relay::slot::make_slot;
+use crate::relay::stop::{Stop, StopSignal};
+use crate::sink::kafka::KafkaSink;
+use crate::snapshot::Snapshot;
+use crate::state::{CatchUp, Rows};
+use crate::telemetry::{Side, Telemetry};
+use crate::upkeep::Marker;
+
+/// What is to be done.
+pub(super) enum Task {
+    /// Make the slot, and read these rows first.
+    MakeSlot(Plan),
+    /// Go on with rows that were begun with.
+    GoOn,
+    /// Poll, because of this.
+    Poll(String),
+}
+
+/// How long an idle poller may go without storing where it stands: it is nothing but a newer snapshot.
+const IDLE_STORE: Duration = Duration::from_secs(10);
+/// How often a poller looks whether there can be a slot by now.
+const SLOT_INTERVAL: Duration = Duration::from_secs(10);
+/// Empty looks at the table until the poller calls it idle.
+const IDLE_AFTER: u32 = 20;
+
+/// A table that is read, and which outbox it is.
+struct Read1 {
+    number: usize,
+    facts: TableFacts,
+}
+
+/// Does what `lease` was taken for, without rows that are known to be `delivered`, and gives the sink back where the producer is still good.
+pub(super) async fn run(
+    lease: Lease,
+    sink: KafkaSink,
+    delivered: Vec<RowId>,
+    (config, telemetry, stop): (&Config, &Telemetry, StopSignal),
+) -> (Option<KafkaSink>, Result<Ended>) {
+    let setup = Setup {
+        slot: config.source.slot.clone(),
+        outboxes: config.outboxes.clone(),
+        limits: Limits { events: config.kafka.max_in_flight_events, bytes: config.kafka.max_in_flight_bytes },
+    };
+    let mut outlet = match Outlet::new(&setup, Position::default(), sink) {
+        Ok(outlet) => outlet,
+        Err(error) => return (None, Err(error)),
+    };
+    outlet.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
+    let source = &config.source;
+    let opened = async {
+        let marker = Marker::connect(&source.database, &source.slot, &config.outboxes).await?;
+        let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
+        let mut tables = Vec::new();
+        for (number, outbox) in config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some())
+        {
+            let facts = TableFacts::read(reader.client(), outbox).await?;
+            fits(&facts, outbox, &lease.task, config)?;
+            tables.push(Read1 { number, facts });
+        }
+        // The order in which they are read, whatever the configuration's is next time.
+        tables.sort_by_key(|table| table.facts.oid);
+        Ok::<_, Error>((marker.map(Arc::new), reader, tables))
+    };
+    let (marker, reader, tables) = match opened.await {
+        Ok(opened) => opened,
+        Err(error) => return (Some(outlet.into_sink()), Err(error)),
+    };
+    telemetry.connected(Side::Postgres, true);
+    let Lease { control, store, stored, task, notified, facts } = lease;
+    let delivered = delivered.into_iter().collect();
+    let reading = Reading::new(outlet, store, stored, (marker, delivered), (config, telemetry, stop.clone(), &control));
+    let mut work = Work { reading, reader, tables, config, stop, major: facts.server.major() };
+    let done = match task {
+        Task::MakeSlot(plan) => Box::pin(work.make_slot(plan, facts.slot.is_some())).await,
+        Task::GoOn => Box::pin(work.go_on()).await,
+        Task::Poll(why) => Box::pin(work.poll(&why, notified)).await,
+    };
+    work.reading.tell(Instant::now());
+    // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
+    let clean = work.reading.outlet.is_drained();
+    let sink = work.reading.outlet.into_sink();
+    if clean {
+        return (Some(sink), done);
+    }
+    sink.close().await;
+    (None, done)
+}
+
+/// Whether rows of this table can be read as they have to be.
+fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, config: &Config) -> Result<()> {
+    let (slot, table) = (&config.source.slot, &facts.name);
+    if matches!(task, Task::MakeSlot(Plan { rows: Rows::None, .. })) {
+        return Ok(());
+    }
+    if !facts.may_select {
+        let cause = format!("slot {slot}: rows have to be read from table {table}, and the role may not");
+        let user = crate::postgres::quote::quoted(config.source.database.user());
+        return Err(Error::new(Kind::PostgresRefused, cause).remedy(format!("grant select on {table} to {user}")));
+    }
+    if facts.order.is_none() {
+        let cause = format!(
+            "slot {slot}: rows have to be read from table {table}, and nothing tells the order of an aggregate's events: it \
+             has no identity or serial column"
+        );
+        return Err(Error::new(Kind::PositionMismatch, cause).remedy(
+            "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a sequence, the \
+             time of the insert (clock_timestamp(), not now()). To go on without these rows: --adopt-slot",
+        ));
+    }
+    let tells = facts.xid_column.is_some() || outbox.upkeep.pending.is_some() || outbox.upkeep.delete;
+    if matches!(task, Task::Poll(_)) && !tells {
+        let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
+        return Err(Error::new(Kind::Config, cause).remedy(format!(
+            "`walrelay setup --slot {slot} --add-xid-column` adds a column with the transaction's id; or set \
+             outbox.pending and outbox.mark, or outbox.delete"
+        )));
+    }
+    Ok(())
+}
+
+struct Work<'a> {
+    reading: Reading<'a>,
+    reader: Reader,
+    tables: Vec<Read1>,
+    config: &'a Config,
+    stop: StopSignal,
+    major: u32,
+}
+
+impl Work<'_> {
+    /// Makes the slot, and catches up with what is before it.
+    async fn make_slot(&mut self, plan: Plan, is_there: bool) -> Result<Ended> {
+        let slot = &self.config.source.slot;
+        tracing::warn!(%slot, cause = plan.cause, rows = named(&plan.rows), "making the slot anew");
+        plan.notes.iter().for_each(|note| tracing::warn!(%slot, "{note}"));
+        let stored = &mut self.reading.stored;
+        stored.published = plan.published;
+        stored.catch_up = Some(CatchUp { rows: plan.rows, until: None, table_oid: 0, after: None });
+        self.reading.save().await?;
+        failpoint::reached("intended");
+        let made = make_slot(self.config, self.major, is_there, self.reader.client(), &mut self.stop).await?;
+        let Some((wal, made)) = made else { return Ok(Ended::Stopped) };
+        failpoint::reached("slot-made");
+        let (snapshot, _) = self.reader.begin(Some(&made.snapshot)).await?;
+        drop(wal);
+        self.reading.stored.position = Position::at(made.consistent_point);
+        if let Some(catch_up) = &mut self.reading.stored.catch_up {
+            catch_up.until = Some(snapshot.clone());
+        }
+        self.reading.save().await?;
+        tracing::info!(%slot, begins = %made.consistent_point, "the slot is made");
+        self.catch_up(snapshot, made.consistent_point, false).await
+    }
+
+    /// Goes on with catching up: the snapshot is gone, and what is behind the last row is read.
+    async fn go_on(&mut self) -> Result<Ended> {
+        let until = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
+        let Some(until) = until else { return Err(Error::new(Kind::Bug, "there is nothing to go on with")) };
+        tracing::info!(slot = %self.config.source.slot, "going on with the rows of the table");
+        self.reader.begin(None).await?;
+        let begins = self.reading.stored.position.end_lsn;
+        self.catch_up(until, begins, true).await
+    }
+
+    async fn catch_up(&mut self, until: Snapshot, lsn: Lsn, again: bool) -> Result<Ended> {
+        let began = Instant::now();
+        let resumed = again.then_some(&until);
+        let Some(read) = self.read(lsn, resumed, true).await? else { return Ok(Ended::Stopped) };
+        self.reader.end().await?;
+        self.reading.stored.catch_up = None;
+        self.reading.stored.published = Some(published(until, lsn));
+        self.reading.save().await?;
+        failpoint::reached("caught-up");
+        let (slot, seconds) = (&self.config.source.slot, began.elapsed().as_secs_f64());
+        tracing::info!(%slot, rows = read, seconds = format!("{seconds:.1}"), "caught up with the table; the slot has the rest");
+        Ok(Ended::Again)
+    }
+
+    /// Polls until told to stop, or until there can be a slot.
+    async fn poll(&mut self, why: &str, notified: Arc<tokio::sync::Notify>) -> Result<Ended> {
+        let (slot, source) = (&self.config.source.slot, &self.config.source);
+        tracing::info!(%slot, why, "reading the table instead of a slot");
+        let (mut empty, mut stored_at, began) = (0_u32, Instant::now(), Instant::now());
+        loop {
+            let (now, lsn) = self.reader.begin(None).await?;
+            let resumed = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
+            if resumed.is_none() {
+                // Where it is the first time, what was configured for that.
+                let rows = self.reading.stored.catch_up.take().map_or(Rows::Unpublished, |catch_up| catch_up.rows);
+                let until = Some(now.clone());
+                self.reading.stored.catch_up = Some(CatchUp { rows, until, table_oid: 0, after: None });
+            }
+            let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
+            self.reader.end().await?;
+            self.reading.stored.catch_up = None;
+            let lsn = if resumed.is_some() { Lsn::ZERO } else { lsn };
+            self.reading.stored.published = Some(published(resumed.unwrap_or(now), lsn));
+            if read > 0 || stored_at.elapsed() >= IDLE_STORE {
+                stored_at = Instant::now();
+                self.reading.save().await?;
+            }
+            self.reading.tell(Instant::now());
+            empty = if read > 0 { 0 } else { empty.saturating_add(1) };
+            let wait = if empty > IDLE_AFTER { source.poll.idle_interval } else { source.poll.interval };
+            if source.mode != Mode::Poll && began.elapsed() >= SLOT_INTERVAL && read == 0 {
+                self.reading.save().await?;
+                return Ok(Ended::Again);
+            }
+            tokio::select! {
+                biased;
+                () = self.stop.at_least(Stop::Drain) => {
+                    self.reading.save().await?;
+                    return Ok(Ended::Stopped);
+                }
+                end = self.reading.lease_end() => return Err(lease_lost(end)),
+                () = notified.notified() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+            self.reading.awake();
+        }
+    }
+
+    /// Reads what is to be read of each table, and gives the number of rows; `None` where the relay was told to stop.
+    /// `resumed` is the snapshot this was begun with, where that is not the transaction's own.
+    async fn read(&mut self, lsn: Lsn, resumed: Option<&Snapshot>, counted: bool) -> Result<Option<u64>> {
+        let mut read = 0;
+        for Read1 { number, facts } in &self.tables {
+            let Some(outbox) = self.config.outboxes.get(*number) else { continue };
+            let Some(catch_up) = &mut self.reading.stored.catch_up else { continue };
+            if facts.oid < catch_up.table_oid {
+                continue;
+            }
+            // Rows that say for themselves whether they are pending are all behind nothing.
+            let decides = outbox.upkeep.pending.is_some() || outbox.upkeep.delete;
+            let after = catch_up.after.take_if(|_| facts.oid == catch_up.table_oid && !decides);
+            (catch_up.table_oid, catch_up.after) = (facts.oid, after.clone());
+            let rows_wanted = catch_up.rows.clone();
+            let known = self.reading.stored.published.clone();
+            let Some(which) = which(&rows_wanted, known.as_ref(), outbox) else { continue };
+            let until = resumed.filter(|_| !decides);
+            let selection = Selection { which, until, after: after.as_ref(), limit: None };
+            let total = match counted {
+                true => Some(self.reader.count(&count(facts, outbox, &selection)?).await?),
+                false => None,
+            };
+            if let Some(total) = total {
+                tracing::info!(slot = %self.config.source.slot, table = %facts.name, rows = total, "reading the table");
+            }
+            let (sql, before) = (rows(facts, outbox, &selection)?, self.reading.outlet.counts().assembled);
+            let place = (*number, lsn, Via::Table);
+            match self.reading.table((&self.reader, &sql, total), facts, place).await? {
+                Read::All => read += self.reading.outlet.counts().assembled - before,
+                Read::Stopped => return Ok(None),
+            }
+        }
+        Ok(Some(read))
+    }
+}
+
+/// Everything `snapshot` sees is published, and the log was at `lsn` after it was taken.
+fn published(snapshot: Snapshot, lsn: Lsn) -> Published {
+    Published { pair: Pair { snapshot, lsn }, also: Vec::new(), earlier: Vec::new() }
+}
+
+fn named(rows: &Rows) -> String {
+    match rows {
+        Rows::All => "all".to_owned(),
+        Rows::None => "none".to_owned(),
+        Rows::Pending => "pending".to_owned(),
+        Rows::Since(time) => format!("since {time}"),
+        Rows::Unpublished => "those that were not published".to_owned(),
+    }
+}

@@ -1,0 +1,66 @@
+//! Who may publish: an advisory lock of the slot's name, held by the control session.
+//!
+//! While the slot streams, the slot itself is the lock, and whoever streams holds this one shared: several may, and one
+//! gets the slot. Whoever reads the table holds it alone, so that table and slot never publish at once. It goes with the
+//! session, whatever becomes of the process
+//! (<https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS>).
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use crate::config::SlotName;
+use crate::error::Result;
+use crate::source::query::{bounded, one_text};
+
+/// Keeps our locks from those of others: `wrly`.
+const CLASS: i32 = 0x7772_6c79;
+
+/// A holder that is silent for this long at least is dead: the control session says something every five seconds.
+const SILENCE_MIN: Duration = Duration::from_secs(15);
+
+/// How the lease is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// By everybody who streams, or waits for the slot.
+    Shared,
+    /// By the one who reads the table.
+    Alone,
+}
+
+/// Takes the lease for as long as the session lives. False: somebody else has it the other way.
+///
+/// From here on the server ends the session where it is silent for longer than twice `silence`, or 15 s.
+///
+/// # Errors
+/// Of the connection only.
+pub async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duration) -> Result<bool> {
+    let sql = match hold {
+        Hold::Shared => "select pg_catalog.pg_try_advisory_lock_shared($1, $2)::text",
+        Hold::Alone => "select pg_catalog.pg_try_advisory_lock($1, $2)::text",
+    };
+    let key = key(slot.as_str());
+    let answer = one_text(client, "taking the lease", sql, &[(&CLASS, Type::INT4), (&key, Type::INT4)]).await?;
+    let timeout = (silence * 2).max(SILENCE_MIN).as_millis();
+    let limit = format!("set idle_session_timeout = {timeout}");
+    bounded("bounding the silence of the session", client.batch_execute(&limit)).await?;
+    Ok(answer.as_deref() == Some("true"))
+}
+
+/// FNV-1a: the same on every machine. Two slots with one key wait for each other where one of them reads its table.
+fn key(name: &str) -> i32 {
+    let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    name.bytes().fold(0x811c_9dc5, hash).cast_signed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_is_fnv_1a() {
+        assert_eq!(key("").cast_unsigned(), 0x811c_9dc5);
+        assert_eq!(key("foobar").cast_unsigned(), 0xbf9c_f968);
+    }
+}

@@ -1,0 +1,22 @@
+//! What a table has against what its topics have: which rows have no record, which have several, and which came in the
+//! wrong order.
+//!
+//! | module | its room |
+//! |---|---|
+//! | `name` | an id or a key, in little memory |
+//! | `compare` | rows first, then records: what is kept of each, and what follows |
+//! | `findings` | the outcome: counts and examples |
+//! | `topics` | topics, read to their ends as often as it takes |
+//!
+//! Of a row, its id, key and place in the order are kept; of a record nothing, unless no row has its id. So memory grows
+//! with the rows that are compared: some 120 bytes for each, twice that for a moment while the map of them grows, some
+//! 80 for each key, and the text of ids and keys that are neither UUIDs nor whole numbers. No payload is kept.
+
+mod compare;
+mod findings;
+mod name;
+mod topics;
+
+pub use compare::{Comparison, Delivered, Outbox};
+pub use findings::{Counts, Example, Findings, Flow};
+pub use topics::{Progress, Reader};

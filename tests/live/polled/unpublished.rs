@@ -1,0 +1,201 @@
+//! Rows of transactions that a snapshot did not see, told by a column and by `xmin`.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::process::Command;
+
+use walrelay::error::Kind;
+use walrelay::poll::{Selection, Which};
+use walrelay::position::Lsn;
+use walrelay::snapshot::Snapshot;
+
+use super::{Reading, SOON, only_ids, world};
+use crate::support::servers::Postgres;
+use crate::support::sql::Sql;
+use crate::support::world::World;
+
+fn set<'a>(ids: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
+    ids.into_iter().map(str::to_owned).collect()
+}
+
+/// Tables that tell a row's transaction exactly, and those in which `xmin` has to do.
+const EXACT: [&str; 2] = ["exact", "parted"];
+const BY_XMIN: [&str; 3] = ["bare", "bare_parted", "late"];
+pub(super) const TABLES: &str = "
+    create table exact (id text primary key, x xid8 not null default pg_current_xact_id());
+    create table parted (id text, x xid8 default pg_current_xact_id()) partition by hash (id);
+    create table parted_0 partition of parted for values with (modulus 2, remainder 0);
+    create table parted_1 partition of parted for values with (modulus 2, remainder 1);
+    create table bare (id text primary key);
+    create table bare_parted (id text primary key) partition by hash (id);
+    create table bare_parted_0 partition of bare_parted for values with (modulus 2, remainder 0);
+    create table bare_parted_1 partition of bare_parted for values with (modulus 2, remainder 1);
+    create table late (id text, x xid8 default pg_current_xact_id())";
+
+/// The same row in every table; in `late` by a writer that names all columns and knows nothing of `x`.
+fn insert(sql: &Sql, id: &str) {
+    sql.run(&format!(
+        "insert into exact values ('{id}'); insert into parted values ('{id}'); insert into bare values ('{id}');
+         insert into bare_parted values ('{id}'); insert into late values ('{id}', null)"
+    ));
+}
+
+#[test]
+fn unpublished_is_what_a_snapshot_did_not_see() {
+    let world = world();
+    let [sql, open, nested, rolled_back] = [(); 4].map(|()| world.sql());
+    sql.run(TABLES);
+    for id in ["old", "old, updated"] {
+        insert(&sql, id);
+    }
+    open.run("begin");
+    insert(&open, "open");
+    nested.run("begin; select pg_current_xact_id(); savepoint a");
+    insert(&nested, "rolled back to savepoint");
+    nested.run("rollback to savepoint a; savepoint b");
+    insert(&nested, "in savepoint");
+    nested.run("release savepoint b; savepoint c");
+    rolled_back.run("begin");
+    insert(&rolled_back, "rolled back");
+    // Committed, and not below the oldest that is open: xmin alone does not tell it from those.
+    insert(&sql, "in between");
+
+    let reading = Reading::new(&world.database_url);
+    let (snapshot, wal_end) = reading.begin(None);
+    assert!(wal_end > Lsn::ZERO);
+    // Later than the snapshot, and not seen by the transaction that reads.
+    insert(&nested, "in savepoint, later");
+    for session in [&open, &nested] {
+        session.run("commit");
+    }
+    rolled_back.run("rollback");
+    insert(&sql, "new");
+    sql.run("begin; savepoint a");
+    insert(&sql, "new in savepoint");
+    sql.run("commit");
+    for table in EXACT.iter().chain(&BY_XMIN) {
+        sql.run(&format!("update {table} set id = 'old, then updated' where id = 'old, updated'"));
+    }
+    let published: u64 = {
+        sql.run("begin");
+        insert(&sql, "published otherwise");
+        let xid = sql.text("select pg_current_xact_id()");
+        sql.run("commit");
+        xid.parse().expect("a transaction id")
+    };
+
+    let unpublished = |also| Selection::of(Which::Unpublished { snapshot: &snapshot, also });
+    let wanted = set(["open", "in savepoint", "in savepoint, later", "new", "new in savepoint"]);
+    let and = |more: &[&str]| wanted.union(&set(more.iter().copied())).cloned().collect::<BTreeSet<_>>();
+    let also = [published];
+    // The transaction of the snapshot sees nothing of it.
+    assert_eq!(reading.ids(&only_ids("exact", ""), &unpublished(&[])), set([]));
+    reading.end();
+    for table in EXACT {
+        let outbox = only_ids(table, "");
+        assert!(reading.facts(&outbox).expect("facts").xid_column.is_some());
+        assert_eq!(reading.ids(&outbox, &unpublished(&[])), and(&["published otherwise"]), "{table}");
+        assert_eq!(reading.ids(&outbox, &unpublished(&also)), wanted, "{table}");
+        let until = Selection { until: Some(&snapshot), ..Selection::of(Which::All) };
+        assert_eq!(reading.ids(&outbox, &until), set(["old", "old, then updated", "in between"]), "{table}");
+    }
+    // What is not told apart comes again, and nothing else does.
+    let superset = and(&["in between", "old, then updated", "published otherwise"]);
+    for table in BY_XMIN {
+        assert_eq!(reading.ids(&only_ids(table, ""), &unpublished(&also)), superset, "{table}");
+    }
+    let now = reading.snapshot();
+    for table in EXACT.iter().chain(&BY_XMIN) {
+        let none = Selection::of(Which::Unpublished { snapshot: &now, also: &[] });
+        assert_eq!(reading.ids(&only_ids(table, ""), &none), set([]), "{table}");
+    }
+}
+
+#[test]
+fn an_exported_snapshot_is_what_is_read() {
+    let world = world();
+    let [sql, exporting] = [(); 2].map(|()| world.sql());
+    sql.run(TABLES);
+    insert(&sql, "before");
+    exporting.run("begin isolation level repeatable read");
+    let exported = exporting.text("select pg_export_snapshot()");
+    let seen = exporting.text("select pg_current_snapshot()");
+    insert(&sql, "after");
+    let reading = Reading::new(&world.database_url);
+    let (snapshot, _) = reading.begin(Some(&exported));
+    assert_eq!(snapshot.to_string(), seen);
+    assert_eq!(reading.ids(&only_ids("bare", ""), &Selection::of(Which::All)), set(["before"]));
+    reading.end();
+    assert_eq!(reading.ids(&only_ids("bare", ""), &Selection::of(Which::All)), set(["before", "after"]));
+    let gone = reading.runtime.block_on(reading.reader.begin(Some("0'; --"))).expect_err("no snapshot");
+    assert_eq!(gone.kind(), Kind::PostgresUnfit);
+    reading.end();
+    assert!(reading.snapshot().xmax() > 0);
+}
+
+#[test]
+fn the_window_of_xmin_reaches_over_the_end_of_the_32_bit_ids() {
+    // 100 below the end, three times round.
+    const NEXT: u32 = u32::MAX - 99;
+    let postgres = Postgres::private(15, &[("autovacuum", "off")]);
+    let reset = postgres.program("pg_resetwal");
+    if !reset.exists() {
+        eprintln!("SKIPPED: there is no pg_resetwal in {}", postgres.program("").display());
+        return;
+    }
+    // What is not frozen would be in the future.
+    for database in ["postgres", "template1"] {
+        Sql::connect(&postgres.url(database)).run("vacuum freeze");
+    }
+    postgres.sql().run("checkpoint");
+    postgres.stop_fast(SOON);
+    // The status of the transactions around the next one: a file for a million of them.
+    let status = postgres.data().join("pg_xact").join(format!("{:04X}", NEXT >> 20));
+    std::fs::write(&status, vec![0; 32 * 8192]).expect("a file of transaction states");
+    let owner = std::fs::metadata(postgres.data()).expect("the data directory");
+    chown(&status, Some(owner.uid()), None).expect("chown");
+    let uid = owner.uid().to_string();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &uid, "--clear-groups", "--"]).arg(&reset).args(["-e", "3", "-x", &NEXT.to_string()]);
+    let done = command.arg("-D").arg(postgres.data()).current_dir("/").output().expect("pg_resetwal");
+    assert!(done.status.success(), "pg_resetwal failed: {}", String::from_utf8_lossy(&done.stderr));
+    postgres.start();
+
+    let world = World::bare(&postgres, "127.0.0.1:1");
+    let (sql, open) = (world.sql(), world.sql());
+    sql.run(TABLES);
+    let reading = Reading::new(&world.database_url);
+    let put = |from: u32, to: u32| (from..to).for_each(|number| insert(&sql, &number.to_string()));
+    let is_before = |xid: u64| xid >> 32 == 3;
+    put(0, 10);
+    open.run("begin");
+    insert(&open, "open");
+    let before = reading.snapshot();
+    assert!(is_before(before.xmax()), "{before}");
+    put(10, 210);
+    open.run("commit");
+    let after = reading.snapshot();
+    assert!(!is_before(after.xmin()), "{after}");
+    put(210, 220);
+
+    let numbers = |from: u32, to: u32| (from..to).map(|number| number.to_string()).collect::<BTreeSet<_>>();
+    for round in ["as written", "frozen"] {
+        for table in EXACT.iter().chain(&BY_XMIN) {
+            let outbox = only_ids(table, "");
+            let unpublished = |snapshot| Selection::of(Which::Unpublished { snapshot, also: &[] });
+            let mut expected = numbers(10, 220);
+            expected.insert("open".to_owned());
+            assert_eq!(reading.ids(&outbox, &unpublished(&before)), expected, "{table}, {round}, from before the end");
+            assert_eq!(
+                reading.ids(&outbox, &unpublished(&after)),
+                numbers(210, 220),
+                "{table}, {round}, behind the end"
+            );
+            let long_ago: Snapshot = "5:5:".parse().expect("a snapshot");
+            assert_eq!(reading.ids(&outbox, &unpublished(&long_ago)).len(), 221, "{table}, {round}, rounds ago");
+        }
+        // Those of the catalogs were frozen in what looks like the future now.
+        let tables: Vec<_> = EXACT.iter().chain(&BY_XMIN).copied().collect();
+        sql.run(&format!("vacuum (freeze) {}", tables.join(", ")));
+    }
+}
