@@ -14,6 +14,7 @@ use crate::config::unit::{parse_bytes, parse_duration};
 
 pub mod check;
 pub mod check_config;
+pub mod cleanup;
 pub mod config;
 pub mod import;
 pub mod init;
@@ -29,9 +30,9 @@ pub mod table;
 pub mod teardown;
 pub mod verify;
 
-pub use verify::VerifyArgs;
-
+pub use cleanup::CleanupArgs;
 pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
+pub use verify::VerifyArgs;
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
 #[derive(Debug, Parser)]
@@ -57,6 +58,9 @@ pub enum Command {
     /// Show how the slot and its relay are doing
     #[command(after_help = STATUS_HELP)]
     Status(StatusArgs),
+    /// Delete rows that are published and old, without being in anybody's way
+    #[command(after_help = cleanup::CLEANUP_HELP)]
+    Cleanup(CleanupArgs),
     /// Compare the outbox with the topics: what is missing, duplicated or out of order
     #[command(after_help = verify::HELP)]
     Verify(VerifyArgs),
@@ -210,6 +214,9 @@ pub struct SetupArgs {
     /// Create the table too, where it does not exist
     #[arg(long)]
     pub create_table: bool,
+    /// Add a column for the inserting transaction to a table that has none: what is published is then known exactly
+    #[arg(long)]
+    pub add_xid_column: bool,
     /// Change nothing; print the SQL, ready for psql
     #[arg(long)]
     pub dry_run: bool,
@@ -360,6 +367,7 @@ What heals by itself, such as a server that cannot be reached, is tried again fo
 const SETUP_HELP: &str = "\
 Examples:
   walrelay setup --slot orders --create-table
+  walrelay setup --slot orders --table sales.outbox --add-xid-column
   walrelay setup --slot orders --table sales.outbox --dry-run | psql \"$WALRELAY_DATABASE_URL\"
 
 What is there already and fits is left alone. The publication comes before the slot, because a slot cannot decode what was written before its publication existed.

@@ -59,6 +59,18 @@ impl Store for KafkaStore {
     }
 }
 
+/// The newest record of this key, for those who have no producer; none where there is no topic. Creates nothing.
+pub(super) async fn load(config: &KafkaConfig, state: &StateConfig) -> Result<Option<Stored>> {
+    let (asking, reading) = (Options::reader(config)?, Options::reader(config)?);
+    let (topic, key) = (state.topic.clone(), state.key.clone());
+    let read = tokio::task::spawn_blocking(move || match topic::exists(asking, &topic)? {
+        true => reader::newest(reading, &topic, key.as_bytes()),
+        false => Ok(None),
+    });
+    let value = read.await.map_err(|error| Error::new(Kind::Bug, error))??;
+    value.map(|value| record::decode(&value, &state.topic, &state.key)).transpose()
+}
+
 /// Runs what blocks off the runtime. Where Kafka refuses us meanwhile, that is the better explanation; the work then
 /// ends by its own deadline.
 async fn blocking<T: Send + 'static>(

@@ -2,7 +2,10 @@
 
 pub mod check;
 pub mod kafka;
+mod load;
 pub mod postgres;
+
+pub use load::load;
 
 use std::future::Future;
 

@@ -38,7 +38,7 @@ impl Store for PostgresStore {
     }
 }
 
-fn read(key: &str, text: &str) -> Result<Stored> {
+pub(super) fn read(key: &str, text: &str) -> Result<Stored> {
     serde_json::from_str(text).map_err(|error| {
         Error::new(Kind::PositionMismatch, format!("the position stored under {key:?} cannot be read: {error}")).remedy(
             "a newer walrelay, or somebody by hand, wrote it. Look at walrelay.position; once its row is deleted, \

@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::{quote_ident, quoted as quoted_name};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::upkeep::table::{Table, quoted};
-use crate::upkeep::{Failed, LOCK_TIMEOUT, STATEMENT_TIMEOUT, answered, assignment};
+use crate::upkeep::{Failed, answered, assignment, bound};
 
 /// Ids of one statement: what a server does in a fraction of a second.
 const ROWS_PER_STATEMENT: usize = 2_000;
@@ -60,9 +60,7 @@ impl Marker {
             return Ok(None);
         }
         let session = SqlSession::connect(database, &format!("walrelay {slot} upkeep")).await?;
-        let doing = "bounding statements";
-        let bounds = answered(doing, session.client().batch_execute(&bounds())).await;
-        bounds.map_err(|failed| failed.told(doing))?;
+        bound(session.client()).await?;
         let mut writers = Vec::with_capacity(outboxes.len());
         for outbox in outboxes {
             writers.push(match outbox.source.table().filter(|_| outbox.upkeep.writes()) {
@@ -178,15 +176,6 @@ async fn transaction<'a>(
         count += executed.map_err(|failed| (Some(*writer), failed))?;
     }
     Ok(count)
-}
-
-/// Nobody is waited for long, and nobody waits long for us.
-fn bounds() -> String {
-    format!(
-        "set lock_timeout = {}; set statement_timeout = {}; set idle_in_transaction_session_timeout = '60s'",
-        LOCK_TIMEOUT.as_millis(),
-        STATEMENT_TIMEOUT.as_millis()
-    )
 }
 
 /// The statement up to its rows.

@@ -3,6 +3,10 @@
 //! | file | its room |
 //! |---|---|
 //! | [`mark`] | rows are marked or deleted once they were acked |
+//! | [`cleanup`] | rows that are published and old are deleted, in batches |
+//! | [`partition`] | the same for whole partitions |
+//! | [`published`] | which rows are published, as a condition in SQL |
+//! | [`stored`] | whether what a relay stored may be believed here |
 //! | [`table`] | an outbox table as the catalogs describe it |
 //! | [`assignment`] | which columns SQL assignments set |
 //!
@@ -10,16 +14,20 @@
 //! one update that would, one that moves a row to another partition, is refused at start.
 
 pub mod assignment;
+pub mod cleanup;
 pub mod mark;
+pub mod partition;
+pub mod published;
+pub mod stored;
 pub mod table;
 
 pub use mark::Marker;
 
 use std::time::Duration;
 
-use tokio_postgres::Error as SqlError;
+use tokio_postgres::{Client, Error as SqlError};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 
 /// How long one statement may take before the server gives it up. They touch some thousand rows at most.
@@ -40,6 +48,13 @@ enum Failed {
 }
 
 impl Failed {
+    fn of(doing: &str, error: SqlError) -> Failed {
+        match error.as_db_error() {
+            Some(_) => Failed::Refused(error),
+            None => Failed::Broken(fault::sql(While::Querying(doing), &error)),
+        }
+    }
+
     /// Whether it may well succeed when it is tried again: somebody else was in the way.
     fn is_passing(&self) -> bool {
         const PASSING: [&str; 4] = ["40001", "40P01", "55P03", "57014"];
@@ -59,7 +74,7 @@ impl Failed {
             // The server became a standby under our feet: that heals, elsewhere.
             Failed::Refused(error) if self.sqlstate() == Some("25006") => {
                 let told = fault::sql(While::Querying(doing), error);
-                Error::new(crate::error::Kind::PostgresUnreachable, told.cause())
+                Error::new(Kind::PostgresUnreachable, told.cause())
             }
             Failed::Refused(error) => fault::sql(While::Querying(doing), error),
             Failed::Broken(error) => error.clone(),
@@ -71,8 +86,21 @@ impl Failed {
 async fn answered<T>(doing: &str, answer: impl Future<Output = Result<T, SqlError>>) -> Result<T, Failed> {
     match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) if error.as_db_error().is_some() => Err(Failed::Refused(error)),
-        Ok(Err(error)) => Err(Failed::Broken(fault::sql(While::Querying(doing), &error))),
+        Ok(Err(error)) => Err(Failed::of(doing, error)),
         Err(_) => Err(Failed::Broken(fault::timeout(While::Querying(doing), ANSWER_TIMEOUT))),
     }
+}
+
+/// Bounds the statements of a session that is for upkeep alone: nobody is waited for long, and nobody waits long for us.
+///
+/// # Errors
+/// Those of the connection.
+pub async fn bound(client: &Client) -> Result<()> {
+    const DOING: &str = "bounding statements";
+    let bounds = format!(
+        "set lock_timeout = {}; set statement_timeout = {}; set idle_in_transaction_session_timeout = '60s'",
+        LOCK_TIMEOUT.as_millis(),
+        STATEMENT_TIMEOUT.as_millis()
+    );
+    answered(DOING, client.batch_execute(&bounds)).await.map_err(|failed| failed.told(DOING))
 }

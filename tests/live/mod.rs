@@ -27,4 +27,5 @@ mod stopping;
 mod suggested;
 mod teams;
 mod tls;
+mod upkeep;
 mod verify;

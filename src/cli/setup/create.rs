@@ -16,6 +16,8 @@ use crate::postgres::fault::{self, While};
 
 /// How often a waiting person is told what the slot waits for.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
+/// How long others have the table to themselves before it is asked for again.
+const LOCK_PAUSE: Duration = Duration::from_millis(500);
 /// How much longer than the server we wait for the server to give up.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -26,6 +28,42 @@ const GRACE: Duration = Duration::from_secs(5);
 pub async fn limit(session: &Session, timeout: Duration) -> Result<()> {
     let sql = format!("set lock_timeout = 0; set statement_timeout = {}", timeout.as_millis());
     session.run("setting time limits", &sql).await
+}
+
+/// Changes a table that is in use, with a statement that gives up its place in the queue for the lock after a short while:
+/// who comes behind it would wait, too.
+///
+/// # Errors
+/// [`Kind::PostgresUnfit`] where the lock was not to be had within `timeout`; nothing is changed then.
+pub async fn patiently(session: &Session, step: &Step, timeout: Duration) -> Result<()> {
+    let deadline = tokio::time::Instant::now() + timeout;
+    loop {
+        let Err(error) = session.client().batch_execute(&step.sql).await else { return Ok(()) };
+        if !error.is_closed() {
+            session.run(&step.doing, "rollback").await?;
+        }
+        if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
+            return Err(fault::sql(While::Querying(&step.doing), &error));
+        }
+        if tokio::time::Instant::now() >= deadline {
+            let cause = format!("gave up {} after {}: others use the table", step.doing, exact_duration(timeout));
+            return Err(Error::new(Kind::PostgresUnfit, cause).remedy(
+                "let long transactions end, or end them (pg_stat_activity has their age), or wait longer with --timeout",
+            ));
+        }
+        note(format_args!("waiting for transactions that use the table ({})", step.doing));
+        tokio::time::sleep(LOCK_PAUSE).await;
+    }
+}
+
+/// Runs a statement that takes as long as the table is large, and is in nobody's way; `timeout` bounds those after it.
+///
+/// # Errors
+/// What the session gives.
+pub async fn unbounded(session: &Session, step: &Step, timeout: Duration) -> Result<()> {
+    session.run("lifting the time limit", "set statement_timeout = 0").await?;
+    session.run(&step.doing, &step.sql).await?;
+    limit(session, timeout).await
 }
 
 /// Creates the slot, and tells every two seconds which transactions it waits for.

@@ -1,10 +1,12 @@
 //! `walrelay setup`: look, decide, do.
 //!
-//! [`catalog`] reads what is there, [`plan`] decides without I/O, [`create`] runs the statements.
+//! [`catalog`] reads what is there, [`plan`] decides without I/O, [`create`] runs the statements. [`xid_column`] plans for
+//! a table that is there.
 
 pub mod catalog;
 pub mod create;
 pub mod plan;
+pub mod xid_column;
 
 use crate::cli::SetupArgs;
 use crate::cli::load::Loaded;
@@ -32,7 +34,10 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
         outboxes: &outboxes,
         create_table: args.create_table,
     };
-    let plan = plan::plan(&wanted, &found)?;
+    let mut plan = plan::plan(&wanted, &found)?;
+    if args.add_xid_column {
+        xid_column::extend(&mut plan, &session, &outboxes, &found).await?;
+    }
     if args.dry_run {
         return print(&script(&plan, args.timeout));
     }
@@ -45,6 +50,8 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
         print_line(&step.sql)?;
         match step.object {
             Object::Table | Object::Publication => session.run(&step.doing, &step.sql).await?,
+            Object::Column => create::patiently(&session, step, args.timeout).await?,
+            Object::Index => create::unbounded(&session, step, args.timeout).await?,
             Object::Slot => create::slot(&session, &source.database, step, args.timeout).await?,
         }
         print_line(&step.done)?;
@@ -84,7 +91,10 @@ fn script(plan: &Plan, timeout: std::time::Duration) -> String {
         lines.push("-- Nothing to do.".to_owned());
     } else {
         lines.push(format!("set lock_timeout = 0;\nset statement_timeout = {};", timeout.as_millis()));
-        lines.extend(plan.steps.iter().map(|step| format!("\n{}", step.sql)));
+        for step in &plan.steps {
+            let unbounded = if step.object == Object::Index { "set statement_timeout = 0;\n" } else { "" };
+            lines.push(format!("\n{unbounded}{}", step.sql));
+        }
     }
     lines.join("\n") + "\n"
 }

@@ -43,6 +43,10 @@ pub enum Object {
     Publication,
     /// The slot.
     Slot,
+    /// A column of the table.
+    Column,
+    /// An index of it, built beside writers: alone, in no transaction.
+    Index,
 }
 
 /// One thing to do.

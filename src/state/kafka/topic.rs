@@ -46,6 +46,11 @@ pub(super) fn prepare(options: Options, topic: &str) -> Result<()> {
     }
 }
 
+/// Whether there is such a topic.
+pub(super) fn exists(options: Options, topic: &str) -> Result<bool> {
+    Ok(look(&reader::consumer(options)?, topic)?.partitions.is_some())
+}
+
 /// What the metadata says.
 struct Seen {
     /// Ids of the brokers.

@@ -1,0 +1,324 @@
+//! `walrelay cleanup`: deletes rows that are published and old.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use tokio::time::Instant;
+use tokio_postgres::Client;
+
+use crate::cli::load::Loaded;
+use crate::cli::output::{Outcome, aligned, note, print_line};
+use crate::cli::session::Session;
+use crate::cli::{Common, StateStore, put, word};
+use crate::config::layers::Flags;
+use crate::config::unit::{exact_duration, parse_duration};
+use crate::config::{OutboxConfig, setting};
+use crate::error::{Error, Kind, Result};
+use crate::ledger::trail::Published;
+use crate::state;
+use crate::upkeep::cleanup::{Sweeper, sweep};
+use crate::upkeep::partition::{self, Partition};
+use crate::upkeep::{bound, stored};
+
+/// How often a person is told how far it is.
+const REPORT_EVERY: Duration = Duration::from_secs(2);
+/// The longest age and pause that make sense.
+const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+const PAUSE_MAX: Duration = Duration::from_secs(3600);
+
+/// `cleanup`.
+#[derive(Debug, Args)]
+pub struct CleanupArgs {
+    /// Slot, database, file.
+    #[command(flatten)]
+    pub common: Common,
+    /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+    /// Kafka's bootstrap servers, where the position is kept there [env: WALRELAY_BROKERS]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub brokers: Option<String>,
+    /// Where the position is kept; kafka by default [env: WALRELAY_STATE_STORE]
+    #[arg(long, value_name = "STORE")]
+    pub state_store: Option<StateStore>,
+    /// Delete what is older than this, such as 7d; outbox.retention by default
+    #[arg(long, value_name = "DURATION", value_parser = age)]
+    pub older_than: Option<Duration>,
+    /// Rows of one transaction
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub batch_rows: u32,
+    /// Rest between two of them
+    #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = pause)]
+    pub pause: Duration,
+    /// Delete nothing; count
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl CleanupArgs {
+    fn flags(&self) -> Flags {
+        let mut flags = self.common.flags();
+        put(&mut flags, &setting::TABLE, self.table.as_deref());
+        put(&mut flags, &setting::BROKERS, self.brokers.as_deref());
+        put(&mut flags, &setting::STATE_STORE, self.state_store.and_then(word).as_deref());
+        flags
+    }
+}
+
+/// A duration that the text says, within bounds.
+fn duration(text: &str, max: Duration, example: &str) -> Result<Duration, String> {
+    let duration = parse_duration(text).filter(|duration| *duration <= max);
+    duration.ok_or_else(|| format!("write a duration up to {}, such as {example}", exact_duration(max)))
+}
+
+fn age(text: &str) -> Result<Duration, String> {
+    duration(text, AGE_MAX, "7d or 12h")
+}
+
+fn pause(text: &str) -> Result<Duration, String> {
+    duration(text, PAUSE_MAX, "50ms or 0s")
+}
+
+/// What was done to a table, or would be. The fields are the keys of `--json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Report {
+    table: String,
+    /// What told which rows are published: `pending`, `xid` or `xmin`.
+    published_by: &'static str,
+    older_than_seconds: u64,
+    /// Partitions that were dropped.
+    partitions: Vec<String>,
+    /// Rows that were in them.
+    rows_dropped: u64,
+    /// Rows that were deleted in batches.
+    rows_deleted: u64,
+    /// Old and published, and there all the same: somebody held them.
+    rows_left: u64,
+    /// Old and not published, or not known to be.
+    rows_unpublished: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    dry_run: bool,
+    tables: &'a [Report],
+}
+
+/// Deletes what is published and older than the retention, batch by batch, whole partitions first, and prints what that was.
+///
+/// # Errors
+/// [`Kind::Config`] where nothing says how old, or no column has the rows' time; [`Kind::PositionMismatch`] where nothing
+/// says what is published; those of [`sweep`], and of where the position is kept. What was deleted until then is gone.
+pub async fn cleanup(args: &CleanupArgs) -> Outcome {
+    let loaded = Loaded::new(&args.flags(), args.common.config.as_deref())?;
+    for warning in loaded.settings.warnings() {
+        note(format_args!("warning: {warning}"));
+    }
+    let (database, outboxes) = (loaded.settings.database()?, loaded.settings.outboxes()?);
+    let wanted = wanted(&outboxes, args.older_than)?;
+    let session = Session::connect(&database, "cleanup").await?;
+    let client = session.client();
+    bound(client).await?;
+    let mut sweepers = Vec::new();
+    for (outbox, retention) in wanted {
+        sweepers.extend(Sweeper::look(client, outbox, retention).await?);
+    }
+    let known = match sweepers.iter().any(|sweeper| sweeper.basis.needs_published()) {
+        true => state::load(&loaded.config(false)?).await?,
+        false => None,
+    };
+    let mut reports = Vec::new();
+    for sweeper in &sweepers {
+        let published = match known.clone().filter(|_| sweeper.basis.needs_published()) {
+            Some(known) => Some(stored::published(client, known, sweeper.table.oid).await?),
+            None => None,
+        };
+        reports.push(table(client, sweeper, published.as_ref(), args).await?);
+    }
+    let answer = Answer { dry_run: args.dry_run, tables: &reports };
+    print_line(if args.json { json(&answer)? } else { answer.table() })
+}
+
+/// The tables with their retentions.
+fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec<(&OutboxConfig, Duration)>> {
+    let tables = || outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+    if tables().next().is_none() {
+        return Err(Error::new(Kind::Config, "the outboxes are messages: there is no table to clean up"));
+    }
+    let with = tables().filter_map(|outbox| Some((outbox, older_than.or(outbox.upkeep.retention)?)));
+    let with: Vec<_> = with.collect();
+    if with.is_empty() {
+        return Err(Error::new(Kind::Config, "nothing says how long published rows are kept")
+            .remedy("say it with --older-than 7d, or with outbox.retention"));
+    }
+    Ok(with)
+}
+
+async fn table(
+    client: &Client,
+    sweeper: &Sweeper,
+    published: Option<&Published>,
+    args: &CleanupArgs,
+) -> Result<Report> {
+    let name = &sweeper.name;
+    let mut report = Report {
+        table: name.to_string(),
+        published_by: sweeper.basis.word(),
+        older_than_seconds: sweeper.retention.as_secs(),
+        partitions: Vec::new(),
+        rows_dropped: 0,
+        rows_deleted: 0,
+        rows_left: 0,
+        rows_unpublished: 0,
+    };
+    if sweeper.reads_all() {
+        note(format_args!(
+            "note: {name} has no index that begins with {}, so every batch reads the whole table: create one, or take \
+             larger batches with --batch-rows",
+            sweeper.time
+        ));
+    }
+    for partition in partition::old(client, sweeper, published).await? {
+        let stays = match (&partition.stays, args.dry_run) {
+            (Some(stays), _) => Err(stays.clone()),
+            (None, true) => Ok(()),
+            (None, false) => partition.drop(client, sweeper, published).await?,
+        };
+        match stays {
+            Ok(()) => dropped(&mut report, &partition, args.dry_run),
+            Err(why) => note(format_args!("note: partition {} is not dropped: {why}", partition.name)),
+        }
+    }
+    if !args.dry_run {
+        report.rows_deleted = batches(client, sweeper, published, args).await?;
+    }
+    let counted = sweeper.count(client, published).await?;
+    report.rows_unpublished = counted.unpublished;
+    match args.dry_run {
+        true => report.rows_deleted = counted.published.saturating_sub(report.rows_dropped),
+        false => report.rows_left = counted.published,
+    }
+    Ok(report)
+}
+
+fn dropped(report: &mut Report, partition: &Partition, dry_run: bool) {
+    let rows = partition.rows.unwrap_or_default();
+    report.rows_dropped += rows;
+    report.partitions.push(partition.name.clone());
+    if !dry_run {
+        note(format_args!("partition {} dropped, with {rows} rows", partition.name));
+    }
+}
+
+/// Batch after batch, until one is not full.
+async fn batches(client: &Client, sweeper: &Sweeper, published: Option<&Published>, args: &CleanupArgs) -> Result<u64> {
+    let (mut deleted, mut after, mut reported) = (0, None::<String>, Instant::now());
+    loop {
+        let swept = sweep(client, sweeper, published, after.as_deref(), args.batch_rows).await?;
+        deleted += swept.deleted;
+        if swept.found < u64::from(args.batch_rows) {
+            return Ok(deleted);
+        }
+        after = swept.last;
+        if reported.elapsed() >= REPORT_EVERY {
+            note(format_args!("{}: {deleted} rows deleted", sweeper.name));
+            reported = Instant::now();
+        }
+        tokio::time::sleep(args.pause).await;
+    }
+}
+
+fn json(answer: &Answer<'_>) -> Result<String> {
+    serde_json::to_string(answer).map_err(|error| Error::new(Kind::Bug, format!("the answer is no JSON: {error}")))
+}
+
+impl Answer<'_> {
+    fn table(&self) -> String {
+        let (deleted, dropped) = match self.dry_run {
+            true => ("to delete", "partitions to drop"),
+            false => ("deleted", "partitions dropped"),
+        };
+        let head = ["table", "older than", deleted, dropped, "rows in them", "held by others", "not published"];
+        let row = |report: &Report| {
+            [
+                report.table.clone(),
+                exact_duration(Duration::from_secs(report.older_than_seconds)),
+                report.rows_deleted.to_string(),
+                report.partitions.len().to_string(),
+                report.rows_dropped.to_string(),
+                report.rows_left.to_string(),
+                report.rows_unpublished.to_string(),
+            ]
+        };
+        let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(self.tables.iter().map(row)).collect();
+        aligned(&rows)
+    }
+}
+
+/// What `--help` ends with.
+pub const CLEANUP_HELP: &str = "\
+Examples:
+  walrelay cleanup --config walrelay.toml --dry-run
+  walrelay cleanup --config walrelay.toml --older-than 7d
+  walrelay cleanup --slot orders --brokers localhost:9092 --older-than 12h --json
+
+Rows go that are published and old; what is not published stays, whatever its age. Writers and readers are not in the way of it, nor it in theirs: rows that somebody holds are left. Partitions that hold nothing else are dropped whole.
+
+Exit codes:
+  0   done, or nothing to do
+  2   the configuration cannot be meant like this, or nothing says how old
+  10  Postgres cannot be reached (11: refuses)
+  15  the table is not there, or other tables hold on to its rows
+  16  which rows are published is not known
+  30  Kafka, where the position is kept, cannot be reached (31: refuses)";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::EventSource;
+
+    fn report() -> Report {
+        Report {
+            table: "public.outbox".to_owned(),
+            published_by: "xid",
+            older_than_seconds: 7 * 24 * 3600,
+            partitions: vec!["\"public\".\"outbox_1\"".to_owned()],
+            rows_dropped: 20,
+            rows_deleted: 1_234,
+            rows_left: 1,
+            rows_unpublished: 0,
+        }
+    }
+
+    #[test]
+    fn the_answer_lines_up_and_is_one_object_of_json() {
+        let tables = [report(), Report { table: "shop.events".to_owned(), rows_deleted: 7, ..report() }];
+        let answer = Answer { dry_run: false, tables: &tables };
+        insta::assert_snapshot!(answer.table(), @r"
+        table          older than  deleted  partitions dropped  rows in them  held by others  not published
+        public.outbox  7days       1234     1                   20            1               0
+        shop.events    7days       7        1                   20            1               0
+        ");
+        let json: serde_json::Value = serde_json::from_str(&json(&answer).unwrap()).unwrap();
+        assert_eq!((&json["tables"][1]["rows_deleted"], &json["dry_run"]), (&7.into(), &false.into()));
+        assert!(Answer { dry_run: true, ..answer }.table().contains("to delete"));
+    }
+
+    #[test]
+    fn every_table_has_an_age_or_is_left_alone() {
+        let messages = OutboxConfig { source: EventSource::Messages("a".to_owned()), ..OutboxConfig::default() };
+        let mut kept = OutboxConfig::default();
+        assert_eq!(wanted(std::slice::from_ref(&messages), None).unwrap_err().kind(), Kind::Config);
+        assert!(wanted(std::slice::from_ref(&kept), None).unwrap_err().what_to_do().unwrap().contains("--older-than"));
+        let day = Duration::from_secs(24 * 3600);
+        assert_eq!(wanted(&[messages, kept.clone()], Some(day)).unwrap().len(), 1);
+        kept.upkeep.retention = Some(day);
+        let both = [kept, OutboxConfig::default()];
+        assert_eq!(wanted(&both, None).unwrap().len(), 1);
+        assert!(age("7d").is_ok() && age("99y").is_err() && pause("2h").is_err());
+    }
+}

@@ -1,0 +1,232 @@
+//! `setup --add-xid-column`: the column that tells which transaction inserted a row, for a table that has none.
+//!
+//! Nothing is rewritten: the column comes empty, and its default after it, so rows that are there keep NULL. The table is
+//! locked for an instant, and that lock is not waited for longer than others can bear. The index is built beside writers.
+
+use crate::cli::session::{Session, column};
+use crate::cli::setup::catalog::Found;
+use crate::cli::setup::plan::{Object, Plan, Step};
+use crate::config::{OutboxConfig, TableName};
+use crate::error::{Error, Kind, Result};
+use crate::postgres::quote::quote_ident;
+use crate::upkeep::published::xid_column;
+use crate::upkeep::table::{Table, quoted};
+
+const LEAVES: &str = include_str!("../../../sql/upkeep/leaves.sql");
+const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");
+/// What it is called, and what where that is taken.
+const NAMES: [&str; 2] = ["xid", "walrelay_xid"];
+/// Identifiers are cut behind this many bytes.
+const NAME_BYTES_MAX: usize = 63;
+
+/// Where an index is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    schema: String,
+    table: String,
+    /// Whether an index is there that does.
+    indexed: bool,
+    /// Whether one of the name it would have was left half made.
+    broken: bool,
+}
+
+/// Adds what is missing to the end of `plan`, for each table that is there. Changes nothing itself.
+///
+/// # Errors
+/// What the session gives; [`Kind::Publication`] where both names are taken.
+pub async fn extend(plan: &mut Plan, session: &Session, outboxes: &[OutboxConfig], found: &Found) -> Result<()> {
+    let names = outboxes.iter().filter_map(|outbox| outbox.source.table());
+    for (name, _) in names.zip(&found.outboxes).filter(|(_, place)| place.table.is_some()) {
+        let table = Table::look(session.client(), name).await?;
+        let wanted = wanted(name, &table)?;
+        let places = places(session, name, &table, &wanted).await?;
+        steps(plan, name, &table, &wanted, &places)?;
+    }
+    Ok(())
+}
+
+/// The column's name.
+fn wanted(name: &TableName, table: &Table) -> Result<String> {
+    if let Some(there) = xid_column(table) {
+        return Ok(there.to_owned());
+    }
+    let [first, second] = NAMES;
+    match (table.column(first), table.column(second)) {
+        (None, _) => Ok(first.to_owned()),
+        (Some(_), None) => Ok(second.to_owned()),
+        (Some(_), Some(taken)) if taken.type_name == "xid8" && taken.default.is_none() => Ok(second.to_owned()),
+        (Some(_), Some(_)) => Err(Error::new(
+            Kind::Publication,
+            format!("table {name} has columns {first} and {second} already, and neither has the transaction"),
+        )
+        .remedy("add a column of type xid8 with default pg_current_xact_id() under any other name; it is found by these two")),
+    }
+}
+
+async fn places(session: &Session, name: &TableName, table: &Table, wanted: &str) -> Result<Vec<Place>> {
+    const DOING: &str = "looking at the indexes of the outbox table";
+    let mut places = Vec::new();
+    if table.kind == "p" {
+        for row in session.rows(DOING, LEAVES, &[&i64::from(table.oid), &wanted]).await? {
+            let (schema, table) = (column(&row, "schema")?, column(&row, "name")?);
+            places.push(Place { schema, table, indexed: column(&row, "indexed")?, broken: false });
+        }
+    } else {
+        let indexed = table.column(wanted).is_some_and(|column| column.leads_index);
+        let (schema, table) = (name.schema().to_owned(), name.table().to_owned());
+        places.push(Place { schema, table, indexed, broken: false });
+    }
+    for place in places.iter_mut().filter(|place| !place.indexed) {
+        let index = index_name(&place.table, wanted);
+        if let Some(row) = session.row(DOING, BROKEN_INDEX, &[&place.schema, &index]).await? {
+            place.broken = column(&row, "broken")?;
+        }
+    }
+    Ok(places)
+}
+
+/// As Postgres would call it, but known beforehand.
+fn index_name(table: &str, column: &str) -> String {
+    let ending = format!("_{column}_idx");
+    let mut table = table.to_owned();
+    while table.len() + ending.len() > NAME_BYTES_MAX {
+        table.pop();
+    }
+    table + &ending
+}
+
+fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places: &[Place]) -> Result<()> {
+    let (sql_name, sql_column) = (quoted(name)?, quote_ident(wanted)?);
+    let before = plan.steps.len();
+    if xid_column(table).is_some() {
+        plan.present.push(format!("column {wanted} of table {name} has the transaction of each row"));
+    } else {
+        let add = match table.column(wanted) {
+            Some(_) => String::new(),
+            None => format!("alter table {sql_name} add column {sql_column} xid8;\n"),
+        };
+        plan.steps.push(Step {
+            object: Object::Column,
+            doing: format!("adding column {wanted} to table {name}"),
+            done: format!("column {wanted} added to table {name}: it is NULL in rows that were there before"),
+            // Together: a row is never inserted between the column and its default.
+            sql: format!(
+                "begin;\nset local lock_timeout = '2s';\n{add}alter table {sql_name} alter column {sql_column} set default \
+                 pg_catalog.pg_current_xact_id();\ncommit;"
+            ),
+        });
+    }
+    for place in places.iter().filter(|place| !place.indexed) {
+        let index = index_name(&place.table, wanted);
+        let (schema, sql_index) = (quote_ident(&place.schema)?, quote_ident(&index)?);
+        let mut step = |doing: String, done: String, sql: String| {
+            plan.steps.push(Step { object: Object::Index, doing, done, sql });
+        };
+        if place.broken {
+            step(
+                format!("dropping index {index}, which was left half made"),
+                format!("index {index} dropped, which was left half made"),
+                format!("drop index concurrently {schema}.{sql_index};"),
+            );
+        }
+        step(
+            format!("creating index {index}"),
+            format!("index {index} created"),
+            format!("create index concurrently {sql_index} on {schema}.{} ({sql_column});", quote_ident(&place.table)?),
+        );
+    }
+    if plan.steps.len() == before {
+        return Ok(());
+    }
+    if table.kind == "p" {
+        plan.remarks.push(format!(
+            "table {name} is partitioned, where an index of all partitions cannot be built beside writers: each partition has \
+             its own, and one that is made later needs one, too, on ({wanted})"
+        ));
+    }
+    plan.remarks.push(format!(
+        "an insert into {name} that names the column {wanted} and gives NULL for it leaves it NULL: let inserts leave it out"
+    ));
+    if !table.owned {
+        let cause = format!("role {} does not own table {name}, and only its owner may add a column", table.role);
+        plan.obstacles.push(
+            Error::new(Kind::PostgresRefused, cause)
+                .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run"),
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upkeep::table::Column;
+
+    fn table(kind: &str, columns: &[(&str, &str, Option<&str>)]) -> Table {
+        let column = |(name, type_name, default): &(&str, &str, Option<&str>)| Column {
+            name: (*name).to_owned(),
+            type_name: (*type_name).to_owned(),
+            default: default.map(str::to_owned),
+            leads_index: false,
+        };
+        let columns = columns.iter().map(column).collect();
+        Table { oid: 1, kind: kind.to_owned(), owned: true, role: "r".to_owned(), columns, partition_keys: Vec::new() }
+    }
+
+    fn place(table: &str, indexed: bool, broken: bool) -> Place {
+        Place { schema: "sales".to_owned(), table: table.to_owned(), indexed, broken }
+    }
+
+    fn sql(plan: &Plan) -> Vec<&str> {
+        plan.steps.iter().map(|step| step.sql.as_str()).collect()
+    }
+
+    #[test]
+    fn the_name_is_one_that_is_free() {
+        let name: TableName = "sales.outbox".parse().unwrap();
+        let now = Some("pg_current_xact_id()");
+        for (columns, expected) in [
+            (&[("id", "uuid", None)][..], Some("xid")),
+            (&[("tx", "xid8", now)], Some("tx")),
+            (&[("xid", "bigint", None)], Some("walrelay_xid")),
+            (&[("xid", "bigint", None), ("walrelay_xid", "xid8", None)], Some("walrelay_xid")),
+            (&[("xid", "bigint", None), ("walrelay_xid", "text", None)], None),
+        ] {
+            let wanted = wanted(&name, &table("r", columns));
+            assert_eq!(wanted.as_deref().ok(), expected, "{columns:?}");
+        }
+    }
+
+    #[test]
+    fn the_column_comes_before_its_default_and_the_index_is_no_transaction() {
+        let name: TableName = "sales.outbox".parse().unwrap();
+        let mut plan = Plan::default();
+        steps(&mut plan, &name, &table("r", &[]), "xid", &[place("outbox", false, true)]).unwrap();
+        assert_eq!(
+            sql(&plan),
+            [
+                "begin;\nset local lock_timeout = '2s';\nalter table \"sales\".\"outbox\" add column \"xid\" xid8;\nalter \
+                 table \"sales\".\"outbox\" alter column \"xid\" set default pg_catalog.pg_current_xact_id();\ncommit;",
+                "drop index concurrently \"sales\".\"outbox_xid_idx\";",
+                "create index concurrently \"outbox_xid_idx\" on \"sales\".\"outbox\" (\"xid\");",
+            ]
+        );
+        assert_eq!((plan.remarks.len(), plan.obstacles.len()), (1, 0));
+    }
+
+    #[test]
+    fn what_is_there_is_left_alone_and_partitions_have_an_index_each() {
+        let name: TableName = "sales.outbox".parse().unwrap();
+        let there = table("r", &[("tx", "xid8", Some("pg_current_xact_id()"))]);
+        let mut plan = Plan::default();
+        steps(&mut plan, &name, &there, "tx", &[place("outbox", true, false)]).unwrap();
+        assert_eq!((plan.steps.len(), plan.present.len(), plan.remarks.len()), (0, 1, 0));
+
+        let mut parted = Table { owned: false, ..table("p", &[]) };
+        parted.columns = there.columns;
+        steps(&mut plan, &name, &parted, "tx", &[place("p1", true, false), place("p2", false, false)]).unwrap();
+        assert_eq!(sql(&plan), ["create index concurrently \"p2_tx_idx\" on \"sales\".\"p2\" (\"tx\");"]);
+        assert_eq!((plan.remarks.len(), plan.obstacles.len()), (2, 1));
+        assert_eq!(index_name(&"ü".repeat(40), "xid").len(), 62);
+    }
+}

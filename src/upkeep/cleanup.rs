@@ -1,0 +1,276 @@
+//! Deletes rows that are published and older than the retention, without being in anybody's way.
+
+use std::time::Duration;
+
+use tokio_postgres::{Client, Row};
+
+use crate::config::{OutboxConfig, TableName, setting};
+use crate::error::{Error, Kind, Result};
+use crate::ledger::trail::Published;
+use crate::postgres::quote::{quote_ident, quote_literal, quoted as quoted_name};
+use crate::upkeep::published::Basis;
+use crate::upkeep::table::{Table, quoted};
+use crate::upkeep::{Failed, answered, bound};
+
+/// What a column with the event's time is called where nobody says it, likely ones first.
+const TIMES: [&str; 7] =
+    ["created_at", "occurred_at", "inserted_at", "recorded_at", "event_time", "created", "timestamp"];
+/// What its type may be.
+const TIME_TYPES: [&str; 3] = ["timestamp with time zone", "timestamp without time zone", "date"];
+/// How often a batch is tried where others, such as a change of the table, were in its way.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
+/// Rows that are locked already are looked up one by one. The planner takes reading all partitions for cheaper.
+const BY_PLACE: &str = "set enable_hashjoin = off; set enable_mergejoin = off";
+
+/// A table and what of it may go.
+#[derive(Debug, Clone)]
+pub struct Sweeper {
+    /// The table.
+    pub name: TableName,
+    /// What the catalogs say of it.
+    pub table: Table,
+    /// What tells whether a row is published.
+    pub basis: Basis,
+    /// Column with the row's time.
+    pub time: String,
+    /// Rows are kept for this long.
+    pub retention: Duration,
+    time_type: String,
+}
+
+/// What one batch did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Swept {
+    /// Rows that were to go and were free.
+    pub found: u64,
+    /// Those that went.
+    pub deleted: u64,
+    /// The time of the last of them, as text: where the next batch begins.
+    pub last: Option<String>,
+}
+
+/// Rows that are older than the retention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counted {
+    /// Published.
+    pub published: u64,
+    /// Not published, or not known to be: they stay, whatever their age.
+    pub unpublished: u64,
+}
+
+impl Sweeper {
+    /// Looks at an outbox's table; none where the outbox is no table. Changes nothing but settings of the session, which is
+    /// for [`sweep`] then, and [`bound`].
+    ///
+    /// # Errors
+    /// [`Kind::Config`] where no column has the rows' time; [`Kind::Publication`] where there is no such table; those of
+    /// the connection.
+    pub async fn look(client: &Client, outbox: &OutboxConfig, retention: Duration) -> Result<Option<Sweeper>> {
+        let Some(name) = outbox.source.table() else { return Ok(None) };
+        const DOING: &str = "preparing to delete rows by their places";
+        answered(DOING, client.batch_execute(BY_PLACE)).await.map_err(|failed| failed.told(DOING))?;
+        let table = Table::look(client, name).await?;
+        let basis = Basis::of(outbox, &table);
+        let (time, time_type) = time_of(name, outbox.upkeep.time.as_deref(), &table)?;
+        Ok(Some(Sweeper { name: name.clone(), basis, time, time_type, retention, table }))
+    }
+
+    /// Whether batches have to read the whole table, because nothing finds its old rows.
+    pub fn reads_all(&self) -> bool {
+        !self.table.column(&self.time).is_some_and(|column| column.leads_index)
+    }
+
+    /// Rows older than the retention, in SQL.
+    pub(super) fn is_old(&self) -> Result<String> {
+        let (time, seconds) = (quote_ident(&self.time)?, self.retention.as_secs_f64());
+        let time_type = &self.time_type;
+        Ok(format!("{time} < (pg_catalog.now() - pg_catalog.make_interval(secs => {seconds}))::{time_type}"))
+    }
+
+    /// Counts what is older than the retention. Reads all of it.
+    ///
+    /// # Errors
+    /// As [`sweep`].
+    pub async fn count(&self, client: &Client, published: Option<&Published>) -> Result<Counted> {
+        let doing = format!("counting old rows of {}", self.name);
+        let (table, is_old) = (quoted(&self.name)?, self.is_old()?);
+        let condition = self.basis.condition(&self.name, published)?;
+        let sql = format!(
+            "select count(*) filter (where {condition}), count(*) filter (where {condition} is not true) \
+             from {table} where {is_old}"
+        );
+        // As long as it takes: it holds no locks that matter to anybody.
+        let row = self.unbounded(client, &doing, &sql).await?;
+        let number = |column: usize| row.try_get::<_, i64>(column).map(i64::unsigned_abs).unwrap_or_default();
+        Ok(Counted { published: number(0), unpublished: number(1) })
+    }
+
+    /// The one row of a statement that may take as long as it takes, alone in its session.
+    pub(super) async fn unbounded(&self, client: &Client, doing: &str, sql: &str) -> Result<Row> {
+        let told = |failed: &Failed| self.told(doing, failed);
+        answered(doing, client.batch_execute("set statement_timeout = 0")).await.map_err(|failed| told(&failed))?;
+        let row = client.query_one(sql, &[]).await.map_err(|error| told(&Failed::of(doing, error)));
+        bound(client).await?;
+        row
+    }
+
+    /// Why rows could not be counted or deleted.
+    pub(super) fn told(&self, doing: &str, failed: &Failed) -> Error {
+        let error = failed.told(doing);
+        let Some(sqlstate) = failed.sqlstate() else { return error };
+        let (name, schema, role) = (&self.name, quoted_name(self.name.schema()), quoted_name(&self.table.role));
+        let is_pending = matches!(self.basis, Basis::Pending(_));
+        match (sqlstate, sqlstate.get(..2).unwrap_or_default()) {
+            ("42501", _) => Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
+                "grant usage on schema {schema} to {role}; grant select, update, delete on {} to {role}; (update, because \
+                 rows are locked first)",
+                quoted(name).unwrap_or_else(|_| name.to_string())
+            )),
+            ("42P01" | "3F000", _) => Error::new(Kind::Publication, error.cause()),
+            (_, "22") if is_pending => {
+                let cause = format!("while {doing}: outbox.pending does not work out for a row (SQLSTATE {sqlstate})");
+                Error::new(Kind::Config, cause).remedy("try the condition in a query of such rows")
+            }
+            (_, "42") if is_pending => {
+                let cause = format!("outbox.pending of table {name} cannot be used: {}", error.cause());
+                Error::new(Kind::Config, cause).remedy("write it as it would stand behind WHERE")
+            }
+            (_, "23") => Error::new(Kind::Publication, error.cause())
+                .remedy("other tables refer to these rows: give their foreign keys an on delete, or clean them up first"),
+            _ => error,
+        }
+    }
+}
+
+/// Deletes one batch of up to `batch_rows` rows that are published and older than the retention, oldest first, in a
+/// transaction of its own; begins at the time `after`, which is the last batch's. There is more while as many were found.
+///
+/// Rows that somebody holds are left for another time; nobody waits. For a session that is [`bound`]. `published` is what
+/// is true of this table on this server; in doubt give none. Memory: a number and a time.
+///
+/// # Errors
+/// [`Kind::PositionMismatch`] where nothing says what is published; [`Kind::PostgresRefused`] with the `GRANT`;
+/// [`Kind::Config`] for an `outbox.pending` Postgres does not take; [`Kind::Publication`] where other tables hold on to
+/// the rows; those of the connection, and [`Kind::PostgresUnreachable`] where somebody locks the whole table.
+pub async fn sweep(
+    client: &Client,
+    sweeper: &Sweeper,
+    published: Option<&Published>,
+    after: Option<&str>,
+    batch_rows: u32,
+) -> Result<Swept> {
+    let doing = format!("deleting old rows of {}", sweeper.name);
+    let sql = batch(sweeper, published, after, batch_rows)?;
+    let mut attempt = 1;
+    let row = loop {
+        match answered(&doing, client.query_one(&sql, &[])).await {
+            Ok(row) => break row,
+            Err(failed) if failed.is_passing() && attempt < ATTEMPTS => {
+                attempt += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(failed) => return Err(sweeper.told(&doing, &failed)),
+        }
+    };
+    let number = |column: usize| row.try_get::<_, i64>(column).map(i64::unsigned_abs).unwrap_or_default();
+    Ok(Swept { found: number(0), deleted: number(1), last: row.try_get(2).unwrap_or_default() })
+}
+
+/// Locks first, by place: a row is judged again once it is locked, and one that changed meanwhile is not found by the delete.
+/// Its time says nothing new to the delete, but in which partitions to look.
+fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, batch_rows: u32) -> Result<String> {
+    let (table, time, is_old) = (quoted(&sweeper.name)?, quote_ident(&sweeper.time)?, sweeper.is_old()?);
+    let condition = sweeper.basis.condition(&sweeper.name, published)?;
+    let begin = match after {
+        Some(after) => format!(" and {time} >= {}::{}", quote_literal(after)?, sweeper.time_type),
+        None => String::new(),
+    };
+    Ok(format!(
+        "with doomed as materialized (\
+         select tableoid as doomed_part, ctid as doomed_place, {time} as doomed_time from {table} \
+         where {is_old}{begin} and {condition} order by {time} limit {batch_rows} for update skip locked), \
+         gone as (delete from {table} as t using doomed where t.ctid = doomed_place and t.tableoid = doomed_part \
+         and t.{time} = doomed_time and t.{is_old} returning 1) \
+         select (select count(*) from doomed), (select count(*) from gone), (select max(doomed_time)::text from doomed)"
+    ))
+}
+
+fn time_of(name: &TableName, given: Option<&str>, table: &Table) -> Result<(String, String)> {
+    let key = setting::TIME.key;
+    if let Some(given) = given {
+        let column = table.needed(name, given, key)?;
+        if !TIME_TYPES.contains(&column.type_name.as_str()) {
+            let cause =
+                format!("column {given} of {name} is of type {}: the age of a row needs a timestamp", column.type_name);
+            return Err(Error::new(Kind::Config, cause).remedy(format!("name a column with timestamps with {key}")));
+        }
+        return Ok((given.to_owned(), column.type_name.clone()));
+    }
+    let known = |time: &&str| table.column(time).filter(|column| TIME_TYPES[..2].contains(&column.type_name.as_str()));
+    TIMES.iter().find_map(known).map(|column| (column.name.clone(), column.type_name.clone())).ok_or_else(|| {
+        Error::new(Kind::Config, format!("no column of {name} is known to have the time of its row"))
+            .remedy(format!("name a column with timestamps with {key}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upkeep::table::Column;
+
+    fn table(columns: &[(&str, &str)]) -> Table {
+        let column = |(name, type_name): &(&str, &str)| Column {
+            name: (*name).to_owned(),
+            type_name: (*type_name).to_owned(),
+            default: None,
+            leads_index: *name == "created_at",
+        };
+        let columns = columns.iter().map(column).collect();
+        Table { oid: 1, kind: "r".to_owned(), owned: true, role: "r".to_owned(), columns, partition_keys: Vec::new() }
+    }
+
+    #[test]
+    fn the_time_of_a_row_is_a_timestamp_that_is_named_or_known() {
+        let name: TableName = "outbox".parse().unwrap();
+        let (with, without) = ("timestamp with time zone", "timestamp without time zone");
+        let columns =
+            table(&[("timestamp", with), ("created_at", "bigint"), ("occurred_at", without), ("day", "date")]);
+        let found = |given| time_of(&name, given, &columns);
+        assert_eq!(found(None).unwrap(), ("occurred_at".to_owned(), without.to_owned()));
+        assert_eq!(found(Some("day")).unwrap().1, "date");
+        assert_eq!(found(Some("created_at")).unwrap_err().kind(), Kind::Config);
+        assert_eq!(found(Some("gone")).unwrap_err().kind(), Kind::Publication);
+        assert_eq!(time_of(&name, None, &table(&[("day", "date")])).unwrap_err().kind(), Kind::Config);
+    }
+
+    #[test]
+    fn a_batch_takes_what_is_old_and_published_and_free() {
+        let table = table(&[("created_at", "timestamp without time zone")]);
+        let mut sweeper = Sweeper {
+            name: "outbox".parse().unwrap(),
+            table,
+            basis: Basis::Pending("sent = false".to_owned()),
+            time: "created_at".to_owned(),
+            retention: Duration::from_millis(1_500),
+            time_type: "timestamp without time zone".to_owned(),
+        };
+        assert!(!sweeper.reads_all());
+        let old =
+            "\"created_at\" < (pg_catalog.now() - pg_catalog.make_interval(secs => 1.5))::timestamp without time zone";
+        let sql = batch(&sweeper, None, Some("2026-01-02'"), 7).unwrap();
+        for part in [
+            "tableoid as doomed_part, ctid as doomed_place, \"created_at\" as doomed_time from \"public\".\"outbox\" where ",
+            old,
+            " and \"created_at\" >= '2026-01-02'''::timestamp without time zone and ((sent = false) is false) order by \
+             \"created_at\" limit 7 for update skip locked)",
+            &format!("and t.\"created_at\" = doomed_time and t.{old} returning 1)"),
+        ] {
+            assert!(sql.contains(part), "{part}\n{sql}");
+        }
+        sweeper.basis = Basis::Xmin;
+        assert_eq!(batch(&sweeper, None, None, 7).unwrap_err().kind(), Kind::PositionMismatch);
+        sweeper.time = "x".to_owned();
+        assert!(sweeper.reads_all());
+    }
+}

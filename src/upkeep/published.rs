@@ -1,0 +1,146 @@
+//! Which rows of a table are published, as a condition in SQL. In doubt a row is not.
+
+use crate::config::{OutboxConfig, TableName};
+use crate::error::{Error, Kind, Result};
+use crate::ledger::trail::Published;
+use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::upkeep::table::Table;
+
+/// What tells whether a row is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Basis {
+    /// The table says so itself: it is not pending any more.
+    Pending(String),
+    /// The transaction that inserted the row, in this column.
+    Xid(String),
+    /// The transaction that wrote the row last, as far as Postgres keeps it.
+    Xmin,
+}
+
+impl Basis {
+    /// What `table` has for it.
+    pub fn of(outbox: &OutboxConfig, table: &Table) -> Basis {
+        match (&outbox.upkeep.pending, xid_column(table)) {
+            (Some(pending), _) => Basis::Pending(pending.clone()),
+            (None, Some(column)) => Basis::Xid(column.to_owned()),
+            (None, None) => Basis::Xmin,
+        }
+    }
+
+    /// Whether it takes what a relay stored.
+    pub fn needs_published(&self) -> bool {
+        !matches!(self, Basis::Pending(_))
+    }
+
+    /// One word for it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Basis::Pending(_) => "pending",
+            Basis::Xid(_) => "xid",
+            Basis::Xmin => "xmin",
+        }
+    }
+
+    /// The condition, true for rows that are published; for others it is false or NULL.
+    ///
+    /// # Errors
+    /// [`Kind::PositionMismatch`] where it needs `published` and there is none.
+    pub fn condition(&self, table: &TableName, published: Option<&Published>) -> Result<String> {
+        let needed = || published.ok_or_else(|| unknown(table));
+        match self {
+            // What is neither pending nor not is kept.
+            Basis::Pending(pending) => Ok(format!("(({pending}) is false)")),
+            Basis::Xid(column) => {
+                let (published, column) = (needed()?, quote_ident(column)?);
+                let snapshot = quote_literal(&published.pair.snapshot.to_string())?;
+                let also: Vec<String> = published.also.iter().map(u64::to_string).collect();
+                Ok(format!(
+                    "(pg_catalog.pg_visible_in_snapshot({column}, {snapshot}::pg_snapshot) \
+                     or {column} = any ('{{{}}}'::xid8[]) or {column} is null and {})",
+                    also.join(","),
+                    by_xmin(published)
+                ))
+            }
+            Basis::Xmin => Ok(format!("({})", by_xmin(needed()?))),
+        }
+    }
+}
+
+/// The column with the inserting transaction: what `setup` makes, under whatever name.
+pub fn xid_column(table: &Table) -> Option<&str> {
+    let is_filled = |default: &String| default.trim_start_matches("pg_catalog.") == "pg_current_xact_id()";
+    let fits = |column: &&crate::upkeep::table::Column| {
+        column.type_name == "xid8" && column.default.as_ref().is_some_and(is_filled)
+    };
+    let mut columns = table.columns.iter().filter(fits);
+    let named = table.columns.iter().filter(fits).find(|column| column.name == "xid");
+    named.or_else(|| columns.next()).map(|column| column.name.as_str())
+}
+
+/// `xmin` is the lower half of an id. The greatest id with this half that anybody had is the row's, or a later one; so
+/// a row is taken for younger than it is, never for older. A savepoint's id is greater than that of its transaction, which
+/// errs to the same side.
+fn by_xmin(published: &Published) -> String {
+    // In a query of its own, so that it is asked once and not for each row.
+    const NEXT: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint)";
+    let xmin = published.pair.snapshot.xmin();
+    format!("{NEXT} - (({NEXT} - xmin::text::bigint) & 4294967295) < {xmin}")
+}
+
+fn unknown(table: &TableName) -> Error {
+    let cause = format!(
+        "which rows of {table} are published is not known: nothing is stored that says so, and age alone does not"
+    );
+    Error::new(Kind::PositionMismatch, cause).remedy(
+        "keep the position with state.store = \"kafka\" or \"postgres\", and let `walrelay run` relay for a moment; or set \
+         outbox.pending, if a column of the table says it",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::trail::Pair;
+    use crate::position::Lsn;
+    use crate::upkeep::table::Column;
+
+    fn column(name: &str, type_name: &str, default: Option<&str>) -> Column {
+        let default = default.map(str::to_owned);
+        Column { name: name.to_owned(), type_name: type_name.to_owned(), default, leads_index: false }
+    }
+
+    fn table(columns: Vec<Column>) -> Table {
+        Table { oid: 1, kind: "r".to_owned(), owned: true, role: "r".to_owned(), columns, partition_keys: Vec::new() }
+    }
+
+    fn published() -> Published {
+        let pair = Pair { snapshot: "10:20:10,14".parse().unwrap(), lsn: Lsn::new(1) };
+        Published { pair, also: vec![14, 22], earlier: Vec::new() }
+    }
+
+    #[test]
+    fn the_table_itself_decides_then_the_column_then_xmin() {
+        let now = Some("pg_current_xact_id()");
+        let mut outbox = OutboxConfig::default();
+        let with = table(vec![column("x", "xid8", None), column("y", "xid8", now), column("xid", "xid8", now)]);
+        assert_eq!(Basis::of(&outbox, &with), Basis::Xid("xid".to_owned()));
+        assert_eq!(Basis::of(&outbox, &table(vec![column("xid", "xid8", None)])), Basis::Xmin);
+        assert_eq!(Basis::of(&outbox, &table(vec![column("xid", "bigint", now)])), Basis::Xmin);
+        outbox.upkeep.pending = Some("a or b".to_owned());
+        assert_eq!(Basis::of(&outbox, &with), Basis::Pending("a or b".to_owned()));
+    }
+
+    #[test]
+    fn a_condition_is_true_for_what_is_published() {
+        let name: TableName = "outbox".parse().unwrap();
+        let pending = Basis::Pending("a or b".to_owned());
+        assert_eq!(pending.condition(&name, None).unwrap(), "((a or b) is false)");
+        let sql = Basis::Xid("x\"y".to_owned()).condition(&name, Some(&published())).unwrap();
+        assert!(sql.starts_with(
+            "(pg_catalog.pg_visible_in_snapshot(\"x\"\"y\", '10:20:10,14'::pg_snapshot) or \"x\"\"y\" = any \
+             ('{14,22}'::xid8[]) or \"x\"\"y\" is null and pg_catalog"
+        ));
+        assert!(Basis::Xmin.condition(&name, Some(&published())).unwrap().ends_with("& 4294967295) < 10)"));
+        assert_eq!(Basis::Xmin.condition(&name, None).unwrap_err().kind(), Kind::PositionMismatch);
+    }
+}

@@ -1,0 +1,308 @@
+//! `walrelay cleanup`: what is published and old goes, and nothing else, and nobody notices.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use walrelay::ledger::trail::{Pair, Published};
+use walrelay::position::Lsn;
+use walrelay::upkeep::cleanup::Sweeper;
+use walrelay::upkeep::partition;
+
+use super::{database, outboxes, runtime};
+use crate::support::relay::{RelayCommand, last_words};
+use crate::support::sql::Sql;
+use crate::support::wait::eventually;
+use crate::support::world::World;
+
+/// Columns of an outbox, with the times of its rows.
+const COLUMNS: &str =
+    "id bigint generated always as identity, aggregatetype text, aggregateid text, type text, payload jsonb,
+     created_at timestamptz not null default now()";
+
+fn old(sql: &Sql, count: u32) {
+    sql.run(&insert(count));
+}
+
+/// Rows of eight days ago, a second apart.
+fn insert(count: u32) -> String {
+    format!(
+        "insert into outbox (aggregatetype, created_at)
+         select 'a', now() - interval '8 days' + n * interval '1 second' from generate_series(1, {count}) n"
+    )
+}
+
+/// What a relay stores once everything that ended until now is published.
+fn publish_all(world: &World, also: &str) {
+    let sql = world.sql();
+    sql.run("create schema if not exists walrelay; create table if not exists walrelay.position (key text primary key, value jsonb not null, updated_at timestamptz not null)");
+    sql.run(&format!(
+        "delete from walrelay.position;
+         insert into walrelay.position
+         select '{slot}', jsonb_build_object(
+            'system_identifier', (select system_identifier::text from pg_control_system()),
+            'timeline', (select timeline_id from pg_control_checkpoint()),
+            'slot', '{slot}', 'position', jsonb_build_object('end_lsn', pg_current_wal_insert_lsn()::text),
+            'publication_oid', 1, 'table_oid', 'outbox'::regclass::oid::bigint,
+            'published', jsonb_build_object(
+                'snapshot', pg_current_snapshot()::text, 'lsn', pg_current_wal_insert_lsn()::text, 'also', '{also}'::jsonb
+            )), now()",
+        slot = world.name
+    ));
+}
+
+/// Waits until no transaction of another test, in another database, is older than these rows.
+fn wait_for_elder(sql: &Sql) {
+    let youngest = "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint - max(xmin::text::bigint) from outbox";
+    eventually(
+        "what was under way before is over",
+        Duration::from_secs(60),
+        || sql.number(youngest),
+        |ahead| *ahead > 0,
+    );
+}
+
+fn cleanup(world: &World) -> RelayCommand {
+    let stored = world.command("cleanup").option("--state-store", "postgres").option("--brokers", "127.0.0.1:9");
+    stored.option("--older-than", "7d").option("--pause", "0s").flag("--json")
+}
+
+#[track_caller]
+fn answer(command: &RelayCommand) -> Value {
+    let mut answer: Value = serde_json::from_str(&command.succeed()).unwrap();
+    answer["tables"][0].take()
+}
+
+#[test]
+fn what_is_not_published_stays_whatever_its_age() {
+    let world = database(&format!("create table outbox ({COLUMNS}, xid xid8 default pg_current_xact_id())"));
+    let (sql, late, listed) = (world.sql(), world.sql(), world.sql());
+    sql.run("create index on outbox (created_at)");
+    sql.run("create table side (id int)");
+    old(&sql, 2_500);
+    // Published, and too young.
+    sql.run("insert into outbox (aggregatetype) values ('young')");
+    // Two under way while the pair is taken: one is delivered all the same, and one is not. Savepoints and all.
+    late.run(&format!("begin; insert into side values (1); savepoint a; {}; release a", insert(3)));
+    listed.run(&format!("begin; insert into side values (2); savepoint a; {}; release a", insert(4)));
+    let xid = listed.text("select pg_current_xact_id()");
+    publish_all(&world, &format!("[{xid}]"));
+    late.run("commit");
+    listed.run("commit");
+    old(&sql, 5);
+
+    let counted = answer(&cleanup(&world).flag("--dry-run"));
+    assert_eq!((&counted["rows_deleted"], &counted["rows_unpublished"]), (&2_504.into(), &8.into()), "{counted}");
+    assert_eq!(sql.number("select count(*) from outbox"), 2_513);
+    let swept = answer(&cleanup(&world));
+    assert_eq!((&swept["rows_deleted"], &swept["rows_unpublished"]), (&2_504.into(), &8.into()), "{swept}");
+    assert_eq!((&swept["rows_left"], &swept["published_by"]), (&0.into(), &"xid".into()));
+    assert_eq!(sql.number("select count(*) from outbox"), 9);
+    assert_eq!(sql.number("select count(*) from outbox where aggregatetype = 'young'"), 1);
+
+    // Without the column, only what had ended before the oldest that was under way is known to be published.
+    sql.run("alter table outbox drop column xid");
+    wait_for_elder(&sql);
+    late.run(&format!("begin; insert into side values (3); savepoint a; {}; release a", insert(3)));
+    old(&sql, 20);
+    publish_all(&world, "[]");
+    late.run("commit");
+    let swept = answer(&cleanup(&world));
+    assert_eq!((&swept["rows_deleted"], &swept["rows_unpublished"]), (&8.into(), &23.into()), "{swept}");
+    assert_eq!(swept["published_by"], "xmin");
+    wait_for_elder(&sql);
+    publish_all(&world, "[]");
+    assert_eq!(answer(&cleanup(&world))["rows_deleted"], 23);
+    assert!(world.command("cleanup").option("--older-than", "7d").flag("--help").succeed().contains("Exit codes"));
+}
+
+#[test]
+fn where_nothing_says_what_is_published_nothing_goes() {
+    let world = database(&format!("create table outbox ({COLUMNS})"));
+    let sql = world.sql();
+    old(&sql, 10);
+    let refused = |command: RelayCommand, code: i32, word: &str| {
+        let output = command.output();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let (error, fix) = last_words(&text);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(error.contains(word) && fix.starts_with("fix: "), "{text}");
+        assert_eq!(sql.number("select count(*) from outbox"), 10);
+    };
+    refused(cleanup(&world), 16, "age alone");
+    refused(cleanup(&world).option("--state-store", "slot"), 16, "age alone");
+    publish_all(&world, "[]");
+    let store = |change: &str| {
+        publish_all(&world, "[]");
+        sql.run(&format!("update walrelay.position set value = {change}"));
+    };
+    store("value - 'published'");
+    refused(cleanup(&world), 16, "does not say");
+    store("value || '{\"table_oid\": 1}'");
+    refused(cleanup(&world), 16, "not about the table");
+    store("value || '{\"system_identifier\": \"1\"}'");
+    refused(cleanup(&world), 16, "another server");
+    store("value || '{\"timeline\": 77}'");
+    refused(cleanup(&world), 16, "timeline 77");
+    store("value || '{\"catch_up\": {\"rows\": \"all\", \"until\": null}}'");
+    refused(cleanup(&world), 16, "still being read");
+    store("value");
+    let no_age = world.command("cleanup").option("--state-store", "postgres").option("--brokers", "127.0.0.1:9");
+    refused(no_age, 2, "how long");
+    sql.run("alter table outbox rename created_at to at");
+    refused(cleanup(&world), 2, "time of its row");
+    refused(cleanup(&world).option("--table", "gone"), 15, "no table");
+}
+
+#[test]
+fn pending_decides_where_it_is_configured_and_nothing_has_to_be_stored() {
+    let schema = include_str!("../../../examples/wallet-outbox/schema.sql");
+    let world = database(schema);
+    let sql = world.sql();
+    sql.run(
+        "alter table outbox alter sent drop not null;
+         insert into outbox (event_type, payload, created_at, sent)
+         select 'A', '', now() at time zone 'UTC' - interval '2 days', (array[true, false, null])[n % 3 + 1]
+         from generate_series(0, 29) n",
+    );
+    let toml = format!(
+        "[slot]\nname = \"{}\"\n[outbox]\npending = \"outbox.sent = false\"\nmark = \"sent = true\"\nretention = \"1d\"\n\
+         [route]\ntopic = \"a\"\nkey = \"{{event_type}}\"\n",
+        world.name
+    );
+    let command = RelayCommand::new("cleanup").option("--database-url", &world.database_url).config_file(&toml);
+    let swept = answer(&command.clone().flag("--json"));
+    assert_eq!((&swept["rows_deleted"], &swept["rows_unpublished"]), (&10.into(), &20.into()), "{swept}");
+    let table = command.option("--older-than", "3d").succeed();
+    assert!(table.starts_with("table          older than  deleted  partitions dropped"), "{table}");
+    assert_eq!(sql.number("select count(*) from outbox"), 20);
+}
+
+#[test]
+fn rows_that_are_held_are_left_and_writers_go_on() {
+    let world = database(&format!("create table outbox ({COLUMNS}, xid xid8 default pg_current_xact_id())"));
+    let (sql, holder) = (world.sql(), world.sql());
+    sql.run("create index on outbox (created_at); alter table outbox add primary key (id)");
+    old(&sql, 20_000);
+    publish_all(&world, "[]");
+    holder.run(
+        "begin; update outbox set type = 'held' where id in (1, 7, 5000); lock table outbox in row exclusive mode",
+    );
+    let (stop, writes, slowest) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let sql = world.sql();
+            while !stop.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                sql.run(
+                    "insert into outbox (aggregatetype) values ('new'); update outbox set type = 'x' where id = 20000",
+                );
+                slowest.fetch_max(begun.elapsed().as_millis().try_into().unwrap(), Ordering::Relaxed);
+                writes.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let swept = answer(&cleanup(&world).option("--batch-rows", "500"));
+        stop.store(true, Ordering::Relaxed);
+        let (deleted, left) = (swept["rows_deleted"].as_u64().unwrap(), swept["rows_left"].as_u64().unwrap());
+        assert!(deleted + left == 20_000 && (3..=4).contains(&left), "{swept}");
+    });
+    assert!(writes.load(Ordering::Relaxed) > 0);
+    assert!(slowest.load(Ordering::Relaxed) < 3_000, "{slowest:?} ms");
+    holder.run("commit");
+    assert_eq!(answer(&cleanup(&world))["rows_left"], 0);
+    assert_eq!(sql.number("select count(*) from outbox where aggregatetype = 'a'"), 0);
+    assert_eq!(sql.number("select count(*) from outbox"), i64::try_from(writes.into_inner()).unwrap());
+}
+
+/// A partition for each of the last days and the next.
+fn partitioned() -> World {
+    let world = database(&format!(
+        "create table outbox ({COLUMNS}, xid xid8 default pg_current_xact_id()) partition by range (created_at);
+         create index on outbox (created_at);
+         do $$ begin for day in -12..2 loop
+            execute format('create table %I partition of outbox for values from (%L) to (%L)',
+                'p' || day + 12, current_date + day, current_date + day + 1);
+         end loop; end $$"
+    ));
+    world.sql().run(
+        "insert into outbox (aggregatetype, created_at)
+         select 'a', current_date + interval '30 minutes' + n * interval '1 day' from generate_series(-12, 2) n,
+         generate_series(1, 10)",
+    );
+    world
+}
+
+#[test]
+fn partitions_with_nothing_else_are_dropped_whole() {
+    let world = partitioned();
+    let sql = world.sql();
+    let late = world.sql();
+    late.run("begin; insert into outbox (aggregatetype, created_at) values ('late', current_date - 10)");
+    publish_all(&world, "[]");
+    late.run("commit");
+    let counted = answer(&cleanup(&world).flag("--dry-run"));
+    assert_eq!(
+        (counted["partitions"].as_array().unwrap().len(), &counted["rows_dropped"]),
+        (4, &40.into()),
+        "{counted}"
+    );
+    let swept = answer(&cleanup(&world));
+    let names = ["p0", "p1", "p3", "p4"].map(|name| Value::from(format!("\"public\".\"{name}\"")));
+    assert_eq!(swept["partitions"], Value::from(names.to_vec()), "{swept}");
+    assert_eq!((&swept["rows_dropped"], &swept["rows_unpublished"]), (&40.into(), &1.into()), "{swept}");
+    assert_eq!(sql.number("select count(*) from pg_inherits where inhparent = 'outbox'::regclass"), 11);
+    assert_eq!(sql.number("select count(*) from pg_class where relname in ('p0', 'p1', 'p3', 'p4')"), 0);
+    assert_eq!(sql.text("select string_agg(aggregatetype, ' ') from p2"), "late");
+
+    // Beside a default partition nothing is detached without a lock on everything: rows go one by one.
+    sql.run("create table rest partition of outbox default");
+    publish_all(&world, "[]");
+    let swept = answer(&cleanup(&world));
+    assert_eq!((&swept["rows_deleted"], swept["partitions"].as_array().unwrap().len()), (&1.into(), 0), "{swept}");
+    assert_eq!(sql.number("select count(*) from p2"), 0);
+}
+
+#[test]
+fn a_row_that_comes_into_a_partition_as_it_is_dropped_brings_it_back() {
+    let world = partitioned();
+    let sql = world.sql();
+    let toml = "[route]\ntopic = \"a\"\nkey = \"{id}\"\n[outbox]\ntable = \"outbox\"\n";
+    let (outbox, runtime) = (outboxes(toml).remove(0), runtime());
+    let published = Published {
+        pair: Pair { snapshot: sql.text("select pg_current_snapshot()").parse().unwrap(), lsn: Lsn::new(1) },
+        also: Vec::new(),
+        earlier: Vec::new(),
+    };
+    let (client, connection) =
+        runtime.block_on(tokio_postgres::connect(&world.database_url, tokio_postgres::NoTls)).unwrap();
+    runtime.spawn(connection);
+    let old = runtime.block_on(async {
+        client.batch_execute("set timezone = 'UTC'; set search_path = ''").await.unwrap();
+        let retention = Duration::from_secs(7 * 24 * 3600);
+        let sweeper = Sweeper::look(&client, &outbox, retention).await.unwrap().unwrap();
+        let old = partition::old(&client, &sweeper, Some(&published)).await.unwrap();
+        (sweeper, old)
+    });
+    let (sweeper, partitions) = old;
+    assert_eq!(partitions.len(), 5);
+    sql.run("insert into outbox (aggregatetype, created_at) values ('came', current_date - 12)");
+    let dropped = |number: usize| runtime.block_on(partitions[number].drop(&client, &sweeper, Some(&published)));
+    assert_eq!(dropped(0), Ok(Err("1 rows came that are not published".to_owned())));
+    assert_eq!(sql.number("select count(*) from outbox where aggregatetype = 'came'"), 1);
+
+    // What somebody else's view stands on is not dropped, and comes back, too.
+    sql.run("create view seen as select id from p1");
+    assert!(dropped(1).unwrap().is_err());
+    assert_eq!(sql.number("select count(*) from pg_inherits where inhparent = 'outbox'::regclass"), 15);
+
+    // Detached half-way by somebody who gave up waiting: it is finished.
+    let reader = world.sql();
+    reader.run("begin; select count(*) from outbox");
+    assert!(sql.try_run("set statement_timeout = '2s'").is_ok());
+    assert!(sql.try_run("alter table outbox detach partition p2 concurrently").is_err());
+    reader.run("commit");
+    let again = runtime.block_on(partition::old(&client, &sweeper, Some(&published))).unwrap();
+    let half = again.iter().find(|partition| partition.name.contains("p2")).unwrap();
+    assert_eq!(runtime.block_on(half.drop(&client, &sweeper, Some(&published))), Ok(Ok(())));
+    assert_eq!(sql.number("select count(*) from pg_class where relname = 'p2'"), 0);
+}

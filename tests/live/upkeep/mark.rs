@@ -1,0 +1,251 @@
+//! Rows are marked or deleted once they were acked.
+
+use std::time::Duration;
+
+use walrelay::error::{Error, Kind};
+use walrelay::upkeep::mark::Marker;
+
+use super::{conninfo, database, outboxes, runtime, waits_for_lock};
+use crate::support::servers::Postgres;
+use crate::support::wait::eventually;
+use crate::support::world::World;
+
+const SECONDS: Duration = Duration::from_secs(30);
+
+async fn marker(url: &str, toml: &str) -> Result<Marker, Error> {
+    let marker = Marker::connect(&conninfo(url), &"orders".parse().unwrap(), &outboxes(toml)).await?;
+    Ok(marker.expect("an outbox that is written to"))
+}
+
+fn row(outbox: usize, id: &str) -> (usize, Vec<u8>) {
+    (outbox, id.as_bytes().to_vec())
+}
+
+/// The tables of two teams and one with ids of any text, and what each wants done.
+const SCHEMAS: [&str; 3] = [
+    include_str!("../../../examples/outbox-events/schema.sql"),
+    include_str!("../../../examples/wallet-outbox/schema.sql"),
+    "create domain name_of_event as varchar(40);
+     create table named (\"The id\" name_of_event primary key, aggregatetype text, aggregateid text, type text, payload jsonb)",
+];
+const WANTED: &str = r#"
+[[outbox]]
+table = "outbox_events"
+mark = "status = 'published', published_at = now(), version = version + 1, metadata = jsonb_set(coalesce(metadata, '{}'), '{sent}', 'true')"
+[outbox.columns]
+aggregatetype = "aggregate_type"
+aggregateid = "aggregate_id"
+type = "event_type"
+payload = "event_data"
+[[outbox]]
+table = "outbox"
+mark = "sent = true"
+[outbox.route]
+topic = "{event_type}"
+key = "{correlation_id}"
+[[outbox]]
+table = "named"
+delete = "acked"
+[outbox.columns]
+id = "The id"
+"#;
+
+const WALLET: &str = r#"
+[outbox]
+mark = "sent = true"
+[route]
+topic = "{event_type}"
+key = "{correlation_id}"
+"#;
+
+#[test]
+fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
+    let world = database(&SCHEMAS.join(";\n"));
+    let sql = world.sql();
+    let names = ["it's", "a,b", "{x}", "\"q\"", "\\", "null", ""];
+    sql.run(
+        "insert into outbox_events (id, aggregate_id, aggregate_type, event_type, event_data, status, version, created_at)
+         select ('00000000-0000-0000-0000-00000000000' || n)::uuid, 'a', 'b', 'c', '{}', 'pending', 7, now()
+         from generate_series(1, 5) n;
+         insert into outbox (event_type, payload, created_at) select 'A', '', now() from generate_series(1, 5000)",
+    );
+    for name in names {
+        sql.rows("insert into named values ($1::text, 'a', 'b', 'c', '{}')", &[&name]);
+    }
+    let runtime = runtime();
+    let marker = runtime.block_on(marker(&world.database_url, WANTED)).unwrap();
+    let settle = |rows: &[(usize, Vec<u8>)]| runtime.block_on(marker.settle(rows));
+    assert_eq!(settle(&[]), Ok(0));
+    let event = |number: u32| row(0, &format!("00000000-0000-0000-0000-00000000000{number}"));
+    // One twice, one that is gone, and outboxes that are not written to.
+    let mut rows = vec![event(2), event(3), event(3), event(9), row(3, "1"), row(9, "1")];
+    rows.extend((1..=4_500).rev().map(|id| row(1, &id.to_string())));
+    rows.extend(names.iter().map(|name| row(2, name)));
+    assert_eq!(settle(&rows), Ok(2 + 4_500 + 7));
+    assert_eq!(settle(&rows), Ok(2 + 4_500));
+
+    assert_eq!(settle(&[row(1, "1"), (2, vec![0xff])]).unwrap_err().kind(), Kind::Event);
+    // One that is no number: nothing of the others is written.
+    let error = settle(&[event(5), row(1, "five")]).unwrap_err();
+    assert_eq!(error.kind(), Kind::Config, "{error}");
+    assert!(!error.cause().contains("five"), "{error}");
+
+    let marked = "select string_agg(id || status || version || metadata, ' ' order by id) from (
+        select right(id::text, 1) as id, status, version, coalesce(metadata::text, '') as metadata from outbox_events) e";
+    let twice = "published9{\"sent\": true}";
+    assert_eq!(sql.text(marked), format!("1pending7 2{twice} 3{twice} 4pending7 5pending7"));
+    assert_eq!(sql.number("select count(*) from outbox where sent"), 4_500);
+    assert_eq!(sql.number("select count(*) from outbox where sent and id > 4500"), 0);
+    assert_eq!(sql.number("select count(*) from named"), 0);
+}
+
+#[test]
+fn ids_are_looked_up_by_their_index_whatever_the_plan() {
+    let world = database(SCHEMAS[1]);
+    let sql = world.sql();
+    sql.run(
+        "insert into outbox (event_type, payload, created_at) select 'A', '', now() from generate_series(1, 50000);
+         analyze outbox",
+    );
+    let counter = |name: &str| sql.number(&format!("select {name} from pg_stat_user_tables where relname = 'outbox'"));
+    eventually("what was done is known", SECONDS, || counter("n_tup_ins"), |rows| *rows >= 50_000);
+    let before = counter("seq_scan");
+    let runtime = runtime();
+    let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
+    // The sixth execution may be the first of a generic plan.
+    for id in 1..=8 {
+        assert_eq!(runtime.block_on(marker.settle(&[row(0, &id.to_string())])), Ok(1));
+    }
+    drop(marker);
+    eventually("what was done is known", SECONDS, || counter("n_tup_upd"), |rows| *rows >= 8);
+    assert_eq!(counter("seq_scan"), before);
+}
+
+#[test]
+fn what_cannot_be_marked_is_known_at_start() {
+    let parted =
+        "create table parted (id int, aggregatetype text, aggregateid text, type text, payload jsonb, status text)
+        partition by list (status);
+        create table parted_1 partition of parted for values in ('new') partition by list (lower(payload::text));
+        create table parted_2 partition of parted_1 default;
+        create function public.stamp() returns text language sql as $$select 'x'$$";
+    let world = database(&format!("{}; {parted}", SCHEMAS[1]));
+    let (sql, reader) = (world.sql(), format!("{}_reader", world.name));
+    sql.run("create publication everything for table outbox, parted");
+    let runtime = runtime();
+    let start = |url: &str, table: &str, what: &str| {
+        let toml = format!("[route]\ntopic = \"a\"\nkey = \"{{id}}\"\n[outbox]\ntable = \"{table}\"\n{what}\n");
+        runtime.block_on(marker(url, &toml)).err()
+    };
+    for (table, what, kind, told) in [
+        ("outbox", "mark = \"snet = true\"", Kind::Config, "outbox.mark of table public.outbox cannot be used"),
+        ("outbox", "mark = \"sent = 5\"", Kind::Config, "outbox.mark of table"),
+        ("outbox", "mark = \"sent = 'maybe'\"", Kind::Config, "outbox.mark does not work out"),
+        ("outbox", "mark = \"sent == true\"", Kind::Config, "outbox.mark of table"),
+        ("outbox", "mark = \"sent = true where true\"", Kind::Config, "outbox.mark of table"),
+        ("outbox", "mark = \"payload = $2\"", Kind::Config, "outbox.mark of public.outbox has parameters"),
+        ("outbox", "mark = \"payload = stamp()\"", Kind::Config, "outbox.mark of table"),
+        ("gone", "mark = \"sent = true\"", Kind::Publication, "no table public.gone"),
+        ("outbox", "mark = \"sent = true\"\ncolumns.id = \"uid\"", Kind::Publication, "no column uid"),
+        ("parted", "mark = \"status = 'sent'\"", Kind::Config, "sets status, which table public.parted is partitioned"),
+        ("parted", "mark = \"payload = '{}'\"", Kind::Config, "sets payload, which"),
+        ("parted", "mark = \"type = 'x'\"", Kind::Publication, "replica identity"),
+    ] {
+        let error = start(&world.database_url, table, what).unwrap_or_else(|| panic!("{what}"));
+        assert_eq!(error.kind(), kind, "{what}: {error}");
+        assert!(error.cause().contains(told) && error.what_to_do().is_some(), "{what}: {error}");
+    }
+    assert_eq!(start(&world.database_url, "outbox", "mark = \"payload = public.stamp()\""), None);
+    sql.run("alter publication everything set (publish = 'insert')");
+    assert_eq!(start(&world.database_url, "parted", "mark = \"type = 'x'\""), None);
+
+    sql.run(&format!("create role {reader} login; grant select on outbox to {reader}"));
+    let url = Postgres::shared().url_as(&reader, &world.name);
+    for (what, verb) in [("mark = \"sent = true\"", "update"), ("delete = \"acked\"", "delete")] {
+        let error = start(&url, "outbox", what).unwrap_or_else(|| panic!("{what}"));
+        assert_eq!(error.kind(), Kind::PostgresRefused);
+        let remedy = error.what_to_do().unwrap();
+        let grant = format!("grant select, {verb} on \"public\".\"outbox\" to \"{reader}\"");
+        assert!(remedy.contains(&grant), "{remedy}");
+        sql.run(remedy);
+        assert_eq!(start(&url, "outbox", what), None);
+    }
+    sql.run(&format!("drop owned by {reader}; drop role {reader}"));
+}
+
+fn wallet() -> World {
+    let world = database(SCHEMAS[1]);
+    let nine = "insert into outbox (event_type, payload, created_at) select 'A', '', now() from generate_series(1, 9)";
+    world.sql().run(nine);
+    world
+}
+
+#[test]
+fn who_is_in_the_way_is_waited_for_and_then_named() {
+    let world = wallet();
+    let (sql, holder, runtime) = (world.sql(), world.sql(), runtime());
+    let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
+    let settle = |ids: &[&str]| {
+        let rows: Vec<_> = ids.iter().map(|id| row(0, id)).collect();
+        runtime.block_on(marker.settle(&rows))
+    };
+    holder.run("begin; select from outbox where id = 5 for update");
+    std::thread::scope(|scope| {
+        let settled = scope.spawn(|| settle(&["5", "6"]));
+        eventually("the marker waits", SECONDS, || waits_for_lock(&sql), |waits| *waits);
+        holder.run("commit");
+        assert_eq!(settled.join().unwrap(), Ok(2));
+    });
+    // Each wants what the other has. It is the marker that gives way, and comes again.
+    holder.run("set deadlock_timeout = '10s'; begin; select from outbox where id = 7 for update");
+    std::thread::scope(|scope| {
+        let settled = scope.spawn(|| settle(&["1", "7"]));
+        eventually("the marker waits", SECONDS, || waits_for_lock(&sql), |waits| *waits);
+        holder.run("select from outbox where id = 1 for update; commit");
+        assert_eq!(settled.join().unwrap(), Ok(2));
+    });
+    holder.run("begin; select from outbox where id = 5 for update");
+    let error = settle(&["5", "8"]).unwrap_err();
+    assert_eq!(error.kind(), Kind::PostgresUnreachable, "{error}");
+    assert!(error.cause().contains("5 times"), "{error}");
+    assert_eq!(sql.number("select count(*) from outbox where id = 8 and sent"), 0);
+    // Nothing is left behind that others wait for.
+    sql.run("set lock_timeout = '5s'; update outbox set sent = false where id = 8");
+}
+
+#[test]
+fn a_call_that_is_given_up_leaves_nothing_that_matters_to_the_next() {
+    let world = wallet();
+    let (holder, runtime) = (world.sql(), runtime());
+    let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
+    holder.run("begin; select from outbox where id = 5 for update");
+    let rows = [row(0, "4"), row(0, "5")];
+    std::thread::scope(|scope| {
+        let (waits, seen) = tokio::sync::oneshot::channel();
+        scope.spawn(|| {
+            let sql = world.sql();
+            eventually("the marker waits", SECONDS, || waits_for_lock(&sql), |waits| *waits);
+            waits.send(()).unwrap();
+        });
+        runtime.block_on(async {
+            tokio::select! {
+                settled = marker.settle(&rows) => panic!("{settled:?}"),
+                seen = seen => seen.unwrap(),
+            }
+        });
+    });
+    holder.run("commit");
+    assert_eq!(runtime.block_on(marker.settle(&[row(0, "6")])), Ok(1));
+    // What was given up was not written.
+    let sql = world.sql();
+    assert_eq!(sql.text("select string_agg(id::text, ' ') from outbox where sent"), "6");
+
+    let closed = marker.closed();
+    sql.run(
+        "select pg_terminate_backend(pid) from pg_stat_activity
+         where application_name = 'walrelay orders upkeep' and datname = current_database()",
+    );
+    runtime.block_on(async { tokio::time::timeout(SECONDS, closed).await }).unwrap();
+    let error = runtime.block_on(marker.settle(&[row(0, "6")])).unwrap_err();
+    assert_eq!(error.kind(), Kind::PostgresUnreachable);
+}
