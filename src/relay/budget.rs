@@ -54,10 +54,12 @@ impl Budget {
         let news = match state {
             Told::Nothing => None,
             Told::Half => Some(format!("the slot keeps {kept} of log, more than half of what it may ({may})")),
-            Told::Over if self.gives_up => {
-                Some(format!("the slot keeps {kept} of log and may keep {may}: it is given up, and the table is read instead"))
+            Told::Over if self.gives_up => Some(format!(
+                "the slot keeps {kept} of log and may keep {may}: it is given up, and the table is read instead"
+            )),
+            Told::Over => {
+                Some(format!("the slot keeps {kept} of log and may keep {may}: not ready until it keeps less"))
             }
-            Told::Over => Some(format!("the slot keeps {kept} of log and may keep {may}: not ready until it keeps less")),
         };
         let verdict = match state {
             Told::Over if self.gives_up => Verdict::GiveUp,

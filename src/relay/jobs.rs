@@ -134,7 +134,13 @@ impl Jobs {
     }
 
     /// Looks whether the row of a delivered event is there.
-    pub(super) fn begin_kept(&mut self, session: &Session, outbox: usize, (table, column): (TableName, String), id: String) {
+    pub(super) fn begin_kept(
+        &mut self,
+        session: &Session,
+        outbox: usize,
+        (table, column): (TableName, String),
+        id: String,
+    ) {
         if self.probing_row.is_none() {
             let control = session.control.clone();
             self.probing_row =

@@ -42,6 +42,8 @@ pub(super) enum Why {
     Gap,
     /// Somebody set these rows to pending again.
     Asked(Vec<RowId>),
+    /// The slot kept more log than it may: it is dropped, and the table is polled for a while.
+    GiveUp,
     /// There can be no slot, or none is wanted; in a few words.
     Poll(String),
 }
@@ -75,7 +77,7 @@ impl Lease {
         let notified = sql.notified();
         let control = Control::start(sql, watched(config));
         let (store, loaded) = match (why, config.state.store) {
-            (Why::Poll(_), StoreKind::Slot) => {
+            (Why::Poll(_) | Why::GiveUp, StoreKind::Slot) => {
                 let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
                 return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
             }
@@ -96,8 +98,14 @@ impl Lease {
             catch_up: loaded.as_ref().and_then(|loaded| loaded.catch_up.clone()),
         };
         let (task, stored) = match why {
-            Why::Poll(cause) => {
-                (Task::Poll(cause.clone()), polled(config, fresh, loaded.as_ref(), &facts, &slot, &history)?)
+            Why::Poll(_) | Why::GiveUp => {
+                let task = match why {
+                    Why::Poll(cause) => Task::Poll { why: cause.clone(), drops_slot: false },
+                    Why::Gap | Why::Asked(_) | Why::GiveUp => {
+                        Task::Poll { why: "the slot kept more log than it may".to_owned(), drops_slot: true }
+                    }
+                };
+                (task, polled(config, fresh, loaded.as_ref(), &facts, &slot, &history)?)
             }
             Why::Asked(rows) => (Task::Again(rows.clone()), loaded.clone().unwrap_or(fresh)),
             Why::Gap => (slot_task(config, loaded.as_ref(), &fresh, &facts, &slot, &history, warn)?, fresh),

@@ -176,6 +176,11 @@ impl Relay {
             Some(life) => life,
             None => Life::New(Box::new(KafkaSink::connect(&self.config.kafka)?), None),
         };
+        if !self.asked.is_empty() {
+            self.life = Some(life);
+            let asked = std::mem::take(&mut self.asked);
+            return Box::pin(self.at_table(Why::Asked(asked), stop)).await;
+        }
         let life = self.life.insert(life);
         let open = async {
             if let Life::New(sink, _) = &life {
@@ -188,9 +193,6 @@ impl Relay {
             };
             Session::open(&self.config, life.producer(), life_confirmed(life), self.gave_up, &mut warn).await
         };
-        if !self.asked.is_empty() {
-            return Box::pin(self.at_table(Why::Asked(std::mem::take(&mut self.asked)), stop)).await;
-        }
         let opened = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
             opened = open => opened?,

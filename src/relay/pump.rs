@@ -79,7 +79,7 @@ enum Input {
     Stop,
     Clock,
     Deliveries,
-    Job(Done),
+    Job(Box<Done>),
     Control(ControlEnd),
     /// Kafka answers, or does not.
     Kafka(Connection),
@@ -371,7 +371,7 @@ impl Pump<'_> {
             () = self.stop.at_least(next_stop) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
-            done = self.jobs.next() => Input::Job(done),
+            done = self.jobs.next() => Input::Job(Box::new(done)),
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
             error = &mut self.refused => Input::Refused(error),
             connection = kafka_changed(&mut self.kafka) => Input::Kafka(connection),

@@ -109,6 +109,11 @@ pub(super) fn tell_oldest(telemetry: &Telemetry, oldest: Option<&OldTransaction>
         *told = None;
     } else if told.replace(pid) != Some(pid) {
         let application = oldest.and_then(|oldest| oldest.application.as_deref()).unwrap_or_default();
-        tracing::warn!(pid, open_seconds, application, "a transaction has been open for long: it keeps log on the server");
+        tracing::warn!(
+            pid,
+            open_seconds,
+            application,
+            "a transaction has been open for long: it keeps log on the server"
+        );
     }
 }

@@ -97,7 +97,7 @@ impl Session {
         let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         if let Some(why) = polls(config, &facts, gave_up) {
-            return Ok(Opened::Table(Why::Poll(why)));
+            return Ok(Opened::Table(why));
         }
         if facts.slot.as_ref().is_none_or(|slot| slot.lost().is_some()) {
             preflight::judge_server(&facts.server)?;
@@ -203,10 +203,12 @@ impl Session {
 }
 
 /// Why there is to be no slot, if there is not.
-fn polls(config: &Config, facts: &Facts, gave_up: bool) -> Option<String> {
+fn polls(config: &Config, facts: &Facts, gave_up: bool) -> Option<Why> {
+    if gave_up {
+        return Some(Why::GiveUp);
+    }
     let source = &config.source;
-    match source.mode {
-        _ if gave_up => Some("the slot kept more log than it may, and was given up".to_owned()),
+    let why = match source.mode {
         Mode::Slot => None,
         Mode::Poll => Some("slot.mode is poll".to_owned()),
         Mode::Auto => match preflight::judge_server(&facts.server) {
@@ -214,7 +216,8 @@ fn polls(config: &Config, facts: &Facts, gave_up: bool) -> Option<String> {
             Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.cause().to_owned()),
             _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
         },
-    }
+    };
+    why.map(Why::Poll)
 }
 
 /// Whether events are in the table that the slot does not have.

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::config::{Config, Mode, OutboxConfig};
@@ -19,17 +20,20 @@ use crate::ledger::Limits;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
 use crate::poll::{Reader, TableFacts, Which};
-use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::position::{Lsn, Position};
+use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::postgres::replication::WalSession;
 use crate::relay::lease::Lease;
 use crate::relay::outlet::{Outlet, RowId, Setup};
 use crate::relay::pump::Ended;
 use crate::relay::reading::{Read, Reading, lease_lost};
 use crate::relay::recovery::{Plan, which};
+use crate::relay::report::tell_oldest;
 use crate::relay::slot::make_slot;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
+use crate::source::control::Control;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
@@ -42,14 +46,21 @@ pub(super) enum Task {
     GoOn,
     /// Publish these rows again.
     Again(Vec<RowId>),
-    /// Poll, because of this.
-    Poll(String),
+    /// Poll.
+    Poll {
+        /// Why, in a few words.
+        why: String,
+        /// Whether the slot that is there is dropped first.
+        drops_slot: bool,
+    },
 }
 
 /// How long an idle poller may go without storing where it stands: it is nothing but a newer snapshot.
 const IDLE_STORE: Duration = Duration::from_secs(10);
 /// How often a poller looks whether there can be a slot by now.
 const SLOT_INTERVAL: Duration = Duration::from_secs(10);
+/// How often the transactions of others are looked at.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
 /// Empty looks at the table until the poller calls it idle.
 const IDLE_AFTER: u32 = 20;
 
@@ -96,17 +107,22 @@ pub(super) async fn run(
         Err(error) => return (Some(outlet.into_sink()), Err(error)),
     };
     telemetry.connected(Side::Postgres, true);
+    telemetry.metrics.reads_table.set(1);
     let Lease { control, store, stored, task, notified, facts } = lease;
     let delivered = delivered.into_iter().collect();
     let reading = Reading::new(outlet, store, stored, (marker, delivered), (config, telemetry, stop.clone(), &control));
-    let mut work = Work { reading, reader, tables, config, stop, major: facts.server.major() };
+    let mut work = Work { reading, reader, tables, config, telemetry, stop, major: facts.server.major() };
     let done = match task {
         Task::MakeSlot(plan) => Box::pin(work.make_slot(plan, facts.slot.is_some())).await,
         Task::GoOn => Box::pin(work.go_on()).await,
         Task::Again(asked) => Box::pin(work.again(&asked)).await,
-        Task::Poll(why) => Box::pin(work.poll(&why, notified)).await,
+        Task::Poll { why, drops_slot } => {
+            let drops_slot = drops_slot && facts.slot.is_some();
+            Box::pin(work.poll(&why, drops_slot, &control, notified)).await
+        }
     };
     work.reading.tell(Instant::now());
+    telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
     let clean = work.reading.outlet.is_drained();
     let sink = work.reading.outlet.into_sink();
@@ -139,7 +155,7 @@ fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, config: &Config)
         ));
     }
     let tells = facts.xid_column.is_some() || outbox.upkeep.pending.is_some() || outbox.upkeep.delete;
-    if matches!(task, Task::Poll(_)) && !tells {
+    if matches!(task, Task::Poll { .. }) && !tells {
         let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
         return Err(Error::new(Kind::Config, cause).remedy(format!(
             "`walrelay setup --slot {slot} --add-xid-column` adds a column with the transaction's id; or set \
@@ -154,6 +170,7 @@ struct Work<'a> {
     reader: Reader,
     tables: Vec<Read1>,
     config: &'a Config,
+    telemetry: &'a Telemetry,
     stop: StopSignal,
     major: u32,
 }
@@ -211,7 +228,8 @@ impl Work<'_> {
     async fn again(&mut self, asked: &[RowId]) -> Result<Ended> {
         for Read1 { number, facts } in &self.tables {
             let outbox = self.config.outboxes.get(*number);
-            let Some((outbox, pending)) = outbox.and_then(|outbox| Some((outbox, outbox.upkeep.pending.as_ref()?))) else {
+            let Some((outbox, pending)) = outbox.and_then(|outbox| Some((outbox, outbox.upkeep.pending.as_ref()?)))
+            else {
                 continue;
             };
             let ids = asked.iter().filter(|(outbox, _)| outbox == number).map(|(_, id)| String::from_utf8_lossy(id));
@@ -233,9 +251,17 @@ impl Work<'_> {
     }
 
     /// Polls until told to stop, or until there can be a slot.
-    async fn poll(&mut self, why: &str, notified: Arc<tokio::sync::Notify>) -> Result<Ended> {
+    async fn poll(&mut self, why: &str, drops_slot: bool, control: &Control, notified: Arc<Notify>) -> Result<Ended> {
         let (slot, source) = (&self.config.source.slot, &self.config.source);
         tracing::info!(%slot, why, "reading the table instead of a slot");
+        if drops_slot {
+            // From here on what is stored is all that tells what was published.
+            self.reading.save().await?;
+            WalSession::connect(&source.database, source).await?.drop_slot().await?;
+            tracing::warn!(%slot, "the slot is dropped; it is made anew once the table is caught up with");
+        }
+        let mut long_told = None;
+        let mut measured_at = Instant::now();
         let (mut empty, mut stored_at, began) = (0_u32, Instant::now(), Instant::now());
         loop {
             let (now, lsn) = self.reader.begin(None).await?;
@@ -256,6 +282,11 @@ impl Work<'_> {
                 self.reading.save().await?;
             }
             self.reading.tell(Instant::now());
+            if measured_at.elapsed() >= MEASURE_INTERVAL {
+                measured_at = Instant::now();
+                let measured = control.wal_position().await?;
+                tell_oldest(self.telemetry, measured.oldest_transaction.as_ref(), &mut long_told);
+            }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let wait = if empty > IDLE_AFTER { source.poll.idle_interval } else { source.poll.interval };
             if source.mode != Mode::Poll && began.elapsed() >= SLOT_INTERVAL && read == 0 {

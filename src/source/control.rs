@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use command::{OldTransaction, WalPosition};
 use command::{Command, Reply};
+pub use command::{OldTransaction, WalPosition};
 
 use crate::config::{SlotName, TableName};
 use crate::error::{Error, Kind, Result};

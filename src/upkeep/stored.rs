@@ -95,6 +95,7 @@ mod tests {
             membership_oids: Vec::new(),
             message_prefixes: Vec::new(),
             published: Some(Published { pair, also: Vec::new(), earlier: Vec::new() }),
+            stream_only: Vec::new(),
             catch_up: None,
         }
     }

@@ -28,7 +28,7 @@ impl Pump<'_> {
                 Ok(())
             }
             Input::Clock | Input::Deliveries => Ok(()),
-            Input::Job(done) => self.job_done(done).await,
+            Input::Job(done) => self.job_done(*done).await,
             Input::Control(end) => self.control_ended(end),
             Input::Kafka(connection) => {
                 self.telemetry.connected(Side::Kafka, connection == Connection::Up);
