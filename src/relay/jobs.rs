@@ -189,12 +189,7 @@ impl Jobs {
             return;
         }
         let config = config.clone();
-        self.probing = Some(Box::pin(async move {
-            let Ok(sink) = KafkaSink::for_asking(&config) else { return Done::Probed(false) };
-            let answers = sink.leaders_answer(topics, PROBE_TIMEOUT).await;
-            sink.close().await;
-            Done::Probed(answers)
-        }));
+        self.probing = Some(Box::pin(async move { Done::Probed(probe(config, topics).await) }));
     }
 
     /// Waits for the next end. Safe to cancel.
@@ -227,6 +222,18 @@ impl Jobs {
     pub(super) fn wake_at(&self) -> Instant {
         self.next_look.min(self.next_measure)
     }
+}
+
+/// What is said of a producer that is stuck.
+pub(super) const STUCK: &str =
+    "every leader answers, and nothing of what is in flight was acked; starting with a new producer";
+
+/// Whether the leaders of these topics answer a client of its own.
+pub(super) async fn probe(config: KafkaConfig, topics: Vec<String>) -> bool {
+    let Ok(sink) = KafkaSink::for_asking(&config) else { return false };
+    let answers = sink.leaders_answer(topics, PROBE_TIMEOUT).await;
+    sink.close().await;
+    answers
 }
 
 /// The end of the job, if there is one.

@@ -13,6 +13,7 @@ use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::outlet::RowId;
 use crate::relay::recovery::{Plan, SlotIs, backlog, plan};
+use crate::relay::retention::Known;
 use crate::relay::session::{AnyStore, read_position, slot_now, watched};
 use crate::relay::table::Task;
 use crate::sink::Producer;
@@ -57,7 +58,7 @@ impl Lease {
     pub(super) async fn take(
         config: &Config,
         producer: Producer,
-        why: &Why,
+        (why, known): (&Why, &Known),
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Lease> {
         let source = &config.source;
@@ -81,7 +82,7 @@ impl Lease {
                 let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
                 return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
             }
-            _ => read_position(config, producer, &control).await?,
+            _ => read_position(config, producer, &control, known).await?,
         };
         let (server, history) = identify(config, &facts, &control, why).await?;
         let slot = slot_now(config, &facts, confirmed(&facts));
@@ -187,7 +188,7 @@ fn polled(
 ) -> Result<Stored> {
     let Some(stored) = loaded.filter(|_| !config.state.adopt_slot) else {
         // The first time: until is that of the first look.
-        let catch_up = CatchUp { rows: backlog(config)?, until: None, table_oid: 0, after: None };
+        let catch_up = CatchUp { rows: backlog(config)?, until: None, table_oid: 0, order: None, after: None };
         return Ok(Stored { published: None, catch_up: Some(catch_up), ..fresh });
     };
     // Nothing of a slot or publication matters here; whose log it was, does.
@@ -204,6 +205,8 @@ fn polled(
         None if moved => known(stored, &fresh.server, history),
         None => stored.published.clone(),
     };
+    // A slot does not know what is published from here on, so none may go on from here.
+    let fresh = Stored { position: Position::default(), ..fresh };
     // Where a promotion came in between, what was begun with is of the past.
     let catch_up = stored.catch_up.clone().filter(|_| !moved);
     Ok(Stored { published, catch_up, ..fresh })

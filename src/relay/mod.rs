@@ -5,6 +5,7 @@
 //! one goes on where the last stopped, so that losing Postgres sends nothing twice.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -33,6 +34,7 @@ mod pump;
 mod reading;
 mod recovery;
 mod report;
+mod retention;
 mod session;
 mod slot;
 mod stall;
@@ -44,6 +46,7 @@ use self::core::{Core, Setup};
 use self::lease::{Lease, Why};
 use self::outlet::RowId;
 use self::pump::Ended;
+use self::retention::Known;
 use self::session::{Opened, Session};
 use self::stop::{Stop, StopSignal};
 
@@ -55,6 +58,8 @@ use self::stop::{Stop, StopSignal};
 /// Everything whose [`Disposition`] is halt, and [`Kind::ShutdownTimeout`] where a stop left events not acked. Faults
 /// that heal are retried here with back-off and never returned.
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
+    let known = Known::default();
+    let retention = config.clone();
     let mut relay = Relay {
         epoch: Instant::now(),
         backoff: Backoff::new(fastrand::Rng::new()),
@@ -66,10 +71,15 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         told: true,
         gave_up: false,
         asked: Vec::new(),
+        known: Arc::clone(&known),
         config,
         telemetry,
     };
-    let result = relay.run(&mut stop).await;
+    let result = tokio::select! {
+        biased;
+        result = Box::pin(relay.run(&mut stop)) => result,
+        () = retention::keep(&retention, &known) => Err(Error::new(Kind::Bug, "the retention came to an end")),
+    };
     if stop.asked() < Stop::Now {
         relay.end_life().await;
     }
@@ -105,6 +115,8 @@ struct Relay {
     failing: Option<Kind>,
     /// Whether the slot kept too much and was given up.
     gave_up: bool,
+    /// What is stored of what is published.
+    known: Known,
     /// Rows that somebody set to pending again.
     asked: Vec<RowId>,
     /// Whether the last session ended with all that may be confirmed told to Postgres.
@@ -191,7 +203,8 @@ impl Relay {
                     tracing::warn!(slot = %self.config.source.slot, "{warning}");
                 }
             };
-            Session::open(&self.config, life.producer(), life_confirmed(life), self.gave_up, &mut warn).await
+            Session::open(&self.config, life.producer(), life_confirmed(life), (self.gave_up, &self.known), &mut warn)
+                .await
         };
         let opened = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
@@ -221,6 +234,8 @@ impl Relay {
             self.backoff.reset();
         }
         self.life = Some(Life::Running(core));
+        // Another relay may have the slot from here on.
+        self.known.send_replace(None);
         self.telemetry.health.over_budget(None);
         self.told = matches!(ended, Ok(Ended::Stopped));
         ended
@@ -250,7 +265,7 @@ impl Relay {
         };
         let mut lease = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
-            lease = Lease::take(&self.config, life.producer(), &why, &mut warn) => lease?,
+            lease = Lease::take(&self.config, life.producer(), (&why, &self.known), &mut warn) => lease?,
         };
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
         let mut delivered = Vec::new();
@@ -272,6 +287,7 @@ impl Relay {
         let began = Instant::now();
         let (sink, ended) = table::run(lease, sink, delivered, (&self.config, &self.telemetry, stop.clone())).await;
         self.life = sink.map(|sink| Life::New(Box::new(sink), None));
+        self.known.send_replace(None);
         if ended.is_ok() {
             self.config.state.adopt_slot = false;
             self.gave_up = false;

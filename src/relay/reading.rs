@@ -19,10 +19,12 @@ use crate::event::{Place, Polled, Via};
 use crate::failpoint;
 use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
+use crate::relay::jobs::{STUCK, probe};
 use crate::relay::outlet::{Counts, Outlet, RowId, contradiction};
 use crate::relay::pump::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
 use crate::relay::session::AnyStore;
+use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery};
@@ -53,6 +55,7 @@ pub(super) enum Read {
     Stopped,
 }
 
+type Probing = Pin<Box<dyn Future<Output = bool> + Send>>;
 type Settling = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// What reads, and what it needs for as long as it does.
@@ -73,6 +76,8 @@ pub(super) struct Reading<'a> {
     kafka: watch::Receiver<Connection>,
     refused: Pin<Box<dyn Future<Output = Error> + Send>>,
     deliveries: Vec<Delivery>,
+    stall: Stall,
+    probing: Option<Probing>,
     counts: Counts,
     turned_at: Instant,
     next_store: Instant,
@@ -121,6 +126,8 @@ impl<'a> Reading<'a> {
             kafka,
             refused: Box::pin(async move { producer.refused().await }),
             deliveries: Vec::new(),
+            stall: Stall::new(now),
+            probing: None,
             turned_at: now,
             next_store: now,
             next_report: now,
@@ -206,6 +213,9 @@ impl<'a> Reading<'a> {
             if self.next_report <= now {
                 self.tell(now);
             }
+            if self.stall.is_due(now, self.outlet.counts().acked, self.outlet.is_drained()) && self.probing.is_none() {
+                self.probing = Some(Box::pin(probe(self.config.kafka.clone(), self.outlet.sink().topics())));
+            }
             if passage.next_tell <= now {
                 passage.next_tell = now + TELL_INTERVAL;
                 let (rows, acked) =
@@ -251,6 +261,13 @@ impl<'a> Reading<'a> {
                     self.outlet.settled(done.is_ok());
                     done?;
                     failpoint::reached("marked");
+                }
+                answers = end_of_probe(&mut self.probing) => {
+                    self.probing = None;
+                    let (acked, drained) = (self.outlet.counts().acked, self.outlet.is_drained());
+                    if self.stall.is_stuck(Instant::now(), answers, acked, drained) {
+                        return Err(Error::new(Kind::KafkaUnreachable, STUCK));
+                    }
                 }
                 end = &mut self.lease_end => return Err(lease_lost(end)),
                 error = &mut self.refused => return Err(error),
@@ -339,6 +356,7 @@ impl<'a> Reading<'a> {
             stored = self.store.store(&self.stored) => stored?,
             () = self.stop.at_least(Stop::Now) => return Err(Error::new(Kind::ShutdownTimeout, "told to leave at once")),
         }
+        self.awake();
         self.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
         Ok(())
@@ -372,6 +390,9 @@ impl<'a> Reading<'a> {
         let (counts, before) = (self.outlet.counts(), self.counts);
         tell_counts(&self.telemetry.metrics, counts, before);
         self.counts = counts;
+        let (events, bytes) = (self.outlet.ledger().in_flight_events(), self.outlet.ledger().in_flight_bytes());
+        self.telemetry.metrics.in_flight_events.set(i64::try_from(events).unwrap_or(i64::MAX));
+        self.telemetry.metrics.in_flight_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         self.telemetry.health.report(!self.outlet.is_drained(), counts.acked > before.acked);
         let now_us = now_us();
         for committed_at_us in self.outlet.ledger_mut().take_finished() {
@@ -405,6 +426,13 @@ async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
 async fn end_of(settling: &mut Option<Settling>) -> Result<()> {
     match settling {
         Some(settling) => settling.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn end_of_probe(probing: &mut Option<Probing>) -> bool {
+    match probing {
+        Some(probing) => probing.await,
         None => std::future::pending().await,
     }
 }

@@ -46,9 +46,16 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
         let rows = backlog(config)?;
         Ok(Plan { rows, published: None, cause, notes: Vec::new() })
     };
+    if config.state.store == StoreKind::Slot {
+        let cause =
+            format!("{found}, and state.store is slot: nothing tells what was relayed, or how far a backlog came");
+        return Err(Error::new(Kind::SlotUnusable, cause).remedy(format!(
+            "`walrelay setup --slot {name}` makes a slot that begins now; or set state.store to kafka or postgres, and choose \
+             with --backlog all, since=TIME or none"
+        )));
+    }
     let Some(stored) = loaded else {
-        let unknown = config.state.store == StoreKind::Slot || matches!(slot, SlotIs::Lost(_));
-        if unknown && config.source.backlog.is_none() {
+        if matches!(slot, SlotIs::Lost(_)) && config.source.backlog.is_none() {
             let cause = format!("{found}, and nothing is stored that tells what was relayed");
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(choices(config)));
         }

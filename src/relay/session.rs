@@ -17,6 +17,7 @@ use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::again;
 use crate::relay::lease::Why;
+use crate::relay::retention::Known;
 use crate::sink::Producer;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, Pending, Watched};
@@ -51,8 +52,13 @@ pub(super) struct Session {
     identity: Stored,
 }
 
-/// The configured [`Store`].
-pub(super) enum AnyStore {
+/// The configured [`Store`]; what it has is known to [`super::retention`].
+pub(super) struct AnyStore {
+    kind: AnyKind,
+    known: Known,
+}
+
+enum AnyKind {
     Kafka(KafkaStore),
     Postgres(PostgresStore),
     Slot(SlotStore),
@@ -60,19 +66,22 @@ pub(super) enum AnyStore {
 
 impl AnyStore {
     async fn load(&mut self) -> Result<Option<Stored>> {
-        match self {
-            AnyStore::Kafka(store) => store.load().await,
-            AnyStore::Postgres(store) => store.load().await,
-            AnyStore::Slot(store) => store.load().await,
+        match &mut self.kind {
+            AnyKind::Kafka(store) => store.load().await,
+            AnyKind::Postgres(store) => store.load().await,
+            AnyKind::Slot(store) => store.load().await,
         }
     }
 
     pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
-        match self {
-            AnyStore::Kafka(store) => store.store(stored).await,
-            AnyStore::Postgres(store) => store.store(stored).await,
-            AnyStore::Slot(store) => store.store(stored).await,
-        }
+        match &mut self.kind {
+            AnyKind::Kafka(store) => store.store(stored).await,
+            AnyKind::Postgres(store) => store.store(stored).await,
+            AnyKind::Slot(store) => store.store(stored).await,
+        }?;
+        // What is still to be caught up with is not published, whatever the snapshot says.
+        self.known.send_replace(stored.published.clone().filter(|_| stored.catch_up.is_none()));
+        Ok(())
     }
 }
 
@@ -90,7 +99,7 @@ impl Session {
         config: &Config,
         producer: Producer,
         confirmed: Lsn,
-        gave_up: bool,
+        (gave_up, known): (bool, &Known),
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Opened> {
         let source = &config.source;
@@ -125,7 +134,7 @@ impl Session {
         let mut stream = WalStream::start(wal, &source.publication, source.max_message_bytes).await?;
 
         let status = Status { received: confirmed, confirmed, reply_requested: false };
-        let read = read_position(config, producer, &control);
+        let read = read_position(config, producer, &control, known);
         let (mut store, loaded) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, read).await?;
         // Of the time since the slot is ours: whoever had it before may have gone on while this one connected.
         let now = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, control.wal_position()).await?;
@@ -277,19 +286,21 @@ pub(super) async fn read_position(
     config: &Config,
     producer: Producer,
     control: &Control,
+    known: &Known,
 ) -> Result<(AnyStore, Option<Stored>)> {
     let mut told = false;
     loop {
         let read = async {
-            let mut store = match config.state.store {
+            let kind = match config.state.store {
                 StoreKind::Kafka => {
-                    AnyStore::Kafka(KafkaStore::open(&config.kafka, &config.state, producer.clone()).await?)
+                    AnyKind::Kafka(KafkaStore::open(&config.kafka, &config.state, producer.clone()).await?)
                 }
                 StoreKind::Postgres => {
-                    AnyStore::Postgres(PostgresStore::open(control.clone(), config.state.key.as_str()).await?)
+                    AnyKind::Postgres(PostgresStore::open(control.clone(), config.state.key.as_str()).await?)
                 }
-                StoreKind::Slot => AnyStore::Slot(SlotStore),
+                StoreKind::Slot => AnyKind::Slot(SlotStore),
             };
+            let mut store = AnyStore { kind, known: Arc::clone(known) };
             let loaded = store.load().await?;
             Ok::<_, Error>((store, loaded))
         };

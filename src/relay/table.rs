@@ -182,8 +182,10 @@ impl Work<'_> {
         tracing::warn!(%slot, cause = plan.cause, rows = named(&plan.rows), "making the slot anew");
         plan.notes.iter().for_each(|note| tracing::warn!(%slot, "{note}"));
         let stored = &mut self.reading.stored;
+        // Where it stood means nothing to the slot that is to come.
+        stored.position = Position::default();
         stored.published = plan.published;
-        stored.catch_up = Some(CatchUp { rows: plan.rows, until: None, table_oid: 0, after: None });
+        stored.catch_up = Some(CatchUp { rows: plan.rows, until: None, table_oid: 0, order: None, after: None });
         self.reading.save().await?;
         failpoint::reached("intended");
         let made = make_slot(self.config, self.major, is_there, self.reader.client(), &mut self.stop).await?;
@@ -270,12 +272,12 @@ impl Work<'_> {
                 // Where it is the first time, what was configured for that.
                 let rows = self.reading.stored.catch_up.take().map_or(Rows::Unpublished, |catch_up| catch_up.rows);
                 let until = Some(now.clone());
-                self.reading.stored.catch_up = Some(CatchUp { rows, until, table_oid: 0, after: None });
+                self.reading.stored.catch_up = Some(CatchUp { rows, until, table_oid: 0, order: None, after: None });
             }
             let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
             self.reader.end().await?;
             self.reading.stored.catch_up = None;
-            let lsn = if resumed.is_some() { Lsn::ZERO } else { lsn };
+            // The log was not beyond this when an earlier snapshot was taken, either.
             self.reading.stored.published = Some(published(resumed.unwrap_or(now), lsn));
             if read > 0 || stored_at.elapsed() >= IDLE_STORE {
                 stored_at = Instant::now();
@@ -319,8 +321,10 @@ impl Work<'_> {
             }
             // Rows that say for themselves whether they are pending are all behind nothing.
             let decides = outbox.upkeep.pending.is_some() || outbox.upkeep.delete;
-            let after = catch_up.after.take_if(|_| facts.oid == catch_up.table_oid && !decides);
-            (catch_up.table_oid, catch_up.after) = (facts.oid, after.clone());
+            let order = facts.order.as_ref().map(|order| order.sql.clone());
+            let same = facts.oid == catch_up.table_oid && order == catch_up.order;
+            let after = catch_up.after.take_if(|_| same && !decides);
+            (catch_up.table_oid, catch_up.order, catch_up.after) = (facts.oid, order, after.clone());
             let rows_wanted = catch_up.rows.clone();
             let known = self.reading.stored.published.clone();
             let Some(which) = which(&rows_wanted, known.as_ref(), outbox) else { continue };

@@ -68,6 +68,9 @@ pub struct CatchUp {
     /// OID of the table that is under way; those with smaller ones are done. 0: none is.
     #[serde(default)]
     pub table_oid: u32,
+    /// What its rows are ordered by: another order makes nothing of the row below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
     /// The row of it up to which all are published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Key>,

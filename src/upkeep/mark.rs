@@ -42,6 +42,8 @@ struct Writer {
     /// For a remedy: a role as SQL writes it.
     role: String,
     statement: Statement,
+    /// Counts those of them that are pending all the same.
+    still_pending: Option<Statement>,
 }
 
 impl Marker {
@@ -174,6 +176,13 @@ async fn transaction<'a>(
     for (writer, ids) in parts {
         let executed = answered(&writer.doing, client.execute(&writer.statement, &[ids])).await;
         count += executed.map_err(|failed| (Some(*writer), failed))?;
+        if let Some(still_pending) = &writer.still_pending {
+            let answer = answered(&writer.doing, client.query_one(still_pending, &[ids])).await;
+            let still = answer.and_then(|row| row.try_get::<_, i64>(0).map_err(Failed::Refused));
+            if still.map_err(|failed| (Some(*writer), failed))? > 0 {
+                return Err((Some(*writer), Failed::Broken(writer.leaves_pending())));
+            }
+        }
     }
     Ok(count)
 }
@@ -210,7 +219,18 @@ async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Res
             format!("{} of {name} has parameters such as $2, and nothing is put in for them", setting::MARK.key);
         return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
     }
-    let writer = Writer { table: name.clone(), doing, mark, role, statement };
+    let still_pending = match &outbox.upkeep.pending {
+        Some(pending) if mark.is_some() => {
+            let table = quoted(name)?;
+            let sql = format!(
+                "select count(*) from {table} where {column} = any ($1::text[]::{id_type}[]) and ({pending}\n)"
+            );
+            let prepared = answered(&doing, client.prepare(&sql)).await;
+            Some(prepared.map_err(|failed| told(name, &doing, None, &role, &failed))?)
+        }
+        _ => None,
+    };
+    let writer = Writer { table: name.clone(), doing, mark, role, statement, still_pending };
     // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
     // one starts without running. From a query, so that the planner cannot see that there are no rows.
     let explain = format!("explain {head}{column} = any ((select '{{}}'::text[])::{id_type}[])");
@@ -220,6 +240,13 @@ async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Res
 }
 
 impl Writer {
+    /// They would be published again and again.
+    fn leaves_pending(&self) -> Error {
+        let cause = format!("rows of {} are pending after {} as they were before", self.table, setting::MARK.key);
+        Error::new(Kind::Config, cause)
+            .remedy("let outbox.mark set what outbox.pending looks at, such as status = 'PUBLISHED'")
+    }
+
     fn told(&self, failed: &Failed) -> Error {
         told(&self.table, &self.doing, self.mark.as_deref(), &self.role, failed)
     }

@@ -9,7 +9,7 @@ use crate::error::{Disposition, Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::relay::budget::Verdict;
-use crate::relay::jobs::Done;
+use crate::relay::jobs::{Done, STUCK};
 use crate::relay::report::tell_oldest;
 use crate::relay::stop::Stop;
 use crate::sink::Connection;
@@ -121,8 +121,7 @@ impl Pump<'_> {
             Done::Probed(answers) => {
                 let (acked, drained) = (self.core.counts().acked, self.core.is_drained());
                 if self.stall.is_stuck(Instant::now(), answers, acked, drained) {
-                    let what = "every leader answers, and nothing of what is in flight was acked; starting with a new producer";
-                    return Err(Error::new(Kind::KafkaUnreachable, what));
+                    return Err(Error::new(Kind::KafkaUnreachable, STUCK));
                 }
             }
             Done::Measured(result) => {
