@@ -20,6 +20,7 @@ pub mod init;
 pub mod load;
 pub mod output;
 pub mod prompt;
+pub mod replay;
 pub mod run;
 pub mod session;
 pub mod setup;
@@ -29,6 +30,7 @@ pub mod table;
 pub mod teardown;
 pub mod verify;
 
+pub use replay::ReplayArgs;
 pub use verify::VerifyArgs;
 
 pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
@@ -60,6 +62,9 @@ pub enum Command {
     /// Compare the outbox with the topics: what is missing, duplicated or out of order
     #[command(after_help = verify::HELP)]
     Verify(VerifyArgs),
+    /// Publish rows of the outbox once more, beside a relay or without
+    #[command(after_help = replay::HELP)]
+    Replay(ReplayArgs),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),

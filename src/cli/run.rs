@@ -4,7 +4,9 @@ use std::path::Path;
 
 use crate::cli::load::Loaded;
 use crate::cli::output::{Failure, Outcome, shell_word};
-use crate::cli::{Command, ConfigCommand, RunArgs, check, check_config, import, init, setup, status, teardown, verify};
+use crate::cli::{
+    Command, ConfigCommand, RunArgs, check, check_config, import, init, replay, setup, status, teardown, verify,
+};
 use crate::demo;
 use crate::relay;
 use crate::relay::stop::on_signals;
@@ -34,6 +36,7 @@ fn config_of(command: &Command) -> Option<&Path> {
         Command::Teardown(args) => args.common.config.as_deref(),
         Command::Status(args) => args.common.config.as_deref(),
         Command::Verify(args) => args.settings.common.config.as_deref(),
+        Command::Replay(args) => args.settings.common.config.as_deref(),
         Command::CheckConfig(args) => args.settings.common.config.as_deref(),
         Command::Config(ConfigCommand::Check(args)) => args.settings.common.config.as_deref(),
         Command::Config(ConfigCommand::Init(_) | ConfigCommand::Import(_)) | Command::Demo(_) => None,
@@ -55,6 +58,7 @@ async fn done(command: &Command) -> Outcome {
         Command::Teardown(args) => teardown::teardown(args).await,
         Command::Status(args) => status::status(args).await,
         Command::Verify(args) => verify::verify(args).await,
+        Command::Replay(args) => Box::pin(replay::replay(args)).await,
         Command::CheckConfig(args) => check_config::check_config(args),
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,

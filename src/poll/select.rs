@@ -32,6 +32,9 @@ pub enum Which<'a> {
         /// tells its transaction.
         also: &'a [u64],
     },
+    /// Those for which this SQL condition holds. It is put in as it stands, in parentheses: whatever is in it that an
+    /// operator did not write as SQL has to be quoted before.
+    Where(&'a str),
 }
 
 /// What is read.
@@ -100,6 +103,16 @@ pub fn count(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_
     Ok(format!("select count(*) from ({sql}) as counted"))
 }
 
+/// How many rows there are, and from when to when, where the table has a time; else two NULLs.
+///
+/// # Errors
+/// As [`rows`].
+pub fn extent(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>) -> Result<String> {
+    let time = facts.time.as_deref().map(quote_ident).transpose()?.unwrap_or_else(|| "null::text".to_owned());
+    let condition = condition(facts, outbox, selection)?;
+    Ok(format!("select count(*), min({time})::text, max({time})::text from {} where {condition}", from(facts)?))
+}
+
 /// Rows of tables that inherit are no events; those of partitions are.
 pub(super) fn from(facts: &TableFacts) -> Result<String> {
     let only = if facts.is_partitioned { "" } else { "only " };
@@ -125,6 +138,7 @@ fn condition(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_
             None => return Err(needed("outbox.time", "the column with the time the event was written")),
         },
         Which::Unpublished { snapshot, also } => all.push(unpublished(facts, snapshot, also)?),
+        Which::Where(sql) => all.push(format!("({sql})")),
     }
     if let (Some(until), Some(xid)) = (selection.until, &facts.xid_column) {
         let xid = quote_ident(xid)?;
@@ -348,6 +362,18 @@ mod tests {
         let nul = Key { order: Some("1".to_owned()), id: "\0".to_owned() };
         let selection = Selection { after: Some(&nul), ..Selection::of(Which::All) };
         assert_eq!(count(&facts(), &outbox(), &selection).unwrap_err().kind(), Kind::Config);
+    }
+
+    #[test]
+    fn a_condition_stands_in_parentheses() {
+        let some = Selection::of(Which::Where("a or b"));
+        assert_eq!(where_of(&facts(), &some), "(a or b)");
+        assert_eq!(
+            extent(&facts(), &outbox(), &some).unwrap(),
+            "select count(*), min(\"at\")::text, max(\"at\")::text from only \"shop\".\"Out\"\"box\" where (a or b)"
+        );
+        let untimed = TableFacts { time: None, ..facts() };
+        assert!(extent(&untimed, &outbox(), &some).unwrap().starts_with("select count(*), min(null::text)::text, "));
     }
 
     #[test]

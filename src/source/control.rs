@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use command::WalPosition;
+pub(crate) use command::timeline;
 use command::{Command, Reply};
 
 use crate::config::{SlotName, TableName};
