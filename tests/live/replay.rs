@@ -22,7 +22,7 @@ fn replay(world: &World) -> RelayCommand {
 fn numbered(aggregates: &[&str]) -> (World, Sql, Vec<String>) {
     let world = World::keeping();
     let sql = world.sql();
-    aggregates.iter().for_each(|aggregate| world.emit(&sql, aggregate));
+    aggregates.iter().for_each(|aggregate| world.emit(&sql, &aggregate.replace('\'', "''")));
     sql.run(
         "alter table outbox add created_at timestamptz;
          update outbox set created_at = '2026-03-01 11:00Z'::timestamptz + seq * interval '1 hour'",
@@ -138,11 +138,11 @@ fn a_relay_goes_on_beside_it_and_its_records_are_no_duplicates() {
 #[test]
 fn rows_are_not_marked_and_several_tables_are_looked_through() {
     let (world, sql, ids) = numbered(&["a", "b"]);
-    sql.run(&format!(
+    sql.run(
         "alter table outbox add state text not null default 'NEW';
          create table other (number bigint generated always as identity primary key, aggregateid text, payload text);
          insert into other (aggregateid, payload) values ('a', 'x'), ('z', 'y')",
-    ));
+    );
     let config = format!(
         "[[outbox]]\ntable = \"outbox\"\npending = \"state = 'NEW'\"\nmark = \"state = 'SENT'\"\n\
          [[outbox]]\ntable = \"other\"\ncolumns.id = \"number\"\nroute.topic = \"{0}\"\nroute.key = \"{{number}}\"\n\
@@ -238,6 +238,24 @@ fn what_cannot_be_published_is_refused_before_anything_is() {
     assert!(code == 2 && words.contains("no column of public.outbox"), "{words}");
     let (code, _, words) = ran(&replay(&world).option("--id", &ids[0]).flag("--yes"));
     assert_eq!((code, world.delivered()), (0, 1), "{words}");
+}
+
+#[test]
+fn people_are_told_what_is_published_and_how_far_it_came_where_kafka_refuses_a_row() {
+    let (world, sql, ids) = numbered(&["a", "b", "c"]);
+    let output = replay(&world).option("--id", &ids[0]).flag("--yes").output();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.starts_with("outbox ") && text.ends_with("Published 1 row again.\n"),
+        "{text}"
+    );
+
+    sql.run("update outbox set payload = to_jsonb(repeat('x', 2000000)) where seq = 2");
+    let (code, json, words) = ran(&replay(&world).option("--where", "true").flag("--yes"));
+    assert_eq!((code, &json["published"], &json["up_to"]["id"]), (21, &1.into(), &ids[0].clone().into()), "{words}");
+    assert!(words.contains("1 of 3 rows were published; all up to row") && words.contains(&ids[1]), "{words}");
+    assert!(!words.contains("xxxx") && !json.to_string().contains("xxxx"));
+    assert_eq!(world.delivered(), 2);
 }
 
 #[test]
