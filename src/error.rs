@@ -44,6 +44,7 @@ pub enum Kind {
     /// The broker refuses us, or the topic that keeps the position is not fit for it.
     KafkaRefused,
     /// The relay was told to stop and the deadline passed with events not acked. They are delivered at next start.
+    /// `replay`: it was told to stop before all rows were published.
     ShutdownTimeout,
     /// `status`: the slot is there, and not well.
     Unhealthy,
@@ -51,6 +52,8 @@ pub enum Kind {
     NotVerified,
     /// `config import`: something was left that changes, or may change, what consumers see.
     NotCarried,
+    /// `replay`: no row was what was asked for.
+    NothingMatched,
     /// A prerequisite on this machine is missing.
     Prerequisite,
     /// An invariant of walrelay itself does not hold.
@@ -75,6 +78,7 @@ impl Kind {
             | Kind::Unhealthy
             | Kind::NotVerified
             | Kind::NotCarried
+            | Kind::NothingMatched
             | Kind::Prerequisite
             | Kind::Bug => Disposition::Halt,
         }
@@ -83,7 +87,7 @@ impl Kind {
     /// The exit code, part of the command line's contract: never renumbered. `docs/exit-codes.md` lists them.
     pub const fn exit_code(self) -> u8 {
         match self {
-            Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried => 1,
+            Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched => 1,
             Kind::Config => 2,
             Kind::ShutdownTimeout => 3,
             Kind::Prerequisite => 4,

@@ -50,6 +50,7 @@
 //! | [`relay`] | composition: one task, one loop, sessions, back-off, shutdown | yes |
 //! | [`demo`] | the main job on a private Postgres, verified | yes |
 //! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
+//! | [`replay`] | rows of the table into Kafka once more, because somebody asked | yes |
 //! | [`cli`] | the commands | yes |
 //!
 //! Imports point from the bottom of this table to its top, and `tests/tidy.rs` holds them to it. The way back is a
@@ -99,6 +100,7 @@ pub mod poll;
 pub mod position;
 pub mod postgres;
 pub mod relay;
+pub mod replay;
 pub mod route;
 pub mod secret;
 pub mod sink;

@@ -21,6 +21,7 @@ pub mod init;
 pub mod load;
 pub mod output;
 pub mod prompt;
+pub mod replay;
 pub mod run;
 pub mod session;
 pub mod setup;
@@ -32,6 +33,7 @@ pub mod verify;
 
 pub use cleanup::CleanupArgs;
 pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
+pub use replay::ReplayArgs;
 pub use verify::VerifyArgs;
 
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
@@ -64,6 +66,9 @@ pub enum Command {
     /// Compare the outbox with the topics: what is missing, duplicated or out of order
     #[command(after_help = verify::HELP)]
     Verify(VerifyArgs),
+    /// Publish rows of the outbox once more, beside a relay or without
+    #[command(after_help = replay::HELP)]
+    Replay(ReplayArgs),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),

@@ -5,7 +5,8 @@ use std::path::Path;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Failure, Outcome, shell_word};
 use crate::cli::{
-    Command, ConfigCommand, RunArgs, check, check_config, cleanup, import, init, setup, status, teardown, verify,
+    Command, ConfigCommand, RunArgs, check, check_config, cleanup, import, init, replay, setup, status, teardown,
+    verify,
 };
 use crate::demo;
 use crate::relay;
@@ -37,6 +38,7 @@ fn config_of(command: &Command) -> Option<&Path> {
         Command::Status(args) => args.common.config.as_deref(),
         Command::Cleanup(args) => args.common.config.as_deref(),
         Command::Verify(args) => args.settings.common.config.as_deref(),
+        Command::Replay(args) => args.settings.common.config.as_deref(),
         Command::CheckConfig(args) => args.settings.common.config.as_deref(),
         Command::Config(ConfigCommand::Check(args)) => args.settings.common.config.as_deref(),
         Command::Config(ConfigCommand::Init(_) | ConfigCommand::Import(_)) | Command::Demo(_) => None,
@@ -59,6 +61,7 @@ async fn done(command: &Command) -> Outcome {
         Command::Status(args) => status::status(args).await,
         Command::Cleanup(args) => cleanup::cleanup(args).await,
         Command::Verify(args) => verify::verify(args).await,
+        Command::Replay(args) => Box::pin(replay::replay(args)).await,
         Command::CheckConfig(args) => check_config::check_config(args),
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,

@@ -55,6 +55,8 @@ fn nonsense_is_refused_at_once() {
         &["walrelay", "status", "--max-lag-bytes", "1.5"],
         &["walrelay", "demo", "--writers", "0"],
         &["walrelay", "run", "--password", "x"],
+        &["walrelay", "replay"],
+        &["walrelay", "replay", "--until", "1h", "--dry-run"],
         &["walrelay", "config", "import"],
         &["walrelay", "config", "import", "c.json", "--force"],
         &["walrelay", "config", "init", "--table", "t", "--force"],
@@ -102,6 +104,7 @@ fn the_overview_names_every_command_and_where_to_start() {
       teardown      Drop the slot and its publication; never the table
       status        Show how the slot and its relay are doing
       verify        Compare the outbox with the topics: what is missing, duplicated or out of order
+      replay        Publish rows of the outbox once more, beside a relay or without
       demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
                     result
       check-config  Check a configuration and print what it comes to, with secrets as ***

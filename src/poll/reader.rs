@@ -97,6 +97,22 @@ impl Reader {
         number.ok_or_else(|| fault::protocol(While::Querying(doing), "no number"))
     }
 
+    /// How many rows [`extent`](crate::poll::select::extent) says there are, and from when to when. Takes as long as
+    /// [`Reader::count`].
+    ///
+    /// # Errors
+    /// What the session gives.
+    pub async fn extent(&self, sql: &str) -> Result<(u64, Option<String>, Option<String>)> {
+        let doing = "counting rows of the outbox table";
+        let counted =
+            self.client().simple_query(sql).await.map_err(|error| fault::sql(While::Querying(doing), &error))?;
+        let row = counted.iter().find_map(as_row);
+        let text = |at| row.and_then(|row| row.try_get(at).ok().flatten());
+        let count = text(0).and_then(|text: &str| text.parse().ok());
+        let count = count.ok_or_else(|| fault::protocol(While::Querying(doing), "no number"))?;
+        Ok((count, text(1).map(str::to_owned), text(2).map(str::to_owned)))
+    }
+
     /// Asks for the rows of [`rows`](crate::poll::select::rows). They come as they are taken: what waits is bounded, and
     /// then the server waits, too.
     ///

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub(crate) use command::timeline;
 use command::{Command, Reply};
 pub use command::{OldTransaction, WalPosition};
 

@@ -19,6 +19,7 @@ mod position;
 mod pressure;
 mod publication;
 mod recovery;
+mod replay;
 mod schema;
 mod secrets;
 mod shutdown;

@@ -88,7 +88,8 @@ pub struct Teller {
 }
 
 impl Teller {
-    fn new() -> Teller {
+    /// Says nothing yet.
+    pub(in crate::cli) fn new() -> Teller {
         Teller { said: Instant::now() }
     }
 
@@ -115,7 +116,7 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
     let id_headers = id_headers(&config)?;
     let source = &config.source;
     let session = Session::connect(&source.database, "verify").await?;
-    let range = range::read(&session, args.since.as_deref(), args.until.as_deref()).await?;
+    let range = range::read(session.client(), args.since.as_deref(), args.until.as_deref()).await?;
     let mut report = Report::default();
     let plans = plans(&session, &config, &range, &mut report).await?;
     let outboxes = plans.iter().map(|plan| Outbox { name: plan.name.to_string(), is_ordered: plan.order.is_some() });

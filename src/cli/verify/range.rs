@@ -1,8 +1,8 @@
 //! From when to when.
 
+use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-use crate::cli::session::Session;
 use crate::cli::table::Table;
 use crate::config::unit::parse_duration;
 use crate::config::{OutboxConfig, TableName};
@@ -29,14 +29,14 @@ pub struct Range {
 ///
 /// # Errors
 /// [`Kind::Config`] for what is no time; what the session gives.
-pub async fn read(session: &Session, since: Option<&str>, until: Option<&str>) -> Result<Range> {
-    let since = moment(session, "--since", since).await?;
-    let until = moment(session, "--until", until).await?;
+pub async fn read(client: &Client, since: Option<&str>, until: Option<&str>) -> Result<Range> {
+    let since = moment(client, "--since", since).await?;
+    let until = moment(client, "--until", until).await?;
     let (since, since_ms) = since.unzip();
     Ok(Range { since, until: until.map(|(text, _)| text), since_ms })
 }
 
-async fn moment(session: &Session, flag: &str, given: Option<&str>) -> Result<Option<(String, i64)>> {
+async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Option<(String, i64)>> {
     const DOING: &str = "reading a time";
     let Some(given) = given else { return Ok(None) };
     let time = match parse_duration(given) {
@@ -51,7 +51,7 @@ async fn moment(session: &Session, flag: &str, given: Option<&str>) -> Result<Op
         let cause = format!("{flag}: this is neither a timestamp as SQL reads it nor a duration");
         Error::new(Kind::Config, cause).remedy("write '2026-03-01 12:00', '2026-03-01T12:00:00+01:00' or 2h")
     };
-    match session.client().query_opt(&sql, &[]).await {
+    match client.query_opt(&sql, &[]).await {
         Ok(Some(row)) => {
             let unreadable = |error| Error::new(Kind::Bug, format!("a time of a query of ours: {error}"));
             Ok(Some((row.try_get(0).map_err(unreadable)?, row.try_get(1).map_err(unreadable)?)))

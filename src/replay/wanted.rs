@@ -1,0 +1,240 @@
+//! Which rows, from what was typed to SQL that Postgres has looked at.
+//!
+//! Values are quoted. Only the operator's own condition stands as it is, as `outbox.pending` does (P11).
+
+use tokio_postgres::Client;
+
+use crate::config::OutboxConfig;
+use crate::error::{Error, Kind, Result};
+use crate::poll::select::count;
+use crate::poll::{Selection, TableFacts, Which};
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::source::query::QUERY_TIMEOUT;
+
+/// What was asked for. All of it has to hold for a row; what is empty holds for every row.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The row has one of these ids.
+    pub ids: Vec<String>,
+    /// It is of one of these aggregates.
+    pub aggregates: Vec<String>,
+    /// It was written then or later: a `timestamptz` in Postgres' text form.
+    pub since: Option<String>,
+    /// It was written before.
+    pub until: Option<String>,
+    /// This SQL holds for it.
+    pub sql: Option<String>,
+}
+
+/// Why Postgres does not take a condition.
+enum Unfit {
+    /// A value is none of its type.
+    Value,
+    /// Something else, in its words.
+    Sql(Error),
+}
+
+impl Wanted {
+    /// The condition on rows of this table. `notes` gets what has to be known to read it.
+    ///
+    /// An id that cannot be one in this table finds nothing there, which is no error: another table may have it.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] for what does not fit the table, with the flag it is from; what the session gives.
+    pub(super) async fn condition(
+        &self,
+        client: &Client,
+        facts: &TableFacts,
+        outbox: &OutboxConfig,
+        notes: &mut Vec<String>,
+    ) -> Result<String> {
+        let mut all = Vec::new();
+        if !self.ids.is_empty() {
+            all.push(self.with_id(client, facts, outbox).await?);
+        }
+        if !self.aggregates.is_empty() {
+            let condition = one_of(&text_of(&outbox.aggregate_id)?, &self.aggregates)?;
+            let remedy =
+                "name the column with the aggregate's id: aggregateid = \"…\" in [outbox.columns]; or use --where";
+            check(client, "--aggregate", remedy, (facts, outbox), &condition).await?;
+            all.push(condition);
+            let key = outbox.route.key.as_ref();
+            if !key.is_some_and(|key| key.columns().any(|column| column == outbox.aggregate_id)) {
+                let made_of = key.map_or("there is no key".to_owned(), |key| format!("the key is {:?}", key.source()));
+                notes.push(format!("--aggregate compares column {} of {}; {made_of}", outbox.aggregate_id, facts.name));
+            }
+        }
+        if self.since.is_some() || self.until.is_some() {
+            all.push(self.in_range(facts)?);
+        }
+        if let Some(sql) = &self.sql {
+            plain(sql)?;
+            let remedy = "write one SQL condition over the table's columns, such as --where \"status = 'FAILED'\"; types \
+                          and functions outside pg_catalog need their schema; --table narrows it to one table";
+            // A bracket that ends ours early fails in one of the two.
+            for nested in [sql.clone(), format!("(array[{sql}])[1]")] {
+                check(client, "--where", remedy, (facts, outbox), &nested).await?;
+            }
+            all.push(format!("({sql})"));
+        }
+        Ok(all.join(" and "))
+    }
+
+    /// By the type of the column, so that an index is used; a value it cannot hold is left out.
+    async fn with_id(&self, client: &Client, facts: &TableFacts, outbox: &OutboxConfig) -> Result<String> {
+        let id = if facts.id_as_text { text_of(&outbox.id)? } else { quote_ident(&outbox.id)? };
+        let all = one_of(&id, &self.ids)?;
+        let told = |error| told("--id", "write the id as Postgres prints it", facts, &error);
+        match plan(client, "--id", facts, outbox, &all).await? {
+            Ok(()) => return Ok(all),
+            Err(Unfit::Sql(error)) => return Err(told(error)),
+            Err(Unfit::Value) => {}
+        }
+        let mut fit = Vec::new();
+        for value in &self.ids {
+            match plan(client, "--id", facts, outbox, &one_of(&id, std::slice::from_ref(value))?).await? {
+                Ok(()) => fit.push(value.clone()),
+                Err(Unfit::Value) => {}
+                Err(Unfit::Sql(error)) => return Err(told(error)),
+            }
+        }
+        if fit.is_empty() { Ok("false".to_owned()) } else { one_of(&id, &fit) }
+    }
+
+    fn in_range(&self, facts: &TableFacts) -> Result<String> {
+        let Some(time) = &facts.time else {
+            let cause =
+                format!("--since and --until: no column of {} is known to hold the time of its rows", facts.name);
+            return Err(
+                Error::new(Kind::Config, cause).remedy("name a column with a timestamp: time = \"…\" in [outbox]")
+            );
+        };
+        let column = quote_ident(time)?;
+        let ends = [(&self.since, ">="), (&self.until, "<")];
+        let end = |(end, compared): (&Option<String>, &str)| {
+            let end = end.as_deref()?;
+            // The session is in UTC, and so is a timestamp without a zone.
+            Some(quote_literal(end).map(|end| format!("{column} {compared} {end}::pg_catalog.timestamptz")))
+        };
+        Ok(ends.into_iter().filter_map(end).collect::<Result<Vec<_>>>()?.join(" and "))
+    }
+}
+
+fn text_of(column: &str) -> Result<String> {
+    Ok(format!("{}::text", quote_ident(column)?))
+}
+
+fn one_of(left: &str, values: &[String]) -> Result<String> {
+    let values = values.iter().map(|value| quote_literal(value)).collect::<Result<Vec<_>>>()?;
+    Ok(format!("{left} in ({})", values.join(", ")))
+}
+
+/// It goes into the middle of a statement: what ends one, or hides the rest of it, cannot be meant.
+fn plain(sql: &str) -> Result<()> {
+    if sql.contains([';', '\0']) || sql.contains("--") || sql.contains("/*") {
+        let cause = "--where: a condition has no semicolons, comments and NUL";
+        return Err(Error::new(Kind::Config, cause)
+            .remedy("write the condition alone; a text with such characters can be put together with || and chr()"));
+    }
+    Ok(())
+}
+
+async fn check(
+    client: &Client,
+    flag: &str,
+    remedy: &str,
+    (facts, outbox): (&TableFacts, &OutboxConfig),
+    condition: &str,
+) -> Result<()> {
+    match plan(client, flag, facts, outbox, condition).await? {
+        Ok(()) => Ok(()),
+        Err(Unfit::Value) => {
+            let error = Error::new(Kind::Config, "a value in it cannot be of the type that is needed");
+            Err(told(flag, remedy, facts, &error))
+        }
+        Err(Unfit::Sql(error)) => Err(told(flag, remedy, facts, &error)),
+    }
+}
+
+fn told(flag: &str, remedy: &str, facts: &TableFacts, error: &Error) -> Error {
+    Error::new(Kind::Config, format_args!("{flag} does not fit table {}: {}", facts.name, error.cause())).remedy(remedy)
+}
+
+/// Has Postgres plan the question: that reads no row.
+async fn plan(
+    client: &Client,
+    flag: &str,
+    facts: &TableFacts,
+    outbox: &OutboxConfig,
+    condition: &str,
+) -> Result<Result<(), Unfit>> {
+    let doing = format!("checking {flag}");
+    let act = While::Querying(&doing);
+    let sql = format!("explain {}", count(facts, outbox, &Selection::of(Which::Where(condition)))?);
+    let planned = tokio::time::timeout(QUERY_TIMEOUT, client.batch_execute(&sql)).await;
+    let Err(error) = planned.map_err(|_| fault::timeout(act, QUERY_TIMEOUT))? else { return Ok(Ok(())) };
+    let told = fault::sql(act, &error);
+    let code = error.code().map(tokio_postgres::error::SqlState::code).unwrap_or_default();
+    match code.get(..2).unwrap_or_default() {
+        _ if code == "42501" => Err(told.remedy("grant the role what the condition needs")),
+        "22" => Ok(Err(Unfit::Value)),
+        "42" | "0A" => Ok(Err(Unfit::Sql(told))),
+        _ => Err(told),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_stay_texts() {
+        let values = ["a".to_owned(), "' or true".to_owned(), "\\'); drop table outbox".to_owned()];
+        assert_eq!(one_of("\"id\"", &values).unwrap(), "\"id\" in ('a', ''' or true',  E'\\\\''); drop table outbox')");
+        assert_eq!(one_of("\"id\"", &["\0".to_owned()]).unwrap_err().kind(), Kind::Config);
+        assert_eq!(text_of("a\"b").unwrap(), "\"a\"\"b\"::text");
+    }
+
+    #[test]
+    fn what_ends_a_statement_or_hides_its_rest_is_no_condition() {
+        for sql in ["true; drop table outbox", "true -- all", "true /* all */", "a = '\0'"] {
+            let error = plain(sql).unwrap_err();
+            assert!(error.kind() == Kind::Config && error.cause().starts_with("--where"), "{error}");
+        }
+        plain("status = 'a b' and n - 1 > 2 / 3 or x in (1, 2)").unwrap();
+    }
+
+    #[test]
+    fn a_range_is_that_of_the_tables_time() {
+        let facts = |time: Option<&str>| TableFacts {
+            oid: 1,
+            name: "public.outbox".parse().unwrap(),
+            columns: Vec::new(),
+            id_type: "uuid".to_owned(),
+            id_as_text: false,
+            id_not_null: true,
+            xid_column: None,
+            xid_not_null: false,
+            order: None,
+            time: time.map(str::to_owned),
+            may_select: true,
+            is_partitioned: false,
+        };
+        let range = |since: Option<&str>, until: Option<&str>| Wanted {
+            since: since.map(str::to_owned),
+            until: until.map(str::to_owned),
+            ..Wanted::default()
+        };
+        assert_eq!(
+            range(Some("2026-03-01"), Some("it's")).in_range(&facts(Some("At"))).unwrap(),
+            "\"At\" >= '2026-03-01'::pg_catalog.timestamptz and \"At\" < 'it''s'::pg_catalog.timestamptz"
+        );
+        assert_eq!(
+            range(None, Some("x")).in_range(&facts(Some("at"))).unwrap(),
+            "\"at\" < 'x'::pg_catalog.timestamptz"
+        );
+        let error = range(Some("x"), None).in_range(&facts(None)).unwrap_err();
+        assert!(error.kind() == Kind::Config && error.cause().contains("no column of public.outbox"), "{error}");
+    }
+}
