@@ -75,6 +75,10 @@
 //!   cause, a remedy and an exit code.
 //! - **P10, stopping.** SIGTERM and SIGINT stop intake, wait for acks, confirm, leave; a second leaves at once.
 //! - **P11, hostile input.** No bytes can panic it; no payload or secret reaches a log; no name reaches SQL unquoted.
+//! - **P12, the table.** What the slot does not have is read from the table: every row that was not published, in order,
+//!   before the slot is streamed. Table and slot never publish at once.
+//! - **P13, upkeep.** Nothing is stored or confirmed before its row is marked or deleted, where that is configured;
+//!   nothing is deleted before it is published.
 //!
 //! ## What is absent
 //!
@@ -83,7 +87,8 @@
 //!   starts again behind the delivered position.
 //! - No LSN is ever passed to `START_REPLICATION`: the server decides where the slot is, the relay drops what it
 //!   has already delivered.
-//! - No heartbeat table, no `pg_current_wal_lsn()`, no polling for progress.
+//! - No heartbeat table, no `pg_current_wal_lsn()` that is confirmed, no polling for progress.
+//! - No id and no time that says which rows are new: those of a transaction that commits late would be passed over.
 
 pub mod cli;
 pub mod clock;

@@ -103,6 +103,7 @@ fn the_overview_names_every_command_and_where_to_start() {
       setup         Check the server, then create publication and slot, and the table if wanted
       teardown      Drop the slot and its publication; never the table
       status        Show how the slot and its relay are doing
+      cleanup       Delete rows that are published and old, without being in anybody's way
       verify        Compare the outbox with the topics: what is missing, duplicated or out of order
       replay        Publish rows of the outbox once more, beside a relay or without
       demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
@@ -185,6 +186,17 @@ fn the_help_of_run_has_examples_and_exit_codes() {
                                          WALRELAY_BROKERS]
           --table <TABLE>                The outbox table; public.outbox by default [env:
                                          WALRELAY_TABLE]
+          --mode <MODE>                  Where rows come from; slot by default [env: WALRELAY_MODE]
+                                         [possible values: slot, poll, auto]
+          --on-slot-loss <WHAT>          What to do when the slot is gone; recover by default [env:
+                                         WALRELAY_ON_SLOT_LOSS] [possible values: recover, stop]
+          --backlog <WHICH>              What to publish of the rows that are there when the first slot
+                                         is made: all, none, pending, since=TIME; pending by default
+                                         where outbox.pending is set, else all [env: WALRELAY_BACKLOG]
+          --max-retained-bytes <BYTES>   How much log the slot may keep, such as 10GiB; no bound by
+                                         default [env: WALRELAY_MAX_RETAINED_BYTES]
+          --over-budget <WHAT>           What to do with a slot that keeps more; unready by default
+                                         [env: WALRELAY_OVER_BUDGET] [possible values: unready, give-up]
           --state-store <STORE>          Where the position is kept; kafka by default [env:
                                          WALRELAY_STATE_STORE] [possible values: kafka, postgres, slot]
           --http <ADDRESS:PORT>          Serve metrics and health here; a port alone means 127.0.0.1;

@@ -221,23 +221,24 @@ fn where_the_primary_waits_for_its_standby_nothing_is_delivered_that_the_promote
 fn a_promoted_standby_without_the_slot_is_refused_until_the_gap_is_accepted() {
     let pair = Pair::new(15);
     let world = &pair.world;
-    let mut relay = world.relay();
+    let stops = || world.run().option("--on-slot-loss", "stop");
+    let mut relay = stops().start();
+    relay.wait_ready();
     world.emit(&world.sql(), "before");
     world.assert_all_delivered();
     pair.primary.stop_fast(EXIT);
     pair.standby.promote();
-    let setup = format!("walrelay setup --slot {}", world.name);
-    assert_ends(&mut relay, SLOT_UNUSABLE, &["there is no replication slot", &world.name, &setup]);
+    assert_ends(&mut relay, SLOT_UNUSABLE, &["there is no replication slot", &world.name, "--backlog since=TIME"]);
 
     world.emit(&world.sql(), "in the gap");
     world.setup();
     world.emit(&world.sql(), "after");
     // The remedy alone must not hide what it leaves out.
-    let mut relay = world.run().start();
+    let mut relay = stops().start();
     assert_ends(&mut relay, MISMATCH, &["the slot was recreated", "publish by hand", "--adopt-slot"]);
     assert_eq!(world.delivered(), 1);
 
-    let mut relay = world.run().flag("--adopt-slot").start();
+    let mut relay = stops().flag("--adopt-slot").start();
     relay.wait_ready();
     eventually("it goes on", ARRIVAL, || world.delivered(), |delivered| *delivered >= 2);
     let keys: BTreeSet<String> = world.records(0).iter().map(|record| record.key_text()).collect();

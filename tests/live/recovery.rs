@@ -1,8 +1,10 @@
-//! The slot is not there, or not what it was: what it does not have is read from the table, once and in order.
+//! P12: the slot is not there, or not what it was: what it does not have is read from the table, once and in order.
 
 use std::time::Duration;
 
 use crate::support::relay::Relay;
+use crate::support::seed::from_environment;
+use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
@@ -101,5 +103,291 @@ fn polling_publishes_each_event_once_and_gives_way_to_a_slot() {
     writers.wait_for(100);
     writers.stop();
     assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn a_relay_killed_at_each_point_of_a_first_start_publishes_every_row_in_order() {
+    for point in ["intended", "slot-made", "read", "progress", "caught-up"] {
+        let world = without_slot();
+        let writers = world.workload(&Plan { writers: 3, ..Plan::default() });
+        writers.wait_for(300);
+        let passings = if point == "read" { 150 } else { 0 };
+        let mut relay = world.run().variable("FAILPOINTS", &format!("{point}={passings}*off->return")).start();
+        let status = relay.process.wait_exit(EXIT);
+        assert!(status.code().is_none(), "{point}: {status}");
+        writers.wait_for(50);
+        let mut relay = world.run().start();
+        streaming(&world, &mut relay);
+        writers.wait_for(50);
+        writers.stop();
+        let findings = world.assert_all_delivered();
+        eprintln!("killed at {point}: {} copies", findings.duplicates);
+        assert!(findings.duplicates <= 1_000, "{point}: what was stored was not believed");
+        assert_eq!(relay.terminate(EXIT), Some(0), "{point}");
+    }
+}
+
+#[test]
+fn a_lost_slot_and_one_made_anew_by_somebody_else_are_recovered_from() {
+    let postgres = Postgres::private(15, &[("max_slot_wal_keep_size", "1MB")]);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.setup();
+    let mut relay = world.run().start();
+    streaming(&world, &mut relay);
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(100);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    let sql = world.sql();
+    eventually(
+        "the slot is lost",
+        ARRIVAL,
+        || {
+            sql.run("insert into noise select n, repeat('x', 2000) from generate_series(1, 5000) n; select pg_switch_wal(); checkpoint");
+            world.slot("wal_status")
+        },
+        |status| status == "lost",
+    );
+    let mut relay = world.run().start();
+    streaming(&world, &mut relay);
+    assert!(relay.log().contains("is lost"), "{}", relay.log());
+    writers.wait_for(100);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+
+    // Somebody makes another slot of the name, and does not think of what was written in between.
+    world.drop_slot();
+    writers.wait_for(50);
+    sql.run(&format!("select pg_create_logical_replication_slot('{}', 'pgoutput')", world.name));
+    writers.wait_for(50);
+    let mut relay = world.run().start();
+    streaming(&world, &mut relay);
+    writers.stop();
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+}
+
+#[test]
+fn a_table_without_the_transactions_column_is_recovered_from_with_copies() {
+    let world = World::new();
+    let order = "[outbox]\norder_by = \"(payload->>'v')::bigint\"\n";
+    let mut relay = world.run().config_file(order).start();
+    streaming(&world, &mut relay);
+    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    for _ in 0..3 {
+        writers.wait_for(100);
+        world.drop_slot();
+        eventually("the slot is made anew", ARRIVAL, || world.walsender(), |pid| *pid != 0);
+    }
+    writers.stop();
+    let findings = world.assert_all_delivered();
+    eprintln!("{} copies by xmin", findings.duplicates);
+}
+
+#[test]
+fn where_a_person_has_to_choose_it_stops_and_says_what_can_be_chosen() {
+    // Nothing tells the order.
+    let world = World::new();
+    let mut relay = world.relay();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    world.drop_slot();
+    let mut relay = world.run().start();
+    assert_eq!(relay.wait_exit(EXIT), Some(16), "{}", relay.log());
+    assert!(relay.log().contains("outbox.order_by") && relay.log().contains("--adopt-slot"), "{}", relay.log());
+    // It was told to.
+    let mut relay = world.run().option("--on-slot-loss", "stop").start();
+    assert_eq!(relay.wait_exit(EXIT), Some(14), "{}", relay.log());
+    assert!(relay.log().contains("--backlog since=TIME"), "{}", relay.log());
+    // And the choice is taken.
+    world.emit(&world.sql(), "b");
+    let order = "[outbox]\norder_by = \"(payload->>'v')::bigint\"\n";
+    let mut relay = world.run().config_file(order).flag("--adopt-slot").option("--backlog", "all").start();
+    streaming(&world, &mut relay);
+    assert_eq!(world.assert_all_delivered().duplicates, 1, "all rows were asked for");
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    world.emit(&world.sql(), "c");
+    let mut relay = world.relay();
+    assert_eq!(world.assert_all_delivered().duplicates, 1);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn a_backlog_is_all_none_or_since() {
+    for (backlog, copies_of) in [("all", 3), ("none", 0), ("since=2026-06-01T00:00:00Z", 1)] {
+        let world = without_slot();
+        let sql = world.sql();
+        sql.run("alter table outbox add column created_at timestamptz not null default '2026-01-01Z'");
+        world.emit(&sql, "old");
+        world.emit(&sql, "older");
+        sql.run("alter table outbox alter column created_at set default '2026-07-01Z'");
+        world.emit(&sql, "new");
+        let mut relay = world.run().option("--backlog", backlog).start();
+        streaming(&world, &mut relay);
+        world.emit(&sql, "streamed");
+        eventually(backlog, ARRIVAL, || world.delivered(), |records| *records == copies_of + 1);
+        assert_eq!(relay.terminate(EXIT), Some(0));
+        // It was the first time that counted.
+        let mut relay = world.run().option("--backlog", "all").start();
+        streaming(&world, &mut relay);
+        assert_eq!(relay.terminate(EXIT), Some(0));
+        assert_eq!(world.delivered(), copies_of + 1);
+    }
+}
+
+#[test]
+fn of_two_pollers_one_reads_and_the_other_takes_over_from_the_dead() {
+    let world = World::keeping();
+    let poller = || world.run().option("--mode", "poll").start();
+    let mut one = poller();
+    one.wait_ready();
+    let mut other = poller();
+    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    let mut copies = 0;
+    for _ in 0..3 {
+        writers.wait_for(100);
+        one.kill_hard();
+        std::mem::swap(&mut one, &mut other);
+        one.wait_ready();
+        other = poller();
+    }
+    writers.wait_for(100);
+    writers.stop();
+    copies += world.assert_all_delivered().duplicates;
+    eprintln!("{copies} copies after three kills");
+}
+
+#[test]
+fn a_notification_wakes_an_idle_poller() {
+    let world = World::keeping();
+    let sql = world.sql();
+    sql.run(
+        "create function wake() returns trigger language plpgsql as $$ begin notify outbox; return null; end $$;
+         create trigger wake after insert on outbox for each statement execute function wake()",
+    );
+    let slow = "[poll]\ninterval = \"10m\"\nidle_interval = \"10m\"\n[outbox]\nnotify = \"outbox\"\n";
+    let mut relay = world.run().config_file(slow).option("--mode", "poll").start();
+    relay.wait_ready();
+    for number in 1..=3 {
+        world.emit(&sql, "a");
+        eventually("it was woken", ARRIVAL, || world.delivered(), |records| *records == number);
+    }
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn an_automatic_relay_polls_until_there_can_be_a_slot() {
+    let postgres = Postgres::private(15, &[("wal_level", "replica")]);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    let mut relay = world.run().option("--mode", "auto").start();
+    relay.wait_ready();
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(100);
+    assert_eq!(relay.metric("walrelay_reads_table"), Some(1.0));
+    postgres.sql().run("alter system set wal_level = 'logical'");
+    postgres.stop_fast(EXIT);
+    postgres.start();
+    world.publish();
+    world.wait_streaming();
+    writers.wait_for(100);
+    writers.stop();
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(relay.metric("walrelay_reads_table"), Some(0.0));
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn a_slot_over_its_budget_is_given_up_and_made_again() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.setup();
+    let budget = |what| world.run().option("--max-retained-bytes", "2MiB").option("--over-budget", what);
+    let mut relay = budget("unready").start();
+    streaming(&world, &mut relay);
+    // A transaction that stays open holds the log back, whatever is confirmed.
+    let open = world.sql();
+    open.run("begin; insert into noise values (1, 'open')");
+    let sql = world.sql();
+    sql.run("insert into noise select n, repeat('x', 2000) from generate_series(1, 3000) n");
+    eventually("it is not ready", ARRIVAL, || relay.is_ready(), |ready| !ready);
+    world.emit(&sql, "still relayed");
+    world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0));
+
+    let mut relay = budget("give-up").start();
+    eventually("the slot is gone", ARRIVAL, || world.slot("slot_name::text").is_empty(), |gone| *gone);
+    world.emit(&sql, "polled");
+    eventually("it is polled", ARRIVAL, || world.check().lost.is_empty(), |all| *all);
+    open.run("commit");
+    world.wait_streaming();
+    world.emit(&sql, "streamed");
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn an_outbox_whose_rows_do_not_stay_is_noticed_and_not_taken_for_recoverable() {
+    let world = World::keeping();
+    world.setup();
+    let mut relay = world.run().start();
+    streaming(&world, &mut relay);
+    let sql = world.sql();
+    let emit = || {
+        let emit = format!("select emit('{}', 'a', 20)", world.kind(0));
+        sql.run(&format!("begin; {emit}; delete from outbox; commit"));
+        relay.log().contains("rows are gone from the table")
+    };
+    eventually("it is noticed", Duration::from_secs(90), emit, |noticed| *noticed);
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    world.drop_slot();
+    let mut relay = world.run().start();
+    assert_eq!(relay.wait_exit(EXIT), Some(14), "{}", relay.log());
+    assert!(relay.log().contains("rows do not stay in the table"), "{}", relay.log());
+}
+
+#[test]
+fn a_promoted_standby_without_the_slot_is_recovered_from() {
+    let primary = Postgres::private(15, &[]);
+    let mut world = World::keeping_on(&primary, Kafka::shared().brokers());
+    world.setup();
+    let standby = Postgres::standby_of(&primary);
+    world.database_url = format!(
+        "postgres://postgres@{},{}/{}?sslmode=disable&target_session_attrs=read-write",
+        primary.address(),
+        standby.address(),
+        world.name
+    );
+    let mut relay = world.relay();
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(200);
+    primary.stop_fast(EXIT);
+    standby.promote();
+    writers.wait_for(100);
+    writers.stop();
+    let findings = world.assert_all_delivered();
+    eprintln!("{} copies", findings.duplicates);
+    assert!(findings.duplicates <= 500, "more came again than what was written since the last pair");
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn a_large_backlog_is_handed_over_while_writers_go_on() {
+    let rows = from_environment("WALRELAY_TEST_BACKLOG", 100_000);
+    let world = without_slot();
+    let sql = world.sql();
+    sql.run(&format!(
+        "insert into outbox (id, aggregatetype, aggregateid, type, payload)
+         select gen_random_uuid(), '{}', 'bulk-' || n % 1000, 'Changed', jsonb_build_object('v', n / 1000, 'of', 'bulk-' || n % 1000)
+         from generate_series(1000, {} + 999) n",
+        world.kind(0),
+        rows
+    ));
+    let writers = world.workload(&Plan { writers: 3, ..Plan::default() });
+    let mut relay = world.run().start();
+    streaming(&world, &mut relay);
+    writers.wait_for(200);
+    writers.stop();
+    let findings = world.assert_all_delivered();
+    assert_eq!(findings.duplicates, 0, "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0));
 }

@@ -1,4 +1,4 @@
-//! What is done to the rows of an outbox table: marked, deleted, cleaned up, and a column added.
+//! P13: What is done to the rows of an outbox table: marked, deleted, cleaned up, and a column added.
 
 mod cleanup;
 mod mark;
