@@ -168,7 +168,9 @@ fn slot_task(
         }
         let published = fits.map_or_else(|| fresh.published.clone(), |gap| gap.published);
         let cause = "rows of the table were begun with, and the slot they belong to is not there".to_owned();
-        return Ok(Task::MakeSlot(Plan { rows, published, cause, notes: Vec::new() }));
+        // After a promotion, transactions that were begun with may not be those of before.
+        let finishes = until.is_some() && loaded.is_some_and(|stored| stored.server == fresh.server);
+        return Ok(Task::MakeSlot(Plan { rows, published, finishes, cause, notes: Vec::new() }));
     }
     let is_first = loaded.is_none() && source.backlog.is_some();
     if is == SlotIs::There && !is_first && matches!(gap, Ok(None)) {

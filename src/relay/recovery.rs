@@ -25,6 +25,8 @@ pub(super) struct Plan {
     pub(super) rows: Rows,
     /// What is known to be published.
     pub(super) published: Option<Published>,
+    /// Whether what was begun with is finished first, so that nothing of it comes again.
+    pub(super) finishes: bool,
     /// Why, in a sentence.
     pub(super) cause: String,
     /// What the operator should know besides.
@@ -44,7 +46,7 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
     };
     let first = |cause: String| -> Result<Plan> {
         let rows = backlog(config)?;
-        Ok(Plan { rows, published: None, cause, notes: Vec::new() })
+        Ok(Plan { rows, published: None, finishes: false, cause, notes: Vec::new() })
     };
     if config.state.store == StoreKind::Slot {
         let cause =
@@ -64,7 +66,7 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
     if config.state.adopt_slot {
         let rows = if config.source.backlog.is_some() { backlog(config)? } else { Rows::None };
         let notes = vec!["accepted because of --adopt-slot: what is stored is given up".to_owned()];
-        return Ok(Plan { rows, published: None, cause: found, notes });
+        return Ok(Plan { rows, published: None, finishes: false, cause: found, notes });
     }
     let gap = gap?;
     let (cause, published, notes) = match gap {
@@ -87,7 +89,7 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
     if published.is_none() && !config.outboxes.iter().all(says_for_itself) {
         return refused("; nothing that is stored tells which rows of the table were published");
     }
-    Ok(Plan { rows: Rows::Unpublished, published, cause, notes })
+    Ok(Plan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
 }
 
 /// Whether the table itself tells which of its rows were not published.

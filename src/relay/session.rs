@@ -131,7 +131,13 @@ impl Session {
             1 => Vec::new(),
             timeline => wal.timeline_history(timeline).await?,
         };
-        let mut stream = WalStream::start(wal, &source.publication, source.max_message_bytes).await?;
+        let mut stream = match WalStream::start(wal, &source.publication, source.max_message_bytes).await {
+            // It was there a moment ago. Whoever looks again finds out what has become of it.
+            Err(error) if error.kind() == Kind::SlotUnusable && source.on_loss == OnLoss::Recover => {
+                return Ok(Opened::Table(Why::Gap));
+            }
+            started => started?,
+        };
 
         let status = Status { received: confirmed, confirmed, reply_requested: false };
         let read = read_position(config, producer, &control, known);

@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::replication::{NewSlot, WalSession};
 use crate::relay::stop::{Stop, StopSignal};
@@ -33,7 +33,11 @@ pub(super) async fn make_slot(
     let source = &config.source;
     let mut wal = WalSession::connect(&source.database, source).await?;
     if is_there {
-        wal.drop_slot().await?;
+        match wal.drop_slot().await {
+            // Somebody was faster.
+            Err(error) if error.kind() == Kind::SlotUnusable => {}
+            dropped => dropped?,
+        }
     }
     let pid = wal.backend_pid().await?;
     let mut told = tokio::time::interval_at(tokio::time::Instant::now() + TELL_INTERVAL, TELL_INTERVAL);

@@ -181,6 +181,17 @@ impl Work<'_> {
         let slot = &self.config.source.slot;
         tracing::warn!(%slot, cause = plan.cause, rows = named(&plan.rows), "making the slot anew");
         plan.notes.iter().for_each(|note| tracing::warn!(%slot, "{note}"));
+        let mut plan = plan;
+        let begun = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
+        if let Some(until) = begun.filter(|_| plan.finishes) {
+            let (_, lsn) = self.reader.begin(None).await?;
+            self.reading.stored.published = plan.published.take();
+            if self.read(lsn, Some(&until), false).await?.is_none() {
+                return Ok(Ended::Stopped);
+            }
+            self.reader.end().await?;
+            (plan.rows, plan.published) = (Rows::Unpublished, Some(published(until, lsn)));
+        }
         let stored = &mut self.reading.stored;
         // Where it stood means nothing to the slot that is to come.
         stored.position = Position::default();

@@ -307,7 +307,7 @@ fn a_slot_over_its_budget_is_given_up_and_made_again() {
     let open = world.sql();
     open.run("begin; insert into noise values (1, 'open')");
     let sql = world.sql();
-    sql.run("insert into noise select n, repeat('x', 2000) from generate_series(1, 3000) n");
+    sql.run("insert into noise select n, repeat('x', 1500) from generate_series(1, 4000) n");
     eventually("it is not ready", ARRIVAL, || relay.is_ready(), |ready| !ready);
     world.emit(&sql, "still relayed");
     world.assert_all_delivered();
