@@ -101,8 +101,8 @@ pub struct RunArgs {
     /// What the configuration file may say, too.
     #[command(flatten)]
     pub settings: RunSettings,
-    /// Start where slot and server stand now, whatever the stored position says. For once, after a slot was made anew or
-    /// the server was replaced: events between the two are not relayed
+    /// Give up what is stored, and start where slot and server stand now. For once, after the server was replaced: events
+    /// between the two are not relayed, unless --backlog says which rows of the table are
     #[arg(long)]
     pub adopt_slot: bool,
 }
@@ -390,7 +390,7 @@ Examples:
   walrelay teardown --slot orders
   walrelay teardown --slot orders --yes
 
-The stored position stays where it is; a later slot of the same name is started with `run --adopt-slot`.
+What is stored stays where it is: a relay of a later slot of the same name publishes first what was not published.
 
 Exit codes:
   0   gone

@@ -79,8 +79,8 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
         session.run(&format!("dropping publication {}", source.publication), &drop).await?;
     }
     print_line(format_args!(
-        "Dropped {}. The table is untouched. The stored position stays too: a later slot of this name is started with \
-         `walrelay run --slot {} --adopt-slot`.",
+        "Dropped {}. The table is untouched. What is stored stays too: a relay of a later slot {} publishes first what was \
+         not published.",
         doomed.join(" and "),
         source.slot
     ))

@@ -10,8 +10,8 @@ use super::layers::{Given, Settings};
 use super::setting::{self, Form, Setting};
 use super::unit::{exact_bytes, exact_duration, parse_bytes, parse_duration};
 use super::{
-    Backlog, Config, KafkaConfig, Mode, OnLoss, PollConfig, ProcessConfig, SlotName, SourceConfig, StateConfig,
-    StoreKind,
+    Backlog, Config, KafkaConfig, Mode, OnLoss, OutboxConfig, PollConfig, ProcessConfig, SlotName, SourceConfig,
+    StateConfig, StoreKind,
 };
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
@@ -38,9 +38,56 @@ impl Settings {
         }
         let messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
         let source = SourceConfig { messages, ..self.source()? };
+        self.fit_for_the_table(&source, &outboxes, state.store)?;
         let id_headers = outboxes.iter().filter_map(|outbox| outbox.route.id_header.clone()).collect();
         let kafka = KafkaConfig { id_headers, ..self.kafka()? };
         Ok(Config { source, outboxes, kafka, state, process: self.process()? })
+    }
+
+    /// What reads the table has to have one, and a place to keep what is published.
+    fn fit_for_the_table(&self, source: &SourceConfig, outboxes: &[OutboxConfig], store: StoreKind) -> Result<()> {
+        let told = |setting: &Setting| self.get(setting).map(|given| given.origin.to_string()).unwrap_or_default();
+        let refuse = |setting: &Setting, what: &str, remedy: &str| {
+            let cause = format!("{}: {} {what}", told(setting), setting.key);
+            Err(Error::new(Kind::Config, cause).remedy(remedy))
+        };
+        let reads = match (source.mode, source.give_up_over_budget) {
+            (Mode::Poll | Mode::Auto, _) => Some(&setting::MODE),
+            (Mode::Slot, true) => Some(&setting::OVER_BUDGET),
+            (Mode::Slot, false) => None,
+        };
+        if let Some(reads) = reads {
+            if outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
+                return refuse(reads, "reads tables, and messages are in none", "relay messages with mode = \"slot\"");
+            }
+            if store == StoreKind::Slot {
+                return refuse(
+                    reads,
+                    "needs a place to keep what is published",
+                    "set state.store to kafka or postgres",
+                );
+            }
+        }
+        if source.give_up_over_budget && source.max_retained_bytes.is_none() {
+            return refuse(&setting::OVER_BUDGET, "is set, and no budget", "set max_retained_bytes, such as 10GiB");
+        }
+        if source.give_up_over_budget && source.on_loss == OnLoss::Stop {
+            return refuse(&setting::OVER_BUDGET, "is give-up, and on_loss is stop", "let on_loss be recover");
+        }
+        let decides = outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some() || outbox.upkeep.delete);
+        if decides && matches!(source.backlog, Some(Backlog::None | Backlog::Since(_))) {
+            let remedy = "leave it out: what is pending, or in a table rows are deleted from, is published";
+            return refuse(
+                &setting::BACKLOG,
+                "leaves rows out that outbox.pending or outbox.delete would publish",
+                remedy,
+            );
+        }
+        if source.backlog == Some(Backlog::Pending) && outboxes.iter().any(|outbox| outbox.upkeep.pending.is_none()) {
+            let remedy = "set outbox.pending, such as status = 'PENDING'";
+            return refuse(&setting::BACKLOG, "is pending, and nothing says which rows are", remedy);
+        }
+        Ok(())
     }
 
     /// How to reach the database.

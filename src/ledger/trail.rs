@@ -41,6 +41,9 @@ pub struct Published {
     /// And these transactions, which it does not see. Ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<u64>,
+    /// What it sees is not known to have been published: it was there before anything that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor: Option<Snapshot>,
     /// What was known before, newest first: for a server that was promoted and lost what came after.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Pair>,
@@ -52,7 +55,7 @@ impl Published {
     pub fn until(&self, switch_lsn: Lsn) -> Option<Published> {
         let mut pairs = std::iter::once(&self.pair).chain(&self.earlier).filter(|pair| pair.lsn <= switch_lsn);
         let pair = pairs.next()?.clone();
-        Some(Published { pair, also: Vec::new(), earlier: pairs.cloned().collect() })
+        Some(Published { pair, also: Vec::new(), floor: self.floor.clone(), earlier: pairs.cloned().collect() })
     }
 }
 
@@ -120,6 +123,8 @@ impl Trail {
 
     fn advance(&mut self, pair: Pair) {
         let (mut earlier, mut also) = (Vec::new(), Vec::new());
+        // The slot had a beginning, and what became of rows from before it is not known here.
+        let mut floor = Some(pair.snapshot.clone());
         if let Some(before) = self.published.take() {
             let is_far =
                 before.earlier.first().is_none_or(|last| before.pair.lsn.bytes_since(last.lsn) >= EARLIER_BYTES);
@@ -129,10 +134,11 @@ impl Trail {
                 earlier.truncate(EARLIER_MAX);
             }
             also = before.also;
+            floor = before.floor;
         }
         // What it sees need not be kept; a transaction may have ended before the log's end was read and after the snapshot.
         self.transactions.retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
-        self.published = Some(Published { pair, also, earlier });
+        self.published = Some(Published { pair, also, floor, earlier });
     }
 }
 
@@ -155,7 +161,9 @@ mod tests {
         trail.took(snapshot("10:12:10"), Lsn::new(100));
         assert!(!trail.wants_pair());
         assert_eq!(trail.published(&at(99)), None);
-        assert_eq!(trail.published(&at(100)).unwrap().pair.snapshot, snapshot("10:12:10"));
+        let published = trail.published(&at(100)).unwrap();
+        assert_eq!(published.pair.snapshot, snapshot("10:12:10"));
+        assert_eq!(published.floor, Some(snapshot("10:12:10")), "nobody knows what became of earlier rows");
         assert!(trail.wants_pair());
     }
 
@@ -173,7 +181,9 @@ mod tests {
         assert_eq!(trail.published(&at(120)).unwrap().also, [10, 13]);
         assert_eq!(trail.published(&at(150)).unwrap().also, [10, 13, 14]);
         trail.took(snapshot("14:16:14"), Lsn::new(145));
-        assert_eq!(trail.published(&at(150)).unwrap().also, [14]);
+        let published = trail.published(&at(150)).unwrap();
+        assert_eq!(published.also, [14]);
+        assert_eq!(published.floor, Some(snapshot("10:13:10")));
     }
 
     #[test]

@@ -174,8 +174,7 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
         ("42704", While::Streaming(slot)) => format!(
             "name the publication the slot was made for with --publication. If that was dropped, or made after the slot, \
              the slot finds none however often it is created again: walrelay teardown --slot {slot} --force, walrelay \
-             setup --slot {slot}, walrelay run --slot {slot} --adopt-slot; events written before that have to be sent \
-             otherwise"
+             setup --slot {slot}, walrelay run --slot {slot}, which reads from the table what was not published"
         ),
         ("55000" | "58P01", While::Starting(slot) | While::Streaming(slot)) => {
             format!("the slot cannot be read from any more, or never could: walrelay status --slot {slot}")

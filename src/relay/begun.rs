@@ -14,7 +14,7 @@ pub(super) struct Begun {
     ids: Vec<u8>,
     /// The outbox of each event, and where its id ends.
     ends: Vec<(usize, usize)>,
-    is_too_large: bool,
+    is_unknown: bool,
 }
 
 impl Begun {
@@ -24,17 +24,26 @@ impl Begun {
             self.commit_lsn = commit_lsn;
             self.ids.clear();
             self.ends.clear();
-            self.is_too_large = false;
+            self.is_unknown = false;
         }
     }
 
-    /// An event of it was taken in.
+    /// The event at `index` of it was taken in.
     #[inline]
-    pub(super) fn event(&mut self, outbox: usize, id: &[u8]) {
-        if self.ids.len() + id.len() > BYTES_MAX {
-            self.is_too_large = true;
+    pub(super) fn event(&mut self, index: u64, outbox: usize, id: &[u8]) {
+        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        if index < self.ends.len() {
+            // It was taken in, and comes again after a lost connection.
+            self.ends.truncate(index);
+            self.ids.truncate(self.ends.last().map_or(0, |(_, end)| *end));
+        } else if index > self.ends.len() {
+            // The first ones were delivered before this process was.
+            self.is_unknown = true;
         }
-        if !self.is_too_large {
+        if self.ids.len() + id.len() > BYTES_MAX {
+            self.is_unknown = true;
+        }
+        if !self.is_unknown {
             self.ids.extend_from_slice(id);
             self.ends.push((outbox, self.ids.len()));
         }
@@ -52,7 +61,7 @@ impl Begun {
     /// A relay that was started inside of it has not seen its first ones.
     pub(super) fn delivered(&self, position: &Position) -> Vec<RowId> {
         let index = usize::try_from(position.delivered_of(self.commit_lsn)).unwrap_or(usize::MAX);
-        if self.is_too_large || index > self.ends.len() {
+        if self.is_unknown || index > self.ends.len() {
             return Vec::new();
         }
         let mut start = 0;
@@ -78,10 +87,12 @@ mod tests {
     fn what_was_delivered_of_the_open_transaction_is_known_across_connections() {
         let mut begun = Begun::default();
         begun.begin(Lsn::new(10));
-        begun.event(0, b"a");
-        begun.event(1, b"bc");
+        begun.event(0, 0, b"a");
+        begun.event(1, 1, b"bc");
         begun.begin(Lsn::new(10));
-        begun.event(0, b"d");
+        begun.event(2, 0, b"x");
+        // It was not sent, and comes again.
+        begun.event(2, 0, b"d");
         assert_eq!(begun.delivered(&inside(10, 2)), [(0, b"a".to_vec()), (1, b"bc".to_vec())]);
         assert_eq!(begun.delivered(&inside(10, 3)).len(), 3);
         // Of another transaction, and of one of which more is delivered than was seen.
@@ -90,6 +101,9 @@ mod tests {
         assert!(begun.delivered(&Position::at(Lsn::new(5))).is_empty());
         begun.begin(Lsn::new(20));
         assert!(begun.delivered(&inside(20, 1)).is_empty());
+        // A process that was started inside of it does not know its first ones.
+        begun.event(1, 0, b"b");
+        assert!(begun.delivered(&inside(20, 1)).is_empty());
     }
 
     #[test]
@@ -97,7 +111,7 @@ mod tests {
         let mut begun = Begun::default();
         begun.begin(Lsn::new(10));
         let id = vec![b'x'; BYTES_MAX / 2];
-        (0..3).for_each(|_| begun.event(0, &id));
+        (0..3).for_each(|index| begun.event(index, 0, &id));
         assert!(begun.delivered(&inside(10, 1)).is_empty());
         assert_eq!(begun.ids.len(), BYTES_MAX);
     }

@@ -99,6 +99,7 @@ impl<S: Sink> Core<S> {
     /// enqueued, and the core takes no further messages.
     pub fn data(&mut self, wal_start: Lsn, body: &[u8]) -> Result<Taken> {
         debug_assert!(self.has_room(), "P4: taken in without room");
+        self.note_settled();
         self.outlet.decoded();
         let step = self.assembler.feed(body, wal_start);
         match step.map_err(|error| error.into_error(self.outlet.slot()))? {
@@ -114,7 +115,7 @@ impl<S: Sink> Core<S> {
                 self.trail.commit(end_lsn, self.outlet.counts().assembled > self.before_open);
             }
             Step::Event(event) => {
-                self.begun.event(event.outbox, event.id());
+                self.begun.event(event.place.index, event.outbox, event.id());
                 self.outlet.publish(&event)?;
             }
             Step::Relation { outbox, .. } => return Ok(if outbox { Taken::Relation } else { Taken::Done }),
@@ -124,6 +125,7 @@ impl<S: Sink> Core<S> {
 
     /// The server has sent everything that commits below `wal_end`.
     pub fn keepalive(&mut self, wal_end: Lsn) {
+        self.note_settled();
         self.outlet.ledger_mut().keepalive(wal_end);
     }
 
@@ -132,6 +134,7 @@ impl<S: Sink> Core<S> {
     /// # Errors
     /// As there.
     pub fn retry_pending(&mut self) -> Result<()> {
+        self.note_settled();
         self.outlet.retry_pending()
     }
 
@@ -151,9 +154,7 @@ impl<S: Sink> Core<S> {
     /// As there.
     pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
         let delivered = self.outlet.delivered(deliveries);
-        if !self.outlet.has_unsettled() {
-            self.settled = self.outlet.ledger().delivered();
-        }
+        self.note_settled();
         delivered
     }
 
@@ -172,9 +173,7 @@ impl<S: Sink> Core<S> {
     pub fn settled(&mut self) {
         self.outlet.settled(true);
         self.settled = self.settling.take().unwrap_or(self.settled);
-        if !self.outlet.has_unsettled() {
-            self.settled = self.outlet.ledger().delivered();
-        }
+        self.note_settled();
     }
 
     /// It is not known to be done: it is given out again.
@@ -221,6 +220,13 @@ impl<S: Sink> Core<S> {
     /// What should be stored now; see [`Confirm::due`].
     pub fn due(&self, now: Duration, hurry: bool) -> Due {
         self.confirm.due(self.confirmed_by_rows(), self.outlet.counts().acked, now, hurry)
+    }
+
+    /// Before another row waits to be marked: all up to here does not.
+    fn note_settled(&mut self) {
+        if !self.outlet.has_unsettled() {
+            self.settled = self.outlet.ledger().delivered();
+        }
     }
 
     /// Up to where everything is delivered, and marked where rows are marked.

@@ -10,9 +10,6 @@ use crate::error::{Disposition, Result};
 use crate::sink::Sink;
 use crate::upkeep::Marker;
 
-/// Rows that are marked or deleted in one transaction.
-const ROWS_PER_BATCH: usize = 1_000;
-
 /// Waits until everything taken in is acked, until `until`, or until told to leave at once, and says whether it is. A
 /// producer that fails ends it too: of what lies behind the failure nothing will ever be acked.
 ///
@@ -53,9 +50,11 @@ pub(super) async fn settle<S: Sink>(core: &mut Core<S>, config: &Config) -> Resu
     if core.is_marked() {
         return Ok(());
     }
+    // What a session did not come to the end of.
+    core.settle_abandoned();
     let source = &config.source;
     let Some(marker) = Marker::connect(&source.database, &source.slot, &config.outboxes).await? else { return Ok(()) };
-    while let Some(rows) = core.settle(ROWS_PER_BATCH) {
+    while let Some(rows) = core.settle(usize::MAX) {
         marker.settle(&rows).await?;
         core.settled();
     }

@@ -30,6 +30,9 @@ const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
 /// the transactions kept beside it do not cover.
 const PAIR_INTERVAL: Duration = Duration::from_millis(500);
 
+/// How long pending rows are not looked for after that took too long.
+const WATCH_PAUSE: Duration = Duration::from_secs(60);
+
 /// How long Kafka has to answer a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -131,6 +134,11 @@ impl Jobs {
             let control = session.control.clone();
             self.watching = Some(Box::pin(async move { Done::Pending(control.look_pending().await, settled) }));
         }
+    }
+
+    /// Looks for pending rows not before a while.
+    pub(super) fn put_off_watch(&mut self, now: Instant) {
+        self.next_watch = now + WATCH_PAUSE;
     }
 
     /// Looks whether the row of a delivered event is there.

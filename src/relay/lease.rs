@@ -12,7 +12,7 @@ use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::outlet::RowId;
-use crate::relay::recovery::{Plan, SlotIs, backlog, plan};
+use crate::relay::recovery::{Plan, SlotIs, backlog, choices, plan, says_for_itself};
 use crate::relay::retention::Known;
 use crate::relay::session::{AnyStore, read_position, slot_now, watched};
 use crate::relay::table::Task;
@@ -21,7 +21,7 @@ use crate::source::control::Control;
 use crate::source::lease::{Hold, hold};
 use crate::source::preflight::{self, Facts};
 use crate::state::check::{SlotNow, gap, known};
-use crate::state::{CatchUp, ServerIdentity, Stored};
+use crate::state::{CatchUp, Rows, ServerIdentity, Stored};
 
 /// See the module's documentation.
 pub(super) struct Lease {
@@ -108,6 +108,9 @@ impl Lease {
                 };
                 (task, polled(config, fresh, loaded.as_ref(), &facts, &slot, &history)?)
             }
+            Why::Asked(_) if fresh.catch_up.is_some() => {
+                return Err(Error::new(Kind::SlotActive, "another relay has begun to read the table; looking again"));
+            }
             Why::Asked(rows) => (Task::Again(rows.clone()), loaded.clone().unwrap_or(fresh)),
             Why::Gap => (slot_task(config, loaded.as_ref(), &fresh, &facts, &slot, &history, warn)?, fresh),
         };
@@ -118,7 +121,15 @@ impl Lease {
 impl Lease {
     /// More is known than is stored: this process had published up to `position` when its stream ended.
     pub(super) fn knows(&mut self, position: Position, published: Published) {
-        self.stored.position = position;
+        let before = self.stored.published.as_ref().map_or(Lsn::ZERO, |before| before.pair.lsn);
+        if published.pair.lsn < before {
+            // Another relay went on from there.
+            return;
+        }
+        // A poller has none: no slot may go on from where it stands.
+        if !matches!(self.task, Task::Poll { .. }) {
+            self.stored.position = position;
+        }
         if let Task::MakeSlot(plan) = &mut self.task
             && plan.published.is_some()
         {
@@ -141,6 +152,10 @@ fn slot_task(
     warn: &mut (dyn FnMut(String) + Send),
 ) -> Result<Task> {
     let source = &config.source;
+    if loaded.is_none() && facts.slot.is_none() && facts.publication().is_none() {
+        // More likely a name that was mistyped than a first start.
+        preflight::judge(facts, &source.slot, &source.publication, &config.outboxes)?;
+    }
     let (warnings, vanished) =
         preflight::judge_backlog(&facts.with_slot(), &source.slot, &source.publication, &config.outboxes)?;
     if let Some(error) = vanished {
@@ -160,7 +175,7 @@ fn slot_task(
         }
         None => Ok(None),
     };
-    let begun = loaded.and_then(|stored| stored.catch_up.clone()).filter(|_| !config.state.adopt_slot);
+    let begun = loaded.and_then(|stored| stored.catch_up.clone()).filter(|_| gap.is_ok() || !config.state.adopt_slot);
     if let Some(CatchUp { rows, until, .. }) = begun {
         let fits = gap?;
         if until.is_some() && is == SlotIs::There && fits.is_none() {
@@ -172,7 +187,7 @@ fn slot_task(
         let finishes = until.is_some() && loaded.is_some_and(|stored| stored.server == fresh.server);
         return Ok(Task::MakeSlot(Plan { rows, published, finishes, cause, notes: Vec::new() }));
     }
-    let is_first = loaded.is_none() && source.backlog.is_some();
+    let is_first = (loaded.is_none() || config.state.adopt_slot) && source.backlog.is_some();
     if is == SlotIs::There && !is_first && matches!(gap, Ok(None)) {
         return Err(Error::new(Kind::SlotActive, "the slot has everything by now; streaming from it"));
     }
@@ -188,9 +203,19 @@ fn polled(
     slot: &SlotNow,
     history: &[TimelineSwitch],
 ) -> Result<Stored> {
+    if let Some(outbox) = config.outboxes.iter().find(|outbox| outbox.source.table().is_none()) {
+        let cause = format!("{} are in no table, and cannot be polled", outbox.source);
+        return Err(Error::new(Kind::Config, cause).remedy("relay them from a slot: slot.mode = \"slot\""));
+    }
+    if loaded.is_some_and(|stored| stored.stream_only.iter().any(|oid| fresh.table_oids.contains(oid))) {
+        let cause = "rows do not stay in the table, which therefore cannot be polled".to_owned();
+        return Err(Error::new(Kind::Publication, cause).remedy("relay them from a slot: slot.mode = \"slot\""));
+    }
     let Some(stored) = loaded.filter(|_| !config.state.adopt_slot) else {
         // The first time: until is that of the first look.
-        let catch_up = CatchUp { rows: backlog(config)?, until: None, table_oid: 0, order: None, after: None };
+        let is_first = loaded.is_none() || config.source.backlog.is_some();
+        let rows = if is_first { backlog(config)? } else { Rows::None };
+        let catch_up = CatchUp { rows, until: None, table_oid: 0, order: None, after: None };
         return Ok(Stored { published: None, catch_up: Some(catch_up), ..fresh });
     };
     // Nothing of a slot or publication matters here; whose log it was, does.
@@ -200,13 +225,21 @@ fn polled(
         membership_oids: stored.membership_oids.clone(),
         ..slot.clone()
     };
-    let found = gap(stored, &fresh.server, &same, facts.wal_end, history)?;
+    let found = match gap(stored, &fresh.server, &same, facts.wal_end, history) {
+        // What the table says of its rows holds on any server that has the table.
+        Err(_) if config.outboxes.iter().all(says_for_itself) => None,
+        found => found?,
+    };
     let moved = stored.server.timeline != fresh.server.timeline;
     let published = match found {
         Some(gap) => gap.published,
         None if moved => known(stored, &fresh.server, history),
         None => stored.published.clone(),
     };
+    if published.is_none() && stored.catch_up.is_none() && !config.outboxes.iter().all(says_for_itself) {
+        let cause = "nothing that is stored tells which rows of the table were published".to_owned();
+        return Err(Error::new(Kind::PositionMismatch, cause).remedy(choices(config)));
+    }
     // A slot does not know what is published from here on, so none may go on from here.
     let fresh = Stored { position: Position::default(), ..fresh };
     // Where a promotion came in between, what was begun with is of the past.
@@ -222,13 +255,18 @@ async fn identify(
     why: &Why,
 ) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
     if !matches!(why, Why::Poll(_)) || facts.server.may_replicate && facts.server.wal_level == "logical" {
-        let mut wal = WalSession::connect(&config.source.database, &config.source).await?;
-        let server = wal.identify_system().await?;
-        let history = wal.timeline_history(server.timeline).await?;
-        return Ok((
-            ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline },
-            history,
-        ));
+        let asked = async {
+            let mut wal = WalSession::connect(&config.source.database, &config.source).await?;
+            let server = wal.identify_system().await?;
+            let history = wal.timeline_history(server.timeline).await?;
+            let identity = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
+            Ok::<_, Error>((identity, history))
+        };
+        match asked.await {
+            // A pooler, or no sender left: a poller needs none.
+            Err(error) if matches!(why, Why::Poll(_)) => tracing::debug!(%error, "no replication connection"),
+            asked => return asked,
+        }
     }
     let timeline = control.timeline().await?;
     let system_identifier = facts.system_identifier.clone().unwrap_or_default();

@@ -14,7 +14,8 @@ use crate::config::{Config, StoreKind};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::ledger::Limits;
 use crate::ledger::trail::Published;
-use crate::position::Position;
+use crate::position::{Lsn, Position};
+use crate::postgres::replication::WalSession;
 use crate::sink::Producer;
 use crate::sink::kafka::KafkaSink;
 use crate::state::ServerIdentity;
@@ -154,7 +155,7 @@ impl Relay {
                     }
                     match next {
                         Ended::Asked(rows) => self.asked = rows,
-                        Ended::OverBudget => self.gave_up = true,
+                        Ended::OverBudget => self.give_up().await,
                         Ended::Again | Ended::Stopped | Ended::ServerShutDown => {}
                     }
                     continue;
@@ -203,8 +204,7 @@ impl Relay {
                     tracing::warn!(slot = %self.config.source.slot, "{warning}");
                 }
             };
-            Session::open(&self.config, life.producer(), life_confirmed(life), (self.gave_up, &self.known), &mut warn)
-                .await
+            Session::open(&self.config, life.producer(), Lsn::ZERO, (self.gave_up, &self.known), &mut warn).await
         };
         let opened = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
@@ -241,6 +241,20 @@ impl Relay {
         ended
     }
 
+    /// Drops the slot, so that the server can let go of its log. What is stored tells what was published, and Kafka, which
+    /// may be why it kept so much, is not asked.
+    async fn give_up(&mut self) {
+        let source = &self.config.source;
+        let dropped = async { WalSession::connect(&source.database, source).await?.drop_slot().await };
+        match dropped.await {
+            Ok(()) => {
+                tracing::warn!(slot = %source.slot, "the slot is dropped; it is made anew once the table is caught up with");
+                self.gave_up = true;
+            }
+            Err(error) => tracing::warn!(slot = %source.slot, %error, "the slot could not be given up"),
+        }
+    }
+
     /// Reads the table: before a slot is streamed, or instead.
     async fn at_table(&mut self, why: Why, stop: &mut StopSignal) -> Result<Ended> {
         // What a stream left in flight is known to be published, or will come again.
@@ -263,10 +277,15 @@ impl Relay {
                 tracing::warn!(slot = %self.config.source.slot, "{warning}");
             }
         };
-        let mut lease = tokio::select! {
+        let lease = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
-            lease = Lease::take(&self.config, life.producer(), (&why, &self.known), &mut warn) => lease?,
+            lease = Lease::take(&self.config, life.producer(), (&why, &self.known), &mut warn) => lease,
         };
+        if lease.as_ref().is_err_and(|error| error.kind() == Kind::SlotActive) {
+            // Whoever has it knows better.
+            self.gave_up = false;
+        }
+        let mut lease = lease?;
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
         let mut delivered = Vec::new();
         if let Some((position, Some(published), inside)) = known.filter(|_| same_server)
@@ -285,11 +304,15 @@ impl Relay {
             tracing::info!(slot = %self.config.source.slot, tries = self.backoff.tries(), "at the table again");
         }
         let began = Instant::now();
-        let (sink, ended) = table::run(lease, sink, delivered, (&self.config, &self.telemetry, stop.clone())).await;
+        let (sink, begun, ended) =
+            table::run(lease, sink, delivered, (&self.config, &self.telemetry, stop.clone())).await;
         self.life = sink.map(|sink| Life::New(Box::new(sink), None));
         self.known.send_replace(None);
-        if ended.is_ok() {
+        if begun {
+            // What is stored from here on is what counts.
             self.config.state.adopt_slot = false;
+        }
+        if ended.is_ok() {
             self.gave_up = false;
         }
         if ended.is_ok() || began.elapsed() > LASTED {
@@ -338,8 +361,14 @@ impl Relay {
 
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.
     async fn begin_new_life(&mut self) {
-        let resume = match &self.life {
-            Some(Life::Running(core)) => Some(core.ledger().delivered()),
+        let resume = match &mut self.life {
+            Some(Life::Running(core)) => {
+                // What cannot be marked now is published again, and marked then.
+                if let Err(error) = drain::settle(core, &self.config).await {
+                    tracing::debug!(%error, "rows that were acked could not be marked");
+                }
+                Some(core.settled_position())
+            }
             // It has not produced anything; it may as well try again.
             Some(Life::New(..)) | None => return,
         };
@@ -454,14 +483,6 @@ fn belongs(delivered: Position, stored: Position, same_server: bool) -> Belongs 
         (false, _) => Belongs::ToAnotherServer,
         (true, true) => Belongs::Here,
         (true, false) => Belongs::ToThePast,
-    }
-}
-
-/// What this process knows to be confirmable while a session is opened.
-fn life_confirmed(life: &Life) -> crate::position::Lsn {
-    match life {
-        Life::New(..) => crate::position::Lsn::ZERO,
-        Life::Running(core) => core.confirmable(),
     }
 }
 

@@ -54,8 +54,6 @@ const BUSY_WITHIN: Duration = Duration::from_micros(300);
 /// both sides more than the row: whoever reads less often under load gets more for less. It is a millisecond of latency
 /// where there is a backlog, and nothing elsewhere.
 const REST: Duration = Duration::from_millis(1);
-/// Rows that are marked or deleted in one transaction.
-const SETTLE_ROWS: usize = 1_000;
 /// Messages taken in before everything else gets its turn: some 200 kB, a millisecond's work.
 const MESSAGES_PER_TURN: usize = 512;
 
@@ -123,6 +121,7 @@ pub(super) async fn run(
         stall: Stall::new(now),
         watches_pending: config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()),
         again: Again::default(),
+        watch_told: false,
         budget: Budget::new(&config.source),
         long_told: None,
         kept: Kept::default(),
@@ -177,6 +176,7 @@ struct Pump<'a> {
     /// Whether rows say that they are pending, and which were.
     watches_pending: bool,
     again: Again,
+    watch_told: bool,
     budget: Budget,
     /// The transaction a person was told of, because it has been open for long.
     long_told: Option<i32>,
@@ -310,7 +310,7 @@ impl Pump<'_> {
         }
         if let Some(marker) = &self.session.marker
             && !self.jobs.is_settling()
-            && let Some(rows) = self.core.settle(SETTLE_ROWS)
+            && let Some(rows) = self.core.settle(usize::MAX)
         {
             self.jobs.begin_settle(marker, rows);
         }

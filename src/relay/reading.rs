@@ -236,13 +236,14 @@ impl<'a> Reading<'a> {
                 self.save().await?;
                 return if drained { Ok(Read::Stopped) } else { Err(self.late()) };
             }
-            if self.next_store <= now {
+            if self.next_store <= now && passage.sent > 0 {
                 self.next_store = now + STORE_INTERVAL;
                 self.save().await?;
             }
             let room = !passage.ended && leaving.is_none() && self.outlet.has_room();
             let retry = self.outlet.is_pending().then_some(now + RETRY_INTERVAL);
-            let wake = [retry, leaving].into_iter().flatten().fold(self.next_store.min(self.next_report), Instant::min);
+            let store = (passage.sent > 0).then_some(self.next_store);
+            let wake = [retry, leaving, store].into_iter().flatten().fold(self.next_report, Instant::min);
             let asked = if leaving.is_some() { Stop::Now } else { Stop::Drain };
             tokio::select! {
                 biased;
@@ -354,7 +355,12 @@ impl<'a> Reading<'a> {
         failpoint::reached("progress");
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
-            () = self.stop.at_least(Stop::Now) => return Err(Error::new(Kind::ShutdownTimeout, "told to leave at once")),
+            end = &mut self.lease_end => return Err(lease_lost(end)),
+            () = told_to_leave(&mut self.stop, self.config.process.shutdown_timeout) => {
+                let cause = format!("stopped before the progress of slot {} was stored", self.config.source.slot);
+                return Err(Error::new(Kind::ShutdownTimeout, cause)
+                    .remedy("nothing is lost: what was not stored is read (again) at the next start"));
+            }
         }
         self.awake();
         self.telemetry.metrics.positions_stored.inc();
@@ -367,6 +373,16 @@ impl<'a> Reading<'a> {
         (&mut self.lease_end).await
     }
 
+    /// Whether anything was stored.
+    pub(super) fn has_saved(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// No row counts as delivered by the slot any more.
+    pub(super) fn forget_delivered(&mut self) {
+        self.delivered.clear();
+    }
+
     /// The relay waited on purpose.
     pub(super) fn awake(&mut self) {
         self.turned_at = Instant::now();
@@ -375,13 +391,9 @@ impl<'a> Reading<'a> {
     /// # Errors
     /// This process stood still so long that another relay may have the lease.
     fn check_pulse(&mut self, now: Instant) -> Result<()> {
-        let stood_still = now.duration_since(self.turned_at) > self.config.source.wal_sender_timeout;
+        let stands = now.duration_since(self.turned_at) > self.config.source.wal_sender_timeout;
         self.turned_at = now;
-        if stood_still {
-            let what = "this process stood still for longer than wal_sender_timeout; another relay may be at the table";
-            return Err(Error::new(Kind::PostgresUnreachable, what));
-        }
-        Ok(())
+        if stands { Err(stood_still()) } else { Ok(()) }
     }
 
     /// Tells metrics and health.
@@ -434,6 +446,22 @@ async fn end_of_probe(probing: &mut Option<Probing>) -> bool {
     match probing {
         Some(probing) => probing.await,
         None => std::future::pending().await,
+    }
+}
+
+/// This process was stopped for longer than others wait for it.
+pub(super) fn stood_still() -> Error {
+    let what = "this process stood still for longer than wal_sender_timeout; another relay may be at the table";
+    Error::new(Kind::PostgresUnreachable, what)
+}
+
+/// Waits until the relay was told to stop and had its time for it, or was told to leave at once.
+async fn told_to_leave(stop: &mut StopSignal, grace: Duration) {
+    let mut at_once = stop.clone();
+    stop.at_least(Stop::Drain).await;
+    tokio::select! {
+        () = at_once.at_least(Stop::Now) => {}
+        () = tokio::time::sleep(grace) => {}
     }
 }
 

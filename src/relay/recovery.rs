@@ -4,6 +4,7 @@ use crate::config::{Backlog, Config, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::poll::Which;
+use crate::position::Position;
 use crate::state::check::Gap;
 use crate::state::{Rows, Stored};
 
@@ -77,7 +78,9 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
         let kind = if *slot == SlotIs::There { Kind::PositionMismatch } else { Kind::SlotUnusable };
         Err(Error::new(kind, format!("{cause}{what}")).remedy(choices(config)))
     };
-    if config.source.on_loss == OnLoss::Stop {
+    // A poller had none, and knows what is published.
+    let polled = stored.position == Position::default() && published.is_some();
+    if config.source.on_loss == OnLoss::Stop && !polled {
         return refused("; slot.on_loss is stop");
     }
     if config.outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
@@ -93,7 +96,7 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
 }
 
 /// Whether the table itself tells which of its rows were not published.
-fn says_for_itself(outbox: &OutboxConfig) -> bool {
+pub(super) fn says_for_itself(outbox: &OutboxConfig) -> bool {
     outbox.upkeep.pending.is_some() || outbox.upkeep.delete
 }
 
@@ -135,11 +138,16 @@ pub(super) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
 }
 
 /// What can be chosen where nobody but a person can.
-fn choices(config: &Config) -> String {
+pub(super) fn choices(config: &Config) -> String {
     format!(
-        "walrelay can make the slot anew, and asks you which rows of the table are published then: start it once with \
+        "{}walrelay can make the slot anew, and asks you which rows of the table are published then: start it once with \
          --adopt-slot and --backlog all, --backlog since=TIME (some events come again) or --backlog none (what was not \
          relayed is given up). `walrelay verify --slot {}` says what is missing in Kafka",
+        match config.source.on_loss {
+            OnLoss::Stop =>
+                "start it once with --on-slot-loss recover, which publishes exactly what was not published, if it can. Else ",
+            OnLoss::Recover => "",
+        },
         config.source.slot
     )
 }

@@ -7,10 +7,10 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::error::{Disposition, Result};
-use crate::ledger::trail::Published;
 use crate::postgres::sql::SqlSession;
+use crate::state::Stored;
 use crate::upkeep::cleanup::{Sweeper, sweep};
-use crate::upkeep::{bound, partition};
+use crate::upkeep::{bound, partition, stored};
 
 /// How often it is looked for rows whose time has come.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ const BATCH_ROWS: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// What is stored of what is published, by the relay that has the slot or the lease; none while it has neither.
-pub(super) type Known = Arc<watch::Sender<Option<Published>>>;
+pub(super) type Known = Arc<watch::Sender<Option<Stored>>>;
 
 /// Deletes old rows for as long as this is driven. Faults are told and tried again the next time: events are not held up.
 pub(super) async fn keep(config: &Config, known: &Known) {
@@ -34,8 +34,8 @@ pub(super) async fn keep(config: &Config, known: &Known) {
         if known.wait_for(Option::is_some).await.is_err() {
             return std::future::pending().await;
         }
-        let published = known.borrow().clone();
-        match once(config, published.as_ref()).await {
+        let stored = known.borrow().clone();
+        match once(config, stored.as_ref()).await {
             Ok(0) => {}
             Ok(rows) => tracing::info!(slot = %config.source.slot, rows, "old rows were deleted"),
             Err(error) if error.kind().disposition() == Disposition::Retry => {
@@ -49,7 +49,7 @@ pub(super) async fn keep(config: &Config, known: &Known) {
 }
 
 /// Partitions and rows that are old and published go; gives how many rows.
-async fn once(config: &Config, published: Option<&Published>) -> Result<u64> {
+async fn once(config: &Config, stored: Option<&Stored>) -> Result<u64> {
     let source = &config.source;
     let session = SqlSession::connect(&source.database, &format!("walrelay/{}/retention", source.slot)).await?;
     let client = session.client();
@@ -58,6 +58,12 @@ async fn once(config: &Config, published: Option<&Published>) -> Result<u64> {
     for outbox in &config.outboxes {
         let Some(retention) = outbox.upkeep.retention else { continue };
         let Some(sweeper) = Sweeper::look(client, outbox, retention).await? else { continue };
+        // Of this server, timeline and table, or it says nothing.
+        let published = match stored.filter(|_| sweeper.basis.needs_published()) {
+            Some(stored) => Some(stored::published(client, stored.clone(), sweeper.table.oid).await?),
+            None => None,
+        };
+        let published = published.as_ref();
         for old in partition::old(client, &sweeper, published).await? {
             if old.stays.is_some() {
                 continue;

@@ -18,6 +18,7 @@ use crate::postgres::sql::SqlSession;
 use crate::relay::again;
 use crate::relay::lease::Why;
 use crate::relay::retention::Known;
+use crate::relay::table;
 use crate::sink::Producer;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, Pending, Watched};
@@ -48,6 +49,8 @@ pub(super) struct Session {
     pub(super) vanished: Option<(Lsn, Error)>,
     /// Marks or deletes rows that were acked, where that is configured.
     pub(super) marker: Option<Arc<Marker>>,
+    /// Whether the table could stand in for the slot.
+    pub(super) may_give_up: bool,
     /// What goes with every stored position.
     identity: Stored,
 }
@@ -80,7 +83,7 @@ impl AnyStore {
             AnyKind::Slot(store) => store.store(stored).await,
         }?;
         // What is still to be caught up with is not published, whatever the snapshot says.
-        self.known.send_replace(stored.published.clone().filter(|_| stored.catch_up.is_none()));
+        self.known.send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
         Ok(())
     }
 }
@@ -108,7 +111,8 @@ impl Session {
         if let Some(why) = polls(config, &facts, gave_up) {
             return Ok(Opened::Table(why));
         }
-        if facts.slot.as_ref().is_none_or(|slot| slot.lost().is_some()) {
+        // One that is being made has no position yet.
+        if facts.slot.as_ref().is_none_or(|slot| slot.lost().is_some() || slot.confirmed_flush_lsn.is_none()) {
             preflight::judge_server(&facts.server)?;
             return Ok(Opened::Table(Why::Gap));
         }
@@ -117,6 +121,9 @@ impl Session {
         warnings.iter().for_each(|warning| warn(warning.to_string()));
         if let Some(error) = &vanished {
             warn(format!("{error}; relaying what was written while it had it, then stopping"));
+        }
+        if source.give_up_over_budget || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
+            table::look(config, warn).await?;
         }
         if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await? {
             let cause = format!("another relay of slot {} is reading the table; standing by", source.slot);
@@ -152,7 +159,7 @@ impl Session {
         let table_oids = of_tables.zip(&fingerprints).filter_map(|((number, _), now)| Some((now.table_oid()?, number)));
         let table_oids = table_oids.collect();
         let slot = slot_now(config, &facts, confirmed_flush);
-        if !config.state.adopt_slot && needs_table(config, loaded.as_ref(), &identity, &slot, now.wal_end, &history) {
+        if needs_table(config, loaded.as_ref(), &identity, &slot, now.wal_end, &history) {
             return Ok(Opened::Table(Why::Gap));
         }
         let start = reconcile(loaded.as_ref(), &identity, &slot, now.wal_end, &history, config.state.adopt_slot)?;
@@ -176,9 +183,21 @@ impl Session {
         }
         let vanished = vanished.map(|error| (now.wal_end, error));
         let marker = marker.map(Arc::new);
+        let may_give_up =
+            source.give_up_over_budget && loaded.as_ref().is_none_or(|stored| stored.stream_only.is_empty());
         let store = Some(store);
-        let session =
-            Session { stream, control, store, fingerprints, base_types, table_oids, vanished, marker, identity };
+        let session = Session {
+            stream,
+            control,
+            store,
+            fingerprints,
+            base_types,
+            table_oids,
+            vanished,
+            marker,
+            may_give_up,
+            identity,
+        };
         Ok(Opened::Stream(Box::new(session)))
     }
 
@@ -209,6 +228,13 @@ impl Session {
         let same = |now: &&Fingerprint| of.source.table().is_some_and(|table| now.is_of(table));
         self.identity.stream_only.extend(self.fingerprints.iter().find(same).and_then(Fingerprint::table_oid));
         self.identity.stream_only = sorted(std::mem::take(&mut self.identity.stream_only).into_iter());
+    }
+
+    /// Rows of this outbox's table do stay in it.
+    pub(super) fn rows_stay(&mut self, of: &OutboxConfig) {
+        let same = |now: &&Fingerprint| of.source.table().is_some_and(|table| now.is_of(table));
+        let oid = self.fingerprints.iter().find(same).and_then(Fingerprint::table_oid);
+        self.identity.stream_only.retain(|known| Some(*known) != oid);
     }
 
     /// What to store for `position`, at which `published` is known of the tables.
@@ -247,6 +273,8 @@ fn needs_table(
     match loaded {
         None => config.source.backlog.is_some() && config.state.store != StoreKind::Slot,
         Some(stored) if stored.catch_up.is_some() => true,
+        // What is stored is given up, and the table is read instead.
+        Some(_) if config.state.adopt_slot => config.source.backlog.is_some() && config.state.store != StoreKind::Slot,
         Some(stored) => {
             config.source.on_loss == OnLoss::Recover && matches!(gap(stored, now, slot, wal_end, history), Ok(Some(_)))
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_postgres::types::Type;
 
 use crate::config::{Config, Mode, OutboxConfig};
 use crate::error::{Error, Kind, Result};
@@ -21,12 +22,13 @@ use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
 use crate::poll::{Reader, TableFacts, Which};
 use crate::position::{Lsn, Position};
+use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::replication::WalSession;
 use crate::relay::lease::Lease;
 use crate::relay::outlet::{Outlet, RowId, Setup};
 use crate::relay::pump::Ended;
-use crate::relay::reading::{Read, Reading, lease_lost};
+use crate::relay::reading::{Read, Reading, lease_lost, stood_still};
 use crate::relay::recovery::{Plan, which};
 use crate::relay::report::tell_oldest;
 use crate::relay::slot::make_slot;
@@ -34,6 +36,7 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::control::Control;
+use crate::source::preflight;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
@@ -70,13 +73,14 @@ struct Read1 {
     facts: TableFacts,
 }
 
-/// Does what `lease` was taken for, without rows that are known to be `delivered`, and gives the sink back where the producer is still good.
+/// Does what `lease` was taken for, without rows that are known to be `delivered`. Gives the sink back where the producer
+/// is still good, and says whether anything was stored.
 pub(super) async fn run(
     lease: Lease,
     sink: KafkaSink,
     delivered: Vec<RowId>,
     (config, telemetry, stop): (&Config, &Telemetry, StopSignal),
-) -> (Option<KafkaSink>, Result<Ended>) {
+) -> (Option<KafkaSink>, bool, Result<Ended>) {
     let setup = Setup {
         slot: config.source.slot.clone(),
         outboxes: config.outboxes.clone(),
@@ -84,7 +88,7 @@ pub(super) async fn run(
     };
     let mut outlet = match Outlet::new(&setup, Position::default(), sink) {
         Ok(outlet) => outlet,
-        Err(error) => return (None, Err(error)),
+        Err(error) => return (None, false, Err(error)),
     };
     outlet.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
     let source = &config.source;
@@ -104,7 +108,7 @@ pub(super) async fn run(
     };
     let (marker, reader, tables) = match opened.await {
         Ok(opened) => opened,
-        Err(error) => return (Some(outlet.into_sink()), Err(error)),
+        Err(error) => return (Some(outlet.into_sink()), false, Err(error)),
     };
     telemetry.connected(Side::Postgres, true);
     telemetry.metrics.reads_table.set(1);
@@ -117,20 +121,40 @@ pub(super) async fn run(
         Task::GoOn => Box::pin(work.go_on()).await,
         Task::Again(asked) => Box::pin(work.again(&asked)).await,
         Task::Poll { why, drops_slot } => {
-            let drops_slot = drops_slot && facts.slot.is_some();
-            Box::pin(work.poll(&why, drops_slot, &control, notified)).await
+            let is_there = facts.slot.is_some();
+            Box::pin(work.poll(&why, (is_there, is_there && drops_slot), &control, notified)).await
         }
     };
     work.reading.tell(Instant::now());
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
-    let clean = work.reading.outlet.is_drained();
+    let (clean, begun) = (work.reading.outlet.is_drained(), work.reading.has_saved());
     let sink = work.reading.outlet.into_sink();
-    if clean {
-        return (Some(sink), done);
+    let dead = matches!(&done, Err(error) if error.kind() == Kind::KafkaUnreachable);
+    if clean && !dead {
+        return (Some(sink), begun, done);
     }
     sink.close().await;
-    (None, done)
+    (None, begun, done)
+}
+
+/// Looks whether the tables could be polled, where that may come to be needed: best known before.
+///
+/// # Errors
+/// A slot is to be given up one day, and then they could not. Where rows are only set to pending again, a person is told.
+pub(super) async fn look(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
+    let source = &config.source;
+    let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
+    for outbox in config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()) {
+        let facts = TableFacts::read(reader.client(), outbox).await?;
+        let fit = fits(&facts, outbox, &Task::Poll { why: String::new(), drops_slot: true }, config);
+        match fit {
+            Err(error) if source.give_up_over_budget => return Err(error),
+            Err(error) => warn(error.to_string()),
+            Ok(()) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Whether rows of this table can be read as they have to be.
@@ -144,7 +168,8 @@ fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, config: &Config)
         let user = crate::postgres::quote::quoted(config.source.database.user());
         return Err(Error::new(Kind::PostgresRefused, cause).remedy(format!("grant select on {table} to {user}")));
     }
-    if facts.order.is_none() {
+    // One that is asked for again has no order to keep.
+    if facts.order.is_none() && !matches!(task, Task::Again(_)) {
         let cause = format!(
             "slot {slot}: rows have to be read from table {table}, and nothing tells the order of an aggregate's events: it \
              has no identity or serial column"
@@ -190,7 +215,8 @@ impl Work<'_> {
                 return Ok(Ended::Stopped);
             }
             self.reader.end().await?;
-            (plan.rows, plan.published) = (Rows::Unpublished, Some(published(until, lsn)));
+            let floor = self.floor(&until);
+            (plan.rows, plan.published) = (Rows::Unpublished, Some(published(until, lsn, floor)));
         }
         let stored = &mut self.reading.stored;
         // Where it stood means nothing to the slot that is to come.
@@ -228,8 +254,9 @@ impl Work<'_> {
         let resumed = again.then_some(&until);
         let Some(read) = self.read(lsn, resumed, true).await? else { return Ok(Ended::Stopped) };
         self.reader.end().await?;
+        let floor = self.floor(&until);
         self.reading.stored.catch_up = None;
-        self.reading.stored.published = Some(published(until, lsn));
+        self.reading.stored.published = Some(published(until, lsn, floor));
         self.reading.save().await?;
         failpoint::reached("caught-up");
         let (slot, seconds) = (&self.config.source.slot, began.elapsed().as_secs_f64());
@@ -264,9 +291,18 @@ impl Work<'_> {
     }
 
     /// Polls until told to stop, or until there can be a slot.
-    async fn poll(&mut self, why: &str, drops_slot: bool, control: &Control, notified: Arc<Notify>) -> Result<Ended> {
+    async fn poll(
+        &mut self,
+        why: &str,
+        (is_there, drops_slot): (bool, bool),
+        control: &Control,
+        notified: Arc<Notify>,
+    ) -> Result<Ended> {
         let (slot, source) = (&self.config.source.slot, &self.config.source);
         tracing::info!(%slot, why, "reading the table instead of a slot");
+        if is_there && !drops_slot {
+            tracing::warn!(%slot, "there is a slot of this name, which keeps log for nobody: select pg_drop_replication_slot('{slot}')");
+        }
         if drops_slot {
             // From here on what is stored is all that tells what was published.
             self.reading.save().await?;
@@ -275,7 +311,8 @@ impl Work<'_> {
         }
         let mut long_told = None;
         let mut measured_at = Instant::now();
-        let (mut empty, mut stored_at, began) = (0_u32, Instant::now(), Instant::now());
+        let (mut empty, mut stored_at) = (0_u32, Instant::now());
+        let (mut looked_at, mut held_by) = (Instant::now(), None);
         loop {
             let (now, lsn) = self.reader.begin(None).await?;
             let resumed = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
@@ -287,9 +324,11 @@ impl Work<'_> {
             }
             let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
             self.reader.end().await?;
+            let until = resumed.unwrap_or(now);
+            let floor = self.floor(&until);
             self.reading.stored.catch_up = None;
             // The log was not beyond this when an earlier snapshot was taken, either.
-            self.reading.stored.published = Some(published(resumed.unwrap_or(now), lsn));
+            self.reading.stored.published = Some(published(until, lsn, floor));
             if read > 0 || stored_at.elapsed() >= IDLE_STORE {
                 stored_at = Instant::now();
                 self.reading.save().await?;
@@ -302,10 +341,20 @@ impl Work<'_> {
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let wait = if empty > IDLE_AFTER { source.poll.idle_interval } else { source.poll.interval };
-            if source.mode != Mode::Poll && began.elapsed() >= SLOT_INTERVAL && read == 0 {
-                self.reading.save().await?;
-                return Ok(Ended::Again);
+            if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
+                looked_at = Instant::now();
+                let oldest = control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
+                // Making a slot waits for whoever is under way, and nothing is published meanwhile.
+                let waits = oldest.is_some_and(|pid| pid.is_none() || held_by == Some(pid));
+                held_by = oldest;
+                if !waits && can_have_slot(self.reader.client(), self.config).await? {
+                    self.reading.save().await?;
+                    return Ok(Ended::Again);
+                }
             }
+            // What the slot delivered is read once at most; whoever asks for it again means it.
+            self.reading.forget_delivered();
+            let paused_at = Instant::now();
             tokio::select! {
                 biased;
                 () = self.stop.at_least(Stop::Drain) => {
@@ -316,7 +365,22 @@ impl Work<'_> {
                 () = notified.notified() => {}
                 () = tokio::time::sleep(wait) => {}
             }
+            if paused_at.elapsed() > wait + source.wal_sender_timeout {
+                return Err(stood_still());
+            }
             self.reading.awake();
+        }
+    }
+
+    /// What is not known to be published once everything up to `until` was read.
+    fn floor(&self, until: &Snapshot) -> Option<Snapshot> {
+        let stored = &self.reading.stored;
+        match (stored.catch_up.as_ref().map(|catch_up| &catch_up.rows), &stored.published) {
+            // All of them were asked for, and all were read.
+            (Some(Rows::All), _) | (Some(Rows::Unpublished), None) => None,
+            (Some(Rows::Unpublished) | None, Some(before)) => before.floor.clone(),
+            // Some were left out.
+            (Some(Rows::None | Rows::Pending | Rows::Since(_)) | None, _) => Some(until.clone()),
         }
     }
 
@@ -339,10 +403,17 @@ impl Work<'_> {
             let rows_wanted = catch_up.rows.clone();
             let known = self.reading.stored.published.clone();
             let Some(which) = which(&rows_wanted, known.as_ref(), outbox) else { continue };
-            let until = resumed.filter(|_| !decides);
-            let selection = Selection { which, until, after: after.as_ref(), limit: None };
+            let selection = Selection { which, until: resumed, after: after.as_ref(), limit: None };
             let total = match counted {
-                true => Some(self.reader.count(&count(facts, outbox, &selection)?).await?),
+                true => {
+                    let sql = count(facts, outbox, &selection)?;
+                    Some(tokio::select! {
+                        biased;
+                        () = self.stop.at_least(Stop::Drain) => return Ok(None),
+                        end = self.reading.lease_end() => return Err(lease_lost(end)),
+                        counted = self.reader.count(&sql) => counted?,
+                    })
+                }
                 false => None,
             };
             if let Some(total) = total {
@@ -359,9 +430,20 @@ impl Work<'_> {
     }
 }
 
-/// Everything `snapshot` sees is published, and the log was at `lsn` after it was taken.
-fn published(snapshot: Snapshot, lsn: Lsn) -> Published {
-    Published { pair: Pair { snapshot, lsn }, also: Vec::new(), earlier: Vec::new() }
+/// Whether the server could serve a slot by now, and there is a publication for it.
+async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Result<bool> {
+    let server = preflight::server(client).await?;
+    let sql = "select pg_catalog.count(*) from pg_catalog.pg_publication where pubname = $1";
+    let act = While::Querying("looking for the publication");
+    let row = client.query_typed(sql, &[(&config.source.publication, Type::TEXT)]).await;
+    let row = row.map_err(|error| fault::sql(act, &error))?;
+    let is_published = row.first().and_then(|row| row.try_get::<_, i64>(0).ok()).is_some_and(|count| count > 0);
+    Ok(is_published && preflight::judge_server(&server).is_ok())
+}
+
+/// Everything `snapshot` sees is published, but for what `floor` sees; the log was at `lsn` after it was taken.
+fn published(snapshot: Snapshot, lsn: Lsn, floor: Option<Snapshot>) -> Published {
+    Published { pair: Pair { snapshot, lsn }, also: Vec::new(), floor, earlier: Vec::new() }
 }
 
 fn named(rows: &Rows) -> String {

@@ -64,14 +64,20 @@ pub fn reconcile(
     let from_slot = Position::at(slot.confirmed_flush);
     let Some(stored) = stored else {
         let note = format!(
-            "no position is stored for slot {}: starting where the slot was last confirmed, {}",
+            "no position is stored for slot {}: starting where the slot was last confirmed, {}; rows that were in the table \
+             before it are not relayed, unless --backlog says so the first time",
             slot.name, slot.confirmed_flush
         );
         return Ok(Start { position: from_slot, published: None, notes: vec![note] });
     };
     let (position, mut notes, mismatches) = compare(stored, now, slot, wal_end, history);
     match mismatches.first() {
-        None => Ok(Start { position, published: known(stored, now, history), notes }),
+        None => {
+            // Of an outbox that is new, rows from before it are not published, whatever a snapshot sees.
+            let is_new = slot.table_oids.iter().any(|oid| !stored.table_oids.contains(oid));
+            let published = known(stored, now, history).filter(|_| !is_new);
+            Ok(Start { position, published, notes })
+        }
         Some(first) if !adopt => Err(first.refusal(slot)),
         Some(_) => {
             let accepted =
@@ -115,7 +121,9 @@ pub fn gap(
     if let Some(other) = mismatches.iter().find(|mismatch| !mismatch.is_in_the_table()) {
         return Err(other.refusal(slot));
     }
-    let gap = |first: &Mismatch| Gap { cause: first.cause(&slot.name), published: known(stored, now, history), notes };
+    let is_new = slot.table_oids.iter().any(|oid| !stored.table_oids.contains(oid));
+    let published = known(stored, now, history).filter(|_| !is_new);
+    let gap = |first: &Mismatch| Gap { cause: first.cause(&slot.name), published, notes };
     Ok(mismatches.first().map(gap))
 }
 
@@ -265,7 +273,8 @@ impl Mismatch {
     fn is_in_the_table(&self) -> bool {
         match self {
             Mismatch::SlotAhead { .. } | Mismatch::Readded => true,
-            Mismatch::Recreated { what, now, .. } => *what == "publication" || *now != 0,
+            // Of a table that was made anew, or of another, what is stored says nothing.
+            Mismatch::Recreated { what, .. } => *what == "publication",
             Mismatch::Server { .. }
             | Mismatch::Slot { .. }
             | Mismatch::TimelineNewer { .. }
@@ -336,11 +345,11 @@ impl Mismatch {
                  are in Kafka and no longer in the database"
             }
             Mismatch::SlotAhead { .. } => {
-                "compare outbox and topics for events that committed between the two positions, and publish by hand \
-                 what is missing"
+                "`walrelay verify` names events that are missing in Kafka, `walrelay replay` publishes them; slot.on_loss = recover \
+                 does it by itself, where it can"
             }
             Mismatch::Recreated { .. } | Mismatch::Readded => {
-                "compare outbox and topics for events since walrelay last ran, and publish by hand what is missing"
+                "`walrelay verify` names events that are missing in Kafka, and `walrelay replay` publishes them"
             }
             Mismatch::MessagesGone { .. } => {
                 "check message_prefix in the configuration. If it is meant, relay with the old one until nobody emits it"

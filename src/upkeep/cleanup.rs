@@ -88,13 +88,18 @@ impl Sweeper {
         Ok(format!("{time} < (pg_catalog.now() - pg_catalog.make_interval(secs => {seconds}))::{time_type}"))
     }
 
+    /// The table as it stands in a statement: rows of tables that inherit are no events.
+    fn from(&self) -> Result<String> {
+        Ok(format!("{}{}", if self.table.kind == "p" { "" } else { "only " }, quoted(&self.name)?))
+    }
+
     /// Counts what is older than the retention. Reads all of it.
     ///
     /// # Errors
     /// As [`sweep`].
     pub async fn count(&self, client: &Client, published: Option<&Published>) -> Result<Counted> {
         let doing = format!("counting old rows of {}", self.name);
-        let (table, is_old) = (quoted(&self.name)?, self.is_old()?);
+        let (table, is_old) = (self.from()?, self.is_old()?);
         let condition = self.basis.condition(&self.name, published)?;
         let sql = format!(
             "select count(*) filter (where {condition}), count(*) filter (where {condition} is not true) \
@@ -180,7 +185,7 @@ pub async fn sweep(
 /// Locks first, by place: a row is judged again once it is locked, and one that changed meanwhile is not found by the delete.
 /// Its time says nothing new to the delete, but in which partitions to look.
 fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, batch_rows: u32) -> Result<String> {
-    let (table, time, is_old) = (quoted(&sweeper.name)?, quote_ident(&sweeper.time)?, sweeper.is_old()?);
+    let (table, time, is_old) = (sweeper.from()?, quote_ident(&sweeper.time)?, sweeper.is_old()?);
     let condition = sweeper.basis.condition(&sweeper.name, published)?;
     let begin = match after {
         Some(after) => format!(" and {time} >= {}::{}", quote_literal(after)?, sweeper.time_type),

@@ -188,8 +188,9 @@ async fn transaction<'a>(
 }
 
 /// The statement up to its rows.
-fn statement(table: &TableName, mark: Option<&str>) -> Result<String> {
-    let table = quoted(table)?;
+fn statement(table: &TableName, is_partitioned: bool, mark: Option<&str>) -> Result<String> {
+    // Rows of tables that inherit are no events.
+    let table = format!("{}{}", if is_partitioned { "" } else { "only " }, quoted(table)?);
     Ok(match mark {
         // On a line of its own, so that Postgres' messages point to it.
         Some(mark) => format!("update {table} set\n{mark}\nwhere "),
@@ -209,7 +210,7 @@ async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Res
         None => format!("deleting rows of {name}"),
     };
     let (column, id_type) = (quote_ident(&id.name)?, &id.type_name);
-    let head = statement(name, mark.as_deref())?;
+    let head = statement(name, table.kind == "p", mark.as_deref())?;
     let sql = format!("{head}{column} = any ($1::text[]::{id_type}[])");
     let role = quoted_name(&table.role);
     let prepared = answered(&doing, client.prepare(&sql)).await;
@@ -310,10 +311,10 @@ mod tests {
     fn the_mark_is_put_in_as_it_stands_and_names_are_quoted() {
         let table: TableName = r#""Sa"".les"."out box""#.parse().unwrap();
         assert_eq!(
-            statement(&table, Some("status = 'SENT', v = v + 1")).unwrap() + "x",
+            statement(&table, true, Some("status = 'SENT', v = v + 1")).unwrap() + "x",
             "update \"Sa\"\".les\".\"out box\" set\nstatus = 'SENT', v = v + 1\nwhere x"
         );
-        assert_eq!(statement(&table, None).unwrap(), r#"delete from "Sa"".les"."out box" where "#);
+        assert_eq!(statement(&table, true, None).unwrap(), r#"delete from "Sa"".les"."out box" where "#);
     }
 
     #[test]

@@ -54,9 +54,18 @@ impl Basis {
                 let (published, column) = (needed()?, quote_ident(column)?);
                 let snapshot = quote_literal(&published.pair.snapshot.to_string())?;
                 let also: Vec<String> = published.also.iter().map(u64::to_string).collect();
+                let floor = match &published.floor {
+                    Some(floor) => {
+                        let floor = quote_literal(&floor.to_string())?;
+                        format!(
+                            " and ({column} is null or not pg_catalog.pg_visible_in_snapshot({column}, {floor}::pg_snapshot))"
+                        )
+                    }
+                    None => String::new(),
+                };
                 Ok(format!(
-                    "(pg_catalog.pg_visible_in_snapshot({column}, {snapshot}::pg_snapshot) \
-                     or {column} = any ('{{{}}}'::xid8[]) or {column} is null and {})",
+                    "((pg_catalog.pg_visible_in_snapshot({column}, {snapshot}::pg_snapshot) \
+                     or {column} = any ('{{{}}}'::xid8[]) or {column} is null and {}){floor})",
                     also.join(","),
                     by_xmin(published)
                 ))
@@ -83,8 +92,12 @@ pub fn xid_column(table: &Table) -> Option<&str> {
 fn by_xmin(published: &Published) -> String {
     // In a query of its own, so that it is asked once and not for each row.
     const NEXT: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint)";
-    let xmin = published.pair.snapshot.xmin();
-    format!("{NEXT} - (({NEXT} - xmin::text::bigint) & 4294967295) < {xmin}")
+    let (xmin, id) = (published.pair.snapshot.xmin(), format!("{NEXT} - (({NEXT} - xmin::text::bigint) & 4294967295)"));
+    match &published.floor {
+        // Whoever the floor sees has an id below its end.
+        Some(floor) => format!("{id} < {xmin} and {id} >= {}", floor.xmax()),
+        None => format!("{id} < {xmin}"),
+    }
 }
 
 fn unknown(table: &TableName) -> Error {
@@ -115,7 +128,7 @@ mod tests {
 
     fn published() -> Published {
         let pair = Pair { snapshot: "10:20:10,14".parse().unwrap(), lsn: Lsn::new(1) };
-        Published { pair, also: vec![14, 22], earlier: Vec::new() }
+        Published { pair, also: vec![14, 22], floor: None, earlier: Vec::new() }
     }
 
     #[test]

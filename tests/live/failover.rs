@@ -235,7 +235,7 @@ fn a_promoted_standby_without_the_slot_is_refused_until_the_gap_is_accepted() {
     world.emit(&world.sql(), "after");
     // The remedy alone must not hide what it leaves out.
     let mut relay = stops().start();
-    assert_ends(&mut relay, MISMATCH, &["the slot was recreated", "publish by hand", "--adopt-slot"]);
+    assert_ends(&mut relay, MISMATCH, &["the slot was recreated", "walrelay replay", "--adopt-slot"]);
     assert_eq!(world.delivered(), 1);
 
     let mut relay = stops().flag("--adopt-slot").start();

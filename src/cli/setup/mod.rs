@@ -61,7 +61,7 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
     }
     let brokers = if loaded.settings.get(&setting::BROKERS).is_some() { "" } else { " --brokers HOST:PORT" };
     let again = if plan.steps.iter().any(|step| matches!(step.object, Object::Slot)) {
-        "\n(add --adopt-slot, once, if a slot of this name was relayed before)"
+        "\n(add --backlog all, or since=TIME, the first time, if rows that are in the table already are to be published)"
     } else {
         ""
     };

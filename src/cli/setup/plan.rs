@@ -395,7 +395,8 @@ fn slot_fits(name: &SlotName, slot: &Slot, server: &Server) -> Result<()> {
     }
     if let Some(why) = slot.lost() {
         return Err(unusable(format!("is lost ({why}): the log it needs is gone")).remedy(format!(
-            "drop it, run setup again, and start with `run --adopt-slot`; events in between have to be sent otherwise: {drop}"
+            "start `walrelay run`, which makes it anew and reads from the table what was not published. Where nothing was \
+             relayed yet, drop it and run setup again: {drop}"
         )));
     }
     if slot.confirmed_flush_lsn.is_none() {

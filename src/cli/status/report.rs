@@ -144,7 +144,7 @@ impl Report {
         }
         Err(match (self.wal_status.as_deref(), self.active) {
             (Some("lost"), _) => error.remedy(format!(
-                "its events are gone from the log: walrelay teardown --slot {0}, then setup, then run --adopt-slot",
+                "start a relay, which makes it anew and reads from the table what was not published: walrelay run --slot {0}",
                 self.slot
             )),
             (_, false) => error

@@ -89,7 +89,18 @@ impl Pump<'_> {
                 }
             }
             Done::Pending(looked, settled) => {
-                let (rows, lsn) = looked?;
+                let (rows, lsn) = match looked {
+                    Ok(looked) => looked,
+                    // A table that is read through each time takes too long, and must not hold up the stream.
+                    Err(error) => {
+                        if !std::mem::replace(&mut self.watch_told, true) {
+                            let slot = &self.config.source.slot;
+                            tracing::warn!(%slot, %error, "pending rows cannot be looked for; an index would help");
+                        }
+                        self.jobs.put_off_watch(Instant::now());
+                        return Ok(());
+                    }
+                };
                 let rows = rows.into_iter().map(|(outbox, id)| (outbox, id.into_bytes())).collect();
                 let asked = self.again.looked(rows, lsn, &settled);
                 if !asked.is_empty() {
@@ -99,10 +110,13 @@ impl Pump<'_> {
                 }
             }
             Done::Kept(found, outbox) => {
-                if self.kept.found(outbox, found?)
-                    && let Some(of) = self.config.outboxes.get(outbox)
-                {
-                    self.session.stream_only(of);
+                let found = found?;
+                if let Some(of) = self.config.outboxes.get(outbox) {
+                    match self.kept.found(outbox, found) {
+                        true => self.session.stream_only(of),
+                        false if found == Some(true) => self.session.rows_stay(of),
+                        false => {}
+                    }
                 }
             }
             Done::Settled(result) => {
@@ -150,7 +164,13 @@ impl Pump<'_> {
             Verdict::Over { retained, max } => Some((retained, max)),
             Verdict::Within | Verdict::GiveUp => None,
         });
-        if verdict == Verdict::GiveUp {
+        // Without that, nobody would know what was published.
+        let stored = self.core.stored_position();
+        if verdict == Verdict::GiveUp
+            && self.leaving.is_none()
+            && self.session.may_give_up
+            && self.core.published(&stored).is_some()
+        {
             self.leave(Duration::ZERO, Ok(Ended::OverBudget));
         }
     }

@@ -157,8 +157,8 @@ pub fn notice(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
 }
 
 const NEW_SLOT: &str = "The slot still reads WAL from the time without the publication, where Postgres 14 to 17 fail \
-                        each time and 18 skips events: drop the slot, create it with `walrelay setup`, and start \
-                        walrelay with --adopt-slot";
+                        each time and 18 skips events: drop the slot, and start walrelay, which makes it anew \
+                        and reads from the table what was not published";
 
 fn changed(now: &Fingerprint, what: String) -> Error {
     Error::new(
@@ -172,7 +172,7 @@ fn changed(now: &Fingerprint, what: String) -> Error {
 }
 
 fn missing(table: &TableName) -> String {
-    format!("Compare {table} with the topics and publish by hand what is missing")
+    format!("`walrelay verify` names rows of {table} that are missing in Kafka, `walrelay replay` publishes them")
 }
 
 fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {

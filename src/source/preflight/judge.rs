@@ -27,8 +27,8 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
     let setup = format!("walrelay setup --slot {slot}");
     let found = facts.slot.as_ref().ok_or_else(|| {
         unusable(format!("there is no replication slot {slot} on this server")).remedy(format!(
-            "`{setup}`. Events committed before that are in the table and not in the new slot's stream: if the slot was \
-             lost, publish what is not in Kafka yet by inserting it again"
+            "check the name; `{setup}` makes slot and publication. Rows that are in the table already are published if the \
+             first `walrelay run` is given --backlog all"
         ))
     })?;
     usable(found, slot, &facts.server, &setup)?;
@@ -213,10 +213,9 @@ fn is_lost(found: &Slot, slot: &SlotName, reason: &str, setup: &str) -> Error {
         "slot {slot} is lost ({reason}){confirmed}: part of the WAL after that is gone, and with it the events in it"
     ))
     .remedy(format!(
-        "no setting brings it back. Select from the outbox what was inserted since walrelay last delivered and is not \
-         in Kafka, and publish it by hand. Then select pg_drop_replication_slot('{slot}'), `{setup}`, and start \
-         walrelay with --adopt-slot. So that it does not happen again: a larger max_slot_wal_keep_size (or \
-         idle_replication_slot_timeout), and an alert on the slot's lag"
+        "no setting brings it back. `walrelay run` makes it anew and reads from the table what was not published; where \
+         nothing was relayed yet, select pg_drop_replication_slot('{slot}'), then `{setup}`. So that it does not happen \
+         again: a larger max_slot_wal_keep_size (or idle_replication_slot_timeout), and an alert on the slot's lag"
     ))
 }
 

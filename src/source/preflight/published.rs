@@ -84,8 +84,8 @@ impl Published<'_> {
                 "table {table} is not in publication {name}: never added, or dropped and created again since"
             ))
             .remedy(format!(
-                "alter publication {publication} add table {table}. Rows inserted before that are not in the stream: \
-                 publish by hand what is missing in Kafka"
+                "alter publication {publication} add table {table}. Rows inserted before that are not in the stream; where \
+                 walrelay knows what was published, it reads them from the table"
             )));
         }
         Ok(())

@@ -271,6 +271,7 @@ fn a_row_that_comes_into_a_partition_as_it_is_dropped_brings_it_back() {
     let published = Published {
         pair: Pair { snapshot: sql.text("select pg_current_snapshot()").parse().unwrap(), lsn: Lsn::new(1) },
         also: Vec::new(),
+        floor: None,
         earlier: Vec::new(),
     };
     let (client, connection) =
