@@ -1,0 +1,92 @@
+//! With a slot: marked after the ack, and confirmed after the mark.
+
+use std::time::Duration;
+
+use walrelay::position::Lsn;
+
+use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET};
+use crate::support::relay::last_words;
+use crate::support::wait::{eventually, throughout};
+use crate::support::workload::Plan;
+use crate::support::world::ARRIVAL;
+
+#[test]
+fn the_slot_publishes_and_marks_mail() {
+    publishes_marks_and_confirms(&EMAIL);
+}
+
+#[test]
+fn the_slot_publishes_and_marks_domain_events() {
+    publishes_marks_and_confirms(&PUBLISHED);
+}
+
+#[test]
+fn the_slot_publishes_and_marks_wallet_events() {
+    publishes_marks_and_confirms(&WALLET);
+}
+
+#[track_caller]
+fn publishes_marks_and_confirms(team: &'static Team) {
+    let outbox = Outbox::with_slot(team);
+    let world = &outbox.world;
+    let mut relay = outbox.run("slot").start();
+    relay.wait_ready();
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(300);
+    writers.stop();
+    assert_eq!(outbox.settled().duplicates, 0, "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+
+    // Somebody holds the row: its record is out, and it is not marked.
+    outbox.emit("held");
+    let (holder, table, before) = (outbox.sql(), team.table, outbox.delivered());
+    let id = holder.text(&format!("select id from {table} where {}", team.pending));
+    holder.run(&format!("begin; select from {table} where {} for update", team.pending));
+    let mut relay = outbox.run("slot").start();
+    eventually("its record is out", ARRIVAL, || outbox.delivered(), |records| *records == before + 1);
+    let waits = "select count(*) from pg_stat_activity where datname = current_database()
+                 and application_name like 'walrelay%upkeep' and wait_event_type = 'Lock'";
+    eventually("the marker waits", ARRIVAL, || outbox.sql().number(waits), |waiting| *waiting == 1);
+    outbox.emit("later");
+    eventually("what is behind it is out", ARRIVAL, || outbox.delivered(), |records| *records == before + 2);
+    let position = outbox.records_of(&id)[0].header("walrelay-position");
+    let commit: Lsn = position.split(':').nth(2).unwrap().parse().unwrap();
+    let commit = i64::try_from(commit.as_u64()).unwrap();
+    throughout("the slot stays before it", Duration::from_secs(2), || world.confirmed() <= commit);
+    assert_eq!(outbox.count(team.pending), 2);
+    holder.run("commit");
+    assert_eq!(outbox.settled().duplicates, 0, "{}", relay.log());
+    world.wait_confirmed(ARRIVAL);
+    assert!(world.confirmed() > commit);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_mark_that_leaves_rows_pending_stops_the_relay() {
+    for team in [&EMAIL, &PUBLISHED, &WALLET] {
+        for mode in ["slot", "poll"] {
+            let outbox = Outbox::in_mode(mode, team);
+            for number in 0..20 {
+                outbox.emit(&format!("a{number}"));
+            }
+            let wrong =
+                outbox.config.replace(&format!("mark = \"{}", team.mark), &format!("mark = \"{}", team.wrong_mark));
+            assert_ne!(wrong, outbox.config);
+            let mut relay = outbox.run(mode).config_file(&wrong).start();
+            assert_eq!(relay.wait_exit(EXIT), Some(2), "{}", relay.log());
+            let log = relay.log();
+            let (error, fix) = last_words(&log);
+            assert!(error.contains("are pending after outbox.mark as they were before"), "{error}");
+            assert!(error.contains(team.table) && fix.contains("outbox.pending"), "{error} {fix}");
+            // Nothing twice, nothing half marked.
+            assert_eq!(outbox.check("true").duplicates, 0, "{log}");
+            assert_eq!(outbox.count(team.pending), 20);
+
+            let mut relay = outbox.run(mode).start();
+            let findings = outbox.settled_in_team_order();
+            eprintln!("{} by {mode}: {} copies once the mark was right", team.table, findings.duplicates);
+            assert!(findings.duplicates <= 20);
+            assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+        }
+    }
+}
