@@ -265,6 +265,11 @@ impl<S: Sink> Core<S> {
         self.is_drained() && !unsettled && self.outlet.ledger().delivered() == stored
     }
 
+    /// Whether everything taken in is acked, and what of it is marked is stored.
+    pub fn is_stored_as_far_as_marked(&self) -> bool {
+        self.is_drained() && !self.confirm.is_busy() && self.confirmed_by_rows() == self.confirm.stored_position()
+    }
+
     /// Whether everything taken in is acked.
     pub fn is_drained(&self) -> bool {
         self.outlet.is_drained()

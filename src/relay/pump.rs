@@ -119,6 +119,7 @@ pub(super) async fn run(
         control_end: Box::pin(session.control.closed()),
         control_ended: false,
         catalog_unsound: false,
+        unmarkable: false,
         turned_at: now,
         stall: Stall::new(now),
         watches_pending: config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()),
@@ -171,6 +172,8 @@ struct Pump<'a> {
     control_ended: bool,
     /// Whether the outbox was found not to be published as it was.
     catalog_unsound: bool,
+    /// Whether rows were refused to be marked or deleted for good.
+    unmarkable: bool,
     /// When the loop last turned.
     turned_at: Instant,
     stall: Stall,
@@ -310,6 +313,7 @@ impl Pump<'_> {
         }
         if let Some(marker) = &self.session.marker
             && !self.jobs.is_settling()
+            && !self.unmarkable
             && let Some(rows) = self.core.settle(SETTLE_ROWS)
         {
             self.jobs.begin_settle(marker, rows);
