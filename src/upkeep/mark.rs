@@ -1,9 +1,11 @@
 //! Marks rows, or deletes them, once they were acked.
 
+use std::collections::HashSet;
 use std::str;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::Instant;
 use tokio_postgres::{Client, Statement};
 
 use crate::config::{OutboxConfig, SlotName, TableName, setting};
@@ -20,6 +22,17 @@ const ROWS_PER_STATEMENT: usize = 2_000;
 const ATTEMPTS: u32 = 5;
 /// After the first attempt, and twice as long after each more.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long rows are waited for that cannot be seen, while transactions are under way that may have written them.
+const UNSEEN_TIMEOUT: Duration = Duration::from_secs(10);
+const UNSEEN_PAUSE: Duration = Duration::from_millis(5);
+const UNSEEN_PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// Transactions under way. Asked in a statement of its own: the next one's snapshot is a later one.
+const UNDER_WAY: &str =
+    "select coalesce(array_agg(xid::text), '{}') from pg_snapshot_xip(pg_current_snapshot()) as xid";
+
+/// What is written to one table, and the ids of its rows.
+type Part<'a> = (&'a Writer, Vec<&'a str>);
 
 /// Marks or deletes rows once they were acked. One session of its own, off the path of events.
 #[derive(Debug)]
@@ -76,6 +89,9 @@ impl Marker {
     /// Marks or deletes these rows, in one transaction; each by the index of its outbox and the text of its id. Gives how
     /// many were written.
     ///
+    /// A slot may deliver a row before others can see it: its commit is in the log, and is waiting for a standby, or for the
+    /// processor. Such rows are waited for, for ten seconds, unless no transaction is left that may have written them.
+    ///
     /// Durable when it returns, whatever `synchronous_commit` says. Rows that are gone are no error, nor are those of
     /// outboxes that are not written to. Where several rows have one id, all of them are meant. What others' locks are in
     /// the way of is tried again for some twenty seconds at most. Memory: a copy of references. After an error nothing was
@@ -87,15 +103,24 @@ impl Marker {
     /// [`Kind::Event`] for an id that is not UTF-8. Those of [`Marker::connect`] where the table changed, and
     /// [`Kind::Config`] where constraints or triggers of the table do not let the mark be.
     pub async fn settle(&self, rows: &[(usize, Vec<u8>)]) -> Result<u64> {
-        let parts = self.parts(rows)?;
+        let mut parts = self.parts(rows)?;
         if parts.is_empty() {
             return Ok(0);
         }
         let mut open = self.open.lock().await;
         let (mut attempt, mut pause) = (1, PAUSE);
+        let (mut written, mut unseen) = (0, Unseen::default());
         loop {
-            let (writer, failed) = match self.attempt(&mut open, &parts).await {
-                Ok(count) => return Ok(count),
+            let (writer, failed) = match self.attempt(&mut open, &parts, &mut unseen).await {
+                Ok((count, missed)) => {
+                    written += count;
+                    if missed.is_empty() || !unseen.may_come() {
+                        return Ok(written);
+                    }
+                    parts = missed;
+                    tokio::time::sleep(unseen.pause()).await;
+                    continue;
+                }
                 Err(failed) => failed,
             };
             let doing = writer.map_or("writing to the outbox", |writer| writer.doing.as_str());
@@ -124,7 +149,7 @@ impl Marker {
 
     /// What is written to each table, ids in their order: two that mark the same rows then wait for one another, and do not
     /// deadlock.
-    fn parts<'a>(&'a self, rows: &'a [(usize, Vec<u8>)]) -> Result<Vec<(&'a Writer, Vec<&'a str>)>> {
+    fn parts<'a>(&'a self, rows: &'a [(usize, Vec<u8>)]) -> Result<Vec<Part<'a>>> {
         let mut parts = Vec::new();
         for (index, writer) in self.writers.iter().enumerate() {
             let Some(writer) = writer else { continue };
@@ -144,15 +169,16 @@ impl Marker {
     async fn attempt<'a>(
         &self,
         open: &mut MutexGuard<'_, bool>,
-        parts: &[(&'a Writer, Vec<&str>)],
-    ) -> Result<u64, (Option<&'a Writer>, Failed)> {
+        parts: &[Part<'a>],
+        unseen: &mut Unseen,
+    ) -> Result<(u64, Vec<Part<'a>>), (Option<&'a Writer>, Failed)> {
         let client = self.session.client();
         let plain = |failed| (None, failed);
         if **open {
             answered("giving up a transaction", client.batch_execute("rollback")).await.map_err(plain)?;
         }
         **open = true;
-        let mut written = transaction(client, parts).await;
+        let mut written = transaction(client, parts, unseen).await;
         if written.is_ok() {
             let committed = answered("committing what was written to the outbox", client.batch_execute("commit")).await;
             written = committed.map_err(|failed| (parts.last().map(|(writer, _)| *writer), failed)).and(written);
@@ -165,26 +191,73 @@ impl Marker {
     }
 }
 
+/// Writes, and gives how many rows, and those that were not there to be seen.
 async fn transaction<'a>(
     client: &Client,
-    parts: &[(&'a Writer, Vec<&str>)],
-) -> Result<u64, (Option<&'a Writer>, Failed)> {
+    parts: &[Part<'a>],
+    unseen: &mut Unseen,
+) -> Result<(u64, Vec<Part<'a>>), (Option<&'a Writer>, Failed)> {
     // Whatever role, database and server prefer, and whatever session a pooler gives us.
     const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
     answered("beginning a transaction", client.batch_execute(BEGIN)).await.map_err(|failed| (None, failed))?;
-    let mut count = 0;
+    if unseen.tries > 0 {
+        let asked = answered("looking for transactions under way", client.query_one(UNDER_WAY, &[])).await;
+        let under_way = asked.and_then(|row| row.try_get::<_, Vec<String>>(0).map_err(Failed::Refused));
+        unseen.still_under_way(under_way.map_err(|failed| (None, failed))?);
+    }
+    let (mut count, mut missed) = (0, Vec::new());
     for (writer, ids) in parts {
-        let executed = answered(&writer.doing, client.execute(&writer.statement, &[ids])).await;
-        count += executed.map_err(|failed| (Some(*writer), failed))?;
+        let executed = answered(&writer.doing, client.query(&writer.statement, &[ids])).await;
+        let rows = executed.map_err(|failed| (Some(*writer), failed))?;
+        let gone: Result<HashSet<&str>, _> = rows.iter().map(|row| row.try_get(0)).collect();
+        let gone = gone.map_err(|error| (Some(*writer), Failed::Refused(error)))?;
+        let (unseen, written): (Vec<&str>, Vec<&str>) = ids.iter().partition(|id| gone.contains(*id));
+        count += written.len() as u64;
+        if !unseen.is_empty() {
+            missed.push((*writer, unseen));
+        }
         if let Some(still_pending) = &writer.still_pending {
-            let answer = answered(&writer.doing, client.query_one(still_pending, &[ids])).await;
+            let answer = answered(&writer.doing, client.query_one(still_pending, &[&written])).await;
             let still = answer.and_then(|row| row.try_get::<_, i64>(0).map_err(Failed::Refused));
             if still.map_err(|failed| (Some(*writer), failed))? > 0 {
                 return Err((Some(*writer), Failed::Broken(writer.leaves_pending())));
             }
         }
     }
-    Ok(count)
+    Ok((count, missed))
+}
+
+/// Whether rows that cannot be seen may still come.
+///
+/// Their commits were in the log before we began, so whoever wrote one is among the transactions that were under way every
+/// time it was not seen. Once none is left that was always there, rows that are not seen are gone.
+#[derive(Default)]
+struct Unseen {
+    tries: u32,
+    since: Option<Instant>,
+    under_way: Option<HashSet<String>>,
+}
+
+impl Unseen {
+    /// These were under way just before rows were looked for once more.
+    fn still_under_way(&mut self, now: Vec<String>) {
+        let now: HashSet<String> = now.into_iter().collect();
+        self.under_way = Some(match self.under_way.take() {
+            Some(before) => before.intersection(&now).cloned().collect(),
+            None => now,
+        });
+    }
+
+    /// Whether to look once more.
+    fn may_come(&mut self) -> bool {
+        self.tries += 1;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        since.elapsed() < UNSEEN_TIMEOUT && self.under_way.as_ref().is_none_or(|under_way| !under_way.is_empty())
+    }
+
+    fn pause(&self) -> Duration {
+        UNSEEN_PAUSE_MAX.min(UNSEEN_PAUSE * self.tries.min(1_000))
+    }
 }
 
 /// The statement up to its rows.
@@ -210,7 +283,11 @@ async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Res
     };
     let (column, id_type) = (quote_ident(&id.name)?, &id.type_name);
     let head = statement(name, mark.as_deref())?;
-    let sql = format!("{head}{column} = any ($1::text[]::{id_type}[])");
+    // What it gives are the ids that no row was seen of.
+    let sql = format!(
+        "with written as ({head}{column} = any ($1::text[]::{id_type}[]) returning {column} as id)
+         select given from unnest($1::text[]) as given where given::{id_type} not in (select id from written)"
+    );
     let role = quoted_name(&table.role);
     let prepared = answered(&doing, client.prepare(&sql)).await;
     let statement = prepared.map_err(|failed| told(name, &doing, mark.as_deref(), &role, &failed))?;
@@ -314,6 +391,20 @@ mod tests {
             "update \"Sa\"\".les\".\"out box\" set\nstatus = 'SENT', v = v + 1\nwhere x"
         );
         assert_eq!(statement(&table, None).unwrap(), r#"delete from "Sa"".les"."out box" where "#);
+    }
+
+    #[test]
+    fn rows_that_are_not_seen_are_gone_once_nobody_is_left_who_wrote_them() {
+        let mut unseen = Unseen::default();
+        let under_way = |xids: &[&str]| xids.iter().map(|xid| (*xid).to_owned()).collect();
+        assert!(unseen.may_come(), "nobody was asked for yet");
+        unseen.still_under_way(under_way(&["7", "8"]));
+        assert!(unseen.may_come());
+        unseen.still_under_way(under_way(&["8", "9"]));
+        assert!(unseen.may_come());
+        // Who came since did not write them.
+        unseen.still_under_way(under_way(&["9", "10"]));
+        assert!(!unseen.may_come());
     }
 
     #[test]

@@ -106,7 +106,13 @@ impl Outbox {
     /// The table alone: no publication, no slot.
     #[track_caller]
     fn new(team: &'static Team) -> Outbox {
-        let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+        Outbox::on(Postgres::shared(), team)
+    }
+
+    /// The same on this server.
+    #[track_caller]
+    fn on(postgres: &Postgres, team: &'static Team) -> Outbox {
+        let world = World::bare(postgres, Kafka::shared().brokers());
         world.sql().run(&format!(
             "drop table outbox; {};
              create or replace function emit(kind text, aggregate_ text, filling int) returns bigint language plpgsql as $$

@@ -6,6 +6,7 @@ use walrelay::position::Lsn;
 
 use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET};
 use crate::support::relay::last_words;
+use crate::support::servers::Postgres;
 use crate::support::wait::{eventually, throughout};
 use crate::support::workload::Plan;
 use crate::support::world::ARRIVAL;
@@ -89,5 +90,32 @@ fn a_mark_that_leaves_rows_pending_stops_the_relay() {
             assert!(findings.duplicates <= 20);
             assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
         }
+    }
+}
+
+#[test]
+fn rows_that_nobody_sees_yet_are_marked_when_they_are_seen() {
+    for team in [&EMAIL, &PUBLISHED, &WALLET] {
+        let waits = [("synchronous_standby_names", "nobody"), ("synchronous_commit", "local")];
+        let postgres = Postgres::private(15, &waits);
+        let outbox = Outbox::on(&postgres, team);
+        outbox.world.command("setup").config_file(&outbox.config).succeed();
+        let mut relay = outbox.run("slot").start();
+        relay.wait_ready();
+        std::thread::scope(|scope| {
+            // Its commit is in the log, and waits for a standby that does not come. A slot does not wait.
+            let emitted = scope.spawn(|| {
+                let (sql, kind) = (outbox.sql(), outbox.world.kind(0));
+                sql.run("set synchronous_commit = on");
+                sql.run(&format!("select emit('{kind}', 'one', 20) from generate_series(1, 3)"));
+            });
+            eventually("its records are out", ARRIVAL, || outbox.delivered(), |records| *records == 3);
+            throughout("nobody sees the rows", Duration::from_secs(2), || outbox.count("true") == 0);
+            postgres.alter("synchronous_standby_names", "");
+            emitted.join().unwrap();
+        });
+        assert_eq!(outbox.count("true"), 3);
+        assert_eq!(outbox.settled().duplicates, 0, "{}", relay.log());
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     }
 }
