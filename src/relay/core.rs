@@ -107,6 +107,7 @@ impl<S: Sink> Core<S> {
             Step::Begin { commit_lsn, xid } => {
                 self.outlet.ledger_mut().begin(commit_lsn).map_err(contradiction)?;
                 self.trail.begin(xid);
+                self.outlet.set_transaction(xid);
                 self.begun.begin(commit_lsn);
                 self.before_open = self.outlet.counts().assembled;
             }
@@ -158,15 +159,16 @@ impl<S: Sink> Core<S> {
         delivered
     }
 
-    /// Rows to be marked or deleted now, if there are any: they were acked, and so was all before them.
-    pub fn settle(&mut self, max: usize) -> Option<Vec<RowId>> {
+    /// Rows to be marked or deleted now, if there are any, and the transactions that wrote them: they were acked, and so
+    /// was all before them.
+    pub fn settle(&mut self, max: usize) -> Option<(Vec<RowId>, Vec<u32>)> {
         if !self.outlet.has_settleable() {
             return None;
         }
         let delivered = self.outlet.ledger().delivered();
-        let (rows, all) = self.outlet.settle(max);
+        let (rows, xids, all) = self.outlet.settle(max);
         self.settling = all.then_some(delivered);
-        Some(rows)
+        Some((rows, xids))
     }
 
     /// What was given out is done, and durable.
@@ -269,6 +271,11 @@ impl<S: Sink> Core<S> {
         let stored = self.confirm.stored_position();
         let unsettled = self.outlet.has_unsettled() || self.confirm.is_busy();
         self.is_drained() && !unsettled && self.outlet.ledger().delivered() == stored
+    }
+
+    /// Whether everything taken in is acked, and what of it is marked is stored.
+    pub fn is_stored_as_far_as_marked(&self) -> bool {
+        self.is_drained() && !self.confirm.is_busy() && self.confirmed_by_rows() == self.confirm.stored_position()
     }
 
     /// Whether everything taken in is acked.

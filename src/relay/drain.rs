@@ -1,12 +1,14 @@
 //! The wait for acks of a relay that was told to stop while Postgres is away (P10).
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::core::Core;
 use super::pump::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
 use crate::config::Config;
-use crate::error::{Disposition, Result};
+use crate::error::{Disposition, Error, Kind, Result};
 use crate::sink::Sink;
 use crate::upkeep::Marker;
 
@@ -42,6 +44,9 @@ pub(super) async fn drain<S: Sink>(core: &mut Core<S>, until: Instant, stop: &mu
     }
 }
 
+/// How long marking may take where nothing goes on meanwhile.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Marks or deletes the rows that were acked, where that is configured.
 ///
 /// # Errors
@@ -54,8 +59,10 @@ pub(super) async fn settle<S: Sink>(core: &mut Core<S>, config: &Config) -> Resu
     core.settle_abandoned();
     let source = &config.source;
     let Some(marker) = Marker::connect(&source.database, &source.slot, &config.outboxes).await? else { return Ok(()) };
-    while let Some(rows) = core.settle(usize::MAX) {
-        marker.settle(&rows).await?;
+    while let Some((rows, xids)) = core.settle(usize::MAX) {
+        let settled = tokio::time::timeout(SETTLE_TIMEOUT, marker.settle(&rows, &xids)).await;
+        settled
+            .map_err(|_| Error::new(Kind::PostgresUnreachable, "rows that were acked could not be marked in time"))??;
         core.settled();
     }
     Ok(())
@@ -63,12 +70,8 @@ pub(super) async fn settle<S: Sink>(core: &mut Core<S>, config: &Config) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
-    use std::time::Duration;
-
     use super::*;
     use crate::decode::{Value, wire};
-    use crate::error::{Error, Kind};
     use crate::event::replay::{COLUMNS, outbox};
     use crate::ledger::Limits;
     use crate::position::{Lsn, Position};
@@ -76,6 +79,7 @@ mod tests {
     use crate::relay::stop::stop_channel;
     use crate::route::Record;
     use crate::sink::{Delivery, EnqueueError, Ticket};
+    use std::sync::{Arc, Mutex};
 
     const TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -162,11 +162,11 @@ impl Jobs {
     }
 
     /// Marks or deletes these rows.
-    pub(super) fn begin_settle(&mut self, marker: &Arc<Marker>, rows: Vec<RowId>) {
+    pub(super) fn begin_settle(&mut self, marker: &Arc<Marker>, rows: Vec<RowId>, xids: Vec<u32>) {
         let marker = Arc::clone(marker);
         self.settling = Some(Box::pin(async move {
             failpoint::reached("marking");
-            Done::Settled(marker.settle(&rows).await.map(|_| ()))
+            Done::Settled(marker.settle(&rows, &xids).await.map(|_| ()))
         }));
     }
 

@@ -12,7 +12,7 @@ use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::outlet::RowId;
-use crate::relay::recovery::{Plan, SlotIs, backlog, choices, plan, says_for_itself};
+use crate::relay::recovery::{Plan, SlotIs, backlog, choices, plan, says_for_itself, wants_backlog};
 use crate::relay::retention::Known;
 use crate::relay::session::{AnyStore, read_position, slot_now, watched};
 use crate::relay::table::Task;
@@ -187,7 +187,10 @@ fn slot_task(
         let finishes = until.is_some() && loaded.is_some_and(|stored| stored.server == fresh.server);
         return Ok(Task::MakeSlot(Plan { rows, published, finishes, cause, notes: Vec::new() }));
     }
-    let is_first = (loaded.is_none() || config.state.adopt_slot) && source.backlog.is_some();
+    let is_first = match loaded {
+        None => wants_backlog(config),
+        Some(_) => config.state.adopt_slot && source.backlog.is_some(),
+    };
     if is == SlotIs::There && !is_first && matches!(gap, Ok(None)) {
         return Err(Error::new(Kind::SlotActive, "the slot has everything by now; streaming from it"));
     }

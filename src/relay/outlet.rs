@@ -21,8 +21,11 @@ struct Pending {
     place: Place,
     committed_at_us: i64,
     row: Shown,
-    kept: Option<RowId>,
+    kept: Option<(RowId, Option<u32>)>,
 }
+
+/// A row that is marked or deleted once its ticket is delivered, and the transaction that wrote it.
+type Kept = (Ticket, RowId, Option<u32>);
 
 /// A row by its outbox and its id as text: what is done to it once it was acked.
 pub type RowId = (usize, Vec<u8>);
@@ -67,9 +70,11 @@ pub struct Outlet<S> {
     sink: S,
     pending: Option<Pending>,
     /// Rows to be marked or deleted once their ticket is delivered, in the order of their tickets.
-    kept: VecDeque<(Ticket, RowId)>,
+    kept: VecDeque<Kept>,
     /// Those of them that are being marked or deleted now.
-    settling: Vec<(Ticket, RowId)>,
+    settling: Vec<Kept>,
+    /// The transaction that events are of, by the lower half of its id; none for rows that are read from the table.
+    xid: Option<u32>,
     counts: Counts,
 }
 
@@ -90,6 +95,7 @@ impl<S: Sink> Outlet<S> {
             pending: None,
             kept: VecDeque::new(),
             settling: Vec::new(),
+            xid: None,
             counts: Counts::default(),
         })
     }
@@ -97,6 +103,11 @@ impl<S: Sink> Outlet<S> {
     /// Events come from this server and timeline from here on.
     pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
         self.routers.iter_mut().for_each(|router| router.set_origin(system_identifier, timeline));
+    }
+
+    /// Events are of this transaction from here on.
+    pub fn set_transaction(&mut self, xid: u32) {
+        self.xid = Some(xid);
     }
 
     /// A new connection sends again what was not taken in.
@@ -121,12 +132,12 @@ impl<S: Sink> Outlet<S> {
         let router = self.routers.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
         let routed = router.route(event).map_err(|error| error.into_error(&self.slot))?;
         let is_kept = self.writes.get(event.outbox).copied().unwrap_or_default();
-        let kept = is_kept.then(|| (event.outbox, event.id().to_vec()));
+        let kept = is_kept.then(|| ((event.outbox, event.id().to_vec()), self.xid));
         routed.with_record(|record| match self.sink.enqueue(record, self.ledger.next()) {
             Ok(()) => {
                 failpoint::reached("enqueued");
                 self.counts.enqueued += 1;
-                self.kept.extend(kept.map(|row| (self.ledger.next(), row)));
+                self.kept.extend(kept.map(|(row, xid)| (self.ledger.next(), row, xid)));
                 self.ledger.enqueued(bytes_of(record), event.committed_at_us).map_err(contradiction)
             }
             Err(EnqueueError::Full) => {
@@ -148,7 +159,7 @@ impl<S: Sink> Outlet<S> {
         let offered = pending.record.with_record(|record| match self.sink.enqueue(record, self.ledger.next()) {
             Ok(()) => {
                 self.counts.enqueued += 1;
-                self.kept.extend(pending.kept.take().map(|row| (self.ledger.next(), row)));
+                self.kept.extend(pending.kept.take().map(|(row, xid)| (self.ledger.next(), row, xid)));
                 self.ledger.enqueued(bytes_of(record), pending.committed_at_us).map_err(contradiction)?;
                 Ok(true)
             }
@@ -199,8 +210,8 @@ impl<S: Sink> Outlet<S> {
     }
 
     /// Takes up to `max` rows to be marked or deleted, in the order of their acks, none before one that was not acked; and
-    /// whether those are all there are so far. Until [`Outlet::settled`] says otherwise they count as not done.
-    pub fn settle(&mut self, max: usize) -> (Vec<RowId>, bool) {
+    /// whether those are all there are so far; and the transactions that wrote them. Until [`Outlet::settled`] says otherwise they count as not done.
+    pub fn settle(&mut self, max: usize) -> (Vec<RowId>, Vec<u32>, bool) {
         debug_assert!(self.settling.is_empty(), "one batch at a time");
         while self.settling.len() < max
             && self.has_delivered_row()
@@ -209,7 +220,9 @@ impl<S: Sink> Outlet<S> {
             self.settling.push(row);
         }
         let all = !self.has_delivered_row();
-        (self.settling.iter().map(|(_, row)| row.clone()).collect(), all)
+        let mut xids: Vec<u32> = self.settling.iter().filter_map(|(.., xid)| *xid).collect();
+        xids.dedup();
+        (self.settling.iter().map(|(_, row, _)| row.clone()).collect(), xids, all)
     }
 
     /// What was taken is done, or has to be done again.
@@ -230,14 +243,14 @@ impl<S: Sink> Outlet<S> {
     }
 
     fn has_delivered_row(&self) -> bool {
-        self.kept.front().is_some_and(|(ticket, _)| self.ledger.is_delivered(*ticket))
+        self.kept.front().is_some_and(|(ticket, ..)| self.ledger.is_delivered(*ticket))
     }
 
     /// How many events of the open transaction, which is that at `commit_lsn`, are delivered, and marked where rows are.
     pub fn settled_index(&self, commit_lsn: Lsn) -> u64 {
         let delivered = self.ledger.delivered().delivered_of(commit_lsn);
         let waiting =
-            self.settling.first().or(self.kept.front()).and_then(|(ticket, _)| self.ledger.whereabouts(*ticket));
+            self.settling.first().or(self.kept.front()).and_then(|(ticket, ..)| self.ledger.whereabouts(*ticket));
         waiting.map_or(delivered, |first| first.index.min(delivered))
     }
 

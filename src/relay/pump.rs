@@ -117,6 +117,7 @@ pub(super) async fn run(
         control_end: Box::pin(session.control.closed()),
         control_ended: false,
         catalog_unsound: false,
+        unmarkable: false,
         turned_at: now,
         stall: Stall::new(now),
         watches_pending: config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()),
@@ -170,6 +171,8 @@ struct Pump<'a> {
     control_ended: bool,
     /// Whether the outbox was found not to be published as it was.
     catalog_unsound: bool,
+    /// Whether rows were refused to be marked or deleted for good.
+    unmarkable: bool,
     /// When the loop last turned.
     turned_at: Instant,
     stall: Stall,
@@ -310,9 +313,10 @@ impl Pump<'_> {
         }
         if let Some(marker) = &self.session.marker
             && !self.jobs.is_settling()
-            && let Some(rows) = self.core.settle(usize::MAX)
+            && !self.unmarkable
+            && let Some((rows, xids)) = self.core.settle(usize::MAX)
         {
-            self.jobs.begin_settle(marker, rows);
+            self.jobs.begin_settle(marker, rows, xids);
         }
         if self.watches_pending && self.may_look() && self.leaving.is_none() {
             let every = self.config.source.poll.pending_interval;

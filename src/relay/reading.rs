@@ -26,6 +26,7 @@ use crate::relay::report::{REPORT_INTERVAL, tell_counts};
 use crate::relay::session::AnyStore;
 use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::waiting::{at_once, end_of, lease_lost, stood_still, told_to_leave};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery};
 use crate::source::control::{Control, ControlEnd};
@@ -203,10 +204,10 @@ impl<'a> Reading<'a> {
                 && passage.settling.is_none()
                 && self.outlet.has_settleable()
             {
-                let (marker, rows) = (Arc::clone(marker), self.outlet.settle(SETTLE_ROWS).0);
+                let (marker, (rows, xids, _)) = (Arc::clone(marker), self.outlet.settle(SETTLE_ROWS));
                 passage.settling = Some(Box::pin(async move {
                     failpoint::reached("marking");
-                    marker.settle(&rows).await.map(|_| ())
+                    marker.settle(&rows, &xids).await.map(|_| ())
                 }));
             }
             self.advance(passage, commit_lsn);
@@ -263,7 +264,7 @@ impl<'a> Reading<'a> {
                     done?;
                     failpoint::reached("marked");
                 }
-                answers = end_of_probe(&mut self.probing) => {
+                answers = end_of(&mut self.probing) => {
                     self.probing = None;
                     let (acked, drained) = (self.outlet.counts().acked, self.outlet.is_drained());
                     if self.stall.is_stuck(Instant::now(), answers, acked, drained) {
@@ -422,53 +423,5 @@ impl<'a> Reading<'a> {
         let slot = &self.config.source.slot;
         let cause = format!("slot {slot}: row {row} of those read from table {table}: needed column {column} {fault}");
         Error::new(Kind::Event, cause).remedy("correct the row in the table, or delete it, and start the relay again")
-    }
-}
-
-/// What came to be ready at once, without waiting.
-async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
-    tokio::pin!(future);
-    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
-        std::task::Poll::Ready(done) => std::task::Poll::Ready(Some(done)),
-        std::task::Poll::Pending => std::task::Poll::Ready(None),
-    })
-    .await
-}
-
-async fn end_of(settling: &mut Option<Settling>) -> Result<()> {
-    match settling {
-        Some(settling) => settling.await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn end_of_probe(probing: &mut Option<Probing>) -> bool {
-    match probing {
-        Some(probing) => probing.await,
-        None => std::future::pending().await,
-    }
-}
-
-/// This process was stopped for longer than others wait for it.
-pub(super) fn stood_still() -> Error {
-    let what = "this process stood still for longer than wal_sender_timeout; another relay may be at the table";
-    Error::new(Kind::PostgresUnreachable, what)
-}
-
-/// Waits until the relay was told to stop and had its time for it, or was told to leave at once.
-async fn told_to_leave(stop: &mut StopSignal, grace: Duration) {
-    let mut at_once = stop.clone();
-    stop.at_least(Stop::Drain).await;
-    tokio::select! {
-        () = at_once.at_least(Stop::Now) => {}
-        () = tokio::time::sleep(grace) => {}
-    }
-}
-
-/// The session that holds the lease is over: somebody else may read the table from here on.
-pub(super) fn lease_lost(end: ControlEnd) -> Error {
-    match end {
-        ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
-        ControlEnd::Lost(error) => error,
     }
 }

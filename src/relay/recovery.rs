@@ -43,7 +43,7 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
     let found = match slot {
         SlotIs::Missing => format!("there is no replication slot {name} on this server"),
         SlotIs::Lost(reason) => format!("slot {name} is lost ({reason})"),
-        SlotIs::There => format!("slot {name} is there, and --backlog asks for rows from before it"),
+        SlotIs::There => format!("slot {name} is there, and rows from before it are to be published"),
     };
     let first = |cause: String| -> Result<Plan> {
         let rows = backlog(config)?;
@@ -93,6 +93,13 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
         return refused("; nothing that is stored tells which rows of the table were published");
     }
     Ok(Plan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
+}
+
+/// Whether rows from before a slot that nobody relayed from yet are published, although `setup` made it: they were asked
+/// for, or say for themselves that they are pending, and would come behind newer ones.
+pub(super) fn wants_backlog(config: &Config) -> bool {
+    let is_pending = |outbox: &OutboxConfig| outbox.upkeep.pending.is_some();
+    config.source.backlog.is_some() || config.outboxes.iter().any(is_pending)
 }
 
 /// Whether the table itself tells which of its rows were not published.

@@ -16,9 +16,10 @@ use crate::position::{Lsn, Position};
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::again;
+use crate::relay::fitness;
 use crate::relay::lease::Why;
+use crate::relay::recovery::wants_backlog;
 use crate::relay::retention::Known;
-use crate::relay::table;
 use crate::sink::Producer;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, Pending, Watched};
@@ -123,7 +124,7 @@ impl Session {
             warn(format!("{error}; relaying what was written while it had it, then stopping"));
         }
         if source.give_up_over_budget || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
-            table::look(config, warn).await?;
+            fitness::look(config, warn).await?;
         }
         if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await? {
             let cause = format!("another relay of slot {} is reading the table; standing by", source.slot);
@@ -176,6 +177,7 @@ impl Session {
             stream_only: loaded.as_ref().map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
             catch_up: None,
         };
+        known.send_replace(Some(identity.clone()));
         if loaded.as_ref() != Some(&identity) {
             // What follows must not be confirmed against a record of something else.
             let write = store.store(&identity);
@@ -271,7 +273,7 @@ fn needs_table(
     history: &[TimelineSwitch],
 ) -> bool {
     match loaded {
-        None => config.source.backlog.is_some() && config.state.store != StoreKind::Slot,
+        None => wants_backlog(config) && config.state.store != StoreKind::Slot,
         Some(stored) if stored.catch_up.is_some() => true,
         // What is stored is given up, and the table is read instead.
         Some(_) if config.state.adopt_slot => config.source.backlog.is_some() && config.state.store != StoreKind::Slot,

@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tokio_postgres::types::Type;
 
-use crate::config::{Config, Mode, OutboxConfig};
+use crate::config::{Config, Mode};
 use crate::error::{Error, Kind, Result};
 use crate::event::Via;
 use crate::failpoint;
@@ -22,21 +21,21 @@ use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
 use crate::poll::{Reader, TableFacts, Which};
 use crate::position::{Lsn, Position};
-use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::postgres::replication::WalSession;
+use crate::relay::fitness::{can_have_slot, fits};
 use crate::relay::lease::Lease;
 use crate::relay::outlet::{Outlet, RowId, Setup};
 use crate::relay::pump::Ended;
-use crate::relay::reading::{Read, Reading, lease_lost, stood_still};
+use crate::relay::reading::{Read, Reading};
 use crate::relay::recovery::{Plan, which};
 use crate::relay::report::tell_oldest;
 use crate::relay::slot::make_slot;
 use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::waiting::{lease_lost, stood_still};
 use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::control::Control;
-use crate::source::preflight;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
@@ -136,58 +135,6 @@ pub(super) async fn run(
     }
     sink.close().await;
     (None, begun, done)
-}
-
-/// Looks whether the tables could be polled, where that may come to be needed: best known before.
-///
-/// # Errors
-/// A slot is to be given up one day, and then they could not. Where rows are only set to pending again, a person is told.
-pub(super) async fn look(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
-    let source = &config.source;
-    let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
-    for outbox in config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()) {
-        let facts = TableFacts::read(reader.client(), outbox).await?;
-        let fit = fits(&facts, outbox, &Task::Poll { why: String::new(), drops_slot: true }, config);
-        match fit {
-            Err(error) if source.give_up_over_budget => return Err(error),
-            Err(error) => warn(error.to_string()),
-            Ok(()) => {}
-        }
-    }
-    Ok(())
-}
-
-/// Whether rows of this table can be read as they have to be.
-fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, config: &Config) -> Result<()> {
-    let (slot, table) = (&config.source.slot, &facts.name);
-    if matches!(task, Task::MakeSlot(Plan { rows: Rows::None, .. })) {
-        return Ok(());
-    }
-    if !facts.may_select {
-        let cause = format!("slot {slot}: rows have to be read from table {table}, and the role may not");
-        let user = crate::postgres::quote::quoted(config.source.database.user());
-        return Err(Error::new(Kind::PostgresRefused, cause).remedy(format!("grant select on {table} to {user}")));
-    }
-    // One that is asked for again has no order to keep.
-    if facts.order.is_none() && !matches!(task, Task::Again(_)) {
-        let cause = format!(
-            "slot {slot}: rows have to be read from table {table}, and nothing tells the order of an aggregate's events: it \
-             has no identity or serial column"
-        );
-        return Err(Error::new(Kind::PositionMismatch, cause).remedy(
-            "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a sequence, the \
-             time of the insert (clock_timestamp(), not now()). To go on without these rows: --adopt-slot",
-        ));
-    }
-    let tells = facts.xid_column.is_some() || outbox.upkeep.pending.is_some() || outbox.upkeep.delete;
-    if matches!(task, Task::Poll { .. }) && !tells {
-        let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
-        return Err(Error::new(Kind::Config, cause).remedy(format!(
-            "`walrelay setup --slot {slot} --add-xid-column` adds a column with the transaction's id; or set \
-             outbox.pending and outbox.mark, or outbox.delete"
-        )));
-    }
-    Ok(())
 }
 
 struct Work<'a> {
@@ -428,17 +375,6 @@ impl Work<'_> {
         }
         Ok(Some(read))
     }
-}
-
-/// Whether the server could serve a slot by now, and there is a publication for it.
-async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Result<bool> {
-    let server = preflight::server(client).await?;
-    let sql = "select pg_catalog.count(*) from pg_catalog.pg_publication where pubname = $1";
-    let act = While::Querying("looking for the publication");
-    let row = client.query_typed(sql, &[(&config.source.publication, Type::TEXT)]).await;
-    let row = row.map_err(|error| fault::sql(act, &error))?;
-    let is_published = row.first().and_then(|row| row.try_get::<_, i64>(0).ok()).is_some_and(|count| count > 0);
-    Ok(is_published && preflight::judge_server(&server).is_ok())
 }
 
 /// Everything `snapshot` sees is published, but for what `floor` sees; the log was at `lsn` after it was taken.

@@ -265,7 +265,7 @@ mod tests {
             "\"created_at\" < (pg_catalog.now() - pg_catalog.make_interval(secs => 1.5))::timestamp without time zone";
         let sql = batch(&sweeper, None, Some("2026-01-02'"), 7).unwrap();
         for part in [
-            "tableoid as doomed_part, ctid as doomed_place, \"created_at\" as doomed_time from \"public\".\"outbox\" where ",
+            "tableoid as doomed_part, ctid as doomed_place, \"created_at\" as doomed_time from only \"public\".\"outbox\" where ",
             old,
             " and \"created_at\" >= '2026-01-02'''::timestamp without time zone and ((sent = false) is false) order by \
              \"created_at\" limit 7 for update skip locked)",

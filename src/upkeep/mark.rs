@@ -11,6 +11,7 @@ use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::{quote_ident, quoted as quoted_name};
 use crate::postgres::sql::{Ended, SqlSession};
+use crate::snapshot::Snapshot;
 use crate::upkeep::table::{Table, quoted};
 use crate::upkeep::{Failed, answered, assignment, bound};
 
@@ -18,6 +19,8 @@ use crate::upkeep::{Failed, answered, assignment, bound};
 const ROWS_PER_STATEMENT: usize = 2_000;
 /// How often a transaction is tried where others were in its way.
 const ATTEMPTS: u32 = 5;
+/// How soon it is looked again whether a row can be seen.
+const UNSEEN_PAUSE: Duration = Duration::from_millis(5);
 /// After the first attempt, and twice as long after each more.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -74,7 +77,7 @@ impl Marker {
     }
 
     /// Marks or deletes these rows, in one transaction; each by the index of its outbox and the text of its id. Gives how
-    /// many were written.
+    /// many were written. `xids` are the lower halves of the ids of transactions that wrote them, which others may not see yet.
     ///
     /// Durable when it returns, whatever `synchronous_commit` says. Rows that are gone are no error, nor are those of
     /// outboxes that are not written to. Where several rows have one id, all of them are meant. What others' locks are in
@@ -86,11 +89,12 @@ impl Marker {
     /// [`Kind::PostgresUnreachable`] where others stayed in the way, and for a lost connection: connect again.
     /// [`Kind::Event`] for an id that is not UTF-8. Those of [`Marker::connect`] where the table changed, and
     /// [`Kind::Config`] where constraints or triggers of the table do not let the mark be.
-    pub async fn settle(&self, rows: &[(usize, Vec<u8>)]) -> Result<u64> {
+    pub async fn settle(&self, rows: &[(usize, Vec<u8>)], xids: &[u32]) -> Result<u64> {
         let parts = self.parts(rows)?;
         if parts.is_empty() {
             return Ok(0);
         }
+        self.until_visible(xids).await?;
         let mut open = self.open.lock().await;
         let (mut attempt, mut pause) = (1, PAUSE);
         loop {
@@ -115,6 +119,27 @@ impl Marker {
                 None => failed.told(doing),
             });
         }
+    }
+
+    /// Waits until everybody sees what these transactions wrote, for as long as that takes.
+    ///
+    /// The slot delivers a commit once it is in the log, and others see it a little later, or, where the commit waits for a
+    /// standby, much later: until then there is no row to be marked.
+    async fn until_visible(&self, xids: &[u32]) -> Result<()> {
+        const DOING: &str = "looking whether others see the rows";
+        const SQL: &str = "select pg_catalog.pg_current_snapshot()::text";
+        while !xids.is_empty() {
+            let answer = answered(DOING, self.session.client().query_one(SQL, &[])).await;
+            let text = answer.and_then(|row| row.try_get::<_, String>(0).map_err(Failed::Refused));
+            let snapshot = text.map_err(|failed| failed.told(DOING))?.parse::<Snapshot>();
+            let snapshot =
+                snapshot.map_err(|error| Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}")))?;
+            if xids.iter().all(|xid| snapshot.sees(snapshot.widen(*xid))) {
+                break;
+            }
+            tokio::time::sleep(UNSEEN_PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold while marking.

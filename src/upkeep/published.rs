@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(pending.condition(&name, None).unwrap(), "((a or b) is false)");
         let sql = Basis::Xid("x\"y".to_owned()).condition(&name, Some(&published())).unwrap();
         assert!(sql.starts_with(
-            "(pg_catalog.pg_visible_in_snapshot(\"x\"\"y\", '10:20:10,14'::pg_snapshot) or \"x\"\"y\" = any \
+            "((pg_catalog.pg_visible_in_snapshot(\"x\"\"y\", '10:20:10,14'::pg_snapshot) or \"x\"\"y\" = any \
              ('{14,22}'::xid8[]) or \"x\"\"y\" is null and "
         ));
         assert!(Basis::Xmin.condition(&name, Some(&published())).unwrap().ends_with("& 4294967295) < 10)"));

@@ -1,6 +1,7 @@
 //! The program as a whole, on real servers, with faults.
 
 mod bad_input;
+mod bookkeeping;
 mod cloudevents;
 mod column_kinds;
 mod confirm;

@@ -122,6 +122,8 @@ impl Pump<'_> {
             Done::Settled(result) => {
                 if let Err(error) = result {
                     self.core.settle_abandoned();
+                    // Nothing is marked any more, and nothing that waits for a mark is waited for.
+                    self.unmarkable = error.kind().disposition() == Disposition::Halt;
                     return Err(error);
                 }
                 self.core.settled();
@@ -220,7 +222,9 @@ impl Pump<'_> {
     /// Whether something received still has to be acked, stored or confirmed.
     pub(super) fn has_left_over(&self) -> bool {
         let only_keepalives = matches!(self.core.due(self.epoch.elapsed(), true), Due::Idle(_));
-        !(self.core.is_settled() || !self.may_look() && self.core.is_drained() && only_keepalives)
+        !(self.core.is_settled()
+            || self.unmarkable && self.core.is_stored_as_far_as_marked()
+            || !self.may_look() && self.core.is_drained() && only_keepalives)
     }
 
     /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be stored.

@@ -123,7 +123,7 @@ fn every_change_that_can_hide_events_is_named() {
         assert!(error.cause().contains("since the last look may not be in the stream"), "{}", error.cause());
         assert!(
             error.what_to_do().is_some_and(|remedy| remedy.contains("alter")
-                || remedy.contains("publish by hand")
+                || remedy.contains("walrelay replay")
                 || remedy.contains("rename")),
             "{cause}"
         );

@@ -171,7 +171,7 @@ fn a_slot_that_cannot_be_read_says_why() {
             (
                 |facts| slot_of(facts).wal_status = Some("lost".to_owned()),
                 "is lost (wal_removed: max_slot_wal_keep_size was exceeded); it was confirmed up to 0/190",
-                "publish it by hand",
+                "makes it anew",
             ),
             (
                 |facts| slot_of(facts).invalidation_reason = Some("idle_timeout".to_owned()),

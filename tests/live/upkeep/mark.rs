@@ -74,7 +74,7 @@ fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
     }
     let runtime = runtime();
     let marker = runtime.block_on(marker(&world.database_url, WANTED)).unwrap();
-    let settle = |rows: &[(usize, Vec<u8>)]| runtime.block_on(marker.settle(rows));
+    let settle = |rows: &[(usize, Vec<u8>)]| runtime.block_on(marker.settle(rows, &[]));
     assert_eq!(settle(&[]), Ok(0));
     let event = |number: u32| row(0, &format!("00000000-0000-0000-0000-00000000000{number}"));
     // One twice, one that is gone, and outboxes that are not written to.
@@ -114,7 +114,7 @@ fn ids_are_looked_up_by_their_index_whatever_the_plan() {
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
     // The sixth execution may be the first of a generic plan.
     for id in 1..=8 {
-        assert_eq!(runtime.block_on(marker.settle(&[row(0, &id.to_string())])), Ok(1));
+        assert_eq!(runtime.block_on(marker.settle(&[row(0, &id.to_string())], &[])), Ok(1));
     }
     drop(marker);
     eventually("what was done is known", SECONDS, || counter("n_tup_upd"), |rows| *rows >= 8);
@@ -187,7 +187,7 @@ fn who_is_in_the_way_is_waited_for_and_then_named() {
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
     let settle = |ids: &[&str]| {
         let rows: Vec<_> = ids.iter().map(|id| row(0, id)).collect();
-        runtime.block_on(marker.settle(&rows))
+        runtime.block_on(marker.settle(&rows, &[]))
     };
     holder.run("begin; select from outbox where id = 5 for update");
     std::thread::scope(|scope| {
@@ -229,13 +229,13 @@ fn a_call_that_is_given_up_leaves_nothing_that_matters_to_the_next() {
         });
         runtime.block_on(async {
             tokio::select! {
-                settled = marker.settle(&rows) => panic!("{settled:?}"),
+                settled = marker.settle(&rows, &[]) => panic!("{settled:?}"),
                 seen = seen => seen.unwrap(),
             }
         });
     });
     holder.run("commit");
-    assert_eq!(runtime.block_on(marker.settle(&[row(0, "6")])), Ok(1));
+    assert_eq!(runtime.block_on(marker.settle(&[row(0, "6")], &[])), Ok(1));
     // What was given up was not written.
     let sql = world.sql();
     assert_eq!(sql.text("select string_agg(id::text, ' ') from outbox where sent"), "6");
@@ -246,6 +246,6 @@ fn a_call_that_is_given_up_leaves_nothing_that_matters_to_the_next() {
          where application_name = 'walrelay orders upkeep' and datname = current_database()",
     );
     runtime.block_on(async { tokio::time::timeout(SECONDS, closed).await }).unwrap();
-    let error = runtime.block_on(marker.settle(&[row(0, "6")])).unwrap_err();
+    let error = runtime.block_on(marker.settle(&[row(0, "6")], &[])).unwrap_err();
     assert_eq!(error.kind(), Kind::PostgresUnreachable);
 }

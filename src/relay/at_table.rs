@@ -1,0 +1,93 @@
+//! The relay at its table: before a slot is streamed, or instead.
+
+use tokio::time::Instant;
+
+use super::{CHECK_TIMEOUT, LASTED, Life, Relay, drain, report, table};
+use crate::error::{Error, Kind, Result};
+use crate::postgres::replication::WalSession;
+use crate::relay::lease::{Lease, Why};
+use crate::relay::pump::Ended;
+use crate::relay::stop::{Stop, StopSignal};
+
+impl Relay {
+    /// Drops the slot, so that the server can let go of its log. What is stored tells what was published, and Kafka, which
+    /// may be why it kept so much, is not asked.
+    pub(super) async fn give_up(&mut self) {
+        let source = &self.config.source;
+        let dropped = async { WalSession::connect(&source.database, source).await?.drop_slot().await };
+        match dropped.await {
+            Ok(()) => {
+                tracing::warn!(slot = %source.slot, "the slot is dropped; it is made anew once the table is caught up with");
+                self.gave_up = true;
+            }
+            Err(error) => tracing::warn!(slot = %source.slot, %error, "the slot could not be given up"),
+        }
+    }
+
+    /// Reads the table: before a slot is streamed, or instead.
+    pub(super) async fn at_table(&mut self, why: Why, stop: &mut StopSignal) -> Result<Ended> {
+        // What a stream left in flight is known to be published, or will come again.
+        let mut known = None;
+        if let Some(Life::Running(core)) = &mut self.life {
+            let (until, before) = (Instant::now() + CHECK_TIMEOUT, core.counts());
+            let drained = drain::drain(core, until, stop).await;
+            report::tell_counts(&self.telemetry.metrics, core.counts(), before);
+            if !drained? {
+                let what = "Kafka does not ack what is in flight; reading the table behind it";
+                return Err(Error::new(Kind::KafkaUnreachable, what));
+            }
+            drain::settle(core, &self.config).await?;
+            let position = core.ledger().delivered();
+            known = Some((position, core.published(&position), core.delivered_inside()));
+        }
+        let Some(life) = &self.life else { return Err(Error::new(Kind::Bug, "the table without a producer")) };
+        let mut warn = |warning: String| {
+            if self.warned.insert(warning.clone()) {
+                tracing::warn!(slot = %self.config.source.slot, "{warning}");
+            }
+        };
+        let lease = tokio::select! {
+            () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
+            lease = Lease::take(&self.config, life.producer(), (&why, &self.known), &mut warn) => lease,
+        };
+        if lease.as_ref().is_err_and(|error| error.kind() == Kind::SlotActive) {
+            // Whoever has it knows better.
+            self.gave_up = false;
+        }
+        let mut lease = lease?;
+        let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
+        let mut delivered = Vec::new();
+        if let Some((position, Some(published), inside)) = known.filter(|_| same_server)
+            && position.is_at_or_after(&lease.stored.position)
+        {
+            lease.knows(position, published);
+            delivered = inside;
+        }
+        self.served = Some(lease.stored.server.clone());
+        let sink = match self.life.take() {
+            Some(Life::Running(core)) => core.into_sink(),
+            Some(Life::New(sink, _)) => *sink,
+            None => return Err(Error::new(Kind::Bug, "the table without a producer")),
+        };
+        if self.failing.take().is_some() {
+            tracing::info!(slot = %self.config.source.slot, tries = self.backoff.tries(), "at the table again");
+        }
+        let began = Instant::now();
+        let (sink, begun, ended) =
+            table::run(lease, sink, delivered, (&self.config, &self.telemetry, stop.clone())).await;
+        self.life = sink.map(|sink| Life::New(Box::new(sink), None));
+        self.known.send_replace(None);
+        if begun {
+            // What is stored from here on is what counts.
+            self.config.state.adopt_slot = false;
+        }
+        if ended.is_ok() {
+            self.gave_up = false;
+        }
+        if ended.is_ok() || began.elapsed() > LASTED {
+            self.backoff.reset();
+        }
+        self.told = true;
+        ended
+    }
+}

@@ -1,0 +1,76 @@
+//! Whether the tables can stand in for the slot, and the server can have one.
+
+use tokio_postgres::types::Type;
+
+use crate::config::{Config, OutboxConfig};
+use crate::error::{Error, Kind, Result};
+use crate::poll::{Reader, TableFacts};
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::quoted;
+use crate::relay::recovery::Plan;
+use crate::relay::table::Task;
+use crate::source::preflight;
+use crate::state::Rows;
+
+/// Looks whether the tables could be polled, where that may come to be needed: best known before.
+///
+/// # Errors
+/// A slot is to be given up one day, and then they could not. Where rows are only set to pending again, a person is told.
+pub(super) async fn look(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
+    let source = &config.source;
+    let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
+    for outbox in config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()) {
+        let facts = TableFacts::read(reader.client(), outbox).await?;
+        let fit = fits(&facts, outbox, &Task::Poll { why: String::new(), drops_slot: true }, config);
+        match fit {
+            Err(error) if source.give_up_over_budget => return Err(error),
+            Err(error) => warn(error.to_string()),
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether rows of this table can be read as they have to be.
+pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, config: &Config) -> Result<()> {
+    let (slot, table) = (&config.source.slot, &facts.name);
+    if matches!(task, Task::MakeSlot(Plan { rows: Rows::None, .. })) {
+        return Ok(());
+    }
+    if !facts.may_select {
+        let cause = format!("slot {slot}: rows have to be read from table {table}, and the role may not");
+        let user = quoted(config.source.database.user());
+        return Err(Error::new(Kind::PostgresRefused, cause).remedy(format!("grant select on {table} to {user}")));
+    }
+    // One that is asked for again has no order to keep.
+    if facts.order.is_none() && !matches!(task, Task::Again(_)) {
+        let cause = format!(
+            "slot {slot}: rows have to be read from table {table}, and nothing tells the order of an aggregate's events: it \
+             has no identity or serial column"
+        );
+        return Err(Error::new(Kind::PositionMismatch, cause).remedy(
+            "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a sequence, the \
+             time of the insert (clock_timestamp(), not now()). To go on without these rows: --adopt-slot",
+        ));
+    }
+    let tells = facts.xid_column.is_some() || outbox.upkeep.pending.is_some() || outbox.upkeep.delete;
+    if matches!(task, Task::Poll { .. }) && !tells {
+        let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
+        return Err(Error::new(Kind::Config, cause).remedy(format!(
+            "`walrelay setup --slot {slot} --add-xid-column` adds a column with the transaction's id; or set \
+             outbox.pending and outbox.mark, or outbox.delete"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether the server could serve a slot by now, and there is a publication for it.
+pub(super) async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Result<bool> {
+    let server = preflight::server(client).await?;
+    let sql = "select pg_catalog.count(*) from pg_catalog.pg_publication where pubname = $1";
+    let act = While::Querying("looking for the publication");
+    let row = client.query_typed(sql, &[(&config.source.publication, Type::TEXT)]).await;
+    let row = row.map_err(|error| fault::sql(act, &error))?;
+    let is_published = row.first().and_then(|row| row.try_get::<_, i64>(0).ok()).is_some_and(|count| count > 0);
+    Ok(is_published && preflight::judge_server(&server).is_ok())
+}

@@ -1,0 +1,47 @@
+//! Killed between the ack and the mark, and between the mark and what is stored of it.
+
+use std::os::unix::process::ExitStatusExt;
+
+use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET};
+use crate::support::workload::Plan;
+
+const SIGABRT: i32 = 6;
+
+#[test]
+fn killed_around_the_mark_no_mail_is_lost() {
+    loses_nothing(&EMAIL);
+}
+
+#[test]
+fn killed_around_the_mark_no_domain_event_is_lost() {
+    loses_nothing(&PUBLISHED);
+}
+
+#[test]
+fn killed_around_the_mark_no_wallet_event_is_lost() {
+    loses_nothing(&WALLET);
+}
+
+#[track_caller]
+fn loses_nothing(team: &'static Team) {
+    for mode in ["slot", "poll"] {
+        let outbox = Outbox::in_mode(mode, team);
+        let mut copies = 0;
+        for (point, passings) in [("marking", 0), ("marking", 3), ("marked", 0), ("marked", 3)] {
+            let writers = outbox.world.workload(&Plan { writers: 3, aggregates: 8, ..Plan::default() });
+            let points = format!("{point}={passings}*off->return");
+            let mut relay = outbox.run(mode).variable("FAILPOINTS", &points).start();
+            let status = relay.process.wait_exit(EXIT);
+            assert_eq!(status.signal(), Some(SIGABRT), "{point}: {status}\n{}", relay.log());
+            writers.wait_for(5);
+            writers.stop();
+
+            let mut relay = outbox.run(mode).start();
+            let findings = if mode == "slot" { outbox.settled() } else { outbox.settled_in_team_order() };
+            let again = findings.duplicates - copies;
+            copies = findings.duplicates;
+            eprintln!("{} by {mode}, killed at {point} after {passings}: {again} copies", team.table);
+            assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+        }
+    }
+}
