@@ -207,9 +207,10 @@ fn the_help_of_run_has_examples_and_exit_codes() {
                                          [possible values: text, json]
           --log <FILTER>                 What to log, such as info or walrelay=debug; info by default
                                          [env: WALRELAY_LOG]
-          --adopt-slot                   Start where slot and server stand now, whatever the stored
-                                         position says. For once, after a slot was made anew or the
-                                         server was replaced: events between the two are not relayed
+          --adopt-slot                   Give up what is stored, and start where slot and server stand
+                                         now. For once, after the server was replaced: events between
+                                         the two are not relayed, unless --backlog says which rows of
+                                         the table are
       -h, --help                         Print help (see more with '--help')
       -V, --version                      Print version
 

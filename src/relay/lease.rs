@@ -152,8 +152,10 @@ fn slot_task(
     warn: &mut (dyn FnMut(String) + Send),
 ) -> Result<Task> {
     let source = &config.source;
-    if loaded.is_none() && facts.slot.is_none() && facts.publication().is_none() {
-        // More likely a name that was mistyped than a first start.
+    let is_not_ours = facts.slot.as_ref().is_some_and(|slot| !slot.is_ours(&facts.server.database));
+    // More likely a name that was mistyped than a first start.
+    let is_nothing = loaded.is_none() && facts.slot.is_none() && facts.publication().is_none();
+    if is_not_ours || is_nothing {
         preflight::judge(facts, &source.slot, &source.publication, &config.outboxes)?;
     }
     let (warnings, vanished) =

@@ -24,7 +24,7 @@ use crate::sink::Producer;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, Pending, Watched};
 use crate::source::lease::{self, Hold};
-use crate::source::preflight::{self, Facts};
+use crate::source::preflight::{self, Facts, Slot};
 use crate::source::{Status, WalSource, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::kafka::KafkaStore;
@@ -113,7 +113,10 @@ impl Session {
             return Ok(Opened::Table(why));
         }
         // One that is being made has no position yet.
-        if facts.slot.as_ref().is_none_or(|slot| slot.lost().is_some() || slot.confirmed_flush_lsn.is_none()) {
+        let needs_making = |slot: &Slot| {
+            slot.is_ours(&facts.server.database) && (slot.lost().is_some() || slot.confirmed_flush_lsn.is_none())
+        };
+        if facts.slot.as_ref().is_none_or(needs_making) {
             preflight::judge_server(&facts.server)?;
             return Ok(Opened::Table(Why::Gap));
         }

@@ -173,7 +173,7 @@ fn a_table_or_publication_that_lacks_something_is_told_at_the_start() {
     assert_ends(
         starts("", ""),
         PUBLICATION,
-        &["public.outbox is not in publication", "dropped and created again since", "publish by hand"],
+        &["public.outbox is not in publication", "dropped and created again since", "reads them from the table"],
     );
     sql.run("drop table outbox; create view outbox as select 1 as id");
     assert_ends(starts("", ""), PUBLICATION, &["public.outbox is a view", "name the table"]);

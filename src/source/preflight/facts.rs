@@ -146,6 +146,15 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// Whether it is one that a relay of this database makes, and may make anew.
+    pub fn is_ours(&self, database: &str) -> bool {
+        self.slot_type == "logical"
+            && self.plugin.as_deref() == Some("pgoutput")
+            && self.database.as_deref() == Some(database)
+            && !self.temporary
+            && !self.two_phase
+    }
+
     /// Why it can never be read again, if so.
     pub fn lost(&self) -> Option<&str> {
         match self.invalidation_reason.as_deref() {

@@ -176,7 +176,7 @@ fn a_slot_that_cannot_be_read_says_why() {
             (
                 |facts| slot_of(facts).invalidation_reason = Some("idle_timeout".to_owned()),
                 "is lost (idle_timeout)",
-                "--adopt-slot",
+                "alert on the slot's lag",
             ),
             (
                 |facts| slot_of(facts).conflicting = Some(true),

@@ -37,7 +37,9 @@ fn loses_nothing(team: &'static Team) {
             writers.stop();
 
             let mut relay = outbox.run(mode).start();
-            let findings = if mode == "slot" { outbox.settled() } else { outbox.settled_in_team_order() };
+            // What is there before the slot is read from the table, by the team's own column.
+            let is_strict = mode == "slot" && team.table != EMAIL.table;
+            let findings = if is_strict { outbox.settled() } else { outbox.settled_in_team_order() };
             let again = findings.duplicates - copies;
             copies = findings.duplicates;
             eprintln!("{} by {mode}, killed at {point} after {passings}: {again} copies", team.table);
