@@ -73,7 +73,8 @@ pub(super) struct Reading<'a> {
     config: &'a Config,
     telemetry: &'a Telemetry,
     stop: StopSignal,
-    lease_end: Pin<Box<dyn Future<Output = ControlEnd> + Send>>,
+    /// None once it was heard.
+    lease_end: Option<Pin<Box<dyn Future<Output = ControlEnd> + Send>>>,
     kafka: watch::Receiver<Connection>,
     refused: Pin<Box<dyn Future<Output = Error> + Send>>,
     deliveries: Vec<Delivery>,
@@ -123,7 +124,7 @@ impl<'a> Reading<'a> {
             config,
             telemetry,
             stop,
-            lease_end: Box::pin(control.closed()),
+            lease_end: Some(Box::pin(control.closed())),
             kafka,
             refused: Box::pin(async move { producer.refused().await }),
             deliveries: Vec::new(),
@@ -271,7 +272,10 @@ impl<'a> Reading<'a> {
                         return Err(Error::new(Kind::KafkaUnreachable, STUCK));
                     }
                 }
-                end = &mut self.lease_end => return Err(lease_lost(end)),
+                end = end_of(&mut self.lease_end) => {
+                    self.lease_end = None;
+                    return Err(lease_lost(end));
+                }
                 error = &mut self.refused => return Err(error),
                 changed = self.kafka.changed(), if leaving.is_none() => {
                     if changed.is_ok() {
@@ -356,7 +360,10 @@ impl<'a> Reading<'a> {
         failpoint::reached("progress");
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
-            end = &mut self.lease_end => return Err(lease_lost(end)),
+            end = end_of(&mut self.lease_end) => {
+                self.lease_end = None;
+                return Err(lease_lost(end));
+            }
             () = told_to_leave(&mut self.stop, self.config.process.shutdown_timeout) => {
                 let cause = format!("stopped before the progress of slot {} was stored", self.config.source.slot);
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
@@ -371,7 +378,9 @@ impl<'a> Reading<'a> {
 
     /// Waits for the end of the session that holds the lease.
     pub(super) async fn lease_end(&mut self) -> ControlEnd {
-        (&mut self.lease_end).await
+        let end = end_of(&mut self.lease_end).await;
+        self.lease_end = None;
+        end
     }
 
     /// Whether anything was stored.

@@ -52,6 +52,11 @@ impl Team {
         let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
         world.sql().run(&format!("drop table outbox; {schema}"));
         world.command("setup").config_file(config).succeed();
+        // At the first start a status decides what is published; from then on the slot does.
+        let mut relay = world.run().config_file(config).start();
+        relay.wait_ready();
+        world.wait_confirmed(ARRIVAL);
+        assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
         let before = topics.iter().map(|topic| topic::read(&world.brokers, topic)).collect();
         Team { world, config, topics: topics.to_vec(), before }
     }

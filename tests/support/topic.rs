@@ -82,7 +82,9 @@ fn ends(consumer: &BaseConsumer, metadata: &Metadata, topic: &str) -> Vec<(i32, 
                 RDKafkaErrorCode::LeaderNotAvailable
                 | RDKafkaErrorCode::UnknownTopicOrPartition
                 | RDKafkaErrorCode::UnknownPartition
-                | RDKafkaErrorCode::NotLeaderForPartition,
+                | RDKafkaErrorCode::NotLeaderForPartition
+                // A client that was asked while it learns that a broker is another one.
+                | RDKafkaErrorCode::DestroyBroker,
             )) => {}
             Err(error) => panic!("offsets of {topic} [{partition}]: {error}"),
         }
