@@ -1,7 +1,7 @@
 //! The way of an event into Kafka and of its ack back, without I/O of its own: route, enqueue, count.
 //!
 //! Every source of events uses it: the stream through [`super::core::Core`], rows of the table through
-//! [`super::reading`]. One at a time has the sink, so that no two sources publish at once (P2).
+//! `reading`. One at a time has the sink, so that no two sources publish at once (P2).
 
 use std::collections::VecDeque;
 
