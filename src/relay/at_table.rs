@@ -56,12 +56,11 @@ impl Relay {
         }
         let mut lease = lease?;
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
-        let mut delivered = Vec::new();
         if let Some((position, Some(published), inside)) = known.filter(|_| same_server)
             && position.is_at_or_after(&lease.stored.position)
         {
             lease.knows(position, published);
-            delivered = inside;
+            self.inside = inside;
         }
         self.served = Some(lease.stored.server.clone());
         let sink = match self.life.take() {
@@ -73,6 +72,8 @@ impl Relay {
             tracing::info!(slot = %self.config.source.slot, tries = self.backoff.tries(), "at the table again");
         }
         let began = Instant::now();
+        // Rows that are asked for again are meant to be.
+        let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.inside.clone() };
         let (sink, begun, ended) =
             table::run(lease, sink, delivered, (&self.config, &self.telemetry, stop.clone())).await;
         self.life = sink.map(|sink| Life::New(Box::new(sink), None));
@@ -82,6 +83,7 @@ impl Relay {
             self.config.state.adopt_slot = false;
         }
         if ended.is_ok() {
+            self.inside.clear();
             self.gave_up = false;
         }
         if ended.is_ok() || began.elapsed() > LASTED {

@@ -73,6 +73,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         failing: None,
         told: true,
         gave_up: false,
+        inside: Vec::new(),
         asked: Vec::new(),
         known: Arc::clone(&known),
         config,
@@ -120,6 +121,8 @@ struct Relay {
     gave_up: bool,
     /// What is stored of what is published.
     known: Known,
+    /// Rows the slot delivered of the transaction it went in the middle of, until the table was read.
+    inside: Vec<RowId>,
     /// Rows that somebody set to pending again.
     asked: Vec<RowId>,
     /// Whether the last session ended with all that may be confirmed told to Postgres.

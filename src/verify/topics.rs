@@ -149,8 +149,7 @@ impl Reader {
         let fresh: Vec<i32> = ids.iter().copied().filter(|id| !partitions.contains_key(id)).collect();
         let begins = self.begins(topic, &fresh)?;
         for id in ids {
-            let (low, end) =
-                self.client.fetch_watermarks(topic, id, ASK_TIMEOUT).map_err(|error| self.explain(&error, topic))?;
+            let (low, end) = self.watermarks(topic, id)?;
             let begin = begins.get(&id).copied().map_or(low, |begin| begin.max(low));
             if low > 0 && begin == low && !partitions.contains_key(&id) {
                 self.cut.insert(topic.to_owned());
@@ -158,6 +157,17 @@ impl Reader {
             partitions.entry(id).or_insert(Partition { next: begin, end }).end = end;
         }
         Ok(())
+    }
+
+    /// Where a partition begins and ends. One that came into being this moment has a leader the next.
+    fn watermarks(&self, topic: &str, id: i32) -> Result<(i64, i64)> {
+        let until = Instant::now() + ASK_TIMEOUT;
+        loop {
+            match self.client.fetch_watermarks(topic, id, ASK_TIMEOUT) {
+                Err(error) if is_young(&error) && Instant::now() < until => std::thread::sleep(LEADER_PAUSE),
+                answer => return answer.map_err(|error| self.explain(&error, topic)),
+            }
+        }
     }
 
     /// Where partitions begin in time; nothing for those that begin at their beginning.
@@ -286,4 +296,13 @@ fn heals(error: &KafkaError) -> bool {
             | Code::Resolve
             | Code::OperationTimedOut
     )
+}
+
+/// How soon a partition without a leader is asked for again.
+const LEADER_PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether the partition has no leader yet, or another one by now.
+fn is_young(error: &KafkaError) -> bool {
+    let code = error.rdkafka_error_code();
+    matches!(code, Some(RDKafkaErrorCode::LeaderNotAvailable | RDKafkaErrorCode::NotLeaderForPartition))
 }
