@@ -51,6 +51,9 @@ fn a_slot_dropped_under_load_costs_no_event_and_no_copy() {
     let mut relay = world.run().start();
     streaming(&world, &mut relay);
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    // Before anything is stored of what is published, nobody could tell what to recover.
+    let stored = || relay.metric("walrelay_positions_stored_total").unwrap_or_default();
+    eventually("what is published is stored", ARRIVAL, stored, |stored| *stored >= 15.0);
     for round in 0..10 {
         writers.wait_for(60);
         world.drop_slot();
@@ -172,6 +175,8 @@ fn a_table_without_the_transactions_column_is_recovered_from_with_copies() {
     let mut relay = world.run().config_file(order).start();
     streaming(&world, &mut relay);
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    let stored = || relay.metric("walrelay_positions_stored_total").unwrap_or_default();
+    eventually("what is published is stored", ARRIVAL, stored, |stored| *stored >= 15.0);
     for _ in 0..3 {
         writers.wait_for(100);
         world.drop_slot();
