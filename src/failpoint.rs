@@ -8,8 +8,9 @@
 pub const POINTS: [&str; 8] =
     ["received", "assembled", "enqueued", "acked", "storing", "stored", "confirming", "confirmed"];
 
-/// Points on the way of rows that are read from the table, and of rows that are marked.
-pub const TABLE_POINTS: [&str; 7] = ["intended", "slot-made", "read", "progress", "marking", "marked", "caught-up"];
+/// Points on the way of rows that are read from the table, of rows that are marked, and of those that go.
+pub const TABLE_POINTS: [&str; 9] =
+    ["intended", "slot-made", "read", "progress", "marking", "marked", "caught-up", "swept", "detached"];
 
 /// Arms what `FAILPOINTS` names, for as long as the process lives. Nothing else reads the variable, and without the
 /// feature nothing does.

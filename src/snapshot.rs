@@ -31,6 +31,11 @@ impl Snapshot {
         self.xmax
     }
 
+    /// One that sees exactly the transactions below this id.
+    pub fn below(xid: u64) -> Snapshot {
+        Snapshot { xmin: xid, xmax: xid, running: Vec::new() }
+    }
+
     /// Whether the transaction had ended.
     pub fn sees(&self, xid: u64) -> bool {
         xid < self.xmin || xid < self.xmax && self.running.binary_search(&xid).is_err()

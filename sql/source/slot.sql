@@ -5,6 +5,7 @@
 -- says nothing about what the stream has handed over.
 select pg_catalog.jsonb_build_object(
     'backend_pid', pg_catalog.pg_backend_pid(),
+    'snapshot', pg_catalog.pg_current_snapshot()::text,
     'wal_end', case
         when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
         else pg_catalog.pg_current_wal_flush_lsn()

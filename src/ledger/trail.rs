@@ -50,6 +50,13 @@ pub struct Published {
 }
 
 impl Published {
+    /// What is known where a slot serves and nothing else is: it delivers no transaction below its `catalog_xmin` (`oldest`)
+    /// from `lsn` on, where it was confirmed. Rows of those that `now` sees may be from before the slot or its publication.
+    pub fn from_slot(oldest: u32, now: Snapshot, lsn: Lsn) -> Published {
+        let pair = Pair { snapshot: Snapshot::below(now.widen(oldest)), lsn };
+        Published { pair, also: Vec::new(), floor: Some(now), earlier: Vec::new() }
+    }
+
     /// What is known after a promotion that took place at `switch_lsn`: later transactions are gone, and their ids may
     /// mean others by now.
     pub fn until(&self, switch_lsn: Lsn) -> Option<Published> {
@@ -184,6 +191,21 @@ mod tests {
         let published = trail.published(&at(150)).unwrap();
         assert_eq!(published.also, [14]);
         assert_eq!(published.floor, Some(snapshot("10:13:10")));
+    }
+
+    #[test]
+    fn of_a_slot_that_only_begins_everything_it_may_deliver_is_missing() {
+        // 4294967290 is from before the wraparound.
+        let now = snapshot("4294967300:4294967302:4294967300");
+        let begins = Published::from_slot(4_294_967_290, now.clone(), Lsn::new(50));
+        assert_eq!((begins.pair.snapshot.sees(4_294_967_289), begins.pair.snapshot.sees(4_294_967_290)), (true, false));
+        let mut trail = Trail::new(Some(begins));
+        trail.begin(5);
+        trail.commit(Lsn::new(60), true);
+        let published = trail.published(&at(60)).unwrap();
+        assert_eq!((&published.also, &published.floor), (&vec![4_294_967_301], &Some(now.clone())));
+        trail.took(snapshot("4294967310:4294967310:"), Lsn::new(70));
+        assert_eq!(trail.published(&at(70)).unwrap().floor, Some(now), "rows from before it may not be published");
     }
 
     #[test]

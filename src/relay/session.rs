@@ -22,7 +22,7 @@ use crate::relay::recovery::wants_backlog;
 use crate::relay::retention::Known;
 use crate::sink::Producer;
 use crate::source::catalog::Fingerprint;
-use crate::source::control::{Control, ControlEnd, Pending, Watched};
+use crate::source::control::{Control, ControlEnd, Pending, WalPosition, Watched};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot};
 use crate::source::{Status, WalSource, WalStream};
@@ -155,7 +155,7 @@ impl Session {
         let (mut store, loaded) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, read).await?;
         // Of the time since the slot is ours: whoever had it before may have gone on while this one connected.
         let now = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, control.wal_position()).await?;
-        let confirmed_flush = now.slot.and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
+        let confirmed_flush = now.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
         let identity = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
         let base_types = facts.catalogs.iter().flat_map(|catalog| &catalog.base_types);
         let base_types = BaseTypes::new(base_types.map(|(oid, base)| (*oid, *base)).collect(), facts.wal_end);
@@ -176,7 +176,7 @@ impl Session {
             table_oids: slot.table_oids,
             membership_oids: slot.membership_oids,
             message_prefixes: slot.message_prefixes,
-            published: start.published,
+            published: start.published.or_else(|| begins(&now, start.position)),
             stream_only: loaded.as_ref().map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
             catch_up: None,
         };
@@ -246,6 +246,12 @@ impl Session {
     pub(super) fn stored_at(&self, position: Position, published: Option<Published>) -> Stored {
         Stored { position, published, ..self.identity.clone() }
     }
+}
+
+/// What is known of the tables before anything of a slot was delivered.
+fn begins(now: &WalPosition, position: Position) -> Option<Published> {
+    let oldest = now.slot.as_ref()?.catalog_xmin.as_ref()?.parse().ok()?;
+    Some(Published::from_slot(oldest, now.snapshot.clone()?, position.end_lsn))
 }
 
 /// Why there is to be no slot, if there is not.

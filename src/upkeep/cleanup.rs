@@ -6,10 +6,11 @@ use tokio_postgres::{Client, Row};
 
 use crate::config::{OutboxConfig, TableName, setting};
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::ledger::trail::Published;
-use crate::postgres::quote::{quote_ident, quote_literal, quoted as quoted_name};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::published::Basis;
-use crate::upkeep::table::{Table, quoted};
+use crate::upkeep::table::Table;
 use crate::upkeep::{Failed, answered, bound};
 
 /// What a column with the event's time is called where nobody says it, likely ones first.
@@ -88,18 +89,13 @@ impl Sweeper {
         Ok(format!("{time} < (pg_catalog.now() - pg_catalog.make_interval(secs => {seconds}))::{time_type}"))
     }
 
-    /// The table as it stands in a statement: rows of tables that inherit are no events.
-    fn from(&self) -> Result<String> {
-        Ok(format!("{}{}", if self.table.kind == "p" { "" } else { "only " }, quoted(&self.name)?))
-    }
-
     /// Counts what is older than the retention. Reads all of it.
     ///
     /// # Errors
     /// As [`sweep`].
     pub async fn count(&self, client: &Client, published: Option<&Published>) -> Result<Counted> {
         let doing = format!("counting old rows of {}", self.name);
-        let (table, is_old) = (self.from()?, self.is_old()?);
+        let (table, is_old) = (quote_own_rows(&self.name, self.table.kind == "p")?, self.is_old()?);
         let condition = self.basis.condition(&self.name, published)?;
         let sql = format!(
             "select count(*) filter (where {condition}), count(*) filter (where {condition} is not true) \
@@ -130,7 +126,7 @@ impl Sweeper {
             ("42501", _) => Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
                 "grant usage on schema {schema} to {role}; grant select, update, delete on {} to {role}; (update, because \
                  rows are locked first)",
-                quoted(name).unwrap_or_else(|_| name.to_string())
+                quote_table(name).unwrap_or_else(|_| name.to_string())
             )),
             ("42P01" | "3F000", _) => Error::new(Kind::Publication, error.cause()),
             (_, "22") if is_pending => {
@@ -178,6 +174,7 @@ pub async fn sweep(
             Err(failed) => return Err(sweeper.told(&doing, &failed)),
         }
     };
+    failpoint::reached("swept");
     let number = |column: usize| row.try_get::<_, i64>(column).map(i64::unsigned_abs).unwrap_or_default();
     Ok(Swept { found: number(0), deleted: number(1), last: row.try_get(2).unwrap_or_default() })
 }
@@ -185,7 +182,8 @@ pub async fn sweep(
 /// Locks first, by place: a row is judged again once it is locked, and one that changed meanwhile is not found by the delete.
 /// Its time says nothing new to the delete, but in which partitions to look.
 fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, batch_rows: u32) -> Result<String> {
-    let (table, time, is_old) = (sweeper.from()?, quote_ident(&sweeper.time)?, sweeper.is_old()?);
+    let (table, time, is_old) =
+        (quote_own_rows(&sweeper.name, sweeper.table.kind == "p")?, quote_ident(&sweeper.time)?, sweeper.is_old()?);
     let condition = sweeper.basis.condition(&sweeper.name, published)?;
     let begin = match after {
         Some(after) => format!(" and {time} >= {}::{}", quote_literal(after)?, sweeper.time_type),

@@ -5,10 +5,10 @@ use std::time::Duration;
 use tokio_postgres::Client;
 
 use crate::error::{Error, Kind, Result};
+use crate::failpoint;
 use crate::ledger::trail::Published;
-use crate::postgres::quote::quote_ident;
+use crate::postgres::quote::{quote_ident, quote_table};
 use crate::upkeep::cleanup::Sweeper;
-use crate::upkeep::table::quoted;
 use crate::upkeep::{Failed, answered, bound};
 
 const PARTITIONS: &str = include_str!("../../sql/upkeep/partitions.sql");
@@ -95,7 +95,7 @@ impl Partition {
         sweeper: &Sweeper,
         published: Option<&Published>,
     ) -> Result<Result<(), String>> {
-        let (name, table) = (&self.name, quoted(&sweeper.name)?);
+        let (name, table) = (&self.name, quote_table(&sweeper.name)?);
         let how = if self.is_detaching { "finalize" } else { "concurrently" };
         let doing = format!("detaching partition {name}");
         if let Err(failed) = detach(client, &doing, &format!("alter table {table} detach partition {name} {how}")).await
@@ -105,6 +105,7 @@ impl Partition {
                 Failed::Refused(_) => Ok(Err(failed.told(&doing).cause().to_owned())),
             };
         }
+        failpoint::reached("detached");
         let stays = match self.dropped(client, sweeper, published).await? {
             Ok(()) => return Ok(Ok(())),
             Err(stays) => stays,
@@ -126,11 +127,16 @@ impl Partition {
     ) -> Result<Result<(), String>> {
         let name = &self.name;
         let doing = format!("dropping partition {name}");
-        let mut done = answered(&doing, client.batch_execute(&format!("begin; lock table {name}"))).await;
+        let mut done = answered(
+            &doing,
+            client.batch_execute(&format!("begin; lock table {name}; set local statement_timeout = 0")),
+        )
+        .await;
         let mut unpublished = 0;
         if done.is_ok() {
             let question = self.question(sweeper, published)?;
-            let row = answered(&doing, client.query_one(&question, &[])).await;
+            // It is nobody's table by now: nobody waits, however long it takes to read.
+            let row = client.query_one(&question, &[]).await.map_err(|error| Failed::of(&doing, error));
             let end = match row.as_ref().map(|row| row.try_get::<_, i64>(1)) {
                 Ok(Ok(0)) => format!("drop table {name}; commit"),
                 Ok(count) => {

@@ -287,6 +287,8 @@ fn the_lab_reads_back_what_it_wrote_and_the_checker_agrees() {
     let producer: BaseProducer = ClientConfig::new()
         .set("bootstrap.servers", &world.brokers)
         .set("partitioner", "murmur2_random")
+        // A batch that is sent again, to a topic that is being made, keeps its place.
+        .set("enable.idempotence", "true")
         .create()
         .unwrap();
     let rows = world.sql().rows(

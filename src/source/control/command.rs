@@ -42,6 +42,9 @@ pub(super) enum Command {
 pub struct WalPosition {
     /// End of the flushed log (of the replayed one, on a standby).
     pub wal_end: Lsn,
+    /// What was visible then.
+    #[serde(default)]
+    pub snapshot: Option<Snapshot>,
     /// The slot, unless it is gone. Who holds it is in `active_pid` and `holder`.
     pub slot: Option<Slot>,
     /// The transaction that has been under way for longest.
@@ -219,9 +222,9 @@ mod tests {
     fn lag_is_counted_from_what_is_confirmed_and_from_what_is_kept() {
         let slot =
             Slot { confirmed_flush_lsn: Some(Lsn::new(700)), restart_lsn: Some(Lsn::new(400)), ..Slot::default() };
-        let position = WalPosition { wal_end: Lsn::new(900), slot: Some(slot), oldest_transaction: None };
+        let gone = WalPosition { wal_end: Lsn::new(900), snapshot: None, slot: None, oldest_transaction: None };
+        let position = WalPosition { slot: Some(slot), ..gone.clone() };
         assert_eq!((position.unconfirmed_bytes(), position.retained_bytes()), (Some(200), Some(500)));
-        let gone = WalPosition { wal_end: Lsn::new(900), slot: None, oldest_transaction: None };
         assert_eq!((gone.unconfirmed_bytes(), gone.retained_bytes()), (None, None));
     }
 

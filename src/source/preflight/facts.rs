@@ -131,6 +131,8 @@ pub struct Slot {
     pub confirmed_flush_lsn: Option<Lsn>,
     /// From where WAL is kept.
     pub restart_lsn: Option<Lsn>,
+    /// The oldest transaction it may still deliver, 32 bits of it in decimal.
+    pub catalog_xmin: Option<String>,
     /// `reserved`, `extended`, `unreserved` (about to be lost) or `lost`.
     pub wal_status: Option<String>,
     /// Bytes that may still be written before the slot is at risk; none without a bound.

@@ -1,0 +1,106 @@
+//! P12: on every version, on another server, and with one of the two out of reach.
+
+use super::{EXIT, streaming};
+use crate::support::servers::{Kafka, Postgres};
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+#[test]
+fn every_major_recovers_polls_and_hands_over() {
+    for major in Postgres::majors() {
+        eprintln!("Postgres {major}");
+        let postgres = Postgres::private(major, &[]);
+        let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+        world.publish();
+        let writers = world.workload(&Plan::default());
+        writers.wait_for(300);
+        // From the first row, over a slot that is dropped under load and one that is lost while nobody looks, to polling
+        // and back.
+        let mut relay = world.run().start();
+        streaming(&world, &mut relay);
+        for _ in 0..2 {
+            writers.wait_for(100);
+            world.drop_slot();
+            let made = || world.slot("active and confirmed_flush_lsn is not null");
+            eventually("the slot is made anew", ARRIVAL, made, |made| made == "true");
+        }
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+        world.drop_slot();
+        writers.wait_for(100);
+        for mode in ["poll", "slot"] {
+            let mut relay = world.run().option("--mode", mode).start();
+            relay.wait_ready();
+            writers.wait_for(100);
+            assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+        }
+        let mut relay = world.relay();
+        writers.stop();
+        assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+        assert_eq!(relay.terminate(EXIT), Some(0));
+    }
+}
+
+/// A primary, its standby, and a table that tells everything; URLs name both.
+fn pair(major: u32) -> (World, Postgres, Postgres) {
+    let primary = Postgres::private(major, &[]);
+    let mut world = World::keeping_on(&primary, Kafka::shared().brokers());
+    world.publish();
+    let standby = Postgres::standby_of(&primary);
+    world.database_url = format!(
+        "postgres://postgres@{},{}/{}?sslmode=disable&target_session_attrs=read-write",
+        primary.address(),
+        standby.address(),
+        world.name
+    );
+    (world, primary, standby)
+}
+
+#[test]
+fn a_poller_goes_on_at_the_promoted_standby() {
+    for mode in ["poll", "auto"] {
+        let (world, primary, standby) = pair(15);
+        let writers = world.workload(&Plan::default());
+        let mut relay = world.run().option("--mode", mode).start();
+        relay.wait_ready();
+        writers.wait_for(200);
+        primary.stop_fast(EXIT);
+        standby.promote();
+        writers.wait_for(200);
+        writers.stop();
+        // What a poller had read of a pass that was not finished comes again.
+        eprintln!("{mode}: {} copies", world.assert_all_delivered().duplicates);
+        assert_eq!(relay.terminate(EXIT), Some(0), "{mode}: {}", relay.log());
+    }
+}
+
+#[test]
+fn a_slot_is_given_up_while_kafka_is_out_of_reach_and_nothing_is_lost() {
+    let postgres = Postgres::private(15, &[]);
+    let kafka = Kafka::private();
+    let world = World::keeping_on(&postgres, kafka.brokers());
+    world.setup();
+    let limits = |command: crate::support::relay::RelayCommand| {
+        command.option("--max-retained-bytes", "2MiB").option("--over-budget", "give-up")
+    };
+    let mut relay = limits(world.run()).start();
+    streaming(&world, &mut relay);
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(100);
+    kafka.freeze();
+    let filling = world.sql();
+    let slot = || world.slot("slot_name::text");
+    let fill = || {
+        filling.run("insert into noise select n, repeat('x', 1500) from generate_series(1, 500) n");
+        slot()
+    };
+    eventually("the slot is gone", ARRIVAL, fill, String::is_empty);
+    writers.wait_for(100);
+    kafka.thaw();
+    relay.wait_ready();
+    writers.wait_for(100);
+    writers.stop();
+    let findings = world.assert_all_delivered();
+    eprintln!("{} copies", findings.duplicates);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
