@@ -2,7 +2,7 @@
 
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
-use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 
 /// The table's DDL: the first migration.
 pub const CREATE_TABLE: &str = include_str!("../../migrations/0001_outbox.sql");
@@ -81,16 +81,12 @@ fn is_placeholder(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
 }
 
-fn quoted_table(table: &TableName) -> Result<String> {
-    Ok(format!("{}.{}", quote_ident(table.schema())?, quote_ident(table.table())?))
-}
-
 fn quoted(value: Value<'_>) -> Result<String> {
     match value {
         Value::Name(name) => quote_ident(name),
-        Value::Table(table) => quoted_table(table),
+        Value::Table(table) => quote_table(table),
         Value::Tables(tables) => {
-            let tables: Vec<_> = tables.iter().map(|table| quoted_table(table)).collect::<Result<_>>()?;
+            let tables: Vec<_> = tables.iter().map(|table| quote_table(table)).collect::<Result<_>>()?;
             Ok(tables.join(", "))
         }
         Value::Text(text) => quote_literal(text),

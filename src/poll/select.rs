@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::OutboxConfig;
 use crate::error::{Error, Kind, Result};
 use crate::poll::table::TableFacts;
-use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
 use crate::snapshot::Snapshot;
 
 /// The ids below are no transaction's: `FirstNormalTransactionId`
@@ -115,8 +115,7 @@ pub fn extent(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'
 
 /// Rows of tables that inherit are no events; those of partitions are.
 pub(super) fn from(facts: &TableFacts) -> Result<String> {
-    let only = if facts.is_partitioned { "" } else { "only " };
-    Ok(format!("{only}{}.{}", quote_ident(facts.name.schema())?, quote_ident(facts.name.table())?))
+    quote_own_rows(&facts.name, facts.is_partitioned)
 }
 
 fn limit(sql: &mut String, selection: &Selection<'_>) {

@@ -1,5 +1,6 @@
 //! Names and texts on their way into SQL (P11). Replication commands take no parameters, so quoting is all there is.
 
+use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
 
 /// `name` as a quoted identifier.
@@ -12,6 +13,23 @@ pub fn quote_ident(name: &str) -> Result<String> {
     }
     without_nul(name)?;
     Ok(quoted(name))
+}
+
+/// A table's name with its schema, as SQL takes it.
+///
+/// # Errors
+/// As [`quote_ident`].
+pub fn quote_table(name: &TableName) -> Result<String> {
+    Ok(format!("{}.{}", quote_ident(name.schema())?, quote_ident(name.table())?))
+}
+
+/// The table as it stands in a statement about its rows: those of tables that inherit from it are no events, those of its
+/// partitions are.
+///
+/// # Errors
+/// As [`quote_ident`].
+pub fn quote_own_rows(name: &TableName, is_partitioned: bool) -> Result<String> {
+    Ok(format!("{}{}", if is_partitioned { "" } else { "only " }, quote_table(name)?))
 }
 
 /// `name` as a quoted identifier in a text for people, such as a statement in a remedy. It refuses nothing: what is sent

@@ -216,12 +216,12 @@ impl<S: Sink> Core<S> {
 
     /// Up to where everything is delivered, and marked where rows are marked.
     pub fn settled_position(&self) -> Position {
-        self.confirmed_by_rows()
+        if self.outlet.has_unsettled() { self.settled } else { self.outlet.ledger().delivered() }
     }
 
     /// What should be stored now; see [`Confirm::due`].
     pub fn due(&self, now: Duration, hurry: bool) -> Due {
-        self.confirm.due(self.confirmed_by_rows(), self.outlet.counts().acked, now, hurry)
+        self.confirm.due(self.settled_position(), self.outlet.counts().acked, now, hurry)
     }
 
     /// Before another row waits to be marked: all up to here does not.
@@ -231,14 +231,9 @@ impl<S: Sink> Core<S> {
         }
     }
 
-    /// Up to where everything is delivered, and marked where rows are marked.
-    fn confirmed_by_rows(&self) -> Position {
-        if self.outlet.has_unsettled() { self.settled } else { self.outlet.ledger().delivered() }
-    }
-
     /// When to ask [`Core::due`] again, if time alone will change its answer.
     pub fn wake_at(&self) -> Option<Duration> {
-        self.confirm.wake_at(self.confirmed_by_rows(), self.outlet.counts().acked)
+        self.confirm.wake_at(self.settled_position(), self.outlet.counts().acked)
     }
 
     /// A store of what was due begins.
@@ -275,7 +270,7 @@ impl<S: Sink> Core<S> {
 
     /// Whether everything taken in is acked, and what of it is marked is stored.
     pub fn is_stored_as_far_as_marked(&self) -> bool {
-        self.is_drained() && !self.confirm.is_busy() && self.confirmed_by_rows() == self.confirm.stored_position()
+        self.is_drained() && !self.confirm.is_busy() && self.settled_position() == self.confirm.stored_position()
     }
 
     /// Whether everything taken in is acked.

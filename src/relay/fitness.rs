@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::poll::{Reader, TableFacts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quoted;
-use crate::relay::recovery::Plan;
+use crate::relay::recovery::{Plan, says_for_itself};
 use crate::relay::table::Task;
 use crate::source::preflight;
 use crate::state::Rows;
@@ -53,7 +53,7 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
              time of the insert (clock_timestamp(), not now()). To go on without these rows: --adopt-slot",
         ));
     }
-    let tells = facts.xid_column.is_some() || outbox.upkeep.pending.is_some() || outbox.upkeep.delete;
+    let tells = facts.xid_column.is_some() || says_for_itself(outbox);
     if matches!(task, Task::Poll { .. }) && !tells {
         let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
         return Err(Error::new(Kind::Config, cause).remedy(format!(

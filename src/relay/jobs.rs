@@ -15,6 +15,7 @@ use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::relay::outlet::RowId;
 use crate::relay::session::{AnyStore, Session};
+use crate::relay::waiting::end_of;
 use crate::sink::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
@@ -242,12 +243,4 @@ pub(super) async fn probe(config: KafkaConfig, topics: Vec<String>) -> bool {
     let answers = sink.leaders_answer(topics, PROBE_TIMEOUT).await;
     sink.close().await;
     answers
-}
-
-/// The end of the job, if there is one.
-async fn end_of(job: &mut Option<Job>) -> Done {
-    match job {
-        Some(job) => job.await,
-        None => std::future::pending().await,
-    }
 }

@@ -8,6 +8,7 @@ use crate::config::{Config, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
+use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
@@ -70,9 +71,7 @@ impl Lease {
         for channel in config.outboxes.iter().filter_map(|outbox| outbox.upkeep.notify.as_deref()) {
             let listen = format!("listen {}", quote_ident(channel)?);
             let listening = sql.client().batch_execute(&listen).await;
-            listening.map_err(|error| {
-                crate::postgres::fault::sql(crate::postgres::fault::While::Querying("listening for new rows"), &error)
-            })?;
+            listening.map_err(|error| fault::sql(While::Querying("listening for new rows"), &error))?;
         }
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         let notified = sql.notified();
@@ -116,9 +115,7 @@ impl Lease {
         };
         Ok(Lease { control, store, stored, task, notified, facts })
     }
-}
 
-impl Lease {
     /// More is known than is stored: this process had published up to `position` when its stream ended.
     pub(super) fn knows(&mut self, position: Position, published: Published) {
         let before = self.stored.published.as_ref().map_or(Lsn::ZERO, |before| before.pair.lsn);
@@ -219,8 +216,8 @@ fn polled(
     let Some(stored) = loaded.filter(|_| !config.state.adopt_slot) else {
         // The first time: until is that of the first look.
         let is_first = loaded.is_none() || config.source.backlog.is_some();
-        let rows = if is_first { backlog(config)? } else { Rows::None };
-        let catch_up = CatchUp { rows, until: None, table_oid: 0, order: None, after: None };
+        let rows = if is_first { backlog(config) } else { Rows::None };
+        let catch_up = CatchUp::new(rows, None);
         return Ok(Stored { published: None, catch_up: Some(catch_up), ..fresh });
     };
     // Nothing of a slot or publication matters here; whose log it was, does.

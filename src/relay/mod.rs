@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use crate::config::{Config, StoreKind};
 use crate::error::{Disposition, Error, Kind, Result};
-use crate::ledger::Limits;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::sink::Producer;
@@ -272,15 +271,7 @@ impl Relay {
             Some(Life::New(sink, _)) => (sink, stored),
             None => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
-        let setup = Setup {
-            slot: self.config.source.slot.clone(),
-            outboxes: self.config.outboxes.clone(),
-            limits: Limits {
-                events: self.config.kafka.max_in_flight_events,
-                bytes: self.config.kafka.max_in_flight_bytes,
-            },
-        };
-        Ok(Box::new(Core::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?))
+        Ok(Box::new(Core::new(&Setup::of(&self.config), start, stored, published, *sink, self.epoch.elapsed())?))
     }
 
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.

@@ -5,7 +5,9 @@
 
 use std::collections::VecDeque;
 
-use crate::config::{OutboxConfig, SlotName};
+use tokio::time::Instant;
+
+use crate::config::{Config, OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
 use crate::failpoint;
@@ -56,6 +58,14 @@ pub struct Setup {
     pub outboxes: Vec<OutboxConfig>,
     /// What may be in flight.
     pub limits: Limits,
+}
+
+impl Setup {
+    /// What is configured.
+    pub fn of(config: &Config) -> Setup {
+        let limits = Limits { events: config.kafka.max_in_flight_events, bytes: config.kafka.max_in_flight_bytes };
+        Setup { slot: config.source.slot.clone(), outboxes: config.outboxes.clone(), limits }
+    }
 }
 
 /// See the module's documentation.
@@ -181,6 +191,18 @@ impl<S: Sink> Outlet<S> {
     /// Waits for deliveries. Safe to cancel.
     pub async fn next_deliveries(&mut self, into: &mut Vec<Delivery>) {
         self.sink.deliveries(into).await;
+    }
+
+    /// Waits for acks of what is in flight, until `until` or the producer fails.
+    pub async fn drain(&mut self, until: Instant) {
+        let mut deliveries = Vec::new();
+        while !self.is_drained() {
+            let waited = tokio::time::timeout_at(until, self.next_deliveries(&mut deliveries)).await;
+            let taken = self.delivered(&mut deliveries).and_then(|()| self.retry_pending());
+            if waited.is_err() || taken.is_err() {
+                return;
+            }
+        }
     }
 
     /// Takes in what the broker said.

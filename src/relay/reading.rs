@@ -174,7 +174,7 @@ impl<'a> Reading<'a> {
             && error.kind() != Kind::KafkaUnreachable
         {
             // The producer is well: what it has need not be sent again.
-            self.drain().await;
+            self.outlet.drain(Instant::now() + DRAIN_TIMEOUT).await;
             self.advance(&mut passage, commit_lsn);
             if let Err(error) = self.save().await {
                 tracing::debug!(%error, "progress could not be stored");
@@ -337,18 +337,6 @@ impl<'a> Reading<'a> {
             && let Some((_, key)) = passage.checkpoints.pop_front()
         {
             catch_up.after = Some(key);
-        }
-    }
-
-    /// Waits for acks of what is in flight, for a while.
-    async fn drain(&mut self) {
-        let until = Instant::now() + DRAIN_TIMEOUT;
-        while !self.outlet.is_drained() {
-            let deliveries = tokio::time::timeout_at(until, self.outlet.next_deliveries(&mut self.deliveries)).await;
-            let taken = self.outlet.delivered(&mut self.deliveries).and_then(|()| self.outlet.retry_pending());
-            if deliveries.is_err() || taken.is_err() {
-                return;
-            }
         }
     }
 

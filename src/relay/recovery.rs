@@ -45,10 +45,6 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
         SlotIs::Lost(reason) => format!("slot {name} is lost ({reason})"),
         SlotIs::There => format!("slot {name} is there, and rows from before it are to be published"),
     };
-    let first = |cause: String| -> Result<Plan> {
-        let rows = backlog(config)?;
-        Ok(Plan { rows, published: None, finishes: false, cause, notes: Vec::new() })
-    };
     if config.state.store == StoreKind::Slot {
         let cause =
             format!("{found}, and state.store is slot: nothing tells what was relayed, or how far a backlog came");
@@ -62,10 +58,11 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
             let cause = format!("{found}, and nothing is stored that tells what was relayed");
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(choices(config)));
         }
-        return first(format!("{found}, and nothing was relayed before"));
+        let cause = format!("{found}, and nothing was relayed before");
+        return Ok(Plan { rows: backlog(config), published: None, finishes: false, cause, notes: Vec::new() });
     };
     if config.state.adopt_slot {
-        let rows = if config.source.backlog.is_some() { backlog(config)? } else { Rows::None };
+        let rows = if config.source.backlog.is_some() { backlog(config) } else { Rows::None };
         let notes = vec!["accepted because of --adopt-slot: what is stored is given up".to_owned()];
         return Ok(Plan { rows, published: None, finishes: false, cause: found, notes });
     }
@@ -107,23 +104,16 @@ pub(super) fn says_for_itself(outbox: &OutboxConfig) -> bool {
     outbox.upkeep.pending.is_some() || outbox.upkeep.delete
 }
 
-/// Which rows are read where nothing was published before.
-pub(super) fn backlog(config: &Config) -> Result<Rows> {
-    Ok(match &config.source.backlog {
+/// Which rows are read where nothing was published before. That they can be told is seen to by the configuration.
+pub(super) fn backlog(config: &Config) -> Rows {
+    match &config.source.backlog {
         // Of each table those that are pending, or all.
         None => Rows::Unpublished,
         Some(Backlog::All) => Rows::All,
         Some(Backlog::None) => Rows::None,
         Some(Backlog::Since(time)) => Rows::Since(time.clone()),
-        Some(Backlog::Pending) => {
-            let without = config.outboxes.iter().find(|outbox| outbox.upkeep.pending.is_none());
-            if let Some(outbox) = without {
-                let cause = format!("--backlog pending: nothing says which rows of {} are pending", outbox.source);
-                return Err(Error::new(Kind::Config, cause).remedy("set outbox.pending, such as status = 'PENDING'"));
-            }
-            Rows::Pending
-        }
-    })
+        Some(Backlog::Pending) => Rows::Pending,
+    }
 }
 
 /// Which rows of this outbox's table are read; `None`: no row.

@@ -16,7 +16,6 @@ use crate::config::{Config, Mode};
 use crate::error::{Error, Kind, Result};
 use crate::event::Via;
 use crate::failpoint;
-use crate::ledger::Limits;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
 use crate::poll::{Reader, TableFacts, Which};
@@ -28,7 +27,7 @@ use crate::relay::lease::Lease;
 use crate::relay::outlet::{Outlet, RowId, Setup};
 use crate::relay::pump::Ended;
 use crate::relay::reading::{Read, Reading};
-use crate::relay::recovery::{Plan, which};
+use crate::relay::recovery::{Plan, says_for_itself, which};
 use crate::relay::report::tell_oldest;
 use crate::relay::slot::make_slot;
 use crate::relay::stop::{Stop, StopSignal};
@@ -67,7 +66,7 @@ const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
 const IDLE_AFTER: u32 = 20;
 
 /// A table that is read, and which outbox it is.
-struct Read1 {
+struct OutboxTable {
     number: usize,
     facts: TableFacts,
 }
@@ -80,12 +79,7 @@ pub(super) async fn run(
     delivered: Vec<RowId>,
     (config, telemetry, stop): (&Config, &Telemetry, StopSignal),
 ) -> (Option<KafkaSink>, bool, Result<Ended>) {
-    let setup = Setup {
-        slot: config.source.slot.clone(),
-        outboxes: config.outboxes.clone(),
-        limits: Limits { events: config.kafka.max_in_flight_events, bytes: config.kafka.max_in_flight_bytes },
-    };
-    let mut outlet = match Outlet::new(&setup, Position::default(), sink) {
+    let mut outlet = match Outlet::new(&Setup::of(config), Position::default(), sink) {
         Ok(outlet) => outlet,
         Err(error) => return (None, false, Err(error)),
     };
@@ -99,7 +93,7 @@ pub(super) async fn run(
         {
             let facts = TableFacts::read(reader.client(), outbox).await?;
             fits(&facts, outbox, &lease.task, config)?;
-            tables.push(Read1 { number, facts });
+            tables.push(OutboxTable { number, facts });
         }
         // The order in which they are read, whatever the configuration's is next time.
         tables.sort_by_key(|table| table.facts.oid);
@@ -140,7 +134,7 @@ pub(super) async fn run(
 struct Work<'a> {
     reading: Reading<'a>,
     reader: Reader,
-    tables: Vec<Read1>,
+    tables: Vec<OutboxTable>,
     config: &'a Config,
     telemetry: &'a Telemetry,
     stop: StopSignal,
@@ -169,7 +163,7 @@ impl Work<'_> {
         // Where it stood means nothing to the slot that is to come.
         stored.position = Position::default();
         stored.published = plan.published;
-        stored.catch_up = Some(CatchUp { rows: plan.rows, until: None, table_oid: 0, order: None, after: None });
+        stored.catch_up = Some(CatchUp::new(plan.rows, None));
         self.reading.save().await?;
         failpoint::reached("intended");
         let made = make_slot(self.config, self.major, is_there, self.reader.client(), &mut self.stop).await?;
@@ -213,7 +207,7 @@ impl Work<'_> {
 
     /// Publishes rows again that are pending again. What the slot has still to deliver is not among them.
     async fn again(&mut self, asked: &[RowId]) -> Result<Ended> {
-        for Read1 { number, facts } in &self.tables {
+        for OutboxTable { number, facts } in &self.tables {
             let outbox = self.config.outboxes.get(*number);
             let Some((outbox, pending)) = outbox.and_then(|outbox| Some((outbox, outbox.upkeep.pending.as_ref()?)))
             else {
@@ -267,7 +261,7 @@ impl Work<'_> {
                 // Where it is the first time, what was configured for that.
                 let rows = self.reading.stored.catch_up.take().map_or(Rows::Unpublished, |catch_up| catch_up.rows);
                 let until = Some(now.clone());
-                self.reading.stored.catch_up = Some(CatchUp { rows, until, table_oid: 0, order: None, after: None });
+                self.reading.stored.catch_up = Some(CatchUp::new(rows, until));
             }
             let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
             self.reader.end().await?;
@@ -335,14 +329,14 @@ impl Work<'_> {
     /// `resumed` is the snapshot this was begun with, where that is not the transaction's own.
     async fn read(&mut self, lsn: Lsn, resumed: Option<&Snapshot>, counted: bool) -> Result<Option<u64>> {
         let mut read = 0;
-        for Read1 { number, facts } in &self.tables {
+        for OutboxTable { number, facts } in &self.tables {
             let Some(outbox) = self.config.outboxes.get(*number) else { continue };
             let Some(catch_up) = &mut self.reading.stored.catch_up else { continue };
             if facts.oid < catch_up.table_oid {
                 continue;
             }
             // Rows that say for themselves whether they are pending are all behind nothing.
-            let decides = outbox.upkeep.pending.is_some() || outbox.upkeep.delete;
+            let decides = says_for_itself(outbox);
             let order = facts.order.as_ref().map(|order| order.sql.clone());
             let same = facts.oid == catch_up.table_oid && order == catch_up.order;
             let after = catch_up.after.take_if(|_| same && !decides);

@@ -1,4 +1,4 @@
-//! What is waited for while a table is read, and what becomes of it.
+//! What is waited for beside a stream and while a table is read, and what becomes of it.
 
 use std::future::Future;
 use std::pin::Pin;

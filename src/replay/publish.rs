@@ -15,7 +15,6 @@ use crate::clock::now_us;
 use crate::config::{OutboxConfig, Upkeep};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
-use crate::ledger::Limits;
 use crate::poll::select::rows;
 use crate::poll::{PolledRow, Rows, Selection, Which};
 use crate::position::{Lsn, Position};
@@ -96,11 +95,7 @@ impl Replay<'_> {
         let config = self.config;
         // Nothing is done to the rows.
         let untouched = |outbox: &OutboxConfig| OutboxConfig { upkeep: Upkeep::default(), ..outbox.clone() };
-        let setup = Setup {
-            slot: config.source.slot.clone(),
-            outboxes: config.outboxes.iter().map(untouched).collect(),
-            limits: Limits { events: config.kafka.max_in_flight_events, bytes: config.kafka.max_in_flight_bytes },
-        };
+        let setup = Setup { outboxes: config.outboxes.iter().map(untouched).collect(), ..Setup::of(config) };
         let producer = sink.producer();
         let mut outlet = match Outlet::new(&setup, Position::default(), sink) {
             Ok(outlet) => outlet,
@@ -127,7 +122,7 @@ impl Replay<'_> {
             Err(error) => Err(error),
         };
         if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
-            publishing.drain().await;
+            publishing.outlet.drain(Instant::now() + DRAIN_TIMEOUT).await;
         }
         publishing.note();
         let Publishing { outlet, published, stop, .. } = publishing;
@@ -236,18 +231,6 @@ impl Publishing<'_> {
         {
             let table = self.tables.get(table).map(|table| table.facts.name.to_string());
             self.published.up_to = table.map(|table| (table, id));
-        }
-    }
-
-    /// Waits for acks of what is in flight, for a while.
-    async fn drain(&mut self) {
-        let until = Instant::now() + DRAIN_TIMEOUT;
-        while !self.outlet.is_drained() {
-            let deliveries = tokio::time::timeout_at(until, self.outlet.next_deliveries(&mut self.deliveries)).await;
-            let taken = self.outlet.delivered(&mut self.deliveries).and_then(|()| self.outlet.retry_pending());
-            if deliveries.is_err() || taken.is_err() {
-                return;
-            }
         }
     }
 }

@@ -21,7 +21,7 @@ pub use command::{OldTransaction, WalPosition};
 use crate::config::{SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
-use crate::postgres::quote::quote_ident;
+use crate::postgres::quote::{quote_ident, quote_table};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
@@ -73,11 +73,11 @@ pub struct Pending {
 impl Pending {
     /// The statement that gives the outbox's number and the ids of pending rows.
     fn sql(&self) -> Result<String> {
-        let (schema, table) = (quote_ident(self.table.schema())?, quote_ident(self.table.table())?);
+        let table = quote_table(&self.table)?;
         let (id, condition) = (quote_ident(&self.id_column)?, &self.condition);
         let (outbox, rows_max) = (self.outbox, self.rows_max);
         Ok(format!(
-            "select {outbox}::text, {id}::text from {schema}.{table} where ({condition}\n) and {id} is not null limit {rows_max}; "
+            "select {outbox}::text, {id}::text from {table} where ({condition}\n) and {id} is not null limit {rows_max}; "
         ))
     }
 }

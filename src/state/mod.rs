@@ -76,6 +76,13 @@ pub struct CatchUp {
     pub after: Option<Key>,
 }
 
+impl CatchUp {
+    /// These rows, from the first on.
+    pub fn new(rows: Rows, until: Option<Snapshot>) -> CatchUp {
+        CatchUp { rows, until, table_oid: 0, order: None, after: None }
+    }
+}
+
 /// Which rows of the tables are to be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -9,10 +9,10 @@ use tokio_postgres::{Client, Statement};
 use crate::config::{OutboxConfig, SlotName, TableName, setting};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
-use crate::postgres::quote::{quote_ident, quoted as quoted_name};
+use crate::postgres::quote::{quote_ident, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
-use crate::upkeep::table::{Table, quoted};
+use crate::upkeep::table::Table;
 use crate::upkeep::{Failed, answered, assignment, bound};
 
 /// Ids of one statement: what a server does in a fraction of a second.
@@ -214,8 +214,7 @@ async fn transaction<'a>(
 
 /// The statement up to its rows.
 fn statement(table: &TableName, is_partitioned: bool, mark: Option<&str>) -> Result<String> {
-    // Rows of tables that inherit are no events.
-    let table = format!("{}{}", if is_partitioned { "" } else { "only " }, quoted(table)?);
+    let table = quote_own_rows(table, is_partitioned)?;
     Ok(match mark {
         // On a line of its own, so that Postgres' messages point to it.
         Some(mark) => format!("update {table} set\n{mark}\nwhere "),
@@ -247,7 +246,7 @@ async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Res
     }
     let still_pending = match &outbox.upkeep.pending {
         Some(pending) if mark.is_some() => {
-            let table = quoted(name)?;
+            let table = quote_table(name)?;
             let sql = format!(
                 "select count(*) from {table} where {column} = any ($1::text[]::{id_type}[]) and ({pending}\n)"
             );
@@ -282,7 +281,7 @@ impl Writer {
 fn told(table: &TableName, doing: &str, mark: Option<&str>, role: &str, failed: &Failed) -> Error {
     let error = failed.told(doing);
     let Some(sqlstate) = failed.sqlstate() else { return error };
-    let name = quoted(table).unwrap_or_else(|_| table.to_string());
+    let name = quote_table(table).unwrap_or_else(|_| table.to_string());
     let key = setting::MARK.key;
     match (sqlstate, sqlstate.get(..2).unwrap_or_default(), mark) {
         ("42501", ..) => {

@@ -110,7 +110,7 @@ mod tests {
         let right = here(Some("7000"), 2, 100);
         assert!(judge(&right, stored(), 6).is_ok());
         assert!(judge(&here(None, 2, 100), stored(), 5).is_ok());
-        let reading = CatchUp { rows: Rows::All, until: None, table_oid: 0, order: None, after: None };
+        let reading = CatchUp::new(Rows::All, None);
         for (here, stored, table_oid) in [
             (&here(Some("7001"), 2, 100), stored(), 5),
             (&here(Some("7000"), 3, 100), stored(), 5),

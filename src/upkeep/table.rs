@@ -5,7 +5,6 @@ use tokio_postgres::Client;
 
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
-use crate::postgres::quote::quote_ident;
 use crate::upkeep::answered;
 
 const TABLE: &str = include_str!("../../sql/upkeep/table.sql");
@@ -75,12 +74,4 @@ impl Table {
                 .remedy(format!("name one it has with {key}: {}", there_are.join(", ")))
         })
     }
-}
-
-/// `table` as SQL takes it.
-///
-/// # Errors
-/// [`Kind::Config`] for a name no quoting carries.
-pub fn quoted(table: &TableName) -> Result<String> {
-    Ok(format!("{}.{}", quote_ident(table.schema())?, quote_ident(table.table())?))
 }

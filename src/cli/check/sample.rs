@@ -12,7 +12,7 @@ use crate::cli::table::Table;
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
 use crate::suggest::ordering;
 
 const DOING: &str = "reading a row";
@@ -116,13 +116,10 @@ fn answer(found: Result<Option<Vec<Option<String>>>, tokio_postgres::Error>, cho
     }
 }
 
-/// Rows of tables that inherit are not in the stream; those of partitions are.
 fn select(wanted: &Wanted<'_>) -> Result<String> {
     let columns = wanted.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
-    let name = wanted.name;
-    let only = if wanted.table.kind == "p" { "" } else { "only " };
-    let (schema, table) = (quote_ident(name.schema())?, quote_ident(name.table())?);
-    Ok(format!("select {} from {only}{schema}.{table}", columns.join(", ")))
+    let rows = quote_own_rows(wanted.name, wanted.table.kind == "p")?;
+    Ok(format!("select {} from {rows}", columns.join(", ")))
 }
 
 /// The newest has the largest number, or the latest time, or else the last place in the file, mostly.

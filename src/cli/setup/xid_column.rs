@@ -8,9 +8,9 @@ use crate::cli::setup::catalog::Found;
 use crate::cli::setup::plan::{Object, Plan, Step};
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
-use crate::postgres::quote::quote_ident;
+use crate::postgres::quote::{quote_ident, quote_table};
 use crate::upkeep::published::xid_column;
-use crate::upkeep::table::{Table, quoted};
+use crate::upkeep::table::Table;
 
 const LEAVES: &str = include_str!("../../../sql/upkeep/leaves.sql");
 const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");
@@ -96,7 +96,7 @@ fn index_name(table: &str, column: &str) -> String {
 }
 
 fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places: &[Place]) -> Result<()> {
-    let (sql_name, sql_column) = (quoted(name)?, quote_ident(wanted)?);
+    let (sql_name, sql_column) = (quote_table(name)?, quote_ident(wanted)?);
     let before = plan.steps.len();
     if xid_column(table).is_some() {
         plan.present.push(format!("column {wanted} of table {name} has the transaction of each row"));

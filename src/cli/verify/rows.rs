@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
 use crate::position::Lsn;
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
 use crate::route::Router;
 use crate::source::catalog::Catalog;
 use crate::template::Template;
@@ -63,14 +63,11 @@ impl Plan {
             None => numbered(session, &outbox, name, table).await?,
         };
         let id = table.columns.iter().find(|column| column.name == outbox.id);
-        let (schema, relation) = (quote_ident(name.schema())?, quote_ident(name.table())?);
-        // Rows of tables that inherit are not in the stream; those of partitions are.
-        let only = if table.kind == "p" { "" } else { "only " };
         Ok(Plan {
             condition: range::condition(range, &outbox, name, table)?,
             columns: outbox.columns.iter().map(|name| described(name, table, catalog)).collect(),
             id_type: id.map(|column| column.type_name.clone()).unwrap_or_default(),
-            table: format!("{only}{schema}.{relation}"),
+            table: quote_own_rows(name, table.kind == "p")?,
             name: name.clone(),
             order,
             outbox,

@@ -5,7 +5,7 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use crate::config::TableName;
 use crate::error::{Error, Kind};
 use crate::position::Lsn;
-use crate::postgres::quote::{quote_ident, quote_literal};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::source::control::Pending;
 use crate::source::query::{QueryError, bounded};
 
@@ -40,9 +40,8 @@ pub(super) async fn is_kept(
     id: &str,
 ) -> Result<Option<bool>, QueryError> {
     let sql = || {
-        let (schema, name) = (quote_ident(table.schema())?, quote_ident(table.table())?);
-        let (column, id) = (quote_ident(id_column)?, quote_literal(id)?);
-        Ok(format!("select (exists (select from {schema}.{name} where {column} = {id}))::text"))
+        let (table, column, id) = (quote_table(table)?, quote_ident(id_column)?, quote_literal(id)?);
+        Ok(format!("select (exists (select from {table} where {column} = {id}))::text"))
     };
     let sql = sql().map_err(QueryError::Refused)?;
     match bounded("looking for a row", client.simple_query(&sql)).await {
