@@ -1,11 +1,12 @@
--- A slot ($1), its relay and how far behind it is. No row: it does not exist. Columns that older majors lack are read
+-- A slot ($1), its relay and how far behind it is. One row; without kind: it does not exist. $2, $3: the advisory lock whose
+-- exclusive holder reads the table. Columns that older majors lack are read
 -- through jsonb and are null there. Any role may read this; another role's session shows as null without pg_monitor.
 select
-    s.slot_name::text as slot,
+    $1::text as slot,
     s.slot_type as kind,
     s.plugin::text as plugin,
     s.database::text as database,
-    s.active as active,
+    coalesce(s.active, false) as active,
     s.active_pid as pid,
     nullif(r.application_name, '') as application,
     -- A port is known where the address may be seen, and is -1 for a local socket.
@@ -25,14 +26,17 @@ select
     s.safe_wal_size as safe_wal_bytes,
     to_jsonb(s) ->> 'invalidation_reason' as invalidation_reason,
     (to_jsonb(s) ->> 'conflicting')::boolean as conflicting,
-    s.two_phase as two_phase,
-    (to_jsonb(s) ->> 'failover')::boolean as failover
-from pg_catalog.pg_replication_slots s
-cross join (
+    coalesce(s.two_phase, false) as two_phase,
+    (to_jsonb(s) ->> 'failover')::boolean as failover,
+    l.pid as table_reader_pid
+from (
     select case
         when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_receive_lsn()
         else pg_catalog.pg_current_wal_flush_lsn()
     end as lsn
 ) as w
+left join pg_catalog.pg_replication_slots s on s.slot_name = $1::text
+left join pg_catalog.pg_locks l on l.locktype = 'advisory' and l.classid = $2::int4::oid and l.objid = $3::int4::oid
+    and l.objsubid = 2 and l.mode = 'ExclusiveLock' and l.granted
+    and l.database = (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())
 left join pg_catalog.pg_stat_replication r on r.pid = s.active_pid
-where s.slot_name = $1::text

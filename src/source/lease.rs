@@ -46,10 +46,10 @@ pub async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duratio
         Hold::Shared => "select pg_catalog.pg_try_advisory_lock_shared($1, $2)::text",
         Hold::Alone => "select pg_catalog.pg_try_advisory_lock($1, $2)::text",
     };
-    let key = key(slot.as_str());
+    let (class, key) = keys(slot);
     let until = Instant::now() + PATIENCE;
     let held = loop {
-        let answer = one_text(client, "taking the lease", sql, &[(&CLASS, Type::INT4), (&key, Type::INT4)]).await?;
+        let answer = one_text(client, "taking the lease", sql, &[(&class, Type::INT4), (&key, Type::INT4)]).await?;
         let held = answer.as_deref() == Some("true");
         if held || Instant::now() >= until {
             break held;
@@ -60,6 +60,11 @@ pub async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duratio
     let limit = format!("set idle_session_timeout = {timeout}");
     bounded("bounding the silence of the session", client.batch_execute(&limit)).await?;
     Ok(held)
+}
+
+/// The two halves of the advisory lock that is the lease on the table of this slot's outboxes.
+pub fn keys(slot: &SlotName) -> (i32, i32) {
+    (CLASS, key(slot.as_str()))
 }
 
 /// FNV-1a: the same on every machine. Two slots with one key wait for each other where one of them reads its table.

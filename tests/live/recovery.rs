@@ -247,6 +247,8 @@ fn of_two_pollers_one_reads_and_the_other_takes_over_from_the_dead() {
     let poller = || world.run().option("--mode", "poll").start();
     let mut one = poller();
     one.wait_ready();
+    let status = world.command("status").flag("--json").succeed();
+    assert!(status.contains("\"kind\":null") && !status.contains("\"table_reader_pid\":null"), "{status}");
     let mut other = poller();
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
     let mut copies = 0;

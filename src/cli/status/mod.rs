@@ -16,6 +16,7 @@ use crate::cli::sql;
 use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
+use crate::source::lease;
 use lag::Looks;
 use report::{Limits, Report};
 
@@ -71,22 +72,28 @@ fn clock() -> impl std::fmt::Display {
 }
 
 async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut Looks) -> Result<Report> {
-    let row = session.row("asking for the slot's status", sql::STATUS, &[&slot.as_str()]).await?;
-    let row = row.ok_or_else(|| {
-        Error::new(Kind::SlotUnusable, format!("slot {slot} does not exist"))
-            .remedy(format!("create it: walrelay setup --slot {slot}"))
-    })?;
+    let (class, key) = lease::keys(slot);
+    let row = session.row("asking for the slot's status", sql::STATUS, &[&slot.as_str(), &class, &key]).await?;
+    let row = row.ok_or_else(|| Error::new(Kind::Bug, "no row of the slot's status"))?;
+    let (kind, table_reader_pid) = (column(&row, "kind")?, column(&row, "table_reader_pid")?);
+    if (&kind, table_reader_pid) == (&None::<String>, None::<i32>) {
+        return Err(Error::new(Kind::SlotUnusable, format!("slot {slot} does not exist, and nobody reads its table"))
+            .remedy(format!(
+                "start a relay, which makes it: walrelay run --slot {slot}; or walrelay setup --slot {slot}"
+            )));
+    }
     let mut report = Report {
         slot: column(&row, "slot")?,
         healthy: true,
         problems: Vec::new(),
-        kind: column(&row, "kind")?,
+        kind,
         plugin: column(&row, "plugin")?,
         database: column(&row, "database")?,
         active: column(&row, "active")?,
         pid: column(&row, "pid")?,
         application: column(&row, "application")?,
         client: column(&row, "client")?,
+        table_reader_pid,
         confirmed_lsn: column(&row, "confirmed_lsn")?,
         restart_lsn: column(&row, "restart_lsn")?,
         current_lsn: column(&row, "current_lsn")?,

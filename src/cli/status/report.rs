@@ -31,8 +31,8 @@ pub struct Report {
     pub healthy: bool,
     /// What is wrong, a sentence each.
     pub problems: Vec<String>,
-    /// `logical`, or the wrong thing.
-    pub kind: String,
+    /// `logical`, or the wrong thing; none: there is no slot of this name.
+    pub kind: Option<String>,
     /// `pgoutput`, or the wrong thing.
     pub plugin: Option<String>,
     /// Its database.
@@ -45,6 +45,8 @@ pub struct Report {
     pub application: Option<String>,
     /// From where: an address, or `[local]` for a Unix socket.
     pub client: Option<String>,
+    /// The session of a relay that reads the table, instead of a slot or before it streams.
+    pub table_reader_pid: Option<i32>,
     /// Up to where the relay confirmed.
     pub confirmed_lsn: Option<String>,
     /// From where WAL is kept: the start of the oldest transaction that is not confirmed.
@@ -79,7 +81,10 @@ impl Report {
     pub fn judge(&mut self, limits: &Limits) {
         let mut problems = Vec::new();
         let reason = self.invalidation_reason.as_deref();
-        if self.kind != "logical" || self.plugin.as_deref() != Some("pgoutput") {
+        let is_read = self.table_reader_pid.is_some();
+        if self.kind.is_some()
+            && (self.kind.as_deref() != Some("logical") || self.plugin.as_deref() != Some("pgoutput"))
+        {
             problems.push("it is not a slot of walrelay: not pgoutput".to_owned());
         }
         match self.wal_status.as_deref() {
@@ -94,6 +99,7 @@ impl Report {
             problems.push("it conflicts with recovery".to_owned());
         }
         match (self.active, self.confirmed_lsn.is_some()) {
+            _ if is_read => {}
             (_, false) if self.restart_lsn.is_some() => problems.push("it is still being created".to_owned()),
             (false, _) => problems.push("no relay streams from it".to_owned()),
             (true, _) => {}
@@ -164,10 +170,11 @@ impl Report {
     /// One line for a log.
     pub fn line(&self) -> String {
         format!(
-            "slot={} healthy={} active={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
+            "slot={} healthy={} active={} table_reader_pid={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
             self.slot,
             self.healthy,
             self.active,
+            or_dash(self.table_reader_pid),
             or_dash(self.confirmed_lsn.as_deref()),
             or_dash(self.lag_bytes),
             or_dash(self.lag_seconds.map(|seconds| format!("{seconds:.1}"))),
@@ -179,6 +186,9 @@ impl Report {
     /// An aligned table for people.
     pub fn table(&self) -> String {
         let relay = match (self.active, self.pid) {
+            _ if self.table_reader_pid.is_some() => {
+                format!("pid {} reads the table", or_dash(self.table_reader_pid))
+            }
             (true, Some(pid)) => {
                 let application = self.application.as_deref().unwrap_or("?");
                 let place = match self.client.as_deref() {
@@ -194,6 +204,7 @@ impl Report {
         let invalid = self.invalidation_reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         let safe = match self.safe_wal_bytes {
             Some(safe) => format!("{} more may be written before the slot can be lost", bytes(safe)),
+            None if self.kind.is_none() => "-".to_owned(),
             None => "no bound (max_slot_wal_keep_size)".to_owned(),
         };
         let health =
@@ -209,7 +220,10 @@ impl Report {
             None => lag,
         };
         let rows = [
-            ("slot", self.slot.clone()),
+            (
+                "slot",
+                if self.kind.is_some() { self.slot.clone() } else { format!("{}, which does not exist", self.slot) },
+            ),
             ("health", health),
             ("database", or_dash(self.database.as_deref())),
             ("relay", relay),
@@ -255,13 +269,14 @@ mod tests {
             slot: "orders".into(),
             healthy: true,
             problems: vec![],
-            kind: "logical".into(),
+            kind: Some("logical".into()),
             plugin: Some("pgoutput".into()),
             database: Some("shop".into()),
             active: true,
             pid: Some(7),
             application: Some("walrelay".into()),
             client: Some("10.0.0.1".into()),
+            table_reader_pid: None,
             confirmed_lsn: Some("0/2000000".into()),
             restart_lsn: Some("0/1000000".into()),
             current_lsn: Some("0/2100000".into()),
@@ -302,6 +317,10 @@ mod tests {
             "it is invalid (idle_timeout)"
         );
         assert_eq!(problems(|report| report.confirmed_lsn = None, none), "it is still being created");
+        let polls = |report: &mut Report| {
+            *report = Report { kind: None, plugin: None, active: false, table_reader_pid: Some(9), ..report.clone() };
+        };
+        assert_eq!(problems(polls, none), "", "there is no slot, and a relay does without");
     }
 
     #[test]
@@ -352,6 +371,14 @@ mod tests {
     WAL bound   no bound (max_slot_wal_keep_size)
     failover    -
     "#);
+    }
+
+    #[test]
+    fn who_reads_the_table_is_named_whether_there_is_a_slot_or_not() {
+        let reads = Report { table_reader_pid: Some(9), active: false, pid: None, ..report() };
+        assert!(reads.table().contains("relay       pid 9 reads the table\n"), "{}", reads.table());
+        let polls = Report { kind: None, ..reads };
+        assert!(polls.table().starts_with("slot        orders, which does not exist\n"), "{}", polls.table());
     }
 
     #[test]
