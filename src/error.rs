@@ -12,6 +12,9 @@ use crate::position::Lsn;
 pub enum Disposition {
     /// It heals by itself, or somebody is already at it: try again with back-off, for as long as it takes.
     Retry,
+    /// This event cannot be delivered, and no later try changes that: it is given up as `delivery.on_error` says, which
+    /// is to stop unless something else was asked for.
+    GiveUp,
     /// A person has to act: stop with the cause, the remedy and an exit code.
     Halt,
 }
@@ -39,6 +42,8 @@ pub enum Kind {
     Event,
     /// An event cannot be produced: the broker or librdkafka refused this record for good.
     Record,
+    /// The same, because the record is larger than they take.
+    RecordTooLarge,
     /// The broker cannot be reached, or a producer failed in a way a new one may heal.
     KafkaUnreachable,
     /// The broker refuses us, or the topic that keeps the position is not fit for it.
@@ -65,14 +70,13 @@ impl Kind {
     pub const fn disposition(self) -> Disposition {
         match self {
             Kind::PostgresUnreachable | Kind::SlotActive | Kind::KafkaUnreachable => Disposition::Retry,
+            Kind::Event | Kind::Record | Kind::RecordTooLarge => Disposition::GiveUp,
             Kind::Config
             | Kind::PostgresRefused
             | Kind::PostgresUnfit
             | Kind::SlotUnusable
             | Kind::Publication
             | Kind::PositionMismatch
-            | Kind::Event
-            | Kind::Record
             | Kind::KafkaRefused
             | Kind::ShutdownTimeout
             | Kind::Unhealthy
@@ -81,6 +85,22 @@ impl Kind {
             | Kind::NothingMatched
             | Kind::Prerequisite
             | Kind::Bug => Disposition::Halt,
+        }
+    }
+
+    /// Whether trying again by itself is no use.
+    pub const fn halts(self) -> bool {
+        !matches!(self.disposition(), Disposition::Retry)
+    }
+
+    /// What is wrong with an event that is given up, in a word that dead letters, metrics and commands use: never renamed.
+    pub fn class(self) -> &'static str {
+        if self == Kind::Event {
+            "unroutable"
+        } else if self == Kind::RecordTooLarge {
+            "too-large"
+        } else {
+            "rejected"
         }
     }
 
@@ -99,7 +119,7 @@ impl Kind {
             Kind::Publication => 15,
             Kind::PositionMismatch => 16,
             Kind::Event => 20,
-            Kind::Record => 21,
+            Kind::Record | Kind::RecordTooLarge => 21,
             Kind::KafkaUnreachable => 30,
             Kind::KafkaRefused => 31,
             Kind::Bug => 70,

@@ -138,6 +138,9 @@ pub struct RunSettings {
     /// What to do with a slot that keeps more; unready by default [env: WALRELAY_OVER_BUDGET]
     #[arg(long, value_name = "WHAT")]
     pub over_budget: Option<OverBudget>,
+    /// What to do with an event that cannot be delivered; stop by default [env: WALRELAY_ON_ERROR]
+    #[arg(long, value_name = "WHAT")]
+    pub on_error: Option<OnError>,
     /// Where the position is kept; kafka by default [env: WALRELAY_STATE_STORE]
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StateStore>,
@@ -193,6 +196,17 @@ pub enum OverBudget {
     Unready,
     /// It is dropped, and rows are read from the table
     GiveUp,
+}
+
+/// What becomes of an event that cannot be delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnError {
+    /// The relay stops before it
+    Stop,
+    /// It goes to the topic of dead letters, and the relay goes on
+    DeadLetter,
+    /// It is given up with a line in the log, and the relay goes on
+    Skip,
 }
 
 /// Form of log lines.
@@ -294,6 +308,7 @@ impl RunSettings {
         put(&mut flags, &setting::BACKLOG, self.backlog.as_deref());
         put(&mut flags, &setting::MAX_RETAINED_BYTES, self.max_retained_bytes.as_deref());
         put(&mut flags, &setting::OVER_BUDGET, self.over_budget.and_then(word).as_deref());
+        put(&mut flags, &setting::ON_ERROR, self.on_error.and_then(word).as_deref());
         put(&mut flags, &setting::STATE_STORE, self.state_store.and_then(word).as_deref());
         put(&mut flags, &setting::HTTP, self.http.as_deref());
         put(&mut flags, &setting::SHUTDOWN_TIMEOUT, self.shutdown_timeout.as_deref());

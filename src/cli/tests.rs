@@ -197,6 +197,9 @@ fn the_help_of_run_has_examples_and_exit_codes() {
                                          default [env: WALRELAY_MAX_RETAINED_BYTES]
           --over-budget <WHAT>           What to do with a slot that keeps more; unready by default
                                          [env: WALRELAY_OVER_BUDGET] [possible values: unready, give-up]
+          --on-error <WHAT>              What to do with an event that cannot be delivered; stop by
+                                         default [env: WALRELAY_ON_ERROR] [possible values: stop,
+                                         dead-letter, skip]
           --state-store <STORE>          Where the position is kept; kafka by default [env:
                                          WALRELAY_STATE_STORE] [possible values: kafka, postgres, slot]
           --http <ADDRESS:PORT>          Serve metrics and health here; a port alone means 127.0.0.1;

@@ -41,7 +41,9 @@ impl Settings {
         self.fit_for_the_table(&source, &outboxes, state.store)?;
         let id_headers = outboxes.iter().filter_map(|outbox| outbox.route.id_header.clone()).collect();
         let kafka = KafkaConfig { id_headers, ..self.kafka()? };
-        Ok(Config { source, outboxes, kafka, state, process: self.process()? })
+        let config = Config { source, outboxes, kafka, delivery: self.delivery()?, state, process: self.process()? };
+        self.fit_to_give_up(&config)?;
+        Ok(config)
     }
 
     /// What reads the table has to have one, and a place to keep what is published.
@@ -182,7 +184,7 @@ impl Settings {
         }
     }
 
-    fn word(&self, setting: &Setting, allowed: &str) -> Result<&str> {
+    pub(super) fn word(&self, setting: &Setting, allowed: &str) -> Result<&str> {
         Ok(self.get(setting).ok_or_else(|| self.not_allowed(setting, allowed))?.text.expose())
     }
 
@@ -216,11 +218,6 @@ impl Settings {
             "slot" => StoreKind::Slot,
             _ => return Err(self.not_allowed(&setting::STATE_STORE, "kafka, postgres or slot")),
         };
-        let topic_fits = |topic: &str| {
-            (1..=TOPIC_BYTES_MAX).contains(&topic.len())
-                && topic.bytes().all(is_topic_byte)
-                && !matches!(topic, "." | "..")
-        };
         let key_fits = |key: &str| (1..=255).contains(&key.len()) && !key.contains(char::is_control);
         let key = match self.get(&setting::STATE_KEY) {
             None => self.slot()?.to_string(),
@@ -228,7 +225,7 @@ impl Settings {
         };
         Ok(StateConfig {
             store,
-            topic: self.checked(&setting::STATE_TOPIC, "a topic's name", topic_fits)?,
+            topic: self.checked(&setting::STATE_TOPIC, "a topic's name", is_topic)?,
             key,
             adopt_slot,
         })
@@ -331,6 +328,11 @@ pub fn is_time(text: &str) -> bool {
     text.parse::<jiff::Timestamp>().is_ok()
         || text.parse::<jiff::civil::DateTime>().is_ok()
         || text.parse::<jiff::civil::Date>().is_ok()
+}
+
+/// Whether Kafka takes it as a topic's name.
+pub(super) fn is_topic(name: &str) -> bool {
+    (1..=TOPIC_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_topic_byte) && !matches!(name, "." | "..")
 }
 
 pub(super) fn is_topic_byte(byte: u8) -> bool {

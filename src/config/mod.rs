@@ -9,6 +9,7 @@
 //! | [`layers`] | flag over environment over file over default |
 //! | [`meaning`] | text to validated types |
 //! | [`outbox`] | the same for what is an event and where it goes |
+//! | [`delivery`] | what becomes of events that cannot be delivered |
 //! | [`effective`] | and back to text, for people |
 //! | [`draft`] | a file that is made, not typed |
 //! | [`name`], [`mod@unit`] | the types values are made of |
@@ -18,6 +19,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+pub mod delivery;
 pub mod draft;
 pub mod effective;
 pub mod file;
@@ -28,6 +30,7 @@ pub mod outbox;
 pub mod setting;
 pub mod unit;
 
+pub use delivery::{DeliveryConfig, OnError};
 pub use name::{SlotName, TableName};
 
 use crate::conninfo::ConnInfo;
@@ -43,6 +46,8 @@ pub struct Config {
     pub outboxes: Vec<OutboxConfig>,
     /// How they get there.
     pub kafka: KafkaConfig,
+    /// What becomes of those that cannot.
+    pub delivery: DeliveryConfig,
     /// Where the position is kept.
     pub state: StateConfig,
     /// How the process behaves.
@@ -223,6 +228,8 @@ pub struct Upkeep {
     pub time: Option<String>,
     /// SQL assignments as in `UPDATE … SET`, once a row was acked.
     pub mark: Option<String>,
+    /// SQL assignments for a row whose event was given up; `:error`, `:class` and `:attempts` are put in.
+    pub mark_failed: Option<String>,
     /// Whether a row is deleted once it was acked.
     pub delete: bool,
     /// How long published rows are kept.
@@ -235,6 +242,11 @@ impl Upkeep {
     /// Whether something is done to a row once it was acked.
     pub fn writes(&self) -> bool {
         self.delete || self.mark.is_some()
+    }
+
+    /// Whether something is done to a row whose event was given up.
+    pub fn writes_failed(&self) -> bool {
+        self.delete || self.mark_failed.is_some()
     }
 }
 

@@ -63,6 +63,7 @@ impl Settings {
             order_by: sql(&setting::ORDER_BY)?,
             time: column(&setting::TIME)?,
             mark: sql(&setting::MARK)?,
+            mark_failed: sql(&setting::MARK_FAILED)?,
             delete: match self.checked(&setting::DELETE, "never or acked", |_| true)?.as_str() {
                 "never" => false,
                 "acked" => true,

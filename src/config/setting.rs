@@ -147,6 +147,8 @@ pub const ORDER_BY: Setting = text("outbox.order_by", None, None);
 pub const TIME: Setting = text("outbox.time", None, None);
 /// What is set in a row once it was acked, as SQL assignments. Nothing: walrelay writes to no table that is not its own.
 pub const MARK: Setting = text("outbox.mark", None, None);
+/// What is set on a row that was given up. Nothing: where rows say that they are pending, it has to be said.
+pub const MARK_FAILED: Setting = text("outbox.mark_failed", None, None);
 /// Whether a row goes once it was acked. Never: the table is what everything can be recovered from.
 pub const DELETE: Setting =
     Setting { key: "outbox.delete", flag: None, default: Some("never"), form: Form::OneOf(&["never", "acked"]) };
@@ -221,6 +223,17 @@ pub const MAX_IN_FLIGHT_EVENTS: Setting = Setting {
     default: Some("100000"),
     form: Form::Count(1, 10_000_000),
 };
+
+/// What becomes of an event that cannot be delivered. The relay stops: what is lost or reordered otherwise is for people
+/// to decide.
+pub const ON_ERROR: Setting = Setting {
+    key: "delivery.on_error",
+    flag: Some("on-error"),
+    default: Some("stop"),
+    form: Form::OneOf(&["stop", "dead-letter", "skip"]),
+};
+/// Topic of dead letters. One for all relays of a cluster: its records say where they are from.
+pub const DEAD_LETTER_TOPIC: Setting = text("delivery.dead_letter_topic", None, Some("walrelay-dead-letters"));
 
 /// Where the position is kept. Kafka: it needs no right to write in the database, and goes with the records.
 pub const STATE_STORE: Setting = Setting {
@@ -298,6 +311,7 @@ pub const ALL: &[Setting] = &[
     ORDER_BY,
     TIME,
     MARK,
+    MARK_FAILED,
     DELETE,
     RETENTION,
     NOTIFY,
@@ -320,6 +334,8 @@ pub const ALL: &[Setting] = &[
     BROKERS,
     MAX_IN_FLIGHT_BYTES,
     MAX_IN_FLIGHT_EVENTS,
+    ON_ERROR,
+    DEAD_LETTER_TOPIC,
     STATE_STORE,
     STATE_TOPIC,
     STATE_KEY,

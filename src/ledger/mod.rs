@@ -165,6 +165,11 @@ impl Ledger {
         ticket.0 < self.base
     }
 
+    /// The oldest ticket that is not delivered: of all below it, every one is.
+    pub fn next_undelivered(&self) -> Ticket {
+        Ticket(self.base)
+    }
+
     /// The ticket the next event gets.
     pub fn next(&self) -> Ticket {
         Ticket(self.next_ticket())

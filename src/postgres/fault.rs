@@ -206,7 +206,6 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Disposition;
 
     #[test]
     fn a_sqlstate_decides_together_with_what_was_being_done() {
@@ -246,7 +245,7 @@ mod tests {
     fn a_halt_for_the_slot_or_the_login_says_what_to_do() {
         for sqlstate in ["28P01", "28000", "3D000", "42501", "42704", "55000"] {
             let error = server(While::Starting("orders"), sqlstate, "text");
-            assert_eq!(error.kind().disposition(), Disposition::Halt);
+            assert!(error.kind().halts());
             assert!(error.what_to_do().is_some(), "{sqlstate}");
         }
         let error = server(While::Starting("orders"), "42704", "text");

@@ -11,7 +11,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::conninfo::{ConnInfo, Host, Keepalive, SslMode, Target};
-use crate::error::{Disposition, Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::tls;
 
@@ -65,7 +65,7 @@ pub async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::S
         let attempt = tokio::time::timeout(info.connect_timeout(), attempt(info, target, config.as_ref(), login));
         match attempt.await {
             Ok(Ok(session)) => return Ok(session),
-            Ok(Err(error)) if error.kind().disposition() == Disposition::Halt => return Err(error),
+            Ok(Err(error)) if error.kind().halts() => return Err(error),
             Ok(Err(error)) => last = error,
             Err(_) => {
                 let error = fault::timeout(While::Connecting(&place), info.connect_timeout());

@@ -64,7 +64,10 @@ impl Relay {
         }
         self.served = Some(lease.stored.server.clone());
         let sink = match self.life.take() {
-            Some(Life::Running(core)) => core.into_sink(),
+            Some(Life::Running(mut core)) => {
+                self.poison = core.take_poison();
+                core.into_sink()
+            }
             Some(Life::New(sink, _)) => *sink,
             None => return Err(Error::new(Kind::Bug, "the table without a producer")),
         };
@@ -74,8 +77,8 @@ impl Relay {
         let began = Instant::now();
         // Rows that are asked for again are meant to be.
         let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.inside.clone() };
-        let (sink, begun, ended) =
-            table::run(lease, sink, delivered, (&self.config, &self.telemetry, stop.clone())).await;
+        let of = (delivered, &mut self.poison);
+        let (sink, begun, ended) = table::run(lease, sink, of, (&self.config, &self.telemetry, stop.clone())).await;
         self.life = sink.map(|sink| Life::New(Box::new(sink), None));
         self.known.send_replace(None);
         if begun {

@@ -15,8 +15,10 @@ use crate::position::{Lsn, Position};
 use crate::relay::begun::Begun;
 pub use crate::relay::outlet::{Counts, Setup};
 use crate::relay::outlet::{Outlet, RowId, contradiction};
+use crate::relay::poison::Poison;
 use crate::sink::{Delivery, Sink};
 use crate::snapshot::Snapshot;
+use crate::upkeep::Batch;
 
 /// What became of one message from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,16 +161,15 @@ impl<S: Sink> Core<S> {
         delivered
     }
 
-    /// Rows to be marked or deleted now, if there are any, and the transactions that wrote them: they were acked, and so
-    /// was all before them.
-    pub fn settle(&mut self, max: usize) -> Option<(Vec<RowId>, Vec<u32>)> {
+    /// Rows to be marked or deleted now, if there are any: they were acked, and so was all before them.
+    pub fn settle(&mut self, max: usize) -> Option<Batch> {
         if !self.outlet.has_settleable() {
             return None;
         }
         let delivered = self.outlet.ledger().delivered();
-        let (rows, xids, all) = self.outlet.settle(max);
+        let (batch, all) = self.outlet.settle(max);
         self.settling = all.then_some(delivered);
-        Some((rows, xids))
+        Some(batch)
     }
 
     /// What was given out is done, and durable.
@@ -296,6 +297,16 @@ impl<S: Sink> Core<S> {
     /// Messages seen and passed over, by operation.
     pub fn ignored(&self) -> Ignored {
         self.assembler.ignored()
+    }
+
+    /// See [`Outlet::remember`].
+    pub fn remember(&mut self, poison: Poison) {
+        self.outlet.remember(poison);
+    }
+
+    /// See [`Outlet::take_poison`].
+    pub fn take_poison(&mut self) -> Poison {
+        self.outlet.take_poison()
     }
 
     /// The sink, to be closed; whatever was not acked is not delivered.

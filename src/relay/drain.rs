@@ -8,7 +8,7 @@ use super::core::Core;
 use super::pump::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
 use crate::config::Config;
-use crate::error::{Disposition, Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::sink::Sink;
 use crate::upkeep::Marker;
 
@@ -23,7 +23,7 @@ pub(super) async fn drain<S: Sink>(core: &mut Core<S>, until: Instant, stop: &mu
     let mut deliveries = Vec::new();
     loop {
         if let Err(error) = core.delivered(&mut deliveries).and_then(|()| core.retry_pending()) {
-            if error.kind().disposition() == Disposition::Halt {
+            if error.kind().halts() {
                 return Err(error);
             }
             tracing::warn!(%error, "Kafka failed while the last acks were waited for");
@@ -59,8 +59,8 @@ pub(super) async fn settle<S: Sink>(core: &mut Core<S>, config: &Config) -> Resu
     core.settle_abandoned();
     let source = &config.source;
     let Some(marker) = Marker::connect(&source.database, &source.slot, &config.outboxes).await? else { return Ok(()) };
-    while let Some((rows, xids)) = core.settle(usize::MAX) {
-        let settled = tokio::time::timeout(SETTLE_TIMEOUT, marker.settle(&rows, &xids)).await;
+    while let Some(batch) = core.settle(usize::MAX) {
+        let settled = tokio::time::timeout(SETTLE_TIMEOUT, marker.settle(&batch)).await;
         settled
             .map_err(|_| Error::new(Kind::PostgresUnreachable, "rows that were acked could not be marked in time"))??;
         core.settled();
@@ -71,6 +71,7 @@ pub(super) async fn settle<S: Sink>(core: &mut Core<S>, config: &Config) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DeliveryConfig;
     use crate::decode::{Value, wire};
     use crate::event::replay::{COLUMNS, outbox};
     use crate::ledger::Limits;
@@ -132,6 +133,7 @@ mod tests {
             slot: "orders".parse().unwrap(),
             outboxes: vec![outbox()],
             limits: Limits { events: 10, bytes: 10_000 },
+            delivery: DeliveryConfig::default(),
         };
         let mut core =
             Core::new(&setup, Position::default(), Position::default(), None, sink.clone(), Duration::ZERO).unwrap();

@@ -13,14 +13,13 @@ use crate::error::Result;
 use crate::failpoint;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
-use crate::relay::outlet::RowId;
 use crate::relay::session::{AnyStore, Session};
 use crate::relay::waiting::end_of;
 use crate::sink::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::WalPosition;
-use crate::upkeep::Marker;
+use crate::upkeep::{Batch, Marker};
 
 /// How often the catalogs are looked at when nothing else asks for it (P8).
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
@@ -163,11 +162,11 @@ impl Jobs {
     }
 
     /// Marks or deletes these rows.
-    pub(super) fn begin_settle(&mut self, marker: &Arc<Marker>, rows: Vec<RowId>, xids: Vec<u32>) {
+    pub(super) fn begin_settle(&mut self, marker: &Arc<Marker>, batch: Batch) {
         let marker = Arc::clone(marker);
         self.settling = Some(Box::pin(async move {
             failpoint::reached("marking");
-            Done::Settled(marker.settle(&rows, &xids).await.map(|_| ()))
+            Done::Settled(marker.settle(&batch).await.map(|_| ()))
         }));
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::config::{Config, StoreKind};
-use crate::error::{Disposition, Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::sink::Producer;
@@ -31,6 +31,7 @@ mod jobs;
 mod kept;
 mod lease;
 pub mod outlet;
+pub mod poison;
 mod pump;
 mod reading;
 mod recovery;
@@ -47,6 +48,7 @@ use self::backoff::Backoff;
 use self::core::{Core, Setup};
 use self::lease::Why;
 use self::outlet::RowId;
+use self::poison::Poison;
 use self::pump::Ended;
 use self::retention::Known;
 use self::session::{Opened, Session};
@@ -72,6 +74,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         failing: None,
         told: true,
         gave_up: false,
+        poison: Poison::default(),
         inside: Vec::new(),
         asked: Vec::new(),
         known: Arc::clone(&known),
@@ -118,6 +121,8 @@ struct Relay {
     failing: Option<Kind>,
     /// Whether the slot kept too much and was given up.
     gave_up: bool,
+    /// What the last producer left to be known of events that the broker refuses.
+    poison: Poison,
     /// What is stored of what is published.
     known: Known,
     /// Rows the slot delivered of the transaction it went in the middle of, until the table was read.
@@ -165,7 +170,7 @@ impl Relay {
                     continue;
                 }
                 Ok(_) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
-                Err(error) if error.kind().disposition() == Disposition::Halt => return Err(error),
+                Err(error) if error.kind().halts() => return Err(error),
                 Err(error) => error,
             };
             if stop.asked() == Stop::No {
@@ -247,7 +252,7 @@ impl Relay {
 
     /// The core that goes on behind `stored`, which the store holds and which belongs to this server and slot.
     fn enter(
-        &self,
+        &mut self,
         life: Option<Life>,
         stored: Position,
         published: Option<Published>,
@@ -271,7 +276,10 @@ impl Relay {
             Some(Life::New(sink, _)) => (sink, stored),
             None => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
-        Ok(Box::new(Core::new(&Setup::of(&self.config), start, stored, published, *sink, self.epoch.elapsed())?))
+        let setup = Setup::of(&self.config);
+        let mut core = Core::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?;
+        core.remember(std::mem::take(&mut self.poison));
+        Ok(Box::new(core))
     }
 
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.
@@ -282,6 +290,7 @@ impl Relay {
                 if let Err(error) = drain::settle(core, &self.config).await {
                     tracing::debug!(%error, "rows that were acked could not be marked");
                 }
+                self.poison = core.take_poison();
                 Some(core.settled_position())
             }
             // It has not produced anything; it may as well try again.

@@ -3,34 +3,47 @@
 //! Every source of events uses it: the stream through [`super::core::Core`], rows of the table through
 //! `reading`. One at a time has the sink, so that no two sources publish at once (P2).
 
+mod giving_up;
+mod settling;
+
 use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use crate::config::{Config, OutboxConfig, SlotName};
-use crate::error::{Error, Kind, Result};
+use crate::config::{Config, DeliveryConfig, OutboxConfig, SlotName};
+use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
 use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits};
-use crate::position::{Lsn, Position};
+use crate::position::Position;
+use crate::relay::outlet::giving_up::GivingUp;
+use crate::relay::outlet::settling::{Kept, Settles};
+use crate::relay::poison::{Poison, Verdict};
 use crate::route::{OwnedRecord, Record, Router};
-use crate::sink::{Delivery, EnqueueError, Sink, Ticket};
+use crate::sink::{Delivery, EnqueueError, Sink};
+use crate::upkeep::Failure;
+pub use crate::upkeep::RowId;
 
-/// A record the sink had no room for, kept whole because its message is gone from the receive buffer.
+/// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
 #[derive(Debug)]
 struct Pending {
     record: OwnedRecord,
-    place: Place,
-    committed_at_us: i64,
+    about: About,
     row: Shown,
-    kept: Option<(RowId, Option<u32>)>,
+    /// Whether it waits until nothing is in flight, because it may be one the broker refuses.
+    alone: bool,
 }
 
-/// A row that is marked or deleted once its ticket is delivered, and the transaction that wrote it.
-type Kept = (Ticket, RowId, Option<u32>);
-
-/// A row by its outbox and its id as text: what is done to it once it was acked.
-pub type RowId = (usize, Vec<u8>);
+/// What has to be known of an event once its record is enqueued.
+#[derive(Debug)]
+struct About {
+    place: Place,
+    committed_at_us: i64,
+    /// The row that is marked or deleted then, and why where the event is given up.
+    kept: Option<(RowId, Option<Failure>)>,
+    /// The event, where those that the broker refuses are given up.
+    id: Option<RowId>,
+}
 
 /// Counts since the outlet began, for the metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,6 +60,10 @@ pub struct Counts {
     pub acked_bytes: u64,
     /// Times the sink was full.
     pub queue_full: u64,
+    /// Events that were given up: those that went to the topic of dead letters, and those that went nowhere.
+    pub dead_lettered: u64,
+    /// See above.
+    pub skipped: u64,
 }
 
 /// What does not change while a relay lives.
@@ -58,13 +75,16 @@ pub struct Setup {
     pub outboxes: Vec<OutboxConfig>,
     /// What may be in flight.
     pub limits: Limits,
+    /// What becomes of events that cannot be delivered.
+    pub delivery: DeliveryConfig,
 }
 
 impl Setup {
     /// What is configured.
     pub fn of(config: &Config) -> Setup {
         let limits = Limits { events: config.kafka.max_in_flight_events, bytes: config.kafka.max_in_flight_bytes };
-        Setup { slot: config.source.slot.clone(), outboxes: config.outboxes.clone(), limits }
+        let (slot, delivery) = (config.source.slot.clone(), config.delivery.clone());
+        Setup { slot, outboxes: config.outboxes.clone(), limits, delivery }
     }
 }
 
@@ -74,8 +94,8 @@ pub struct Outlet<S> {
     slot: SlotName,
     /// One for each outbox.
     routers: Vec<Router>,
-    /// Of each outbox: whether its rows are marked or deleted once they were acked.
-    writes: Vec<bool>,
+    /// One for each outbox.
+    outboxes: Vec<Settles>,
     ledger: Ledger,
     sink: S,
     pending: Option<Pending>,
@@ -85,6 +105,7 @@ pub struct Outlet<S> {
     settling: Vec<Kept>,
     /// The transaction that events are of, by the lower half of its id; none for rows that are read from the table.
     xid: Option<u32>,
+    giving_up: GivingUp,
     counts: Counts,
 }
 
@@ -99,13 +120,14 @@ impl<S: Sink> Outlet<S> {
         Ok(Outlet {
             slot: setup.slot.clone(),
             routers,
-            writes: setup.outboxes.iter().map(|outbox| outbox.upkeep.writes()).collect(),
+            outboxes: setup.outboxes.iter().map(Settles::of).collect(),
             ledger: Ledger::new(start, setup.limits),
             sink,
             pending: None,
             kept: VecDeque::new(),
             settling: Vec::new(),
             xid: None,
+            giving_up: GivingUp::new(&setup.delivery),
             counts: Counts::default(),
         })
     }
@@ -129,58 +151,117 @@ impl<S: Sink> Outlet<S> {
     /// Whether another event may be taken in (P4, P5): rows that wait to be marked count, too.
     pub fn has_room(&self) -> bool {
         let waiting = self.kept.len() + self.settling.len();
-        self.pending.is_none() && self.ledger.has_room() && waiting < self.ledger.limits().events
+        self.pending.is_none()
+            && self.ledger.has_room()
+            && waiting < self.ledger.limits().events
+            && !self.giving_up.poison.is_alone()
     }
 
-    /// Routes `event` and hands it to the sink. Call only with room.
+    /// Routes `event` and hands it to the sink, or gives it up. Call only with room.
     ///
     /// # Errors
-    /// It cannot be routed, or the sink refuses it for good (P3). Nothing was enqueued.
+    /// It cannot be routed, or the sink refuses it for good, and such events are not given up (P3). Nothing was enqueued.
     pub fn publish(&mut self, event: &Event<'_>) -> Result<()> {
         self.counts.assembled += 1;
         failpoint::reached("assembled");
+        let id = self.giving_up.is_on().then(|| (event.outbox, event.id().to_vec()));
+        let verdict = id.as_ref().and_then(|id| self.giving_up.poison.verdict(id)).cloned();
         let router = self.routers.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
-        let routed = router.route(event).map_err(|error| error.into_error(&self.slot))?;
-        let is_kept = self.writes.get(event.outbox).copied().unwrap_or_default();
-        let kept = is_kept.then(|| ((event.outbox, event.id().to_vec()), self.xid));
-        routed.with_record(|record| match self.sink.enqueue(record, self.ledger.next()) {
+        let settles = self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?;
+        let routed = match router.route(event) {
+            Ok(routed) => routed,
+            Err(error) => {
+                let error = error.into_error(&self.slot);
+                let Some(id) = id else { return Err(error) };
+                let record = router.unrouted(event);
+                return self.give_up(event, id, record, &Verdict { error, without_value: false });
+            }
+        };
+        if let (Some(verdict), Some(id)) = (verdict, &id) {
+            let record = routed.with_record(OwnedRecord::of);
+            return self.give_up(event, id.clone(), record, &verdict);
+        }
+        let kept = settles.acked.then(|| ((event.outbox, event.id().to_vec()), None));
+        let about = About { place: event.place, committed_at_us: event.committed_at_us, kept, id };
+        let pending = |record: &Record<'_>, about, alone| {
+            Some(Pending { record: OwnedRecord::of(record), about, row: Shown::of(event.id()), alone })
+        };
+        if self.giving_up.is_suspect(about.id.as_ref()) {
+            self.pending = routed.with_record(|record| pending(record, about, true));
+            return self.retry_pending();
+        }
+        let refused = routed.with_record(|record| match self.sink.enqueue(record, self.ledger.next()) {
             Ok(()) => {
                 failpoint::reached("enqueued");
-                self.counts.enqueued += 1;
-                self.kept.extend(kept.map(|(row, xid)| (self.ledger.next(), row, xid)));
-                self.ledger.enqueued(bytes_of(record), event.committed_at_us).map_err(contradiction)
+                let bytes = bytes_of(record);
+                enqueued(
+                    &mut self.counts,
+                    &mut self.kept,
+                    &mut self.giving_up,
+                    &mut self.ledger,
+                    (about, bytes, self.xid, false),
+                )?;
+                Ok(None)
             }
             Err(EnqueueError::Full) => {
                 self.counts.queue_full += 1;
-                let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
-                self.pending =
-                    Some(Pending { record, place: event.place, committed_at_us: event.committed_at_us, row, kept });
-                Ok(())
+                self.pending = pending(record, about, false);
+                Ok(None)
             }
-            Err(EnqueueError::Refused(error)) => {
+            // Which one failed is told with the deliveries.
+            Err(EnqueueError::Finished(_)) if about.id.is_some() => {
+                self.pending = pending(record, about, false);
+                Ok(None)
+            }
+            Err(EnqueueError::Refused(error)) => match about.id {
+                Some(id) if error.kind().disposition() == Disposition::GiveUp => {
+                    Ok(Some((id, OwnedRecord::of(record), error)))
+                }
+                _ => Err(error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index)),
+            },
+            Err(EnqueueError::Finished(error)) => {
                 Err(error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index))
             }
-        })
+        })?;
+        match refused {
+            Some((id, record, error)) => self.give_up(event, id, record, &Verdict { error, without_value: false }),
+            None => Ok(()),
+        }
     }
 
-    /// Offers the record the sink had no room for once more. Nothing else is offered before it (P2).
+    /// Offers the record that is not enqueued yet once more. Nothing else is offered before it (P2).
     pub fn retry_pending(&mut self) -> Result<()> {
-        let Some(mut pending) = self.pending.take() else { return Ok(()) };
-        let offered = pending.record.with_record(|record| match self.sink.enqueue(record, self.ledger.next()) {
-            Ok(()) => {
-                self.counts.enqueued += 1;
-                self.kept.extend(pending.kept.take().map(|(row, xid)| (self.ledger.next(), row, xid)));
-                self.ledger.enqueued(bytes_of(record), pending.committed_at_us).map_err(contradiction)?;
-                Ok(true)
+        let Some(pending) = self.pending.take() else { return Ok(()) };
+        let Some((pending, error)) = self.offer(pending)? else { return Ok(()) };
+        let About { place, id, .. } = pending.about;
+        let error = error.of_row(pending.row).of_event(place.commit_lsn, place.index);
+        match id {
+            Some(id) if error.kind().disposition() == Disposition::GiveUp => {
+                Err(self.giving_up.refused_later(id, error))
             }
-            Err(EnqueueError::Full) => Ok(false),
-            Err(EnqueueError::Refused(error)) => {
-                let row = pending.row.clone();
-                Err(error.of_row(row).of_event(pending.place.commit_lsn, pending.place.index))
+            _ => Err(error),
+        }
+    }
+
+    /// Offers a record to the sink, and keeps it for later where there is no room. Gives it back where it can never be taken.
+    fn offer(&mut self, pending: Pending) -> Result<Option<(Pending, Error)>> {
+        if pending.alone && self.ledger.in_flight_events() > 0 {
+            self.pending = Some(pending);
+            return Ok(None);
+        }
+        let (ticket, xid) = (self.ledger.next(), self.xid);
+        let bytes = pending.record.with_record(|record| self.sink.enqueue(record, ticket).map(|()| bytes_of(record)));
+        match bytes {
+            Ok(bytes) => {
+                let of = (pending.about, bytes, xid, pending.alone);
+                enqueued(&mut self.counts, &mut self.kept, &mut self.giving_up, &mut self.ledger, of)?;
             }
-        })?;
-        self.pending = (!offered).then_some(pending);
-        Ok(())
+            Err(EnqueueError::Full) => self.pending = Some(pending),
+            // Which one failed is told with the deliveries.
+            Err(EnqueueError::Finished(_)) if pending.about.id.is_some() => self.pending = Some(pending),
+            Err(EnqueueError::Refused(error) | EnqueueError::Finished(error)) => return Ok(Some((pending, error))),
+        }
+        Ok(None)
     }
 
     /// Whether a record waits for room in the sink.
@@ -208,9 +289,12 @@ impl<S: Sink> Outlet<S> {
     /// Takes in what the broker said.
     ///
     /// # Errors
-    /// The first failure, with the event it happened to. Every ack beside it was taken in; the producer is finished.
+    /// The first failure, with the event it happened to. Every ack beside it was taken in; the producer is finished. One of an
+    /// event that can be given up heals: the next producer finds out which it is.
     pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
         let mut failure = None;
+        // What was acked is cleared of suspicion before anything is suspected.
+        let (mut refused, is_on) = (Vec::new(), self.giving_up.is_on());
         for delivery in deliveries.drain(..) {
             match delivery {
                 Delivery::Acked(ticket) => {
@@ -220,6 +304,9 @@ impl<S: Sink> Outlet<S> {
                     self.counts.acked += 1;
                 }
                 Delivery::Failed(ticket, error) => {
+                    if is_on && error.kind().disposition() == Disposition::GiveUp {
+                        refused.push((ticket, error.clone()));
+                    }
                     let found = self.ledger.whereabouts(ticket);
                     failure.get_or_insert_with(|| match found {
                         Some(at) => error.of_event(at.commit_lsn, at.index),
@@ -228,52 +315,14 @@ impl<S: Sink> Outlet<S> {
                 }
             }
         }
-        failure.map_or(Ok(()), Err)
-    }
-
-    /// Takes up to `max` rows to be marked or deleted, in the order of their acks, none before one that was not acked; and
-    /// whether those are all there are so far; and the transactions that wrote them. Until [`Outlet::settled`] says otherwise they count as not done.
-    pub fn settle(&mut self, max: usize) -> (Vec<RowId>, Vec<u32>, bool) {
-        debug_assert!(self.settling.is_empty(), "one batch at a time");
-        while self.settling.len() < max
-            && self.has_delivered_row()
-            && let Some(row) = self.kept.pop_front()
-        {
-            self.settling.push(row);
+        if is_on {
+            let acked_below = self.ledger.next_undelivered();
+            self.giving_up.poison.acked_below(acked_below);
         }
-        let all = !self.has_delivered_row();
-        let mut xids: Vec<u32> = self.settling.iter().filter_map(|(.., xid)| *xid).collect();
-        xids.dedup();
-        (self.settling.iter().map(|(_, row, _)| row.clone()).collect(), xids, all)
-    }
-
-    /// What was taken is done, or has to be done again.
-    pub fn settled(&mut self, done: bool) {
-        for row in self.settling.drain(..).rev().filter(|_| !done) {
-            self.kept.push_front(row);
+        match failure {
+            None => Ok(()),
+            Some(failure) => Err(self.giving_up.judge(refused, failure)),
         }
-    }
-
-    /// Whether rows wait to be marked or deleted, acked or not.
-    pub fn has_unsettled(&self) -> bool {
-        !self.kept.is_empty() || !self.settling.is_empty()
-    }
-
-    /// Whether a batch of them could begin now.
-    pub fn has_settleable(&self) -> bool {
-        self.settling.is_empty() && self.has_delivered_row()
-    }
-
-    fn has_delivered_row(&self) -> bool {
-        self.kept.front().is_some_and(|(ticket, ..)| self.ledger.is_delivered(*ticket))
-    }
-
-    /// How many events of the open transaction, which is that at `commit_lsn`, are delivered, and marked where rows are.
-    pub fn settled_index(&self, commit_lsn: Lsn) -> u64 {
-        let delivered = self.ledger.delivered().delivered_of(commit_lsn);
-        let waiting =
-            self.settling.first().or(self.kept.front()).and_then(|(ticket, ..)| self.ledger.whereabouts(*ticket));
-        waiting.map_or(delivered, |first| first.index.min(delivered))
     }
 
     /// Whether everything taken in is acked.
@@ -306,6 +355,17 @@ impl<S: Sink> Outlet<S> {
         self.counts.decoded += 1;
     }
 
+    /// What is known of events that the broker refuses, from the last producer.
+    pub fn remember(&mut self, poison: Poison) {
+        self.giving_up.poison = poison;
+        self.giving_up.poison.begin();
+    }
+
+    /// The same, for the next one.
+    pub fn take_poison(&mut self) -> Poison {
+        std::mem::take(&mut self.giving_up.poison)
+    }
+
     /// The sink, to be closed or given to the next; whatever was not acked is not delivered.
     pub fn into_sink(self) -> S {
         self.sink
@@ -315,6 +375,23 @@ impl<S: Sink> Outlet<S> {
     pub fn sink(&self) -> &S {
         &self.sink
     }
+}
+
+/// A record was enqueued under the ledger's next ticket, `alone` or with others.
+fn enqueued(
+    counts: &mut Counts,
+    kept: &mut VecDeque<Kept>,
+    giving_up: &mut GivingUp,
+    ledger: &mut Ledger,
+    (about, bytes, xid, alone): (About, usize, Option<u32>, bool),
+) -> Result<()> {
+    let ticket = ledger.next();
+    counts.enqueued += 1;
+    kept.extend(about.kept.map(|row| (ticket, row, xid)));
+    if let Some(id) = about.id {
+        giving_up.poison.sent(ticket, id, alone);
+    }
+    ledger.enqueued(bytes, about.committed_at_us).map_err(contradiction)
 }
 
 /// What a record counts against the limit on bytes in flight.

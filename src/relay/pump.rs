@@ -314,9 +314,9 @@ impl Pump<'_> {
         if let Some(marker) = &self.session.marker
             && !self.jobs.is_settling()
             && !self.unmarkable
-            && let Some((rows, xids)) = self.core.settle(usize::MAX)
+            && let Some(batch) = self.core.settle(usize::MAX)
         {
-            self.jobs.begin_settle(marker, rows, xids);
+            self.jobs.begin_settle(marker, batch);
         }
         if self.watches_pending && self.may_look() && self.leaving.is_none() {
             let every = self.config.source.poll.pending_interval;

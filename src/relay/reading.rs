@@ -205,10 +205,10 @@ impl<'a> Reading<'a> {
                 && passage.settling.is_none()
                 && self.outlet.has_settleable()
             {
-                let (marker, (rows, xids, _)) = (Arc::clone(marker), self.outlet.settle(SETTLE_ROWS));
+                let (marker, (batch, _)) = (Arc::clone(marker), self.outlet.settle(SETTLE_ROWS));
                 passage.settling = Some(Box::pin(async move {
                     failpoint::reached("marking");
-                    marker.settle(&rows, &xids).await.map(|_| ())
+                    marker.settle(&batch).await.map(|_| ())
                 }));
             }
             self.advance(passage, commit_lsn);

@@ -93,6 +93,8 @@ pub(super) fn tell_counts(metrics: &Metrics, counts: Counts, before: Counts) {
     metrics.enqueued_events.inc_by(counts.enqueued - before.enqueued);
     metrics.acked_events.inc_by(counts.acked - before.acked);
     metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);
+    metrics.dead_lettered_events.inc_by(counts.dead_lettered - before.dead_lettered);
+    metrics.skipped_events.inc_by(counts.skipped - before.skipped);
     metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
 }
 

@@ -25,6 +25,7 @@ use crate::postgres::replication::WalSession;
 use crate::relay::fitness::{can_have_slot, fits};
 use crate::relay::lease::Lease;
 use crate::relay::outlet::{Outlet, RowId, Setup};
+use crate::relay::poison::Poison;
 use crate::relay::pump::Ended;
 use crate::relay::reading::{Read, Reading};
 use crate::relay::recovery::{Plan, says_for_itself, which};
@@ -76,13 +77,14 @@ struct OutboxTable {
 pub(super) async fn run(
     lease: Lease,
     sink: KafkaSink,
-    delivered: Vec<RowId>,
+    (delivered, poison): (Vec<RowId>, &mut Poison),
     (config, telemetry, stop): (&Config, &Telemetry, StopSignal),
 ) -> (Option<KafkaSink>, bool, Result<Ended>) {
     let mut outlet = match Outlet::new(&Setup::of(config), Position::default(), sink) {
         Ok(outlet) => outlet,
         Err(error) => return (None, false, Err(error)),
     };
+    outlet.remember(std::mem::take(poison));
     outlet.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
     let source = &config.source;
     let opened = async {
@@ -101,7 +103,10 @@ pub(super) async fn run(
     };
     let (marker, reader, tables) = match opened.await {
         Ok(opened) => opened,
-        Err(error) => return (Some(outlet.into_sink()), false, Err(error)),
+        Err(error) => {
+            *poison = outlet.take_poison();
+            return (Some(outlet.into_sink()), false, Err(error));
+        }
     };
     telemetry.connected(Side::Postgres, true);
     telemetry.metrics.reads_table.set(1);
@@ -122,6 +127,7 @@ pub(super) async fn run(
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
     let (clean, begun) = (work.reading.outlet.is_drained(), work.reading.has_saved());
+    *poison = work.reading.outlet.take_poison();
     let sink = work.reading.outlet.into_sink();
     let dead = matches!(&done, Err(error) if error.kind() == Kind::KafkaUnreachable);
     if clean && !dead {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{Replay, Table};
 use crate::clock::now_us;
-use crate::config::{OutboxConfig, Upkeep};
+use crate::config::{DeliveryConfig, OutboxConfig, Upkeep};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
 use crate::poll::select::rows;
@@ -95,7 +95,9 @@ impl Replay<'_> {
         let config = self.config;
         // Nothing is done to the rows.
         let untouched = |outbox: &OutboxConfig| OutboxConfig { upkeep: Upkeep::default(), ..outbox.clone() };
-        let setup = Setup { outboxes: config.outboxes.iter().map(untouched).collect(), ..Setup::of(config) };
+        // Whoever asks for it sees what cannot be delivered.
+        let (outboxes, delivery) = (config.outboxes.iter().map(untouched).collect(), DeliveryConfig::default());
+        let setup = Setup { outboxes, delivery, ..Setup::of(config) };
         let producer = sink.producer();
         let mut outlet = match Outlet::new(&setup, Position::default(), sink) {
             Ok(outlet) => outlet,

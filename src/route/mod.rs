@@ -4,6 +4,7 @@
 //! stands, the key is the aggregate id, the event's id is a header, and the value is the payload's text. Topic, key and
 //! further headers are templates over the row's columns.
 
+pub mod dead_letter;
 mod error;
 mod number;
 mod owned;

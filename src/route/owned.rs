@@ -5,12 +5,12 @@ use super::Record;
 /// A copy of a [`Record`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnedRecord {
-    topic: String,
-    key: Option<Vec<u8>>,
-    value: Option<Vec<u8>>,
-    headers: Vec<(String, Option<Vec<u8>>)>,
-    partition: Option<i32>,
-    timestamp_ms: Option<i64>,
+    pub(super) topic: String,
+    pub(super) key: Option<Vec<u8>>,
+    pub(super) value: Option<Vec<u8>>,
+    pub(super) headers: Vec<(String, Option<Vec<u8>>)>,
+    pub(super) partition: Option<i32>,
+    pub(super) timestamp_ms: Option<i64>,
 }
 
 impl OwnedRecord {

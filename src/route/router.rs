@@ -256,5 +256,7 @@ fn error(event: &Event<'_>, problem: RouteProblem) -> RouteError {
     RouteError { place: event.place, id: Shown::of(event.id()), problem }
 }
 
+mod unrouted;
+
 #[cfg(test)]
 mod tests;

@@ -31,7 +31,7 @@ pub const REACH: &str = "check that the brokers run, that `brokers` and their ad
 const FAULTS: &[Fault] = &[
     Fault {
         codes: &[MessageSizeTooLarge, MessageBatchTooLarge, InvalidMessageSize],
-        kind: Kind::Record,
+        kind: Kind::RecordTooLarge,
         what: "the broker takes no record this large (this one, or one sent together with it)",
         remedy: "raise max.message.bytes of topic {topic}, or keep large payloads out of the outbox with a CHECK",
     },
@@ -238,7 +238,6 @@ fn place(subject: Subject<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Disposition;
 
     #[test]
     fn no_code_is_in_the_table_twice() {
@@ -251,7 +250,7 @@ mod tests {
 
     #[test]
     fn whatever_stops_the_relay_has_a_remedy() {
-        for fault in FAULTS.iter().filter(|fault| fault.kind.disposition() == Disposition::Halt) {
+        for fault in FAULTS.iter().filter(|fault| fault.kind.halts()) {
             assert!(!fault.remedy.is_empty(), "{} leaves the operator alone", fault.what);
         }
     }
@@ -259,7 +258,7 @@ mod tests {
     #[test]
     fn a_code_becomes_the_kind_that_fits_what_can_be_done_about_it() {
         for (code, expected) in [
-            (MessageSizeTooLarge, Kind::Record),
+            (MessageSizeTooLarge, Kind::RecordTooLarge),
             (InvalidRecord, Kind::Record),
             (InvalidMessage, Kind::Record),
             (TopicAuthorizationFailed, Kind::KafkaRefused),

@@ -20,7 +20,7 @@ use super::placement::{Placement, hash};
 use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
 use super::{Delivery, EnqueueError, Sink, Ticket};
 use crate::config::KafkaConfig;
-use crate::error::{Disposition, Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::route::{OwnedRecord, Record};
 
 /// What Kafka adds to a record that travels alone, at most: a batch header and the lengths around key and value.
@@ -251,7 +251,7 @@ impl KafkaSink {
     /// What stops the relay first; of a batch that was refused for its size, the largest record first.
     fn order_failures(&mut self) {
         self.failures.sort_by_key(|failure| {
-            let halts = faults::kind(failure.code).disposition() == Disposition::Halt;
+            let halts = faults::kind(failure.code).halts();
             (!halts, std::cmp::Reverse(failure.record_bytes), failure.ticket)
         });
     }
@@ -259,10 +259,7 @@ impl KafkaSink {
     fn explain(&self, failure: &Failure) -> Error {
         let subject = failure.subject();
         let error = faults::explain(failure.code, subject);
-        match error.kind().disposition() {
-            Disposition::Halt => error,
-            Disposition::Retry => self.inner.fatal(subject).unwrap_or(error),
-        }
+        if error.kind().halts() { error } else { self.inner.fatal(subject).unwrap_or(error) }
     }
 
     /// Why nothing more is taken after a failure.
@@ -288,7 +285,7 @@ impl KafkaSink {
         let limit = self.message_max_bytes;
         (size > limit).then(|| {
             let cause = format!("a record for topic {} has {size} bytes, more than message.max.bytes, {limit}", record.topic);
-            Error::new(Kind::Record, cause).remedy(format!(
+            Error::new(Kind::RecordTooLarge, cause).remedy(format!(
                 "raise message.max.bytes of the Kafka properties and max.message.bytes of topic {}, or keep large payloads \
                  out of the outbox with a CHECK",
                 record.topic
@@ -301,7 +298,7 @@ impl Sink for KafkaSink {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         let subject = Subject { topic: Some(record.topic), ..Subject::default() };
         if self.inner.shared.failed.load(Ordering::Acquire) {
-            return Err(EnqueueError::Refused(self.why_finished()));
+            return Err(EnqueueError::Finished(self.why_finished()));
         }
         if let Some(error) = self.too_large(record) {
             return Err(EnqueueError::Refused(error));

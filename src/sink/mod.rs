@@ -53,8 +53,10 @@ pub enum Delivery {
 pub enum EnqueueError {
     /// The queue is full. Offer the *same* record again after the next delivery; nothing else before it.
     Full,
-    /// It can never be taken: too large, invalid topic, a producer in fatal state.
+    /// It can never be taken: too large, invalid topic. The producer goes on.
     Refused(Error),
+    /// The producer is finished: an earlier record was not delivered.
+    Finished(Error),
 }
 
 /// Takes records in order and says later which of them the broker has.

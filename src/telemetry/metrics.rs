@@ -19,6 +19,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use super::ignored::Ignored;
 use super::{Side, names};
 use crate::clock::now_us;
 use crate::decode::Other;
@@ -73,7 +74,11 @@ pub struct Instruments {
     pub enqueued_events: Counter,
     /// Records the broker acknowledged.
     pub acked_events: Counter,
-    /// Bytes of key and value in those.
+    /// Events that went to the topic of dead letters instead.
+    pub dead_lettered_events: Counter,
+    /// Events that were given up and went nowhere.
+    pub skipped_events: Counter,
+    /// Bytes of key and value in those that were acknowledged.
     pub acked_bytes: Counter,
     /// Events enqueued and not acked.
     pub in_flight_events: Gauge,
@@ -117,11 +122,6 @@ struct SideLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OpLabels {
-    op: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ErrorLabels {
     kind: String,
 }
@@ -149,45 +149,6 @@ impl<M: Clone + Default> BySide<M> {
     }
 }
 
-/// A counter for each message that carries no event, looked up once.
-#[derive(Debug)]
-struct Ignored {
-    family: Family<OpLabels, Counter>,
-    update: Counter,
-    delete: Counter,
-    truncate: Counter,
-    type_: Counter,
-    origin: Counter,
-    logical_message: Counter,
-}
-
-impl Ignored {
-    fn new() -> Self {
-        let family = Family::<OpLabels, Counter>::default();
-        let child = |op| family.get_or_create_owned(&OpLabels { op });
-        Ignored {
-            update: child("update"),
-            delete: child("delete"),
-            truncate: child("truncate"),
-            type_: child("type"),
-            origin: child("origin"),
-            logical_message: child("message"),
-            family,
-        }
-    }
-
-    fn of(&self, other: Other) -> &Counter {
-        match other {
-            Other::Update => &self.update,
-            Other::Delete => &self.delete,
-            Other::Truncate => &self.truncate,
-            Other::Type => &self.type_,
-            Other::Origin => &self.origin,
-            Other::LogicalMessage => &self.logical_message,
-        }
-    }
-}
-
 impl Instruments {
     fn new() -> Self {
         Instruments {
@@ -198,6 +159,8 @@ impl Instruments {
             routed_events: Counter::default(),
             enqueued_events: Counter::default(),
             acked_events: Counter::default(),
+            dead_lettered_events: Counter::default(),
+            skipped_events: Counter::default(),
             acked_bytes: Counter::default(),
             in_flight_events: Gauge::default(),
             in_flight_bytes: Gauge::default(),
@@ -364,6 +327,8 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::ROUTED_EVENTS, "Events that were given topic and key", &of.routed_events);
     counter(names::ENQUEUED_EVENTS, "Records handed to the Kafka client", &of.enqueued_events);
     counter(names::ACKED_EVENTS, "Records the broker acknowledged", &of.acked_events);
+    counter(names::DEAD_LETTERED_EVENTS, "Events that went to the topic of dead letters", &of.dead_lettered_events);
+    counter(names::SKIPPED_EVENTS, "Events that were given up and went nowhere", &of.skipped_events);
     counter(names::ACKED_BYTES, "Bytes of key and value the broker acknowledged", &of.acked_bytes);
     counter(names::QUEUE_FULL, "Times reading stopped because too much was in flight", &of.queue_full);
     counter(names::KEEPALIVES, "Keepalives from Postgres", &of.keepalives);

@@ -9,6 +9,7 @@ pub mod logging;
 pub mod metrics;
 
 mod connection;
+mod ignored;
 mod names;
 
 use std::time::Duration;

@@ -11,6 +11,8 @@ pub(super) const ASSEMBLED_EVENTS: &str = "assembled_events";
 pub(super) const ROUTED_EVENTS: &str = "routed_events";
 pub(super) const ENQUEUED_EVENTS: &str = "enqueued_events";
 pub(super) const ACKED_EVENTS: &str = "acked_events";
+pub(super) const DEAD_LETTERED_EVENTS: &str = "dead_lettered_events";
+pub(super) const SKIPPED_EVENTS: &str = "skipped_events";
 pub(super) const ACKED_BYTES: &str = "acked_bytes";
 
 pub(super) const RECEIVED_LSN: &str = "received_lsn";

@@ -38,6 +38,32 @@ pub fn assigned(assignments: &str) -> Vec<String> {
     targets
 }
 
+/// `sql` with what stands for each `:name` outside of text constants and quoted names; `::` is a cast.
+pub fn with_values(sql: &str, values: &[(&str, &str)]) -> String {
+    let (mut made, mut quote, mut before) = (String::with_capacity(sql.len()), None, ' ');
+    let mut rest = sql;
+    while let Some(first) = rest.chars().next() {
+        let name = rest.strip_prefix(':').filter(|_| quote.is_none() && before != ':').and_then(|behind| {
+            let end = behind.find(|next: char| !next.is_alphanumeric() && next != '_').unwrap_or(behind.len());
+            let (name, rest) = behind.split_at_checked(end)?;
+            values.iter().find(|(known, _)| *known == name).map(|(_, value)| (value, rest))
+        });
+        if let Some((value, behind)) = name {
+            made.push_str(value);
+            (rest, before) = (behind, ' ');
+            continue;
+        }
+        match (first, quote) {
+            ('\'' | '"', None) => quote = Some(first),
+            (first, Some(open)) if first == open => quote = None,
+            _ => {}
+        }
+        made.push(first);
+        (rest, before) = (rest.get(first.len_utf8()..).unwrap_or_default(), first);
+    }
+    made
+}
+
 fn pieces(sql: &str) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut rest = sql.chars().peekable();
@@ -99,6 +125,23 @@ mod tests {
         ] {
             assert_eq!(assigned(sql), expected, "{sql}");
         }
+    }
+
+    #[test]
+    fn values_are_put_in_for_their_names_and_for_nothing_else() {
+        let put = |sql| with_values(sql, &[("error", "e.x"), ("attempts", "e.n")]);
+        assert_eq!(
+            put("last_error = left(:error, 200), n = :attempts::int"),
+            "last_error = left(e.x, 200), n = e.n::int"
+        );
+        assert_eq!(
+            put("a = ':error', \":error\" = 'it''s :error'||:error"),
+            "a = ':error', \":error\" = 'it''s :error'||e.x"
+        );
+        assert_eq!(
+            put("a = b::error, c = :errors, l = x[1:2], d = ':"),
+            "a = b::error, c = :errors, l = x[1:2], d = ':"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::str;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
 use crate::config::{OutboxConfig, SlotName, TableName, setting};
@@ -34,19 +35,62 @@ pub struct Marker {
     open: Mutex<bool>,
 }
 
+/// Why the event of a row was given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What kind of fault it was, in a word.
+    pub class: &'static str,
+    /// What happened, in a line.
+    pub cause: String,
+    /// How often it was tried.
+    pub attempts: u32,
+}
+
+/// A row by the index of its outbox and the text of its id.
+pub type RowId = (usize, Vec<u8>);
+
+/// Rows to be written to in one transaction.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Those whose events were acked.
+    pub acked: Vec<RowId>,
+    /// Those whose events were given up.
+    pub failed: Vec<(RowId, Failure)>,
+    /// The lower halves of the ids of transactions that wrote them, which others may not see yet.
+    pub xids: Vec<u32>,
+}
+
 /// What is written to one table.
 #[derive(Debug, Clone)]
 struct Writer {
     table: TableName,
-    /// What follows "while" in errors.
-    doing: String,
-    /// The operator's assignments, if rows are not deleted.
-    mark: Option<String>,
     /// For a remedy: a role as SQL writes it.
     role: String,
-    statement: Statement,
-    /// Counts those of them that are pending all the same.
+    /// To rows that were acked.
+    acked: Option<Written>,
+    /// To rows whose events were given up.
+    failed: Option<Written>,
+    /// Counts rows that are pending all the same.
     still_pending: Option<Statement>,
+}
+
+/// A statement, and whose it is.
+#[derive(Debug, Clone)]
+struct Written {
+    /// What follows "while" in errors.
+    doing: String,
+    /// The setting with the operator's assignments; none where rows are deleted.
+    key: Option<&'static str>,
+    statement: Statement,
+}
+
+/// Rows of one table and one statement.
+struct Part<'a> {
+    writer: &'a Writer,
+    written: &'a Written,
+    ids: Vec<&'a str>,
+    /// Of each, where they were given up.
+    failures: Vec<&'a Failure>,
 }
 
 impl Marker {
@@ -61,14 +105,15 @@ impl Marker {
     /// [`Kind::Publication`] for a table or an id column that is not there, and for a publication that keeps rows from being
     /// written to; and what connecting gives.
     pub async fn connect(database: &ConnInfo, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Option<Marker>> {
-        if !outboxes.iter().any(|outbox| outbox.upkeep.writes()) {
+        let writes = |outbox: &&OutboxConfig| outbox.upkeep.writes() || outbox.upkeep.mark_failed.is_some();
+        if outboxes.iter().find(writes).is_none() {
             return Ok(None);
         }
         let session = SqlSession::connect(database, &format!("walrelay {slot} upkeep")).await?;
         bound(session.client()).await?;
         let mut writers = Vec::with_capacity(outboxes.len());
         for outbox in outboxes {
-            writers.push(match outbox.source.table().filter(|_| outbox.upkeep.writes()) {
+            writers.push(match outbox.source.table().filter(|_| writes(&outbox)) {
                 Some(table) => Some(writer(session.client(), outbox, table).await?),
                 None => None,
             });
@@ -76,8 +121,7 @@ impl Marker {
         Ok(Some(Marker { session, writers, open: Mutex::new(false) }))
     }
 
-    /// Marks or deletes these rows, in one transaction; each by the index of its outbox and the text of its id. Gives how
-    /// many were written. `xids` are the lower halves of the ids of transactions that wrote them, which others may not see yet.
+    /// Marks or deletes these rows, in one transaction, and gives how many were written.
     ///
     /// Durable when it returns, whatever `synchronous_commit` says. Rows that are gone are no error, nor are those of
     /// outboxes that are not written to. Where several rows have one id, all of them are meant. What others' locks are in
@@ -89,33 +133,33 @@ impl Marker {
     /// [`Kind::PostgresUnreachable`] where others stayed in the way, and for a lost connection: connect again.
     /// [`Kind::Event`] for an id that is not UTF-8. Those of [`Marker::connect`] where the table changed, and
     /// [`Kind::Config`] where constraints or triggers of the table do not let the mark be.
-    pub async fn settle(&self, rows: &[(usize, Vec<u8>)], xids: &[u32]) -> Result<u64> {
-        let parts = self.parts(rows)?;
+    pub async fn settle(&self, batch: &Batch) -> Result<u64> {
+        let parts = self.parts(batch)?;
         if parts.is_empty() {
             return Ok(0);
         }
-        self.until_visible(xids).await?;
+        self.until_visible(&batch.xids).await?;
         let mut open = self.open.lock().await;
         let (mut attempt, mut pause) = (1, PAUSE);
         loop {
-            let (writer, failed) = match self.attempt(&mut open, &parts).await {
+            let (part, failed) = match self.attempt(&mut open, &parts).await {
                 Ok(count) => return Ok(count),
                 Err(failed) => failed,
             };
-            let doing = writer.map_or("writing to the outbox", |writer| writer.doing.as_str());
+            let doing = part.map_or("writing to the outbox", |part| part.written.doing.as_str());
             if failed.is_passing() && attempt < ATTEMPTS {
                 tracing::debug!(attempt, "while {doing}: somebody was in the way, trying again");
                 tokio::time::sleep(pause).await;
                 (attempt, pause) = (attempt + 1, pause * 2);
                 continue;
             }
-            return Err(match writer {
+            return Err(match part {
                 _ if failed.is_passing() => {
                     let told = failed.told(doing);
                     Error::new(Kind::PostgresUnreachable, format!("{}, {ATTEMPTS} times in a row", told.cause()))
                         .remedy("see in pg_stat_activity who holds locks on these rows for long")
                 }
-                Some(writer) => writer.told(&failed),
+                Some(part) => part.writer.told(part.written, &failed),
                 None => failed.told(doing),
             });
         }
@@ -149,19 +193,29 @@ impl Marker {
 
     /// What is written to each table, ids in their order: two that mark the same rows then wait for one another, and do not
     /// deadlock.
-    fn parts<'a>(&'a self, rows: &'a [(usize, Vec<u8>)]) -> Result<Vec<(&'a Writer, Vec<&'a str>)>> {
+    fn parts<'a>(&'a self, batch: &'a Batch) -> Result<Vec<Part<'a>>> {
         let mut parts = Vec::new();
         for (index, writer) in self.writers.iter().enumerate() {
             let Some(writer) = writer else { continue };
-            let ids = rows.iter().filter(|(outbox, _)| *outbox == index).map(|(_, id)| str::from_utf8(id));
-            let ids: Result<Vec<&str>, _> = ids.collect();
-            let mut ids = ids.map_err(|_| {
-                let cause = format!("while {}: an id is not UTF-8, and Postgres cannot be asked for it", writer.doing);
-                Error::new(Kind::Event, cause).remedy("give the database's ids an encoding that UTF-8 is made of")
-            })?;
-            ids.sort_unstable();
-            ids.dedup();
-            parts.extend(ids.chunks(ROWS_PER_STATEMENT).map(|ids| (writer, ids.to_vec())));
+            if let Some(written) = &writer.acked {
+                let ids = batch.acked.iter().filter(|(outbox, _)| *outbox == index).map(|(_, id)| text(written, id));
+                let mut ids = ids.collect::<Result<Vec<_>>>()?;
+                ids.sort_unstable();
+                ids.dedup();
+                let part = |ids: &[&'a str]| Part { writer, written, ids: ids.to_vec(), failures: Vec::new() };
+                parts.extend(ids.chunks(ROWS_PER_STATEMENT).map(part));
+            }
+            if let Some(written) = &writer.failed {
+                let of = batch.failed.iter().filter(|((outbox, _), _)| *outbox == index);
+                let pairs = of.map(|((_, id), failure)| Ok((text(written, id)?, failure)));
+                let mut pairs = pairs.collect::<Result<Vec<_>>>()?;
+                pairs.sort_by_key(|(id, _)| *id);
+                pairs.dedup_by_key(|(id, _)| *id);
+                parts.extend(pairs.chunks(ROWS_PER_STATEMENT).map(|pairs| {
+                    let (ids, failures) = pairs.iter().copied().unzip();
+                    Part { writer, written, ids, failures }
+                }));
+            }
         }
         Ok(parts)
     }
@@ -169,8 +223,8 @@ impl Marker {
     async fn attempt<'a>(
         &self,
         open: &mut MutexGuard<'_, bool>,
-        parts: &[(&'a Writer, Vec<&str>)],
-    ) -> Result<u64, (Option<&'a Writer>, Failed)> {
+        parts: &'a [Part<'a>],
+    ) -> Result<u64, (Option<&'a Part<'a>>, Failed)> {
         let client = self.session.client();
         let plain = |failed| (None, failed);
         if **open {
@@ -180,7 +234,7 @@ impl Marker {
         let mut written = transaction(client, parts).await;
         if written.is_ok() {
             let committed = answered("committing what was written to the outbox", client.batch_execute("commit")).await;
-            written = committed.map_err(|failed| (parts.last().map(|(writer, _)| *writer), failed)).and(written);
+            written = committed.map_err(|failed| (parts.last(), failed)).and(written);
         }
         if let Err((_, Failed::Refused(_))) = &written {
             answered("giving up a transaction", client.batch_execute("rollback")).await.map_err(plain)?;
@@ -190,26 +244,41 @@ impl Marker {
     }
 }
 
-async fn transaction<'a>(
-    client: &Client,
-    parts: &[(&'a Writer, Vec<&str>)],
-) -> Result<u64, (Option<&'a Writer>, Failed)> {
+async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, (Option<&'a Part<'a>>, Failed)> {
     // Whatever role, database and server prefer, and whatever session a pooler gives us.
     const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
     answered("beginning a transaction", client.batch_execute(BEGIN)).await.map_err(|failed| (None, failed))?;
     let mut count = 0;
-    for (writer, ids) in parts {
-        let executed = answered(&writer.doing, client.execute(&writer.statement, &[ids])).await;
-        count += executed.map_err(|failed| (Some(*writer), failed))?;
+    for part in parts {
+        let Part { writer, written, ids, failures } = part;
+        let executed = if failures.is_empty() {
+            answered(&written.doing, client.execute(&written.statement, &[ids])).await
+        } else {
+            let causes: Vec<&str> = failures.iter().map(|failure| failure.cause.as_str()).collect();
+            let classes: Vec<&str> = failures.iter().map(|failure| failure.class).collect();
+            let attempts = failures.iter().map(|failure| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
+            let attempts: Vec<i32> = attempts.collect();
+            let values: [&(dyn ToSql + Sync); 4] = [ids, &causes, &classes, &attempts];
+            answered(&written.doing, client.execute(&written.statement, &values)).await
+        };
+        count += executed.map_err(|failed| (Some(part), failed))?;
         if let Some(still_pending) = &writer.still_pending {
-            let answer = answered(&writer.doing, client.query_one(still_pending, &[ids])).await;
+            let answer = answered(&written.doing, client.query_one(still_pending, &[ids])).await;
             let still = answer.and_then(|row| row.try_get::<_, i64>(0).map_err(Failed::Refused));
-            if still.map_err(|failed| (Some(*writer), failed))? > 0 {
-                return Err((Some(*writer), Failed::Broken(writer.leaves_pending())));
+            if still.map_err(|failed| (Some(part), failed))? > 0 {
+                return Err((Some(part), Failed::Broken(writer.leaves_pending(written))));
             }
         }
     }
     Ok(count)
+}
+
+/// An id as Postgres takes it.
+fn text<'a>(written: &Written, id: &'a [u8]) -> Result<&'a str> {
+    str::from_utf8(id).map_err(|_| {
+        let cause = format!("while {}: an id is not UTF-8, and Postgres cannot be asked for it", written.doing);
+        Error::new(Kind::Event, cause).remedy("give the database's ids an encoding that UTF-8 is made of")
+    })
 }
 
 /// The statement up to its rows.
@@ -222,70 +291,108 @@ fn statement(table: &TableName, is_partitioned: bool, mark: Option<&str>) -> Res
     })
 }
 
+/// The statement that marks rows whose events were given up, up to which rows: `walrelay_…` are what is put in.
+fn statement_of_failed(table: &TableName, is_partitioned: bool, mark: &str) -> Result<String> {
+    let names = [("error", "walrelay_error"), ("class", "walrelay_class"), ("attempts", "walrelay_attempts")];
+    let head = statement(table, is_partitioned, Some(&assignment::with_values(mark, &names)))?;
+    let head = head.strip_suffix("where ").unwrap_or(&head);
+    Ok(format!(
+        "{head}from unnest($1::text[], $2::text[], $3::text[], $4::int4[]) \
+         as walrelay_failed(walrelay_id, walrelay_error, walrelay_class, walrelay_attempts) where "
+    ))
+}
+
 async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Writer> {
     let table = Table::look(client, name).await?;
     let id = table.needed(name, &outbox.id, setting::COLUMN_ID.key)?;
-    let mark = outbox.upkeep.mark.clone();
-    if let Some(mark) = &mark {
-        stays_in_place(name, mark, &table.partition_keys)?;
-    }
-    let doing = match &mark {
-        Some(_) => format!("marking rows of {name}"),
-        None => format!("deleting rows of {name}"),
-    };
     let (column, id_type) = (quote_ident(&id.name)?, &id.type_name);
-    let head = statement(name, table.kind == "p", mark.as_deref())?;
-    let sql = format!("{head}{column} = any ($1::text[]::{id_type}[])");
-    let role = quoted_name(&table.role);
-    let prepared = answered(&doing, client.prepare(&sql)).await;
-    let statement = prepared.map_err(|failed| told(name, &doing, mark.as_deref(), &role, &failed))?;
-    if statement.params().len() != 1 {
-        let cause =
-            format!("{} of {name} has parameters such as $2, and nothing is put in for them", setting::MARK.key);
-        return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
+    let is_partitioned = table.kind == "p";
+    let (upkeep, role) = (&outbox.upkeep, quoted_name(&table.role));
+    let mut writer = Writer { table: name.clone(), role, acked: None, failed: None, still_pending: None };
+    if upkeep.writes() {
+        let (key, doing) = match &upkeep.mark {
+            Some(_) => (Some(setting::MARK.key), format!("marking rows of {name}")),
+            None => (None, format!("deleting rows of {name}")),
+        };
+        let head = statement(name, is_partitioned, upkeep.mark.as_deref())?;
+        // From a query, so that the planner cannot see that there are no rows.
+        let explain = format!("explain {head}{column} = any ((select '{{}}'::text[])::{id_type}[])");
+        let sql = format!("{head}{column} = any ($1::text[]::{id_type}[])");
+        writer.acked =
+            Some(writer.written(client, &table, (doing, key, upkeep.mark.as_deref()), (sql, 1, explain)).await?);
     }
-    let still_pending = match &outbox.upkeep.pending {
-        Some(pending) if mark.is_some() => {
-            let table = quote_table(name)?;
-            let sql = format!(
-                "select count(*) from {table} where {column} = any ($1::text[]::{id_type}[]) and ({pending}\n)"
-            );
-            let prepared = answered(&doing, client.prepare(&sql)).await;
-            Some(prepared.map_err(|failed| told(name, &doing, None, &role, &failed))?)
+    if let Some(mark) = &upkeep.mark_failed {
+        let (key, doing) = (Some(setting::MARK_FAILED.key), format!("marking rows of {name} that failed"));
+        let head = statement_of_failed(name, is_partitioned, mark)?;
+        let sql = format!("{head}{column} = walrelay_id::{id_type}");
+        let mut explain = format!("explain {sql}");
+        for (parameter, of) in [("$1", "text"), ("$2", "text"), ("$3", "text"), ("$4", "int4")] {
+            explain = explain.replace(parameter, &format!("(select '{{}}'::{of}[])"));
         }
-        _ => None,
-    };
-    let writer = Writer { table: name.clone(), doing, mark, role, statement, still_pending };
-    // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
-    // one starts without running. From a query, so that the planner cannot see that there are no rows.
-    let explain = format!("explain {head}{column} = any ((select '{{}}'::text[])::{id_type}[])");
-    let explained = answered(&writer.doing, client.batch_execute(&explain)).await;
-    explained.map_err(|failed| writer.told(&failed))?;
+        writer.failed = Some(writer.written(client, &table, (doing, key, Some(mark)), (sql, 4, explain)).await?);
+    }
+    if let Some(pending) = &upkeep.pending
+        && let Some(written) = writer.acked.as_ref().filter(|written| written.key.is_some())
+    {
+        let table = quote_table(name)?;
+        let sql =
+            format!("select count(*) from {table} where {column} = any ($1::text[]::{id_type}[]) and ({pending}\n)");
+        let prepared = answered(&written.doing, client.prepare(&sql)).await;
+        let deleting = Written { key: None, ..written.clone() };
+        writer.still_pending = Some(prepared.map_err(|failed| writer.told(&deleting, &failed))?);
+    }
     Ok(writer)
 }
 
 impl Writer {
-    /// They would be published again and again.
-    fn leaves_pending(&self) -> Error {
-        let cause = format!("rows of {} are pending after {} as they were before", self.table, setting::MARK.key);
-        Error::new(Kind::Config, cause)
-            .remedy("let outbox.mark set what outbox.pending looks at, such as status = 'PUBLISHED'")
+    /// A statement with this many parameters that Postgres takes, and this role may run.
+    async fn written(
+        &self,
+        client: &Client,
+        table: &Table,
+        (doing, key, mark): (String, Option<&'static str>, Option<&str>),
+        (sql, parameters, explain): (String, usize, String),
+    ) -> Result<Written> {
+        if let (Some(key), Some(mark)) = (key, mark) {
+            stays_in_place(&self.table, (key, mark), &table.partition_keys)?;
+        }
+        let prepared = answered(&doing, client.prepare(&sql)).await;
+        let statement = prepared.map_err(|failed| told(&self.table, (&doing, key), &self.role, &failed))?;
+        if let Some(key) = key
+            && statement.params().len() != parameters
+        {
+            let cause = format!("{key} of {} has parameters such as $2, and nothing is put in for them", self.table);
+            return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
+        }
+        let written = Written { doing, key, statement };
+        // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
+        // one starts without running.
+        let explained = answered(&written.doing, client.batch_execute(&explain)).await;
+        explained.map_err(|failed| self.told(&written, &failed))?;
+        Ok(written)
     }
 
-    fn told(&self, failed: &Failed) -> Error {
-        told(&self.table, &self.doing, self.mark.as_deref(), &self.role, failed)
+    /// They would be published again and again.
+    fn leaves_pending(&self, written: &Written) -> Error {
+        let key = written.key.unwrap_or_default();
+        let cause = format!("rows of {} are pending after {key} as they were before", self.table);
+        Error::new(Kind::Config, cause)
+            .remedy(format!("let {key} set what outbox.pending looks at, such as status = 'PUBLISHED'"))
+    }
+
+    fn told(&self, written: &Written, failed: &Failed) -> Error {
+        told(&self.table, (&written.doing, written.key), &self.role, failed)
     }
 }
 
 /// Why rows of `table` could not be written to, and whose fault it is.
-fn told(table: &TableName, doing: &str, mark: Option<&str>, role: &str, failed: &Failed) -> Error {
+fn told(table: &TableName, (doing, key): (&str, Option<&'static str>), role: &str, failed: &Failed) -> Error {
     let error = failed.told(doing);
     let Some(sqlstate) = failed.sqlstate() else { return error };
     let name = quote_table(table).unwrap_or_else(|_| table.to_string());
-    let key = setting::MARK.key;
-    match (sqlstate, sqlstate.get(..2).unwrap_or_default(), mark) {
+    match (sqlstate, sqlstate.get(..2).unwrap_or_default(), key) {
         ("42501", ..) => {
-            let verb = if mark.is_some() { "update" } else { "delete" };
+            let verb = if key.is_some() { "update" } else { "delete" };
             Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
                 "grant usage on schema {} to {role}; grant select, {verb} on {name} to {role};",
                 quoted_name(table.schema())
@@ -298,11 +405,11 @@ fn told(table: &TableName, doing: &str, mark: Option<&str>, role: &str, failed: 
         ),
         ("42P01" | "3F000", ..) => Error::new(Kind::Publication, error.cause()),
         // What a value is may stand in the message, and the value may be a row's.
-        (_, "22" | "P0", Some(_)) => {
+        (_, "22" | "P0", Some(key)) => {
             Error::new(Kind::Config, format!("while {doing}: {key} does not work out for a row (SQLSTATE {sqlstate})"))
                 .remedy(format!("try {key} in an update of such a row"))
         }
-        (_, "42" | "0A" | "23" | "44" | "21", Some(_)) => {
+        (_, "42" | "0A" | "23" | "44" | "21", Some(key)) => {
             Error::new(Kind::Config, format!("{key} of table {table} cannot be used: {}", error.cause())).remedy(format!(
                 "write {key} as it would stand behind UPDATE … SET, with the schemas of functions and types of your own"
             ))
@@ -314,15 +421,14 @@ fn told(table: &TableName, doing: &str, mark: Option<&str>, role: &str, failed: 
 }
 
 /// An update that moves a row to another partition is a delete and an insert in the log, and inserts are published.
-fn stays_in_place(table: &TableName, mark: &str, partition_keys: &[String]) -> Result<()> {
+fn stays_in_place(table: &TableName, (key, mark): (&str, &str), partition_keys: &[String]) -> Result<()> {
     let keys: Vec<String> = partition_keys.iter().flat_map(|key| assignment::names(key)).collect();
     let Some(moved) = assignment::assigned(mark).into_iter().find(|column| keys.contains(column)) else {
         return Ok(());
     };
     let cause = format!(
-        "{} sets {moved}, which table {table} is partitioned by: the row would move to another partition, which \
-         publishes it again",
-        setting::MARK.key
+        "{key} sets {moved}, which table {table} is partitioned by: the row would move to another partition, which \
+         publishes it again"
     );
     Err(Error::new(Kind::Config, cause).remedy("mark rows in a column that partitions do not depend on"))
 }
@@ -345,8 +451,8 @@ mod tests {
     fn a_mark_that_moves_rows_to_other_partitions_is_refused() {
         let table: TableName = "outbox".parse().unwrap();
         let keys = ["RANGE (created_at)".to_owned(), "LIST (lower(status))".to_owned()];
-        assert!(stays_in_place(&table, "sent = true, note = created_at::text", &keys).is_ok());
-        let error = stays_in_place(&table, "sent = true, Status = 'SENT'", &keys).unwrap_err();
+        assert!(stays_in_place(&table, ("outbox.mark", "sent = true, note = created_at::text"), &keys).is_ok());
+        let error = stays_in_place(&table, ("outbox.mark", "sent = true, Status = 'SENT'"), &keys).unwrap_err();
         assert_eq!(error.kind(), Kind::Config);
         assert!(error.cause().starts_with("outbox.mark sets status, which table public.outbox is"), "{error}");
     }

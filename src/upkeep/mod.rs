@@ -21,7 +21,7 @@ pub mod published;
 pub mod stored;
 pub mod table;
 
-pub use mark::Marker;
+pub use mark::{Batch, Failure, Marker, RowId};
 
 use std::time::Duration;
 

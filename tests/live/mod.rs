@@ -8,6 +8,7 @@ mod confirm;
 mod connections;
 mod drain;
 mod failover;
+mod given_up;
 mod idle;
 mod memory;
 mod operations;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use walrelay::config::{EventSource, OutboxConfig};
+use walrelay::config::{DeliveryConfig, EventSource, OutboxConfig};
 use walrelay::error::Error;
 use walrelay::ledger::Limits;
 use walrelay::ledger::confirm::Due;
@@ -295,5 +295,6 @@ fn setup() -> Setup {
         slot: "simulated".parse().unwrap(),
         outboxes: vec![OutboxConfig::default(), messages],
         limits: Limits { events: 6, bytes: 1 << 20 },
+        delivery: DeliveryConfig::default(),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{BUSY_WITHIN, Ended, Input, LAST_WORDS, Leaving, Pump, REST, SERVER_SHUTDOWN_GRACE};
-use crate::error::{Disposition, Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::relay::budget::Verdict;
@@ -60,7 +60,7 @@ impl Pump<'_> {
                 self.session.store = Some(store);
                 if let Err(error) = result {
                     let error = Box::pin(self.why_not_stored(error)).await;
-                    if error.kind().disposition() == Disposition::Halt {
+                    if error.kind().halts() {
                         // Nothing more can be stored, so there is nothing to wait for.
                         self.leave(Duration::ZERO, Err(error));
                         return Ok(());
@@ -123,7 +123,7 @@ impl Pump<'_> {
                 if let Err(error) = result {
                     self.core.settle_abandoned();
                     // Nothing is marked any more, and nothing that waits for a mark is waited for.
-                    self.unmarkable = error.kind().disposition() == Disposition::Halt;
+                    self.unmarkable = error.kind().halts();
                     return Err(error);
                 }
                 self.core.settled();
@@ -237,7 +237,7 @@ impl Pump<'_> {
     /// # Errors
     /// `error` itself, where it heals or where there is nothing to wait for.
     pub(super) fn halt(&mut self, error: Error) -> Result<()> {
-        if error.kind().disposition() != Disposition::Halt {
+        if !error.kind().halts() {
             return Err(error);
         }
         if self.leaving.is_none() && !self.core.is_drained() {

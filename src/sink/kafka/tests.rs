@@ -244,7 +244,7 @@ async fn a_record_too_large_is_refused_before_it_is_sent_and_the_next_one_passes
     let Err(EnqueueError::Refused(error)) = sink.enqueue(&record(b"o-1", &[b'x'; 2_000]), Ticket(0)) else {
         panic!("taken")
     };
-    assert_eq!(error.kind(), Kind::Record);
+    assert_eq!(error.kind(), Kind::RecordTooLarge);
     for part in [TOPIC, "2104 bytes", "message.max.bytes, 2000"] {
         assert!(error.cause().contains(part), "{error}");
     }
@@ -267,11 +267,11 @@ async fn one_refused_record_ends_the_producer_and_nothing_behind_it_is_delivered
     enqueue_numbers(&mut sink, 10..20);
     let failed = delivered(&mut sink, 10).await;
     let Delivery::Failed(_, first) = &failed[0] else { panic!("acked") };
-    assert_eq!(first.kind(), Kind::Record);
+    assert_eq!(first.kind(), Kind::RecordTooLarge);
     assert!(first.cause().contains(TOPIC), "{first}");
     assert!(failed.iter().all(|delivery| matches!(delivery, Delivery::Failed(..))));
-    let Err(EnqueueError::Refused(error)) = sink.enqueue(&record(b"o-1", b"20"), Ticket(20)) else { panic!("taken") };
-    assert_eq!(error.kind(), Kind::Record);
+    let Err(EnqueueError::Finished(error)) = sink.enqueue(&record(b"o-1", b"20"), Ticket(20)) else { panic!("taken") };
+    assert_eq!(error.kind(), Kind::RecordTooLarge);
     sink.close().await;
     assert_eq!(numbers(&read(&cluster, 1, 10)), (0..10).collect::<Vec<_>>());
 }

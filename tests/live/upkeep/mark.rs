@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use walrelay::error::{Error, Kind};
-use walrelay::upkeep::mark::Marker;
+use walrelay::upkeep::{Batch, Failure, Marker, RowId};
 
 use super::{conninfo, database, outboxes, runtime, waits_for_lock};
 use crate::support::servers::Postgres;
@@ -58,6 +58,10 @@ topic = "{event_type}"
 key = "{correlation_id}"
 "#;
 
+fn acked(rows: &[RowId]) -> Batch {
+    Batch { acked: rows.to_vec(), ..Batch::default() }
+}
+
 #[test]
 fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
     let world = database(&SCHEMAS.join(";\n"));
@@ -74,7 +78,7 @@ fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
     }
     let runtime = runtime();
     let marker = runtime.block_on(marker(&world.database_url, WANTED)).unwrap();
-    let settle = |rows: &[(usize, Vec<u8>)]| runtime.block_on(marker.settle(rows, &[]));
+    let settle = |rows: &[(usize, Vec<u8>)]| runtime.block_on(marker.settle(&acked(rows)));
     assert_eq!(settle(&[]), Ok(0));
     let event = |number: u32| row(0, &format!("00000000-0000-0000-0000-00000000000{number}"));
     // One twice, one that is gone, and outboxes that are not written to.
@@ -114,7 +118,7 @@ fn ids_are_looked_up_by_their_index_whatever_the_plan() {
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
     // The sixth execution may be the first of a generic plan.
     for id in 1..=8 {
-        assert_eq!(runtime.block_on(marker.settle(&[row(0, &id.to_string())], &[])), Ok(1));
+        assert_eq!(runtime.block_on(marker.settle(&acked(&[row(0, &id.to_string())]))), Ok(1));
     }
     drop(marker);
     eventually("what was done is known", SECONDS, || counter("n_tup_upd"), |rows| *rows >= 8);
@@ -187,7 +191,7 @@ fn who_is_in_the_way_is_waited_for_and_then_named() {
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
     let settle = |ids: &[&str]| {
         let rows: Vec<_> = ids.iter().map(|id| row(0, id)).collect();
-        runtime.block_on(marker.settle(&rows, &[]))
+        runtime.block_on(marker.settle(&acked(&rows)))
     };
     holder.run("begin; select from outbox where id = 5 for update");
     std::thread::scope(|scope| {
@@ -219,7 +223,7 @@ fn a_call_that_is_given_up_leaves_nothing_that_matters_to_the_next() {
     let (holder, runtime) = (world.sql(), runtime());
     let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
     holder.run("begin; select from outbox where id = 5 for update");
-    let rows = [row(0, "4"), row(0, "5")];
+    let batch = acked(&[row(0, "4"), row(0, "5")]);
     std::thread::scope(|scope| {
         let (waits, seen) = tokio::sync::oneshot::channel();
         scope.spawn(|| {
@@ -229,13 +233,13 @@ fn a_call_that_is_given_up_leaves_nothing_that_matters_to_the_next() {
         });
         runtime.block_on(async {
             tokio::select! {
-                settled = marker.settle(&rows, &[]) => panic!("{settled:?}"),
+                settled = marker.settle(&batch) => panic!("{settled:?}"),
                 seen = seen => seen.unwrap(),
             }
         });
     });
     holder.run("commit");
-    assert_eq!(runtime.block_on(marker.settle(&[row(0, "6")], &[])), Ok(1));
+    assert_eq!(runtime.block_on(marker.settle(&acked(&[row(0, "6")]))), Ok(1));
     // What was given up was not written.
     let sql = world.sql();
     assert_eq!(sql.text("select string_agg(id::text, ' ') from outbox where sent"), "6");
@@ -246,6 +250,28 @@ fn a_call_that_is_given_up_leaves_nothing_that_matters_to_the_next() {
          where application_name = 'walrelay orders upkeep' and datname = current_database()",
     );
     runtime.block_on(async { tokio::time::timeout(SECONDS, closed).await }).unwrap();
-    let error = runtime.block_on(marker.settle(&[row(0, "6")], &[])).unwrap_err();
+    let error = runtime.block_on(marker.settle(&acked(&[row(0, "6")]))).unwrap_err();
     assert_eq!(error.kind(), Kind::PostgresUnreachable);
+}
+
+#[test]
+fn a_row_that_failed_is_marked_as_that_with_why_and_how_often() {
+    let world = database(
+        "create table outbox (id bigint primary key, status text, n int not null default 0, last_error text, class text);
+         insert into outbox select n, 'NEW' from generate_series(1, 3) n",
+    );
+    let toml = "[slot]\nname = \"orders\"\n[outbox]\nmark = \"status = 'SENT'\"\n\
+        mark_failed = \"status = 'FAILED', n = n + :attempts, last_error = left(:error, 9), class = :class || '::'\"\n\
+        [route]\ntopic = \"a\"\nkey = \"{id}\"\n[format]\nvalue = \"{status}\"\n";
+    let runtime = runtime();
+    let marker = runtime.block_on(marker(&world.database_url, toml)).unwrap();
+    let why = |cause: &str, attempts| Failure { class: "rejected", cause: cause.to_owned(), attempts };
+    let failed = vec![(row(0, "3"), why("it's \"bad\"; and long", 4)), (row(0, "2"), why("no", 1))];
+    let batch = Batch { acked: vec![row(0, "1")], failed, xids: Vec::new() };
+    assert_eq!(runtime.block_on(marker.settle(&batch)), Ok(3));
+    let rows = "string_agg(concat_ws(',', id, status, n, last_error, class), ' ' order by id)";
+    assert_eq!(
+        world.sql().text(&format!("select {rows} from outbox")),
+        "1,SENT,0 2,FAILED,1,no,rejected:: 3,FAILED,4,it's \"bad,rejected::"
+    );
 }

@@ -1,0 +1,108 @@
+//! What becomes of an event that cannot be delivered, where the relay is not to stop for it.
+
+use super::settling::Failed;
+use super::{About, Outlet, Pending, contradiction, no_such_outbox};
+use crate::config::{DeliveryConfig, OnError};
+use crate::error::{Error, Kind, Result};
+use crate::event::{Event, Shown};
+use crate::relay::poison::{Poison, Verdict};
+use crate::route::OwnedRecord;
+use crate::route::dead_letter::Reason;
+use crate::sink::{Sink, Ticket};
+use crate::upkeep::{Failure, RowId};
+
+/// How events are given up, and what is known of them.
+#[derive(Debug)]
+pub(super) struct GivingUp {
+    delivery: DeliveryConfig,
+    pub(super) poison: Poison,
+}
+
+impl GivingUp {
+    pub(super) fn new(delivery: &DeliveryConfig) -> GivingUp {
+        GivingUp { delivery: delivery.clone(), poison: Poison::default() }
+    }
+
+    /// Whether events are given up at all.
+    pub(super) fn is_on(&self) -> bool {
+        self.delivery.on_error != OnError::Stop
+    }
+
+    pub(super) fn is_suspect(&self, id: Option<&RowId>) -> bool {
+        id.is_some_and(|id| self.poison.is_suspect(id))
+    }
+
+    /// What follows from `failure`, the first that was told, where these were `refused`.
+    pub(super) fn judge(&mut self, refused: Vec<(Ticket, Error)>, failure: Error) -> Error {
+        let Some((_, first)) = refused.first() else { return failure };
+        let cause = format!("the broker refused a record; finding out which: {}", first.cause());
+        let judged = refused.iter().fold(true, |judged, (ticket, error)| self.poison.refused(*ticket, error) && judged);
+        if judged { Error::new(Kind::KafkaUnreachable, cause) } else { self.dead_letter_refused(&failure) }
+    }
+
+    /// A record that had waited was refused before it was sent.
+    pub(super) fn refused_later(&mut self, id: RowId, error: Error) -> Error {
+        if self.poison.verdict(&id).is_some_and(|verdict| verdict.without_value) {
+            return self.dead_letter_refused(&error);
+        }
+        let cause = format!("giving an event up: {}", error.cause());
+        self.poison.condemn(id, error);
+        Error::new(Kind::KafkaUnreachable, cause)
+    }
+
+    fn dead_letter_refused(&self, error: &Error) -> Error {
+        let topic = &self.delivery.dead_letter_topic;
+        Error::new(error.kind(), format!("a dead letter was refused: {}", error.cause())).remedy(format!(
+            "give topic {topic} a larger max.message.bytes and no compaction, or set delivery.on_error to stop"
+        ))
+    }
+}
+
+impl<S: Sink> Outlet<S> {
+    /// Gives `event` up as the configuration says; `record` is what it comes to, with an empty topic where it has none.
+    #[cold]
+    pub(super) fn give_up(
+        &mut self,
+        event: &Event<'_>,
+        id: RowId,
+        record: OwnedRecord,
+        verdict: &Verdict,
+    ) -> Result<()> {
+        let settles = self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?;
+        let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), 1);
+        let kept = match settles.failed {
+            Failed::Nothing => None,
+            Failed::SameAsAcked => Some((id.clone(), None)),
+            Failed::Marked => Some((id.clone(), Some(Failure { class, cause: cause.to_owned(), attempts }))),
+        };
+        let (outbox, row) = (settles.name.as_str(), Shown::of(event.id()));
+        let topic = &self.giving_up.delivery.dead_letter_topic;
+        let dead_lettered = self.giving_up.delivery.on_error == OnError::DeadLetter;
+        let outcome = if dead_lettered { "dead-letter" } else { "skip" };
+        tracing::warn!(slot = %self.slot, outbox, row = %row, place = %event.place, class, cause, outcome, "an event was given up");
+        let about = About { place: event.place, committed_at_us: event.committed_at_us, kept, id: Some(id) };
+        if dead_lettered {
+            let (slot, place) = (&self.slot, event.place);
+            let reason = Reason { slot, outbox, row: event.id(), place, class, cause, attempts };
+            let bare = record.clone().into_dead_letter(topic, &reason, true);
+            let record = record.into_dead_letter(topic, &reason, verdict.without_value);
+            self.counts.dead_lettered += 1;
+            if let Some(id) = &about.id {
+                self.giving_up.poison.give_up(id, verdict);
+            }
+            let refused = self.offer(Pending { record, about, row, alone: false })?;
+            let Some((pending, _)) = refused else { return Ok(()) };
+            // What is too large for the producer is so in any topic.
+            return match self.offer(Pending { record: bare, ..pending })? {
+                None => Ok(()),
+                Some((_, error)) => Err(self.giving_up.dead_letter_refused(&error)),
+            };
+        }
+        self.counts.skipped += 1;
+        let ticket = self.ledger.next();
+        self.kept.extend(about.kept.map(|row| (ticket, row, self.xid)));
+        self.ledger.enqueued(0, about.committed_at_us).map_err(contradiction)?;
+        self.ledger.acked(ticket).map_err(contradiction)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! Dead letters: what goes to their topic in place of a record that cannot be delivered.
+
+use super::OwnedRecord;
+use crate::config::SlotName;
+use crate::event::Place;
+
+/// Header of a dead letter: what kind of fault it was, in a word.
+pub const CLASS_HEADER: &str = "walrelay-error-class";
+/// What happened, in a line.
+pub const ERROR_HEADER: &str = "walrelay-error";
+/// How often it was tried, in decimal.
+pub const ATTEMPTS_HEADER: &str = "walrelay-attempts";
+/// The topic it was for; not there where the row has none.
+pub const TOPIC_HEADER: &str = "walrelay-original-topic";
+/// The slot it came by.
+pub const SLOT_HEADER: &str = "walrelay-slot";
+/// The table, or the messages, it is from.
+pub const OUTBOX_HEADER: &str = "walrelay-outbox";
+/// The row's id.
+pub const ROW_HEADER: &str = "walrelay-row-id";
+/// Where it stands in the log: `COMMIT_LSN:INDEX`.
+pub const PLACE_HEADER: &str = "walrelay-original-position";
+/// There where the value could not be taken along: its bytes, in decimal.
+pub const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
+
+/// Why there is a dead letter, and of what.
+#[derive(Debug, Clone, Copy)]
+pub struct Reason<'a> {
+    /// The slot.
+    pub slot: &'a SlotName,
+    /// The table, or the messages, as people call it.
+    pub outbox: &'a str,
+    /// The row's id.
+    pub row: &'a [u8],
+    /// Where the event stands.
+    pub place: Place,
+    /// What kind of fault it was.
+    pub class: &'a str,
+    /// What happened.
+    pub cause: &'a str,
+    /// How often it was tried.
+    pub attempts: u32,
+}
+
+impl OwnedRecord {
+    /// The dead letter of this record: key, value and headers as they are, behind them those that say why. Its topic is
+    /// empty where the row has none.
+    #[must_use]
+    pub fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>, without_value: bool) -> OwnedRecord {
+        let original = std::mem::replace(&mut self.topic, topic.to_owned());
+        self.partition = None;
+        let mut header = |name: &str, value: Vec<u8>| self.headers.push((name.to_owned(), Some(value)));
+        header(CLASS_HEADER, reason.class.into());
+        header(ERROR_HEADER, reason.cause.into());
+        header(ATTEMPTS_HEADER, reason.attempts.to_string().into());
+        if !original.is_empty() {
+            header(TOPIC_HEADER, original.into());
+        }
+        header(SLOT_HEADER, reason.slot.as_str().into());
+        header(OUTBOX_HEADER, reason.outbox.into());
+        header(ROW_HEADER, reason.row.to_vec());
+        header(PLACE_HEADER, format!("{}:{}", reason.place.commit_lsn, reason.place.index).into());
+        if without_value && let Some(value) = self.value.take() {
+            self.headers.push((OMITTED_HEADER.to_owned(), Some(value.len().to_string().into())));
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Via;
+    use crate::position::Lsn;
+    use crate::route::Record;
+
+    #[test]
+    fn a_dead_letter_is_the_record_and_why_it_is_one() {
+        let headers: &[(&str, Option<&[u8]>)] = &[("id", Some(b"7"))];
+        let record = Record {
+            topic: "orders",
+            key: Some(b"k"),
+            value: Some(b"xyz"),
+            headers,
+            partition: Some(3),
+            timestamp_ms: Some(4),
+        };
+        let slot = "s".parse().unwrap();
+        let place = Place { commit_lsn: Lsn::new(0x10), index: 2, via: Via::Slot };
+        let reason = Reason {
+            slot: &slot,
+            outbox: "public.outbox",
+            row: b"7",
+            place,
+            class: "rejected",
+            cause: "large",
+            attempts: 1,
+        };
+        let shown = |record: &Record<'_>| {
+            let text = |bytes: Option<&[u8]>| bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+            let headers =
+                record.headers.iter().map(|(name, value)| format!("{name}={}", text(*value).unwrap_or_default()));
+            (
+                record.topic.to_owned(),
+                text(record.key),
+                text(record.value),
+                record.partition,
+                headers.collect::<Vec<_>>(),
+            )
+        };
+        let letter = OwnedRecord::of(&record).into_dead_letter("dead", &reason, false).with_record(shown);
+        assert_eq!(
+            (letter.0.as_str(), letter.1.as_deref(), letter.2.as_deref(), letter.3),
+            ("dead", Some("k"), Some("xyz"), None)
+        );
+        let expected = [
+            "id=7",
+            "walrelay-error-class=rejected",
+            "walrelay-error=large",
+            "walrelay-attempts=1",
+            "walrelay-original-topic=orders",
+            "walrelay-slot=s",
+            "walrelay-outbox=public.outbox",
+            "walrelay-row-id=7",
+            "walrelay-original-position=0/10:2",
+        ];
+        assert_eq!(letter.4, expected);
+        let without = OwnedRecord::of(&record).into_dead_letter("dead", &reason, true).with_record(shown);
+        assert_eq!((without.2, without.4.last().map(String::as_str)), (None, Some("walrelay-omitted-value-bytes=3")));
+    }
+}
