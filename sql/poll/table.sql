@@ -21,6 +21,7 @@ kinds as (
 select pg_catalog.jsonb_build_object(
     'oid', tab.oid::bigint,
     'kind', tab.relkind,
+    'may_lock', pg_catalog.has_table_privilege(tab.oid, 'select'),
     'columns', (
         select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
             'name', a.attname,

@@ -44,6 +44,9 @@ pub struct Published {
     /// What it sees is not known to have been published: it was there before anything that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<Snapshot>,
+    /// How far the log was on disk then, where no position says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flushed: Option<Lsn>,
     /// What was known before, newest first: for a server that was promoted and lost what came after.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Pair>,
@@ -54,7 +57,7 @@ impl Published {
     /// from `lsn` on, where it was confirmed. Rows of those that `now` sees may be from before the slot or its publication.
     pub fn from_slot(oldest: u32, now: Snapshot, lsn: Lsn) -> Published {
         let pair = Pair { snapshot: Snapshot::below(now.widen(oldest)), lsn };
-        Published { pair, also: Vec::new(), floor: Some(now), earlier: Vec::new() }
+        Published { pair, also: Vec::new(), floor: Some(now), flushed: None, earlier: Vec::new() }
     }
 
     /// What is known after a promotion that took place at `switch_lsn`: later transactions are gone, and their ids may
@@ -62,7 +65,8 @@ impl Published {
     pub fn until(&self, switch_lsn: Lsn) -> Option<Published> {
         let mut pairs = std::iter::once(&self.pair).chain(&self.earlier).filter(|pair| pair.lsn <= switch_lsn);
         let pair = pairs.next()?.clone();
-        Some(Published { pair, also: Vec::new(), floor: self.floor.clone(), earlier: pairs.cloned().collect() })
+        let (also, floor, flushed) = (Vec::new(), self.floor.clone(), None);
+        Some(Published { pair, also, floor, flushed, earlier: pairs.cloned().collect() })
     }
 }
 
@@ -145,7 +149,7 @@ impl Trail {
         }
         // What it sees need not be kept; a transaction may have ended before the log's end was read and after the snapshot.
         self.transactions.retain(|(xid, _)| !pair.snapshot.sees(pair.snapshot.widen(*xid)));
-        self.published = Some(Published { pair, also, floor, earlier });
+        self.published = Some(Published { pair, also, floor, flushed: None, earlier });
     }
 }
 

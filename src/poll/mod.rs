@@ -39,6 +39,6 @@ pub mod reader;
 pub mod select;
 pub mod table;
 
-pub use reader::{PolledRow, Reader, Rows};
+pub use reader::{Began, PolledRow, Reader, Rows};
 pub use select::{Key, Selection, Which};
 pub use table::{Order, TableFacts};

@@ -8,7 +8,8 @@ use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStre
 
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
-use crate::poll::select::Key;
+use crate::poll::select::{Key, from};
+use crate::poll::table::TableFacts;
 use crate::position::Lsn;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_literal;
@@ -17,9 +18,20 @@ use crate::snapshot::Snapshot;
 use crate::source::query::QUERY_TIMEOUT;
 
 /// How many columns at the end of a row are its key.
-const KEY_COLUMNS: usize = 2;
+const KEY_COLUMNS: usize = 3;
 const READING: &str = "reading rows of the outbox table";
 const BEGINNING: &str = "beginning to read the outbox table";
+
+/// A transaction that reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Began {
+    /// What it sees.
+    pub snapshot: Snapshot,
+    /// The end of the log, read after that: whatever the snapshot sees has its commit record below.
+    pub wal_end: Lsn,
+    /// How far the log was on disk by then: what a server that crashes has, unless it is another one.
+    pub flushed: Lsn,
+}
 
 /// A session of its own for reading tables.
 ///
@@ -53,21 +65,28 @@ impl Reader {
 
     /// Begins a transaction that changes nothing and sees what had committed when it began, or what an exported snapshot
     /// (`adopt`) sees. Gives what it sees, and the end of the log read after that: every transaction it sees has its
-    /// commit record below. Until [`Reader::end`], no table of the database is vacuumed behind it. Where this fails, a
+    /// commit record below. Until [`Reader::end`], no table of the database is vacuumed behind it, and these tables are not
+    /// rewritten: a rewrite while they are read would leave them empty for a snapshot from before. Where this fails, a
     /// transaction may have begun nevertheless: end it, or drop the reader.
     ///
     /// # Errors
     /// What the session gives; [`Kind::PostgresUnreachable`] without an answer in ten seconds, and where the server is a
     /// standby.
-    pub async fn begin(&self, adopt: Option<&str>) -> Result<(Snapshot, Lsn)> {
-        let mut sql = "begin isolation level repeatable read, read only; ".to_owned();
+    pub async fn begin(&self, adopt: Option<&str>, tables: &[&TableFacts]) -> Result<Began> {
+        // Rows a policy hides are an error, and not rows that are not there.
+        let mut sql = "begin isolation level repeatable read, read only; set local row_security = off; ".to_owned();
         if let Some(exported) = adopt {
             sql.push_str(&format!("set transaction snapshot {}; ", quote_literal(exported)?));
+        }
+        // Before the snapshot, which a lock does not take.
+        for facts in tables.iter().filter(|facts| facts.may_lock) {
+            sql.push_str(&format!("lock table {} in access share mode; ", from(facts)?));
         }
         // The snapshot is the transaction's from before the first expression is evaluated.
         sql.push_str(
             "select pg_catalog.pg_current_snapshot()::text, \
-             case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_insert_lsn()::text end",
+             case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_insert_lsn()::text end, \
+             case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_flush_lsn()::text end",
         );
         let messages = bounded(BEGINNING, self.client().simple_query(&sql)).await?;
         let row =
@@ -80,7 +99,29 @@ impl Reader {
         let unread = |what: &str| fault::protocol(While::Querying(BEGINNING), format_args!("{what} cannot be read"));
         let snapshot = text(0).unwrap_or_default();
         let snapshot = snapshot.parse().map_err(|_| unread(&format!("its snapshot {snapshot:.200}")))?;
-        Ok((snapshot, wal_end.parse().map_err(|_| unread("the end of its log"))?))
+        let read = |text: &str| text.parse::<Lsn>().map_err(|_| unread("the end of its log"));
+        Ok(Began { snapshot, wal_end: read(wal_end)?, flushed: read(text(2).unwrap_or_default())? })
+    }
+
+    /// Which of these tables was rewritten since an exported snapshot was taken, if one was: the snapshot sees none of its
+    /// rows. For a transaction that has them locked.
+    ///
+    /// # Errors
+    /// What the session gives.
+    pub async fn rewritten<'t>(&self, tables: &[&'t TableFacts]) -> Result<Option<&'t TableFacts>> {
+        for facts in tables {
+            // The catalog as the snapshot sees it, against the file there is now. A table that is new to it has no rows in it.
+            let sql = format!(
+                "select pg_catalog.count(*) from pg_catalog.pg_class c where c.relkind = 'r' and \
+                 pg_catalog.pg_relation_filenode(c.oid) is distinct from c.relfilenode and (c.oid = {oid} or c.oid in \
+                 (select relid from pg_catalog.pg_partition_tree({oid})))",
+                oid = facts.oid
+            );
+            if self.count(&sql).await? > 0 {
+                return Ok(Some(*facts));
+            }
+        }
+        Ok(None)
     }
 
     /// How many rows [`count`](crate::poll::select::count) says there are. Takes as long as it takes: a large table may
@@ -206,7 +247,7 @@ impl PolledRow {
         if row.len() <= KEY_COLUMNS {
             return Err(fault::protocol(While::Querying(READING), "a row without a key"));
         }
-        let lengths = (0..row.len()).map(|at| row.try_get(at).map(|value| value.map_or(0, str::len)));
+        let lengths = (0..row.len().saturating_sub(1)).map(|at| row.try_get(at).map(|value| value.map_or(0, str::len)));
         let bytes = lengths.sum::<Result<usize, _>>().map_err(|error| failed(&error))?;
         Ok(PolledRow { row, bytes })
     }
@@ -218,8 +259,16 @@ impl PolledRow {
 
     /// Where it stands among the others. Of a row whose id is NULL, and which is no event, it is that of an empty id.
     pub fn key(&self) -> Key {
-        let from_end = |count| self.row.len().checked_sub(count).and_then(|at| self.text(at)).map(str::to_owned);
-        Key { order: from_end(2), id: from_end(1).unwrap_or_default() }
+        Key { order: self.at_end(3).map(str::to_owned), id: self.at_end(2).unwrap_or_default().to_owned() }
+    }
+
+    /// Whether only `xmin` tells the row's transaction, roughly: such rows may be found again.
+    pub fn is_by_xmin(&self) -> bool {
+        self.at_end(1) == Some("true")
+    }
+
+    fn at_end(&self, count: usize) -> Option<&str> {
+        self.row.len().checked_sub(count).and_then(|at| self.text(at))
     }
 
     /// How many bytes its values and its key have.

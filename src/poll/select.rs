@@ -66,7 +66,7 @@ pub struct Key {
     pub id: String,
 }
 
-/// The rows: the outbox's columns in their order, then two of the row's [`Key`].
+/// The rows: the outbox's columns in their order, then two of the row's [`Key`], and whether only `xmin` tells its transaction.
 ///
 /// They come by their order, those without one last, and by id.
 ///
@@ -80,6 +80,7 @@ pub fn rows(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>
     let order = facts.order.as_ref().map_or("null".to_owned(), |order| format!("({})::text", order.sql));
     columns.push(format!("{order} as \"the order as text\""));
     columns.push(format!("{id}::text as \"the id as text\""));
+    columns.push(format!("({})::text as \"by xmin\"", is_by_xmin(facts)?));
     let mut by: Vec<String> = facts.order.iter().map(|order| format!("({})", order.sql)).collect();
     by.push(comparable_id(facts, outbox)?);
     let mut sql = format!(
@@ -111,6 +112,19 @@ pub fn extent(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'
     let time = facts.time.as_deref().map(quote_ident).transpose()?.unwrap_or_else(|| "null::text".to_owned());
     let condition = condition(facts, outbox, selection)?;
     Ok(format!("select count(*), min({time})::text, max({time})::text from {} where {condition}", from(facts)?))
+}
+
+/// No row that is seen is of this transaction or a later one. An exported snapshot may begin behind its end, and sees what is
+/// below its beginning. In a query of its own, so that it is asked once and not for each row.
+const NEXT: &str =
+    "(select greatest(pg_snapshot_xmin(pg_current_snapshot()), pg_snapshot_xmax(pg_current_snapshot())))";
+
+/// Whether the column for it does not tell a row's transaction: it is NULL, or has an id nobody had, as rows that came from
+/// another server do.
+fn is_by_xmin(facts: &TableFacts) -> Result<String> {
+    let Some(xid) = &facts.xid_column else { return Ok("true".to_owned()) };
+    let xid = quote_ident(xid)?;
+    Ok(format!("{xid} is null or {xid} >= {NEXT}"))
 }
 
 /// Rows of tables that inherit are no events; those of partitions are.
@@ -172,6 +186,10 @@ fn unpublished(facts: &TableFacts, snapshot: &Snapshot, also: &[u64]) -> Result<
         let also: Vec<_> = also.iter().map(u64::to_string).collect();
         by_xid.push_str(&format!(" and {xid} <> all ('{{{}}}'::xid8[])", also.join(",")));
     }
+    // Who may read some of the columns only may not read xmin.
+    if facts.may_lock {
+        by_xid.push_str(&format!(" and ({xid} < {NEXT} or {by_xmin})"));
+    }
     Ok(if facts.xid_not_null { by_xid } else { format!("({by_xid} or {xid} is null and {by_xmin})") })
 }
 
@@ -179,8 +197,7 @@ fn unpublished(facts: &TableFacts, snapshot: &Snapshot, also: &[u64]) -> Result<
 /// that the snapshot does not see. Where that is once round or more, every row is one of them.
 fn by_xmin(snapshot: &Snapshot) -> String {
     let oldest = snapshot.xmin().min(i64::MAX.unsigned_abs());
-    // In a query of its own it is found once, not for each row.
-    let next = "(select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)";
+    let next = format!("{NEXT}::text::bigint");
     format!(
         "(({next} - xmin::text::bigint) & 4294967295 <= {next} - {oldest} \
          and xmin::text::bigint >= {FIRST_NORMAL_XID})"
@@ -254,6 +271,7 @@ mod tests {
             order: order("\"seq\"", true),
             time: Some("at".to_owned()),
             may_select: true,
+            may_lock: true,
             is_partitioned: false,
         }
     }
@@ -273,15 +291,17 @@ mod tests {
         let all = Selection::of(Which::All);
         assert_eq!(
             rows(&facts(), &outbox(), &all).unwrap(),
-            "select \"id\", \"pay\"\"load\", (\"seq\")::text as \"the order as text\", \"id\"::text as \"the id as text\" \
+            "select \"id\", \"pay\"\"load\", (\"seq\")::text as \"the order as text\", \"id\"::text as \"the id as text\", BY_XMIN as \"by xmin\" \
              from only \"shop\".\"Out\"\"box\" where true order by (\"seq\"), \"id\""
+                .replace("BY_XMIN", &format!("(\"x\" is null or \"x\" >= {NEXT})::text"))
         );
         let bare = TableFacts { order: None, id_as_text: true, is_partitioned: true, ..facts() };
         let some = Selection { limit: Some(u64::MAX), ..all };
         assert_eq!(
             rows(&bare, &outbox(), &some).unwrap(),
-            "select \"id\", \"pay\"\"load\", null as \"the order as text\", \"id\"::text as \"the id as text\" \
+            "select \"id\", \"pay\"\"load\", null as \"the order as text\", \"id\"::text as \"the id as text\", BY_XMIN as \"by xmin\" \
              from \"shop\".\"Out\"\"box\" where true order by \"id\"::text collate \"C\" limit 9223372036854775807"
+                .replace("BY_XMIN", &format!("(\"x\" is null or \"x\" >= {NEXT})::text"))
         );
         assert_eq!(
             count(&facts(), &outbox(), &Selection { limit: Some(7), ..Selection::of(Which::Pending) }).unwrap(),
@@ -296,13 +316,15 @@ mod tests {
         let (none, two) = ([], [14, 21]);
         let of = |also| Selection::of(Which::Unpublished { snapshot: &snapshot, also });
         let by_xid = "\"x\" >= '10'::xid8 and not pg_visible_in_snapshot(\"x\", '10:20:10,14'::pg_snapshot)";
-        let next = "(select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)";
+        let next = format!("{NEXT}::text::bigint");
         let by_xmin =
             format!("(({next} - xmin::text::bigint) & 4294967295 <= {next} - 10 and xmin::text::bigint >= 3)");
-        assert_eq!(where_of(&facts(), &of(&none)), by_xid);
-        assert_eq!(where_of(&facts(), &of(&two)), format!("{by_xid} and \"x\" <> all ('{{14,21}}'::xid8[])"));
+        let plausible = format!(" and (\"x\" < {NEXT} or {by_xmin})");
+        assert_eq!(where_of(&facts(), &of(&none)), format!("{by_xid}{plausible}"));
+        let but_two = format!("{by_xid} and \"x\" <> all ('{{14,21}}'::xid8[]){plausible}");
+        assert_eq!(where_of(&facts(), &of(&two)), but_two);
         let with_nulls = TableFacts { xid_not_null: false, ..facts() };
-        assert_eq!(where_of(&with_nulls, &of(&none)), format!("({by_xid} or \"x\" is null and {by_xmin})"));
+        assert_eq!(where_of(&with_nulls, &of(&none)), format!("({by_xid}{plausible} or \"x\" is null and {by_xmin})"));
         let without = TableFacts { xid_column: None, ..facts() };
         assert_eq!(where_of(&without, &of(&two)), by_xmin);
     }

@@ -47,6 +47,8 @@ pub struct TableFacts {
     /// Whether the role may read what it has to. Where it may not look into the table's schema, the configured order is
     /// not among the facts.
     pub may_select: bool,
+    /// Whether it may read the whole table, `xmin` with it, and so lock it against rewriting.
+    pub may_lock: bool,
     /// Whether it has partitions.
     pub is_partitioned: bool,
 }
@@ -68,6 +70,8 @@ pub struct Order {
 struct Described {
     oid: u32,
     kind: String,
+    #[serde(default)]
+    may_lock: bool,
     columns: Vec<Column>,
 }
 
@@ -213,6 +217,7 @@ fn found(described: &Described, name: &TableName, outbox: &OutboxConfig) -> Resu
         order: order.map(Column::as_order).transpose()?,
         time: time(all, name, outbox)?,
         may_select: true,
+        may_lock: described.may_lock,
         is_partitioned: described.kind == "p",
     })
 }
@@ -337,7 +342,7 @@ mod tests {
     }
 
     fn facts_of(columns: Vec<Column>, upkeep: &Upkeep) -> Result<TableFacts> {
-        let described = Described { oid: 7, kind: "r".to_owned(), columns };
+        let described = Described { oid: 7, kind: "r".to_owned(), may_lock: true, columns };
         let outbox = OutboxConfig { columns: vec!["id".to_owned()], upkeep: upkeep.clone(), ..OutboxConfig::default() };
         found(&described, &TableName::debezium(), &outbox)
     }
@@ -409,7 +414,7 @@ mod tests {
         let error = facts_of(vec![column("number", "bigint")], &Upkeep::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Publication);
         assert_eq!(error.cause(), "table public.outbox has no column id; it has number");
-        let view = Described { oid: 7, kind: "v".to_owned(), columns: vec![column("id", "uuid")] };
+        let view = Described { oid: 7, kind: "v".to_owned(), may_lock: true, columns: vec![column("id", "uuid")] };
         let error = found(&view, &TableName::debezium(), &OutboxConfig::default()).unwrap_err();
         assert_eq!((error.kind(), error.cause()), (Kind::Publication, "public.outbox is not a table"));
     }

@@ -18,7 +18,7 @@ impl Relay {
         match dropped.await {
             Ok(()) => {
                 tracing::warn!(slot = %source.slot, "the slot is dropped; it is made anew once the table is caught up with");
-                self.gave_up = true;
+                self.polls_instead = Some("the slot kept more log than it may".to_owned());
             }
             Err(error) => tracing::warn!(slot = %source.slot, %error, "the slot could not be given up"),
         }
@@ -52,7 +52,7 @@ impl Relay {
         };
         if lease.as_ref().is_err_and(|error| error.kind() == Kind::SlotActive) {
             // Whoever has it knows better.
-            self.gave_up = false;
+            self.polls_instead = None;
         }
         let mut lease = lease?;
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
@@ -87,7 +87,7 @@ impl Relay {
         }
         if ended.is_ok() {
             self.inside.clear();
-            self.gave_up = false;
+            self.polls_instead = None;
         }
         if ended.is_ok() || began.elapsed() > LASTED {
             self.backoff.reset();

@@ -2,12 +2,12 @@
 
 use tokio_postgres::types::Type;
 
-use crate::config::{Config, OutboxConfig};
+use crate::config::{Config, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::poll::{Reader, TableFacts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quoted;
-use crate::relay::recovery::{Plan, says_for_itself};
+use crate::relay::recovery::says_for_itself;
 use crate::relay::table::Task;
 use crate::source::preflight;
 use crate::state::Rows;
@@ -21,7 +21,7 @@ pub(super) async fn look(config: &Config, warn: &mut (dyn FnMut(String) + Send))
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
     for outbox in config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()) {
         let facts = TableFacts::read(reader.client(), outbox).await?;
-        let fit = fits(&facts, outbox, &Task::Poll { why: String::new(), drops_slot: true }, config);
+        let fit = fits(&facts, outbox, &Task::Poll(String::new()), config);
         match fit {
             Err(error) if source.give_up_over_budget => return Err(error),
             Err(error) => warn(error.to_string()),
@@ -34,7 +34,7 @@ pub(super) async fn look(config: &Config, warn: &mut (dyn FnMut(String) + Send))
 /// Whether rows of this table can be read as they have to be.
 pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, config: &Config) -> Result<()> {
     let (slot, table) = (&config.source.slot, &facts.name);
-    if matches!(task, Task::MakeSlot(Plan { rows: Rows::None, .. })) {
+    if matches!(task, Task::MakeSlot(plan) if plan.rows == Rows::None) {
         return Ok(());
     }
     if !facts.may_select {
@@ -54,7 +54,7 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
         ));
     }
     let tells = facts.xid_column.is_some() || says_for_itself(outbox);
-    if matches!(task, Task::Poll { .. }) && !tells {
+    if matches!(task, Task::Poll(_)) && !tells {
         let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
         return Err(Error::new(Kind::Config, cause).remedy(format!(
             "`walrelay setup --slot {slot} --add-xid-column` adds a column with the transaction's id; or set \
@@ -62,6 +62,14 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
         )));
     }
     Ok(())
+}
+
+/// Whether these tables can be polled: they tell which of their rows were published, and there is a place to keep it.
+pub(super) fn can_poll<'t>(tables: impl Iterator<Item = (&'t TableFacts, &'t OutboxConfig)>, config: &Config) -> bool {
+    let mut tables = tables;
+    config.state.store != StoreKind::Slot
+        && config.outboxes.iter().all(|outbox| outbox.source.table().is_some())
+        && tables.all(|(facts, outbox)| fits(facts, outbox, &Task::Poll(String::new()), config).is_ok())
 }
 
 /// Whether the server could serve a slot by now, and there is a publication for it.

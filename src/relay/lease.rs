@@ -44,8 +44,6 @@ pub(super) enum Why {
     Gap,
     /// Somebody set these rows to pending again.
     Asked(Vec<RowId>),
-    /// The slot kept more log than it may: it is dropped, and the table is polled for a while.
-    GiveUp,
     /// There can be no slot, or none is wanted; in a few words.
     Poll(String),
 }
@@ -77,7 +75,7 @@ impl Lease {
         let notified = sql.notified();
         let control = Control::start(sql, watched(config));
         let (store, loaded) = match (why, config.state.store) {
-            (Why::Poll(_) | Why::GiveUp, StoreKind::Slot) => {
+            (Why::Poll(_), StoreKind::Slot) => {
                 let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
                 return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
             }
@@ -98,14 +96,8 @@ impl Lease {
             catch_up: loaded.as_ref().and_then(|loaded| loaded.catch_up.clone()),
         };
         let (task, stored) = match why {
-            Why::Poll(_) | Why::GiveUp => {
-                let task = match why {
-                    Why::Poll(cause) => Task::Poll { why: cause.clone(), drops_slot: false },
-                    Why::Gap | Why::Asked(_) | Why::GiveUp => {
-                        Task::Poll { why: "the slot kept more log than it may".to_owned(), drops_slot: true }
-                    }
-                };
-                (task, polled(config, fresh, loaded.as_ref(), &facts, &slot, &history)?)
+            Why::Poll(cause) => {
+                (Task::Poll(cause.clone()), polled(config, fresh, loaded.as_ref(), &facts, &slot, &history, warn)?)
             }
             Why::Asked(_) if fresh.catch_up.is_some() => {
                 return Err(Error::new(Kind::SlotActive, "another relay has begun to read the table; looking again"));
@@ -124,7 +116,7 @@ impl Lease {
             return;
         }
         // A poller has none: no slot may go on from where it stands.
-        if !matches!(self.task, Task::Poll { .. }) {
+        if !matches!(self.task, Task::Poll(_)) {
             self.stored.position = position;
         }
         if let Task::MakeSlot(plan) = &mut self.task
@@ -165,6 +157,7 @@ fn slot_task(
         None => SlotIs::Missing,
         Some(found) => found.lost().map_or(SlotIs::There, |reason| SlotIs::Lost(reason.to_owned())),
     };
+    let gone = is != SlotIs::There;
     let gap = match loaded {
         Some(stored) if is == SlotIs::There => gap(stored, &fresh.server, slot, facts.wal_end, history),
         // What was confirmed to a slot that is gone does not matter.
@@ -174,6 +167,8 @@ fn slot_task(
         }
         None => Ok(None),
     };
+    // There is no position of a slot to take.
+    let gap = if gone { gap.map_err(|error| error.remedy(choices(config))) } else { gap };
     let begun = loaded.and_then(|stored| stored.catch_up.clone()).filter(|_| gap.is_ok() || !config.state.adopt_slot);
     if let Some(CatchUp { rows, until, .. }) = begun {
         let fits = gap?;
@@ -184,7 +179,7 @@ fn slot_task(
         let cause = "rows of the table were begun with, and the slot they belong to is not there".to_owned();
         // After a promotion, transactions that were begun with may not be those of before.
         let finishes = until.is_some() && loaded.is_some_and(|stored| stored.server == fresh.server);
-        return Ok(Task::MakeSlot(Plan { rows, published, finishes, cause, notes: Vec::new() }));
+        return Ok(Task::MakeSlot(Box::new(Plan { rows, published, finishes, cause, notes: Vec::new() })));
     }
     let is_first = match loaded {
         None => wants_backlog(config),
@@ -193,7 +188,7 @@ fn slot_task(
     if is == SlotIs::There && !is_first && matches!(gap, Ok(None)) {
         return Err(Error::new(Kind::SlotActive, "the slot has everything by now; streaming from it"));
     }
-    Ok(Task::MakeSlot(plan(config, loaded, &is, gap)?))
+    Ok(Task::MakeSlot(Box::new(plan(config, loaded, &is, gap)?)))
 }
 
 /// What a poller goes on from.
@@ -204,6 +199,7 @@ fn polled(
     facts: &Facts,
     slot: &SlotNow,
     history: &[TimelineSwitch],
+    warn: &mut (dyn FnMut(String) + Send),
 ) -> Result<Stored> {
     if let Some(outbox) = config.outboxes.iter().find(|outbox| outbox.source.table().is_none()) {
         let cause = format!("{} are in no table, and cannot be polled", outbox.source);
@@ -217,6 +213,14 @@ fn polled(
         // The first time: until is that of the first look.
         let is_first = loaded.is_none() || config.source.backlog.is_some();
         let rows = if is_first { backlog(config) } else { Rows::None };
+        if loaded.is_some() {
+            let left = if rows == Rows::None {
+                "; rows that are in the table now and were not published are given up"
+            } else {
+                ""
+            };
+            warn(format!("accepted because of --adopt-slot: what is stored is given up{left}"));
+        }
         let catch_up = CatchUp::new(rows, None);
         return Ok(Stored { published: None, catch_up: Some(catch_up), ..fresh });
     };
@@ -230,7 +234,7 @@ fn polled(
     let found = match gap(stored, &fresh.server, &same, facts.wal_end, history) {
         // What the table says of its rows holds on any server that has the table.
         Err(_) if config.outboxes.iter().all(says_for_itself) => None,
-        found => found?,
+        found => found.map_err(|error| error.remedy(choices(config)))?,
     };
     let moved = stored.server.timeline != fresh.server.timeline;
     let published = match found {

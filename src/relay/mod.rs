@@ -27,6 +27,7 @@ mod budget;
 pub mod core;
 mod drain;
 mod fitness;
+mod found;
 mod jobs;
 mod kept;
 mod lease;
@@ -73,7 +74,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         warned: HashSet::new(),
         failing: None,
         told: true,
-        gave_up: false,
+        polls_instead: None,
         poison: Poison::default(),
         inside: Vec::new(),
         asked: Vec::new(),
@@ -119,8 +120,8 @@ struct Relay {
     warned: HashSet<String>,
     /// What the current outage was reported as: one line per state, not per try (P9).
     failing: Option<Kind>,
-    /// Whether the slot kept too much and was given up.
-    gave_up: bool,
+    /// Why the table is polled for a while, although there may be a slot.
+    polls_instead: Option<String>,
     /// What the last producer left to be known of events that the broker refuses.
     poison: Poison,
     /// What is stored of what is published.
@@ -165,6 +166,7 @@ impl Relay {
                     match next {
                         Ended::Asked(rows) => self.asked = rows,
                         Ended::OverBudget => self.give_up().await,
+                        Ended::Held(why) => self.polls_instead = Some(why),
                         Ended::Again | Ended::Stopped | Ended::ServerShutDown => {}
                     }
                     continue;
@@ -213,7 +215,14 @@ impl Relay {
                     tracing::warn!(slot = %self.config.source.slot, "{warning}");
                 }
             };
-            Session::open(&self.config, life.producer(), Lsn::ZERO, (self.gave_up, &self.known), &mut warn).await
+            Session::open(
+                &self.config,
+                life.producer(),
+                Lsn::ZERO,
+                (self.polls_instead.as_deref(), &self.known),
+                &mut warn,
+            )
+            .await
         };
         let opened = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),

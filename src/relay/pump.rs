@@ -70,6 +70,8 @@ pub(super) enum Ended {
     Asked(Vec<RowId>),
     /// The slot kept more log than it may, and is to be given up.
     OverBudget,
+    /// Somebody holds up the making of the slot, for this long reason: the table is polled meanwhile.
+    Held(String),
 }
 
 /// What happened.

@@ -19,6 +19,7 @@ use crate::event::{Place, Polled, Via};
 use crate::failpoint;
 use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
+use crate::relay::found::Found;
 use crate::relay::jobs::{STUCK, probe};
 use crate::relay::outlet::{Counts, Outlet, RowId, contradiction};
 use crate::relay::pump::RETRY_INTERVAL;
@@ -29,6 +30,7 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::waiting::{at_once, end_of, lease_lost, stood_still, told_to_leave};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery};
+use crate::snapshot::Snapshot;
 use crate::source::control::{Control, ControlEnd};
 use crate::state::Stored;
 use crate::telemetry::{Side, Telemetry};
@@ -70,6 +72,8 @@ pub(super) struct Reading<'a> {
     marker: Option<Arc<Marker>>,
     /// Rows that are read and were delivered by the slot.
     delivered: HashSet<RowId>,
+    /// Rows a poller has published and may find again, and those it has just found.
+    found: Found,
     config: &'a Config,
     telemetry: &'a Telemetry,
     stop: StopSignal,
@@ -121,6 +125,7 @@ impl<'a> Reading<'a> {
             stored,
             marker,
             delivered,
+            found: Found::default(),
             config,
             telemetry,
             stop,
@@ -319,6 +324,9 @@ impl<'a> Reading<'a> {
         if !self.delivered.is_empty() && self.delivered.contains(&(number, event.id().to_vec())) {
             return Ok(());
         }
+        if row.is_by_xmin() && !self.found.is_new(&(number, event.id().to_vec())) {
+            return Ok(());
+        }
         event.committed_at_us = now_us();
         self.outlet.publish(&event)?;
         passage.sent += 1;
@@ -374,6 +382,17 @@ impl<'a> Reading<'a> {
     /// Whether anything was stored.
     pub(super) fn has_saved(&self) -> bool {
         self.kept.is_some()
+    }
+
+    /// A poller looks at what is there up to this snapshot.
+    pub(super) fn look_up_to(&mut self, until: &Snapshot) {
+        let published = self.stored.published.as_ref().map(|published| published.pair.snapshot.xmin());
+        self.found.begin(until.xmax(), published.unwrap_or_default());
+    }
+
+    /// What it found is published.
+    pub(super) fn looked(&mut self) {
+        self.found.end();
     }
 
     /// No row counts as delivered by the slot any more.

@@ -103,13 +103,13 @@ impl Session {
         config: &Config,
         producer: Producer,
         confirmed: Lsn,
-        (gave_up, known): (bool, &Known),
+        (polls_instead, known): (Option<&str>, &Known),
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Opened> {
         let source = &config.source;
         let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
-        if let Some(why) = polls(config, &facts, gave_up) {
+        if let Some(why) = polls(config, &facts, polls_instead) {
             return Ok(Opened::Table(why));
         }
         // One that is being made has no position yet.
@@ -255,9 +255,9 @@ fn begins(now: &WalPosition, position: Position) -> Option<Published> {
 }
 
 /// Why there is to be no slot, if there is not.
-fn polls(config: &Config, facts: &Facts, gave_up: bool) -> Option<Why> {
-    if gave_up {
-        return Some(Why::GiveUp);
+fn polls(config: &Config, facts: &Facts, instead: Option<&str>) -> Option<Why> {
+    if let Some(why) = instead {
+        return Some(Why::Poll(why.to_owned()));
     }
     let source = &config.source;
     let why = match source.mode {

@@ -18,11 +18,10 @@ use crate::event::Via;
 use crate::failpoint;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Reader, TableFacts, Which};
+use crate::poll::{Began, Reader, TableFacts, Which};
 use crate::position::{Lsn, Position};
 use crate::postgres::quote::{quote_ident, quote_literal};
-use crate::postgres::replication::WalSession;
-use crate::relay::fitness::{can_have_slot, fits};
+use crate::relay::fitness::{can_have_slot, can_poll, fits};
 use crate::relay::lease::Lease;
 use crate::relay::outlet::{Outlet, RowId, Setup};
 use crate::relay::poison::Poison;
@@ -30,7 +29,7 @@ use crate::relay::pump::Ended;
 use crate::relay::reading::{Read, Reading};
 use crate::relay::recovery::{Plan, says_for_itself, which};
 use crate::relay::report::tell_oldest;
-use crate::relay::slot::make_slot;
+use crate::relay::slot::{Made, make_slot};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::waiting::{lease_lost, stood_still};
 use crate::sink::kafka::KafkaSink;
@@ -43,18 +42,13 @@ use crate::upkeep::Marker;
 /// What is to be done.
 pub(super) enum Task {
     /// Make the slot, and read these rows first.
-    MakeSlot(Plan),
+    MakeSlot(Box<Plan>),
     /// Go on with rows that were begun with.
     GoOn,
     /// Publish these rows again.
     Again(Vec<RowId>),
-    /// Poll.
-    Poll {
-        /// Why, in a few words.
-        why: String,
-        /// Whether the slot that is there is dropped first.
-        drops_slot: bool,
-    },
+    /// Poll; why, in a few words.
+    Poll(String),
 }
 
 /// How long an idle poller may go without storing where it stands: it is nothing but a newer snapshot.
@@ -108,7 +102,9 @@ pub(super) async fn run(
             return (Some(outlet.into_sink()), false, Err(error));
         }
     };
-    telemetry.connected(Side::Postgres, true);
+    if !matches!(lease.task, Task::Poll(_)) {
+        telemetry.connected(Side::Postgres, true);
+    }
     telemetry.metrics.reads_table.set(1);
     let Lease { control, store, stored, task, notified, facts } = lease;
     let delivered = delivered.into_iter().collect();
@@ -118,10 +114,7 @@ pub(super) async fn run(
         Task::MakeSlot(plan) => Box::pin(work.make_slot(plan, facts.slot.is_some())).await,
         Task::GoOn => Box::pin(work.go_on()).await,
         Task::Again(asked) => Box::pin(work.again(&asked)).await,
-        Task::Poll { why, drops_slot } => {
-            let is_there = facts.slot.is_some();
-            Box::pin(work.poll(&why, (is_there, is_there && drops_slot), &control, notified)).await
-        }
+        Task::Poll(why) => Box::pin(work.poll(&why, facts.slot.is_some(), &control, notified)).await,
     };
     work.reading.tell(Instant::now());
     telemetry.metrics.reads_table.set(0);
@@ -149,21 +142,23 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Makes the slot, and catches up with what is before it.
-    async fn make_slot(&mut self, plan: Plan, is_there: bool) -> Result<Ended> {
+    async fn make_slot(&mut self, plan: Box<Plan>, is_there: bool) -> Result<Ended> {
         let slot = &self.config.source.slot;
         tracing::warn!(%slot, cause = plan.cause, rows = named(&plan.rows), "making the slot anew");
         plan.notes.iter().for_each(|note| tracing::warn!(%slot, "{note}"));
         let mut plan = plan;
         let begun = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
         if let Some(until) = begun.filter(|_| plan.finishes) {
-            let (_, lsn) = self.reader.begin(None).await?;
+            let Began { wal_end: lsn, flushed, .. } = begin(&self.reader, &self.tables, None).await?;
             self.reading.stored.published = plan.published.take();
             if self.read(lsn, Some(&until), false).await?.is_none() {
                 return Ok(Ended::Stopped);
             }
             self.reader.end().await?;
             let floor = self.floor(&until);
-            (plan.rows, plan.published) = (Rows::Unpublished, Some(published(until, lsn, floor)));
+            let before = self.reading.stored.published.as_ref();
+            plan.published = Some(published(until, (lsn, Some(flushed)), floor, before));
+            plan.rows = Rows::Unpublished;
         }
         let stored = &mut self.reading.stored;
         // Where it stood means nothing to the slot that is to come.
@@ -172,11 +167,23 @@ impl Work<'_> {
         stored.catch_up = Some(CatchUp::new(plan.rows, None));
         self.reading.save().await?;
         failpoint::reached("intended");
-        let made = make_slot(self.config, self.major, is_there, self.reader.client(), &mut self.stop).await?;
-        let Some((wal, made)) = made else { return Ok(Ended::Stopped) };
+        let config = self.config;
+        let tables = self.tables.iter().filter_map(|table| Some((&table.facts, config.outboxes.get(table.number)?)));
+        let how = (is_there, can_poll(tables, config));
+        let made = make_slot(config, self.major, how, self.reader.client(), self.telemetry, &mut self.stop).await?;
+        let (wal, made) = match made {
+            Made::Slot(wal, made) => (wal, made),
+            Made::Stopped => return Ok(Ended::Stopped),
+            Made::Held(waits) => return Ok(Ended::Held(format!("a slot would have to wait for {waits}"))),
+        };
         failpoint::reached("slot-made");
-        let (snapshot, _) = self.reader.begin(Some(&made.snapshot)).await?;
+        let snapshot = begin(&self.reader, &self.tables, Some(&made.snapshot)).await?.snapshot;
         drop(wal);
+        let tables: Vec<_> = self.tables.iter().map(|table| &table.facts).collect();
+        if let Some(rewritten) = self.reader.rewritten(&tables).await? {
+            let cause = format!("table {} was rewritten while the slot was made; making it again", rewritten.name);
+            return Err(Error::new(Kind::PostgresUnreachable, cause));
+        }
         self.reading.stored.position = Position::at(made.consistent_point);
         if let Some(catch_up) = &mut self.reading.stored.catch_up {
             catch_up.until = Some(snapshot.clone());
@@ -191,7 +198,7 @@ impl Work<'_> {
         let until = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
         let Some(until) = until else { return Err(Error::new(Kind::Bug, "there is nothing to go on with")) };
         tracing::info!(slot = %self.config.source.slot, "going on with the rows of the table");
-        self.reader.begin(None).await?;
+        begin(&self.reader, &self.tables, None).await?;
         let begins = self.reading.stored.position.end_lsn;
         self.catch_up(until, begins, true).await
     }
@@ -203,7 +210,8 @@ impl Work<'_> {
         self.reader.end().await?;
         let floor = self.floor(&until);
         self.reading.stored.catch_up = None;
-        self.reading.stored.published = Some(published(until, lsn, floor));
+        let before = self.reading.stored.published.take();
+        self.reading.stored.published = Some(published(until, (lsn, None), floor, before.as_ref()));
         self.reading.save().await?;
         failpoint::reached("caught-up");
         let (slot, seconds) = (&self.config.source.slot, began.elapsed().as_secs_f64());
@@ -225,7 +233,7 @@ impl Work<'_> {
                 continue;
             }
             let condition = format!("({pending}\n) and {} in ({})", quote_ident(&outbox.id)?, ids.join(", "));
-            let (_, lsn) = self.reader.begin(None).await?;
+            let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
             let read = self.reading.table((&self.reader, &sql, None), facts, (*number, lsn, Via::Replay)).await?;
             if read == Read::Stopped {
@@ -238,30 +246,18 @@ impl Work<'_> {
     }
 
     /// Polls until told to stop, or until there can be a slot.
-    async fn poll(
-        &mut self,
-        why: &str,
-        (is_there, drops_slot): (bool, bool),
-        control: &Control,
-        notified: Arc<Notify>,
-    ) -> Result<Ended> {
+    async fn poll(&mut self, why: &str, is_there: bool, control: &Control, notified: Arc<Notify>) -> Result<Ended> {
         let (slot, source) = (&self.config.source.slot, &self.config.source);
         tracing::info!(%slot, why, "reading the table instead of a slot");
-        if is_there && !drops_slot {
+        if is_there {
             tracing::warn!(%slot, "there is a slot of this name, which keeps log for nobody: select pg_drop_replication_slot('{slot}')");
-        }
-        if drops_slot {
-            // From here on what is stored is all that tells what was published.
-            self.reading.save().await?;
-            WalSession::connect(&source.database, source).await?.drop_slot().await?;
-            tracing::warn!(%slot, "the slot is dropped; it is made anew once the table is caught up with");
         }
         let mut long_told = None;
         let mut measured_at = Instant::now();
-        let (mut empty, mut stored_at) = (0_u32, Instant::now());
+        let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
         let (mut looked_at, mut held_by) = (Instant::now(), None);
         loop {
-            let (now, lsn) = self.reader.begin(None).await?;
+            let Began { snapshot: now, wal_end: lsn, flushed } = begin(&self.reader, &self.tables, None).await?;
             let resumed = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
             if resumed.is_none() {
                 // Where it is the first time, what was configured for that.
@@ -269,17 +265,25 @@ impl Work<'_> {
                 let until = Some(now.clone());
                 self.reading.stored.catch_up = Some(CatchUp::new(rows, until));
             }
+            if std::mem::take(&mut is_first) {
+                // What is left out now stays left out, whoever goes on.
+                self.reading.save().await?;
+                self.telemetry.connected(Side::Postgres, true);
+            }
+            let until = resumed.clone().unwrap_or(now);
+            self.reading.look_up_to(&until);
             let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
             self.reader.end().await?;
-            let until = resumed.unwrap_or(now);
             let floor = self.floor(&until);
             self.reading.stored.catch_up = None;
             // The log was not beyond this when an earlier snapshot was taken, either.
-            self.reading.stored.published = Some(published(until, lsn, floor));
+            let before = self.reading.stored.published.take();
+            self.reading.stored.published = Some(published(until, (lsn, Some(flushed)), floor, before.as_ref()));
             if read > 0 || stored_at.elapsed() >= IDLE_STORE {
                 stored_at = Instant::now();
                 self.reading.save().await?;
             }
+            self.reading.looked();
             self.reading.tell(Instant::now());
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();
@@ -291,9 +295,12 @@ impl Work<'_> {
             if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
                 looked_at = Instant::now();
                 let oldest = control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
-                // Making a slot waits for whoever is under way, and nothing is published meanwhile.
-                let waits = oldest.is_some_and(|pid| pid.is_none() || held_by == Some(pid));
-                held_by = oldest;
+                // Making a slot waits for whoever is under way, and nothing is published meanwhile. Who is there at one look
+                // only does not count.
+                let waits = oldest.is_some() && held_by.replace(oldest).is_none_or(|before| before == oldest);
+                if oldest.is_none() {
+                    held_by = Some(None);
+                }
                 if !waits && can_have_slot(self.reader.client(), self.config).await? {
                     self.reading.save().await?;
                     return Ok(Ended::Again);
@@ -377,9 +384,21 @@ impl Work<'_> {
     }
 }
 
-/// Everything `snapshot` sees is published, but for what `floor` sees; the log was at `lsn` after it was taken.
-fn published(snapshot: Snapshot, lsn: Lsn, floor: Option<Snapshot>) -> Published {
-    Published { pair: Pair { snapshot, lsn }, also: Vec::new(), floor, earlier: Vec::new() }
+/// Begins a transaction that reads these tables.
+async fn begin(reader: &Reader, tables: &[OutboxTable], adopt: Option<&str>) -> Result<Began> {
+    reader.begin(adopt, &tables.iter().map(|table| &table.facts).collect::<Vec<_>>()).await
+}
+
+/// Everything `snapshot` sees is published, but for what `floor` sees; the log was at `lsn`, and on disk up to there, after
+/// it was taken. Transactions that are known `before` to be published and that it does not see yet are so still.
+fn published(
+    snapshot: Snapshot,
+    (lsn, flushed): (Lsn, Option<Lsn>),
+    floor: Option<Snapshot>,
+    before: Option<&Published>,
+) -> Published {
+    let also = before.into_iter().flat_map(|before| &before.also).copied().filter(|xid| !snapshot.sees(*xid)).collect();
+    Published { pair: Pair { snapshot, lsn }, also, floor, flushed, earlier: Vec::new() }
 }
 
 fn named(rows: &Rows) -> String {

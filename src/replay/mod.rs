@@ -86,7 +86,7 @@ impl<'c> Replay<'c> {
             let cause = "all outboxes are messages, which leave no row behind to be replayed";
             return Err(Error::new(Kind::Config, cause).remedy("replay an outbox that is a table"));
         }
-        let (_, lsn) = reader.begin(None).await?;
+        let lsn = reader.begin(None, &tables.iter().map(|table| &table.facts).collect::<Vec<_>>()).await?.wal_end;
         Ok(Replay { config, reader, tables, origin, lsn, total: 0, notes })
     }
 

@@ -219,6 +219,7 @@ mod tests {
             order: None,
             time: time.map(str::to_owned),
             may_select: true,
+            may_lock: true,
             is_partitioned: false,
         };
         let range = |since: Option<&str>, until: Option<&str>| Wanted {

@@ -179,6 +179,11 @@ fn compare(
     if ends_beyond(&position, wal_end) {
         mismatches.push(Mismatch::BeyondLog { stored: position, wal_end });
     }
+    // A poller has no position, and knows how far the log was all the same.
+    let flushed = stored.published.as_ref().and_then(|published| published.flushed).filter(|_| then == timeline);
+    if let Some(flushed) = flushed.filter(|flushed| *flushed > wal_end) {
+        mismatches.push(Mismatch::BeyondLog { stored: Position::at(flushed), wal_end });
+    }
     if slot.confirmed_flush > position.end_lsn {
         mismatches.push(Mismatch::SlotAhead { stored: position, confirmed: slot.confirmed_flush });
     }

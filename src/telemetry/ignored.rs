@@ -7,7 +7,7 @@ use prometheus_client::metrics::family::Family;
 use crate::decode::Other;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OpLabels {
+pub(super) struct OpLabels {
     op: &'static str,
 }
 

@@ -309,6 +309,14 @@ async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Res
     let is_partitioned = table.kind == "p";
     let (upkeep, role) = (&outbox.upkeep, quoted_name(&table.role));
     let mut writer = Writer { table: name.clone(), role, acked: None, failed: None, still_pending: None };
+    if upkeep.delete && !id.is_unique {
+        let cause = format!("{} is acked, and several rows of {name} may have one {}", setting::DELETE.key, id.name);
+        let remedy = format!(
+            "create unique index on {} ({column}); or name a column with outbox.columns.id that has one",
+            quote_table(name)?
+        );
+        return Err(Error::new(Kind::Config, cause).remedy(remedy));
+    }
     if upkeep.writes() {
         let (key, doing) = match &upkeep.mark {
             Some(_) => (Some(setting::MARK.key), format!("marking rows of {name}")),

@@ -54,23 +54,26 @@ impl Basis {
                 let (published, column) = (needed()?, quote_ident(column)?);
                 let snapshot = quote_literal(&published.pair.snapshot.to_string())?;
                 let also: Vec<String> = published.also.iter().map(u64::to_string).collect();
-                let floor = match &published.floor {
+                let seen = format!(
+                    "pg_catalog.pg_visible_in_snapshot({column}, {snapshot}::pg_snapshot) or {column} = any ('{{{}}}'::xid8[])",
+                    also.join(",")
+                );
+                Ok(match &published.floor {
+                    // A row that does not tell its transaction may be from before, and was updated since.
                     Some(floor) => {
                         let floor = quote_literal(&floor.to_string())?;
-                        format!(
-                            " and ({column} is null or not pg_catalog.pg_visible_in_snapshot({column}, {floor}::pg_snapshot))"
-                        )
+                        format!("(({seen}) and not pg_catalog.pg_visible_in_snapshot({column}, {floor}::pg_snapshot))")
                     }
-                    None => String::new(),
-                };
-                Ok(format!(
-                    "((pg_catalog.pg_visible_in_snapshot({column}, {snapshot}::pg_snapshot) \
-                     or {column} = any ('{{{}}}'::xid8[]) or {column} is null and {}){floor})",
-                    also.join(","),
-                    by_xmin(published)
-                ))
+                    None => format!("({seen} or {column} is null and {})", by_xmin(published)),
+                })
             }
-            Basis::Xmin => Ok(format!("({})", by_xmin(needed()?))),
+            Basis::Xmin => {
+                let published = needed()?;
+                if published.floor.is_some() {
+                    return Err(from_before(table));
+                }
+                Ok(format!("({})", by_xmin(published)))
+            }
         }
     }
 }
@@ -93,11 +96,19 @@ fn by_xmin(published: &Published) -> String {
     // In a query of its own, so that it is asked once and not for each row.
     const NEXT: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint)";
     let (xmin, id) = (published.pair.snapshot.xmin(), format!("{NEXT} - (({NEXT} - xmin::text::bigint) & 4294967295)"));
-    match &published.floor {
-        // Whoever the floor sees has an id below its end.
-        Some(floor) => format!("{id} < {xmin} and {id} >= {}", floor.xmax()),
-        None => format!("{id} < {xmin}"),
-    }
+    format!("{id} < {xmin}")
+}
+
+/// Rows that an update touched since cannot be told from those that were inserted since.
+fn from_before(table: &TableName) -> Error {
+    let cause = format!(
+        "which rows of {table} are published is not known: some are from before its slot, and no column tells the \
+         transaction that inserted a row"
+    );
+    Error::new(Kind::PositionMismatch, cause).remedy(
+        "add one, for the rows that come: walrelay setup --add-xid-column; or set outbox.pending, if a column of the table \
+         says which rows are published",
+    )
 }
 
 fn unknown(table: &TableName) -> Error {
@@ -119,7 +130,7 @@ mod tests {
 
     fn column(name: &str, type_name: &str, default: Option<&str>) -> Column {
         let default = default.map(str::to_owned);
-        Column { name: name.to_owned(), type_name: type_name.to_owned(), default, leads_index: false }
+        Column { name: name.to_owned(), type_name: type_name.to_owned(), default, leads_index: false, is_unique: false }
     }
 
     fn table(columns: Vec<Column>) -> Table {
@@ -128,7 +139,7 @@ mod tests {
 
     fn published() -> Published {
         let pair = Pair { snapshot: "10:20:10,14".parse().unwrap(), lsn: Lsn::new(1) };
-        Published { pair, also: vec![14, 22], floor: None, earlier: Vec::new() }
+        Published { pair, also: vec![14, 22], floor: None, flushed: None, earlier: Vec::new() }
     }
 
     #[test]
@@ -150,10 +161,18 @@ mod tests {
         assert_eq!(pending.condition(&name, None).unwrap(), "((a or b) is false)");
         let sql = Basis::Xid("x\"y".to_owned()).condition(&name, Some(&published())).unwrap();
         assert!(sql.starts_with(
-            "((pg_catalog.pg_visible_in_snapshot(\"x\"\"y\", '10:20:10,14'::pg_snapshot) or \"x\"\"y\" = any \
+            "(pg_catalog.pg_visible_in_snapshot(\"x\"\"y\", '10:20:10,14'::pg_snapshot) or \"x\"\"y\" = any \
              ('{14,22}'::xid8[]) or \"x\"\"y\" is null and "
         ));
         assert!(Basis::Xmin.condition(&name, Some(&published())).unwrap().ends_with("& 4294967295) < 10)"));
+        // What was there before tells nothing, but where a column has the transaction.
+        let since = Published { floor: Some("5:6:".parse().unwrap()), ..published() };
+        let sql = Basis::Xid("x".to_owned()).condition(&name, Some(&since)).unwrap();
+        assert!(
+            !sql.contains("is null")
+                && sql.ends_with("and not pg_catalog.pg_visible_in_snapshot(\"x\", '5:6:'::pg_snapshot))")
+        );
+        assert_eq!(Basis::Xmin.condition(&name, Some(&since)).unwrap_err().kind(), Kind::PositionMismatch);
         assert_eq!(Basis::Xmin.condition(&name, None).unwrap_err().kind(), Kind::PositionMismatch);
     }
 }

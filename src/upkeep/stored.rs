@@ -94,7 +94,7 @@ mod tests {
             table_oids: vec![5, 6],
             membership_oids: Vec::new(),
             message_prefixes: Vec::new(),
-            published: Some(Published { pair, also: Vec::new(), floor: None, earlier: Vec::new() }),
+            published: Some(Published { pair, also: Vec::new(), floor: None, flushed: None, earlier: Vec::new() }),
             stream_only: Vec::new(),
             catch_up: None,
         }

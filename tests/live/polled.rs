@@ -45,7 +45,8 @@ impl Reading {
     }
 
     fn begin(&self, adopt: Option<&str>) -> (Snapshot, Lsn) {
-        self.runtime.block_on(self.reader.begin(adopt)).expect("begin")
+        let began = self.runtime.block_on(self.reader.begin(adopt, &[])).expect("begin");
+        (began.snapshot, began.wal_end)
     }
 
     fn end(&self) {
@@ -321,7 +322,7 @@ fn rows_that_nobody_takes_wait_at_the_server_and_go_with_the_reader() {
     let pid = reading.runtime.block_on(reading.reader.client().query_one("select pg_backend_pid()", &[]));
     let pid: i32 = pid.expect("a process id").get(0);
     let mut rows = reading.runtime.block_on(async {
-        let sql = "select repeat('x', 1000), i::text, i::text from generate_series(1, 100000000) i";
+        let sql = "select repeat('x', 1000), i::text, i::text, 'false' from generate_series(1, 100000000) i";
         let mut rows = reading.reader.rows(sql).await?;
         for _ in 0..3 {
             rows.next().await?;

@@ -1,6 +1,7 @@
 //! P12: the slot is not there, or not what it was: what it does not have is read from the table, once and in order.
 
 mod elsewhere;
+mod hostile;
 
 use std::time::Duration;
 

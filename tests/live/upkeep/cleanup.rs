@@ -272,6 +272,7 @@ fn a_row_that_comes_into_a_partition_as_it_is_dropped_brings_it_back() {
         pair: Pair { snapshot: sql.text("select pg_current_snapshot()").parse().unwrap(), lsn: Lsn::new(1) },
         also: Vec::new(),
         floor: None,
+        flushed: None,
         earlier: Vec::new(),
     };
     let (client, connection) =

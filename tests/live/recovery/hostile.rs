@@ -1,0 +1,184 @@
+//! P12 against what operators and tables do: rewrites, policies, values nobody expected, transactions that stay open, an older
+//! copy of the server.
+
+use std::time::Duration;
+
+use super::{EXIT, streaming};
+use crate::support::relay::Relay;
+use crate::support::servers::{Kafka, Postgres};
+use crate::support::wait::{eventually, throughout};
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+fn poller(world: &World) -> Relay {
+    let mut relay = world.run().option("--mode", "poll").start();
+    relay.wait_ready();
+    relay
+}
+
+#[test]
+fn a_table_that_is_rewritten_while_it_is_polled_loses_nothing() {
+    let world = World::keeping();
+    let mut relay = poller(&world);
+    let (sql, rewriter) = (world.sql(), world.sql());
+    for round in 0..4 {
+        for _ in 0..3 {
+            world.emit(&sql, "a");
+        }
+        // Looks begin, and wait for its lock.
+        rewriter.run(
+            "begin; alter table outbox alter aggregatetype type varchar(255) using lower(aggregatetype); select pg_sleep(1); commit",
+        );
+        eprintln!("round {round}");
+    }
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn a_table_that_is_rewritten_while_its_slot_is_made_loses_nothing() {
+    let world = World::keeping();
+    world.setup();
+    let mut relay = world.run().start();
+    streaming(&world, &mut relay);
+    let (sql, stop) = (world.sql(), std::sync::atomic::AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let rewriter = world.sql();
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let rewrite = "alter table outbox alter aggregatetype type varchar(255) using lower(aggregatetype)";
+                rewriter.try_run(rewrite).unwrap_or_default();
+                rewriter.run("select pg_sleep(0.05)");
+            }
+        });
+        for _ in 0..6 {
+            for _ in 0..3 {
+                world.emit(&sql, "a");
+            }
+            world.drop_slot();
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    world.emit(&sql, "a");
+    world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn what_a_poller_leaves_out_at_first_is_settled_before_it_is_ready() {
+    let world = World::keeping();
+    let sql = world.sql();
+    world.emit(&sql, "before");
+    let none = || world.run().option("--mode", "poll").option("--backlog", "none").start();
+    let mut relay = none();
+    relay.wait_ready();
+    relay.kill_hard();
+    world.emit(&sql, "after");
+    let mut relay = none();
+    relay.wait_ready();
+    eventually("what came after is published", ARRIVAL, || world.delivered(), |records| *records == 1);
+    assert_eq!(world.records(0)[0].key_text(), "after");
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn rows_that_do_not_tell_their_transaction_are_polled_once_whoever_has_one_open() {
+    let world = World::keeping();
+    let (sql, open) = (world.sql(), world.sql());
+    sql.run("alter table outbox alter column xid drop not null");
+    let mut relay = poller(&world);
+    open.run("begin; select pg_current_xact_id()");
+    let insert = |xid: &str| {
+        sql.run(&format!(
+            "insert into outbox (id, aggregatetype, aggregateid, type, payload, xid)
+             values (gen_random_uuid(), '{}', 'b', 'Odd', '{{}}', {xid})",
+            world.kind(0)
+        ));
+    };
+    insert("null");
+    // As of another server, which had more transactions.
+    insert("'900000000000'::xid8");
+    eventually("both are published", ARRIVAL, || world.delivered(), |records| *records == 2);
+    world.emit(&sql, "a");
+    eventually("what comes then as well", ARRIVAL, || world.delivered(), |records| *records == 3);
+    throughout("they are not published again", Duration::from_secs(2), || world.delivered() == 3);
+    open.run("commit");
+    world.emit(&sql, "a");
+    eventually("it goes on", ARRIVAL, || world.delivered(), |records| *records == 4);
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
+
+#[test]
+fn while_a_transaction_holds_up_the_making_of_a_slot_the_table_is_polled() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    world.publish();
+    // In another database: making a slot waits for it all the same.
+    let open = postgres.sql();
+    open.run("begin; select pg_current_xact_id()");
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    let mut relay = world.run().start();
+    eventually("it is polled", ARRIVAL, || world.delivered(), |records| *records == 1);
+    world.emit(&sql, "a");
+    eventually("what comes then as well", ARRIVAL, || world.delivered(), |records| *records == 2);
+    assert!(relay.log().contains("a slot would have to wait for pid"), "{}", relay.log());
+    assert!(world.slot("slot_name::text").is_empty(), "what was begun is gone");
+    relay.kill_hard();
+    world.emit(&sql, "a");
+    let mut relay = world.run().start();
+    eventually("it is polled again", ARRIVAL, || world.delivered(), |records| *records >= 3);
+    open.run("commit");
+    world.wait_streaming();
+    world.emit(&sql, "a");
+    world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn rows_that_a_policy_hides_are_an_error_and_not_rows_that_are_not_there() {
+    let world = World::keeping();
+    let sql = world.sql();
+    let (role, name) = (format!("{}_blind", world.name), &world.name);
+    sql.run(&format!(
+        "create role {role} login; grant select on outbox to {role}; alter table outbox enable row level security;
+         create policy seen on outbox using (aggregateid = 'seen')"
+    ));
+    let url = Postgres::shared().url_as(&role, name);
+    let mut relay = world.run().option("--mode", "poll").option("--database-url", &url).start();
+    assert_eq!(relay.wait_exit(EXIT), Some(11), "{}", relay.log());
+    assert!(relay.log().contains("row-level security"), "{}", relay.log());
+    sql.run(&format!("drop owned by {role}; drop role {role}"));
+}
+
+#[test]
+fn an_older_copy_of_the_server_is_not_polled() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::keeping_on(&postgres, Kafka::shared().brokers());
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    let mut relay = poller(&world);
+    world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    drop(sql);
+    postgres.stop_fast(EXIT);
+    let copy = postgres.data().with_extension("copy");
+    let copied = std::process::Command::new("cp").arg("-a").args([postgres.data(), &copy]).status().unwrap();
+    assert!(copied.success());
+    postgres.start();
+    let mut relay = poller(&world);
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(200);
+    writers.stop();
+    world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0));
+
+    postgres.stop_fast(EXIT);
+    std::fs::remove_dir_all(postgres.data()).unwrap();
+    std::fs::rename(&copy, postgres.data()).unwrap();
+    postgres.start();
+    world.emit(&world.sql(), "b");
+    let mut relay = world.run().option("--mode", "poll").start();
+    assert_eq!(relay.wait_exit(EXIT), Some(16), "{}", relay.log());
+    assert!(relay.log().contains("--backlog since=TIME"), "{}", relay.log());
+}
