@@ -11,6 +11,9 @@ use walrelay::error::{Error, Kind};
 fn main() -> ExitCode {
     walrelay::failpoint::arm();
     let cli = Cli::parse();
+    // Before librdkafka does: so OpenSSL registers no handler that frees its memory at exit, under the hands of threads that
+    // have not ended.
+    openssl_sys::init();
     let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = runtime.block_on(run::dispatch(&cli.command));
