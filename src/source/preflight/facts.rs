@@ -30,6 +30,12 @@ impl Facts {
 }
 
 impl Facts {
+    /// Those of the outbox tables, in the order of the configuration, that do not outlast a crash of the server.
+    pub fn unlogged<'a>(&self, tables: impl Iterator<Item = &'a TableName>) -> impl Iterator<Item = &'a TableName> {
+        let is_unlogged = |catalog: &Catalog| catalog.table.as_ref().is_some_and(|table| table.persistence == "u");
+        tables.zip(&self.catalogs).filter(move |(_, catalog)| is_unlogged(catalog)).map(|(name, _)| name)
+    }
+
     /// The same with a new slot in the place of the one there is, or is not.
     #[must_use]
     pub fn with_slot(&self) -> Facts {

@@ -6,7 +6,7 @@ use crate::config::{OutboxConfig, SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::quoted;
 use crate::source::preflight::facts::{Facts, Server, Slot};
-use crate::source::preflight::published::Published;
+use crate::source::preflight::published::{Published, can_be_streamed};
 use crate::source::preflight::warnings::{
     Warning, operations_warning, slot_warnings, strangers, table_warnings, traffic_warning,
 };
@@ -24,6 +24,11 @@ pub const MAJOR_MIN: u32 = 14;
 /// [`Kind::PostgresRefused`], [`Kind::SlotUnusable`], [`Kind::Publication`].
 pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[OutboxConfig]) -> Result<Vec<Warning>> {
     server(&facts.server)?;
+    let tables: Vec<_> = outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))).collect();
+    // Before the slot: none helps a table that cannot be streamed.
+    for ((_, name), catalog) in tables.iter().zip(&facts.catalogs) {
+        catalog.table.as_ref().map_or(Ok(()), |table| can_be_streamed(name, table))?;
+    }
     let setup = format!("walrelay setup --slot {slot}");
     let found = facts.slot.as_ref().ok_or_else(|| {
         unusable(format!("there is no replication slot {slot} on this server")).remedy(format!(
@@ -32,7 +37,6 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
         ))
     })?;
     usable(found, slot, &facts.server, &setup)?;
-    let tables: Vec<_> = outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))).collect();
     let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
     let Some(published) = facts.publication() else {
         return Err(no_publication(publication, &facts.server.database, &names, &setup));

@@ -285,6 +285,36 @@ fn a_table_that_cannot_be_streamed_as_it_is_says_what_is_wrong_with_it() {
 }
 
 #[test]
+fn a_table_that_cannot_be_streamed_is_told_before_the_slot_that_is_missing() {
+    let changes: [Change; 3] = [
+        |facts| table_of(facts).kind = "v".to_owned(),
+        |facts| table_of(facts).persistence = "u".to_owned(),
+        |facts| table_of(facts).silent_partitions = vec!["outbox_7".to_owned()],
+    ];
+    for change in changes {
+        let mut facts = Facts { slot: None, ..fit() };
+        change(&mut facts);
+        assert_eq!(judged(&facts).unwrap_err().kind(), Kind::Publication);
+    }
+}
+
+#[test]
+fn a_slot_that_is_still_to_be_made_is_not_said_to_miss_what_the_server_has() {
+    let warnings = judged(&fit().with_slot()).unwrap();
+    assert!(warnings.iter().all(|warning| !warning.to_string().contains("standbys")), "{warnings:?}");
+}
+
+#[test]
+fn a_table_that_a_crash_empties_is_named() {
+    let mut facts = fit();
+    let outbox = outbox();
+    let named = |facts: &Facts| facts.unlogged(outbox.source.table().into_iter()).count();
+    assert_eq!(named(&facts), 0);
+    table_of(&mut facts).persistence = "u".to_owned();
+    assert_eq!(named(&facts), 1);
+}
+
+#[test]
 fn what_only_looks_like_a_fault_passes() {
     let rows: &[Change] = &[
         // Every mapped column is in the list.

@@ -19,10 +19,45 @@ pub(super) struct Published<'a> {
     pub(super) outbox_name: &'a TableName,
 }
 
+/// Whether rows of this table are in a stream at all, whatever slot and publication there are.
+///
+/// # Errors
+/// [`Kind::Publication`](crate::error::Kind::Publication).
+pub(super) fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
+    if !matches!(table.kind.as_str(), "r" | "p") {
+        let what = match table.kind.as_str() {
+            "v" => "a view",
+            "m" => "a materialized view",
+            "f" => "a foreign table",
+            _ => "not a table",
+        };
+        return Err(at_publication(format!("{name} is {what}, and only tables are in a replication stream"))
+            .remedy("name the table that events are inserted into"));
+    }
+    match table.persistence.as_str() {
+        "p" => {}
+        "u" => {
+            return Err(at_publication(format!("table {name} is unlogged: its rows are never in the WAL"))
+                .remedy(format!("alter table {name} set logged")));
+        }
+        _ => {
+            return Err(at_publication(format!("table {name} is temporary: its rows are never in the WAL"))
+                .remedy("create a permanent outbox table"));
+        }
+    }
+    if let Some(part) = table.silent_partitions.first() {
+        return Err(at_publication(format!(
+            "partition {part} of {name} is unlogged or foreign: its rows are never in the stream"
+        ))
+        .remedy(format!("alter table {part} set logged, or detach it from {name}")));
+    }
+    Ok(())
+}
+
 impl Published<'_> {
     /// The first thing that would hide an event or a part of it.
     pub(super) fn judge(&self) -> Result<()> {
-        self.table_can_be_streamed()?;
+        can_be_streamed(self.outbox_name, self.table)?;
         self.table_is_in()?;
         self.inserts_are_in()?;
         self.name_is_kept()?;
@@ -32,38 +67,6 @@ impl Published<'_> {
 
     fn sql_name(&self) -> String {
         quoted(self.name)
-    }
-
-    fn table_can_be_streamed(&self) -> Result<()> {
-        let name = self.outbox_name;
-        if !matches!(self.table.kind.as_str(), "r" | "p") {
-            let what = match self.table.kind.as_str() {
-                "v" => "a view",
-                "m" => "a materialized view",
-                "f" => "a foreign table",
-                _ => "not a table",
-            };
-            return Err(at_publication(format!("{name} is {what}, and only tables are in a replication stream"))
-                .remedy("name the table that events are inserted into"));
-        }
-        match self.table.persistence.as_str() {
-            "p" => {}
-            "u" => {
-                return Err(at_publication(format!("table {name} is unlogged: its rows are never in the WAL"))
-                    .remedy(format!("alter table {name} set logged")));
-            }
-            _ => {
-                return Err(at_publication(format!("table {name} is temporary: its rows are never in the WAL"))
-                    .remedy("create a permanent outbox table"));
-            }
-        }
-        if let Some(part) = self.table.silent_partitions.first() {
-            return Err(at_publication(format!(
-                "partition {part} of {name} is unlogged or foreign: its rows are never in the stream"
-            ))
-            .remedy(format!("alter table {part} set logged, or detach it from {name}")));
-        }
-        Ok(())
     }
 
     fn table_is_in(&self) -> Result<()> {

@@ -7,6 +7,9 @@ use crate::config::{SlotName, TableName};
 use crate::source::catalog::{Catalog, Publication, Table};
 use crate::source::preflight::facts::{Facts, Server, Slot};
 
+/// The first major that copies slots to standbys.
+const FAILOVER_MAJOR_MIN: u32 = 17;
+
 /// What an operator should know and need not mend: one short sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning(String);
@@ -117,6 +120,8 @@ pub(super) fn slot_warnings(server: &Server, found: &Slot, slot: &SlotName) -> V
             ));
         }
         Some(true) => {}
+        // The server does not say so of a slot that is still to be made.
+        None if server.major() >= FAILOVER_MAJOR_MIN => {}
         None => warn(format!(
             "PostgreSQL {} does not copy slots to standbys: slot {slot} does not exist on one that is promoted",
             server.major()
