@@ -12,6 +12,7 @@
 //! | [`delivery`] | what becomes of events that cannot be delivered |
 //! | [`effective`] | and back to text, for people |
 //! | [`draft`] | a file that is made, not typed |
+//! | [`sql`] | SQL that stands in a setting, as far as it can be looked at here |
 //! | [`name`], [`mod@unit`] | the types values are made of |
 
 use std::collections::BTreeMap;
@@ -28,6 +29,7 @@ pub mod meaning;
 pub mod name;
 pub mod outbox;
 pub mod setting;
+pub mod sql;
 pub mod unit;
 
 pub use delivery::{DeliveryConfig, OnError};

@@ -3,6 +3,7 @@
 use super::layers::{Given, Origin, Settings};
 use super::meaning::{IDENTIFIER_BYTES_MAX, TOPIC_BYTES_MAX, is_topic_byte};
 use super::setting::{self, Setting};
+use super::sql::{is_closed, is_number};
 use super::{EventSource, MESSAGE_LSN, OutboxConfig, RouteConfig, TableName, Upkeep, ValueConfig};
 use crate::error::{Error, Kind, Result};
 use crate::template::Template;
@@ -52,9 +53,13 @@ impl Settings {
             None => Ok(None),
             // It goes into the middle of a statement: what ends one, or hides the rest of it, cannot be meant.
             Some(_) => self
-                .checked(setting, "SQL without semicolons, comments and NUL", |text| {
-                    !text.contains([';', '\0']) && !text.contains("--") && !text.contains("/*")
-                })
+                .checked(
+                    setting,
+                    "SQL without semicolons, comments and NUL, and with its brackets and quotes closed",
+                    |text| {
+                        !text.contains([';', '\0']) && !text.contains("--") && !text.contains("/*") && is_closed(text)
+                    },
+                )
                 .map(Some),
         };
         let column = |setting: &Setting| self.unless_empty(setting).map(|_| self.column(setting)).transpose();
@@ -83,6 +88,10 @@ impl Settings {
         if outbox.source.table().is_none() && upkeep != Upkeep::default() {
             let cause = format!("{}: pending, mark and the like are for rows of a table", outbox.source);
             return Err(Error::new(Kind::Config, cause).remedy("remove them: there is no row behind a message"));
+        }
+        if upkeep.order_by.as_deref().is_some_and(is_number) {
+            let remedy = "name the column, or write an expression over columns";
+            return refuse(&setting::ORDER_BY, "is a number, which Postgres reads as the position of a column", remedy);
         }
         if upkeep.mark.is_some() && upkeep.delete {
             return refuse(&setting::MARK, "is set, and outbox.delete, too", "remove one of the two");
@@ -322,6 +331,11 @@ mod tests {
             ("[outbox]\nmessage_prefix = ''", "w.toml:2: outbox.message_prefix cannot be \"\""),
             ("[outbox]\nmark = 'a = 1; drop table b'", "w.toml:2: outbox.mark cannot be \"a = 1; drop table b\""),
             ("[outbox]\npending = 'a -- b'", "w.toml:2: outbox.pending cannot be \"a -- b\""),
+            ("[outbox]\npending = 'true) or (true'", "w.toml:2: outbox.pending cannot be \"true) or (true\""),
+            (
+                "[outbox]\norder_by = '(1)'",
+                "w.toml:2: outbox.order_by is a number, which Postgres reads as the position of a column",
+            ),
             ("[outbox]\npending = 'not a'", "w.toml:2: outbox.pending is set, and rows would be pending for ever"),
             ("[outbox]\nmark = 'a = true'\ndelete = 'acked'", "w.toml:2: outbox.mark is set, and outbox.delete, too"),
             (

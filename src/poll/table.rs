@@ -276,18 +276,24 @@ async fn configured_order(client: &Client, described: &Described, from: &str, sq
 async fn prepare(client: &Client, sql: &str, setting: &str, remedy: &str) -> Result<Option<Statement>> {
     let doing = format!("checking {setting}");
     let error = match asked(&doing, client.prepare(sql)).await? {
-        Ok(statement) => return Ok(Some(statement)),
+        Ok(statement) if statement.params().is_empty() => return Ok(Some(statement)),
+        Ok(_) => {
+            let cause = format!("{setting} has parameters such as $1, and nothing is put in for them");
+            return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
+        }
         Err(error) => error,
     };
     let told = fault::sql(While::Querying(&doing), &error);
     match error.code().map(SqlState::code) {
         Some("42501") => Ok(None),
-        // What Postgres says of SQL it cannot take: syntax and names, values, and what is not supported.
-        Some(code) if ["42", "22", "0A"].iter().any(|class| code.starts_with(class)) => {
-            Err(Error::new(Kind::Config, told.cause()).remedy(remedy))
-        }
+        Some(_) if error.code().is_some_and(is_about_sql) => Err(Error::new(Kind::Config, told.cause()).remedy(remedy)),
         Some(_) | None => Err(told),
     }
+}
+
+/// What Postgres says of SQL it cannot take: syntax and names, values, and what is not supported.
+fn is_about_sql(code: &SqlState) -> bool {
+    ["42", "22", "0A"].iter().any(|class| code.code().starts_with(class))
 }
 
 /// Asks for the plans of what will be asked for: that checks every privilege, of columns and functions too, and reads no
@@ -302,6 +308,11 @@ async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) 
         match asked(DOING, client.batch_execute(&sql)).await? {
             Ok(()) => {}
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Ok(false),
+            // What stands there on its own and not behind ORDER BY, such as a constant.
+            Err(error) if outbox.upkeep.order_by.is_some() && error.code().is_some_and(is_about_sql) => {
+                let told = fault::sql(While::Querying("checking outbox.order_by"), &error);
+                return Err(Error::new(Kind::Config, told.cause()).remedy(ORDER_REMEDY));
+            }
             Err(error) => return Err(fault::sql(While::Querying(DOING), &error)),
         }
     }

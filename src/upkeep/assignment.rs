@@ -1,16 +1,6 @@
 //! Which columns SQL assignments set, as far as that can be told without a parser of SQL: more names at worst.
 
-use std::iter::Peekable;
-use std::str::Chars;
-
-/// A piece of SQL that matters here.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Piece {
-    /// A name, folded as SQL does unless it was quoted.
-    Name(String),
-    /// Anything else but space and text constants.
-    Sign(char),
-}
+use crate::config::sql::{Piece, pieces};
 
 /// The names in `sql`, keywords among them.
 pub fn names(sql: &str) -> Vec<String> {
@@ -18,13 +8,13 @@ pub fn names(sql: &str) -> Vec<String> {
         Piece::Name(name) => Some(name),
         Piece::Sign(_) => None,
     };
-    pieces(sql).into_iter().filter_map(name).collect()
+    pieces(sql).0.into_iter().filter_map(name).collect()
 }
 
 /// The columns that `assignments`, as in `UPDATE … SET`, set.
 pub fn assigned(assignments: &str) -> Vec<String> {
     let (mut depth, mut is_target, mut targets) = (0_usize, true, Vec::new());
-    for piece in pieces(assignments) {
+    for piece in pieces(assignments).0 {
         match piece {
             Piece::Name(name) if is_target => targets.push(name),
             Piece::Name(_) => {}
@@ -62,50 +52,6 @@ pub fn with_values(sql: &str, values: &[(&str, &str)]) -> String {
         (rest, before) = (rest.get(first.len_utf8()..).unwrap_or_default(), first);
     }
     made
-}
-
-fn pieces(sql: &str) -> Vec<Piece> {
-    let mut pieces = Vec::new();
-    let mut rest = sql.chars().peekable();
-    while let Some(first) = rest.next() {
-        match first {
-            '\'' => skip_constant(&mut rest, false),
-            '"' => pieces.push(Piece::Name(quoted_name(&mut rest))),
-            'e' | 'E' if rest.next_if_eq(&'\'').is_some() => skip_constant(&mut rest, true),
-            first if first.is_alphabetic() || first == '_' => {
-                let mut name = first.to_string();
-                while let Some(next) = rest.next_if(|next| next.is_alphanumeric() || matches!(next, '_' | '$')) {
-                    name.push(next);
-                }
-                pieces.push(Piece::Name(name.to_lowercase()));
-            }
-            first if first.is_whitespace() => {}
-            first => pieces.push(Piece::Sign(first)),
-        }
-    }
-    pieces
-}
-
-/// To behind the quote that ends a text constant.
-fn skip_constant(rest: &mut Peekable<Chars<'_>>, has_escapes: bool) {
-    while let Some(next) = rest.next() {
-        match next {
-            '\\' if has_escapes => drop(rest.next()),
-            '\'' if rest.next_if_eq(&'\'').is_none() => return,
-            _ => {}
-        }
-    }
-}
-
-fn quoted_name(rest: &mut Peekable<Chars<'_>>) -> String {
-    let mut name = String::new();
-    while let Some(next) = rest.next() {
-        if next == '"' && rest.next_if_eq(&'"').is_none() {
-            break;
-        }
-        name.push(next);
-    }
-    name
 }
 
 #[cfg(test)]
