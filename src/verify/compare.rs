@@ -23,6 +23,8 @@ pub struct Delivered<'a> {
     pub offset: i64,
     /// The event's id, if the record has one.
     pub id: Option<&'a [u8]>,
+    /// The key, if the record has one.
+    pub key: Option<&'a [u8]>,
     /// Whether it was published again on purpose.
     pub is_replay: bool,
 }
@@ -54,6 +56,7 @@ struct Row {
 #[derive(Debug)]
 struct Stray {
     records: u32,
+    key: Option<u32>,
     partition: i32,
     offset: i64,
     /// The table has it all the same.
@@ -263,6 +266,7 @@ impl Comparison {
                 self.found.unknown.push(Example {
                     topic: Some(into.name.clone()),
                     id: Some(name.text()),
+                    key: stray.key.and_then(|key| self.keys.text(key)),
                     partition: Some(stray.partition),
                     offset: Some(stray.offset),
                     ..Example::default()
@@ -308,9 +312,10 @@ impl Comparison {
     }
 
     fn stray(&mut self, topic: u32, place: Option<(Name, u32)>, record: &Delivered<'_>) {
-        let Delivered { partition, offset, .. } = *record;
+        let Delivered { partition, offset, key, .. } = *record;
         if let Some(place) = place {
-            let fresh = Stray { records: 0, partition, offset, is_outside: false };
+            let key = key.map(|key| self.keys.number(key));
+            let fresh = Stray { records: 0, key, partition, offset, is_outside: false };
             self.strays.entry(place).or_insert(fresh).records += 1;
             return;
         }
@@ -320,7 +325,8 @@ impl Comparison {
         }
         if self.found.unknown.len() < self.examples_max {
             let (topic, partition) = (Some(into.name.clone()), Some(partition));
-            self.found.unknown.push(Example { topic, partition, offset: Some(offset), ..Example::default() });
+            let key = key.map(|key| Name::of(key).text());
+            self.found.unknown.push(Example { topic, key, partition, offset: Some(offset), ..Example::default() });
         }
     }
 }

@@ -63,7 +63,7 @@ pub struct Example {
     /// The event's id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// The key, where there is a row.
+    /// The key, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The record's partition.

@@ -257,6 +257,7 @@ impl Reader {
         Delivered {
             partition: message.partition(),
             offset: message.offset(),
+            key: message.key(),
             id: self.id_headers.iter().find_map(|name| value(name)?.value),
             is_replay: value(REPLAY_HEADER).is_some(),
         }

@@ -46,6 +46,9 @@ pub struct VerifyArgs {
     /// Fail where there are duplicates, too
     #[arg(long)]
     pub no_duplicates: bool,
+    /// List records that no row has, too: those of rows that were deleted since, and of other producers
+    #[arg(long)]
+    pub unknown: bool,
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
@@ -121,12 +124,12 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
     let plans = plans(&session, &config, &range, &mut report).await?;
     let outboxes = plans.iter().map(|plan| Outbox { name: plan.name.to_string(), is_ordered: plan.order.is_some() });
     let mut comparison = Comparison::new(outboxes.collect(), args.limit);
-    rows::read(&session, &plans, &mut comparison, &mut Teller::new()).await?;
+    rows::read(&session, &plans, source.database.user(), &mut comparison, &mut Teller::new()).await?;
 
     let deadline = Instant::now() + args.grace;
     let custom_times = config.outboxes.iter().any(|outbox| outbox.route.timestamp.is_some());
     // A time that the application gives to records says nothing of when they were produced.
-    let since_ms = range.since_ms.filter(|_| !custom_times).map(|since_ms| since_ms.saturating_sub(CLOCKS_APART_MS));
+    let since_ms = range.records_since_ms(CLOCKS_APART_MS).filter(|_| !custom_times);
     let mut reader = Reader::new(Options::reader(&config.kafka)?, id_headers, since_ms)?;
     let reading = move || {
         let mut teller = Teller::new();
@@ -146,7 +149,7 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
         let json = serde_json::to_string_pretty(&report);
         print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)?;
     } else {
-        print(&report.text())?;
+        print(&report.text(args.unknown))?;
     }
     Ok(report.verdict(args.no_duplicates)?)
 }

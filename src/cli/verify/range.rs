@@ -28,12 +28,33 @@ pub struct Range {
 /// Reads both ends as the server does.
 ///
 /// # Errors
-/// [`Kind::Config`] for what is no time; what the session gives.
+/// [`Kind::Config`] for what is no time, and an end that is not behind the beginning; what the session gives.
 pub async fn read(client: &Client, since: Option<&str>, until: Option<&str>) -> Result<Range> {
     let since = moment(client, "--since", since).await?;
     let until = moment(client, "--until", until).await?;
+    if let (Some(since), Some(until)) = (&since, &until) {
+        not_empty(since, until)?;
+    }
     let (since, since_ms) = since.unzip();
     Ok(Range { since, until: until.map(|(text, _)| text), since_ms })
+}
+
+/// Whether there is a moment in between: a duration is so long ago, so that the longer one comes first.
+fn not_empty((since, since_ms): &(String, i64), (until, until_ms): &(String, i64)) -> Result<()> {
+    if since_ms < until_ms || since_ms == until_ms && since != until {
+        return Ok(());
+    }
+    let cause = format!("--since is {since}, and --until, {until}, is not later: no row is in between");
+    Err(Error::new(Kind::Config, cause)
+        .remedy("give --since the earlier one; a duration is so long ago, as in --since 2h --until 1h"))
+}
+
+impl Range {
+    /// From when on records are to be read, in milliseconds since the Unix epoch, with clocks that may be `apart_ms` apart.
+    /// None where that is before there could be any.
+    pub fn records_since_ms(&self, apart_ms: i64) -> Option<i64> {
+        self.since_ms.map(|since_ms| since_ms.saturating_sub(apart_ms)).filter(|since_ms| *since_ms > 0)
+    }
 }
 
 async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Option<(String, i64)>> {
@@ -128,6 +149,24 @@ mod tests {
         let mut outbox = OutboxConfig::default();
         outbox.upkeep.time = time.map(str::to_owned);
         condition(range, &outbox, &TableName::debezium(), &table(columns))
+    }
+
+    #[test]
+    fn an_end_that_is_not_behind_the_beginning_is_refused() {
+        let (early, late) = (("a".to_owned(), 1), ("b".to_owned(), 2));
+        assert!(not_empty(&early, &late).is_ok());
+        // Less than a millisecond apart.
+        assert!(not_empty(&early, &("a1".to_owned(), 1)).is_ok());
+        for (since, until) in [(&late, &early), (&early, &early)] {
+            let error = not_empty(since, until).unwrap_err();
+            assert!(error.kind() == Kind::Config && error.cause().contains("is not later"), "{error}");
+        }
+    }
+
+    #[test]
+    fn records_have_no_time_before_the_epoch() {
+        let since = |since_ms| Range { since_ms, ..Range::default() }.records_since_ms(10);
+        assert_eq!([since(None), since(Some(15)), since(Some(10)), since(Some(i64::MIN))], [None, Some(5), None, None]);
     }
 
     #[test]

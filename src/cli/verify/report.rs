@@ -40,8 +40,9 @@ impl Report {
         self.findings = findings;
     }
 
-    /// For people.
-    pub fn text(&self) -> String {
+    /// For people. Records of no row are counted, and listed only where `unknown` says so: where rows are deleted, there are
+    /// always some.
+    pub fn text(&self, unknown: bool) -> String {
         let head = [
             "outbox",
             "topic",
@@ -84,7 +85,7 @@ impl Report {
             ("duplicated", self.total.duplicated, &self.findings.duplicated),
             ("unknown", self.total.unknown, &self.findings.unknown),
         ] {
-            if list.is_empty() {
+            if list.is_empty() || what == "unknown" && !unknown {
                 continue;
             }
             let shown = list.len() as u64;
@@ -108,21 +109,35 @@ impl Report {
     pub fn verdict(&self, no_duplicates: bool) -> Result<()> {
         let duplicated = if no_duplicates { self.total.duplicated } else { 0 };
         let faults = [
-            (self.total.missing, "missing"),
-            (self.findings.unroutable, "unroutable"),
-            (self.total.out_of_order, "out of order"),
-            (duplicated, "duplicated"),
+            (
+                self.total.missing,
+                "missing",
+                "see whether the relay is behind (walrelay status), or the topics do not keep what the table keeps",
+            ),
+            (
+                self.findings.unroutable,
+                "unroutable",
+                "`run` stops at rows that cannot be routed: correct them, or the templates of [route]",
+            ),
+            (
+                self.total.out_of_order,
+                "out of order",
+                "see whether writers of one aggregate wait for each other, and outbox.order_by is their order",
+            ),
+            (
+                duplicated,
+                "duplicated",
+                "delivery is at least once: consumers drop by id what they know, and without --no-duplicates it is no fault",
+            ),
         ];
-        let faults: Vec<String> =
-            faults.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        let faults: Vec<_> = faults.into_iter().filter(|(count, ..)| *count > 0).collect();
         if faults.is_empty() {
             return Ok(());
         }
-        let error = Error::new(Kind::NotVerified, format!("outbox and topics differ: {}", faults.join(", ")));
-        Err(error.remedy(
-            "see whether the relay is behind (walrelay status), or the topics do not keep what the table keeps; \
-             docs/verify.md says what else it can be",
-        ))
+        let (counts, remedies): (Vec<String>, Vec<&str>) =
+            faults.into_iter().map(|(count, what, remedy)| (format!("{count} {what}"), remedy)).unzip();
+        let error = Error::new(Kind::NotVerified, format!("outbox and topics differ: {}", counts.join(", ")));
+        Err(error.remedy(format!("{}; docs/verify.md says what else it can be", remedies.join("; "))))
     }
 }
 
@@ -158,8 +173,8 @@ mod tests {
         comparison.row(1, "invoices", b"9", None, 0);
         comparison.unroutable(1, b"10", "column kind is NULL".to_owned());
         for (offset, id) in (0..).zip([Some("2"), Some("1"), Some("1"), Some("8"), None]) {
-            let id = id.map(str::as_bytes);
-            comparison.record("orders", &Delivered { partition: 1, offset, id, is_replay: false });
+            let (id, key) = (id.map(str::as_bytes), Some(b"o-7".as_slice()));
+            comparison.record("orders", &Delivered { partition: 1, offset, id, key, is_replay: false });
         }
         let mut report = Report::default();
         report.note("the order of public.outbox is that of \"id\"".to_owned());
@@ -169,7 +184,8 @@ mod tests {
 
     #[test]
     fn counts_line_up_and_examples_name_ids_keys_and_places() {
-        insta::assert_snapshot!(report().text(), @r#"
+        assert!(!report().text(false).contains("id \"8\""));
+        insta::assert_snapshot!(report().text(true), @r#"
         outbox         topic     rows  records  missing  duplicated  out of order  unknown  outside  replayed
         public.outbox  orders    5     5        3        1           1             2        0        0
         b.events       invoices  1     0        1        0           -             0        0        0
@@ -189,8 +205,8 @@ mod tests {
           orders[1]@2  id "1"  key "o-1"
 
         unknown
-          orders[1]@4  no id
-          orders[1]@3  id "8"
+          orders[1]@4  no id   key "o-7"
+          orders[1]@3  id "8"  key "o-7"
 
         note: the order of public.outbox is that of "id"
         note: topic invoices does not exist
@@ -220,18 +236,23 @@ mod tests {
         let verdict = |counts: Counts, unroutable, no_duplicates| {
             let report =
                 Report { total: counts, findings: Findings { unroutable, ..Findings::default() }, ..Report::default() };
-            report.verdict(no_duplicates).map_err(|error| (error.kind(), error.cause().to_owned()))
+            report.verdict(no_duplicates).map_err(|error| {
+                let remedy = error.what_to_do().unwrap().to_owned();
+                (error.kind(), error.cause().to_owned(), remedy)
+            })
         };
         let duplicated = Counts { duplicated: 2, unknown: 3, outside: 4, replayed: 5, ..Counts::default() };
         assert_eq!(verdict(duplicated.clone(), 0, false), Ok(()));
-        let (kind, cause) = verdict(duplicated, 0, true).unwrap_err();
+        let (kind, cause, remedy) = verdict(duplicated, 0, true).unwrap_err();
         assert_eq!((kind.exit_code(), cause.as_str()), (1, "outbox and topics differ: 2 duplicated"));
-        for (counts, unroutable) in [
-            (Counts { missing: 1, ..Counts::default() }, 0),
-            (Counts { out_of_order: 1, ..Counts::default() }, 0),
-            (Counts::default(), 1),
+        assert!(remedy.contains("at least once") && !remedy.contains("behind"), "{remedy}");
+        for (counts, unroutable, what_to_do) in [
+            (Counts { missing: 1, ..Counts::default() }, 0, "see whether the relay is behind"),
+            (Counts { out_of_order: 1, ..Counts::default() }, 0, "see whether writers"),
+            (Counts::default(), 1, "`run` stops at rows"),
         ] {
-            assert_eq!(verdict(counts, unroutable, false).unwrap_err().0, Kind::NotVerified);
+            let (kind, _, remedy) = verdict(counts, unroutable, false).unwrap_err();
+            assert!(kind == Kind::NotVerified && remedy.starts_with(what_to_do), "{remedy}");
         }
     }
 }

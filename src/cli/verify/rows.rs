@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
 use crate::position::Lsn;
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::route::Router;
 use crate::source::catalog::Catalog;
 use crate::template::Template;
@@ -109,12 +109,18 @@ async fn numbered(session: &Session, outbox: &OutboxConfig, name: &TableName, ta
 /// Reads the rows of all plans as they are at one moment.
 ///
 /// # Errors
-/// What the session gives; [`Kind::Bug`].
-pub async fn read(session: &Session, plans: &[Plan], into: &mut Comparison, teller: &mut Teller) -> Result<()> {
+/// What the session gives; [`Kind::PostgresRefused`] with the `GRANT` that `user` lacks; [`Kind::Bug`].
+pub async fn read(
+    session: &Session,
+    plans: &[Plan],
+    user: &str,
+    into: &mut Comparison,
+    teller: &mut Teller,
+) -> Result<()> {
     session.run(DOING, BEGIN).await?;
     for (at, plan) in plans.iter().enumerate() {
         let declare = format!("declare walrelay_verify no scroll cursor for {}", plan.select()?);
-        session.run(DOING, &declare).await?;
+        session.run(DOING, &declare).await.map_err(|error| with_grant(error, &plan.name, user))?;
         let mut routing = Routing::new(plan)?;
         let mut rows: u64 = 0;
         loop {
@@ -130,6 +136,18 @@ pub async fn read(session: &Session, plans: &[Plan], into: &mut Comparison, tell
     }
     // The next reading sees what is newer.
     session.run(DOING, "commit").await
+}
+
+/// With what the role lacks, where that is why.
+fn with_grant(error: Error, name: &TableName, user: &str) -> Error {
+    if error.kind() != Kind::PostgresRefused {
+        return error;
+    }
+    let (schema, user) = (quoted(name.schema()), quoted(user));
+    error.remedy(format!(
+        "grant usage on schema {schema} to {user}; grant select on {name} to {user}. Where row-level security would hide \
+         rows: use a role that bypasses it"
+    ))
 }
 
 /// Rows as the stream would print them: a cast to text would not (`true` for `t`).
@@ -228,6 +246,16 @@ mod tests {
             condition: "true".to_owned(),
             outbox,
         }
+    }
+
+    #[test]
+    fn a_role_that_may_not_read_is_told_the_grant() {
+        let name = "\"Shop\".events".parse().unwrap();
+        let told = |kind| with_grant(Error::new(kind, "x"), &name, "auditor").what_to_do().map(str::to_owned);
+        let remedy = told(Kind::PostgresRefused).unwrap();
+        let grant = "grant usage on schema \"Shop\" to \"auditor\"; grant select on \"Shop\".events to \"auditor\".";
+        assert!(remedy.starts_with(grant), "{remedy}");
+        assert_eq!(told(Kind::PostgresUnreachable), None);
     }
 
     #[test]

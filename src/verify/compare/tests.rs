@@ -21,7 +21,7 @@ fn compared(rows: &[GivenRow], records: &[GivenRecord]) -> Comparison {
         let end = ends.entry((topic, *partition)).or_default();
         let (offset, is_replay) = (*end, id.starts_with('~'));
         let id = Some(id.trim_start_matches('~').as_bytes()).filter(|id| !id.is_empty());
-        comparison.record(topic, &Delivered { partition: *partition, offset, id, is_replay });
+        comparison.record(topic, &Delivered { partition: *partition, offset, id, key: None, is_replay });
         *end += 1;
     }
     comparison
