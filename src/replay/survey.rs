@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Replay, Table};
 use crate::error::{Error, Kind, Result};
-use crate::event::{Place, Polled, Shown, Via};
+use crate::event::{Place, Polled, Via};
 use crate::poll::select::{extent, rows};
 use crate::poll::{PolledRow, Selection, Which};
 use crate::position::Lsn;
@@ -54,7 +54,7 @@ pub struct Found {
 pub struct Unroutable {
     /// The table.
     pub outbox: String,
-    /// Its id, fit to be shown.
+    /// Its id, as it is.
     pub id: String,
     /// What is wrong with it.
     pub why: String,
@@ -156,7 +156,7 @@ impl<'t> Looking<'t> {
         if let Err(why) = routed {
             survey.unroutable += 1;
             if survey.unroutable_rows.len() < EXAMPLES_MAX {
-                let (outbox, id) = (found.outbox.clone(), Shown::of(id.as_bytes()).to_string());
+                let (outbox, id) = (found.outbox.clone(), id.clone());
                 survey.unroutable_rows.push(Unroutable { outbox, id, why });
             }
         }

@@ -116,8 +116,12 @@ impl Report {
         }
         if self.survey.unroutable > 0 {
             let rows = self.survey.unroutable_rows.iter();
-            let lines: Vec<_> =
-                rows.map(|row| [format!("  {}", row.outbox), format!("id {}", row.id), row.why.clone()]).collect();
+            let lines: Vec<_> = rows
+                .map(|row| {
+                    let id = Shown::of(row.id.as_bytes());
+                    [format!("  {}", row.outbox), format!("id {id}"), row.why.clone()]
+                })
+                .collect();
             let (named, of) = (lines.len() as u64, self.survey.unroutable);
             let head = if named < of { format!("unroutable ({named} of {of})") } else { "unroutable".to_owned() };
             text += &format!("\n{head}\n{}\n", aligned(&lines));
@@ -127,6 +131,9 @@ impl Report {
         }
         for note in &self.notes {
             text += &format!("note: {}\n", note.replace(char::is_control, " "));
+        }
+        if self.dry_run {
+            text += "\nDry run: nothing was published.\n";
         }
         text
     }
@@ -155,11 +162,8 @@ mod tests {
             topics: [("orders".to_owned(), 11), ("returns".to_owned(), 1)].into(),
         };
         let empty = Found { outbox: "b.events".to_owned(), ..Found::default() };
-        let row = Unroutable {
-            outbox: "public.outbox".to_owned(),
-            id: "\"a-3\"".to_owned(),
-            why: "column a is NULL".to_owned(),
-        };
+        let row =
+            Unroutable { outbox: "public.outbox".to_owned(), id: "a-3".to_owned(), why: "column a is NULL".to_owned() };
         let unroutable_rows = if unroutable > 0 { vec![row] } else { Vec::new() };
         Survey { rows: 12, unroutable, tables: vec![found, empty], unroutable_rows }
     }
@@ -183,9 +187,13 @@ mod tests {
           public.outbox  id "a-3"  column a is NULL
 
         note: topic returns does not exist
+
+        Dry run: nothing was published.
         "#);
+        assert!(!Report::new(survey(0), false).text().contains("Dry run"));
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!((&json["rows"], &json["tables"][0]["topics"]["orders"]), (&12.into(), &11.into()));
+        assert_eq!((&json["unroutable_rows"][0]["id"], &json["dry_run"]), (&"a-3".into(), &true.into()));
     }
 
     #[test]
