@@ -120,7 +120,7 @@ async fn nothing_is_lost(
 ) -> Result<()> {
     let name = &source.slot;
     if let Some(pid) = slot.active_pid {
-        return Err(Error::new(Kind::SlotActive, format!("slot {name} is in use by pid {pid}"))
+        return Err(Error::new(Kind::SlotActive, format!("slot {name} is in use by backend pid {pid}"))
             .remedy("stop the relay first; --force cuts it off"));
     }
     let ours = slot.plugin.as_deref() == Some("pgoutput") && slot.confirmed_flush_lsn.is_some();
@@ -184,13 +184,16 @@ fn not_told(name: &str, publication: &str, unfound: bool, error: &Error) -> Erro
 /// Ends the session that uses the slot, and waits until the slot is free.
 async fn release(session: &Session, name: &SlotName, slot: &Slot) -> Result<()> {
     let Some(pid) = slot.active_pid else { return Ok(()) };
-    let doing = format!("ending pid {pid}, which uses slot {name}");
+    let doing = format!("ending backend pid {pid}, which uses slot {name}");
     session.row(&doing, "select pg_catalog.pg_terminate_backend($1::int)", &[&pid]).await?;
     let deadline = tokio::time::Instant::now() + RELEASE_TIMEOUT;
     while preflight::slot(session.client(), name).await?.is_some_and(|slot| slot.active_pid == Some(pid)) {
         if tokio::time::Instant::now() >= deadline {
-            return Err(Error::new(Kind::SlotActive, format!("pid {pid} was told to end and still uses slot {name}"))
-                .remedy("stop the relay, then try again"));
+            return Err(Error::new(
+                Kind::SlotActive,
+                format!("backend pid {pid} was told to end and still uses slot {name}"),
+            )
+            .remedy("stop the relay, then try again"));
         }
         tokio::time::sleep(RELEASE_POLL).await;
     }

@@ -1,7 +1,7 @@
 //! How much log the slot may keep, and what follows when it keeps more.
 
 use crate::config::SourceConfig;
-use crate::config::unit::exact_bytes;
+use crate::config::unit::human_bytes;
 
 /// What a measurement came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Budget {
         };
         let is_news = state > self.told;
         self.told = state;
-        let (kept, may) = (exact_bytes(retained), exact_bytes(max));
+        let (kept, may) = (human_bytes(retained), human_bytes(max));
         let news = match state {
             Told::Nothing => None,
             Told::Half => Some(format!("the slot keeps {kept} of log, more than half of what it may ({may})")),

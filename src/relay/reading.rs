@@ -15,10 +15,11 @@ use tokio::time::Instant;
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::event::{Place, Polled, Via};
+use crate::event::{Fault, Place, Polled, Via};
 use crate::failpoint;
 use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
+use crate::postgres::quote::quoted;
 use crate::relay::found::Found;
 use crate::relay::jobs::{STUCK, probe};
 use crate::relay::outlet::{Counts, Outlet, RowId, contradiction};
@@ -318,7 +319,7 @@ impl<'a> Reading<'a> {
     ) -> Result<()> {
         let place = Place { commit_lsn, index: passage.sent, via };
         let event = polled.event(place, number, row.values());
-        let mut event = event.map_err(|(column, fault)| self.unfit(table, passage.read, column, fault))?;
+        let mut event = event.map_err(|(column, fault)| self.unfit(table, (passage.read, number), column, fault))?;
         passage.read += 1;
         failpoint::reached("read");
         if !self.delivered.is_empty() && self.delivered.contains(&(number, event.id().to_vec())) {
@@ -435,9 +436,13 @@ impl<'a> Reading<'a> {
         Error::new(Kind::ShutdownTimeout, cause).remedy("nothing is lost: they are read again at the next start")
     }
 
-    fn unfit(&self, table: &str, row: u64, column: usize, fault: crate::event::Fault) -> Error {
+    fn unfit(&self, table: &str, (row, outbox): (u64, usize), column: usize, fault: Fault) -> Error {
         let slot = &self.config.source.slot;
-        let cause = format!("slot {slot}: row {row} of those read from table {table}: needed column {column} {fault}");
-        Error::new(Kind::Event, cause).remedy("correct the row in the table, or delete it, and start the relay again")
+        let name = self.config.outboxes.get(outbox).and_then(|outbox| outbox.columns.get(column));
+        let name = name.map(|name| quoted(name)).unwrap_or_default();
+        let cause = format!("slot {slot}: row {row} of those read from table {table}: column {name} {fault}");
+        let which = if fault == Fault::Null { format!(" (where {name} is null)") } else { String::new() };
+        Error::new(Kind::Event, cause)
+            .remedy(format!("correct the row in the table{which}, or delete it, and start the relay again"))
     }
 }

@@ -71,12 +71,13 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
         Some(gap) => (gap.cause, gap.published, gap.notes),
         None => (found, stored.published.clone(), Vec::new()),
     };
+    // A poller had none, and knows what is published.
+    let polled = stored.position == Position::default() && published.is_some();
+    let cause = if polled { format!("the table was read so far, and slot {name} takes over") } else { cause };
     let refused = |what: &str| {
         let kind = if *slot == SlotIs::There { Kind::PositionMismatch } else { Kind::SlotUnusable };
         Err(Error::new(kind, format!("{cause}{what}")).remedy(choices(config)))
     };
-    // A poller had none, and knows what is published.
-    let polled = stored.position == Position::default() && published.is_some();
     if config.source.on_loss == OnLoss::Stop && !polled {
         return refused("; slot.on_loss is stop");
     }

@@ -82,7 +82,6 @@ pub(super) async fn run(
     outlet.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
     let source = &config.source;
     let opened = async {
-        let marker = Marker::connect(&source.database, &source.slot, &config.outboxes).await?;
         let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
         let mut tables = Vec::new();
         for (number, outbox) in config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some())
@@ -91,6 +90,8 @@ pub(super) async fn run(
             fits(&facts, outbox, &lease.task, config)?;
             tables.push(OutboxTable { number, facts });
         }
+        // Behind the tables, so that a setting Postgres does not take is named.
+        let marker = Marker::connect(&source.database, &source.slot, &config.outboxes).await?;
         // The order in which they are read, whatever the configuration's is next time.
         tables.sort_by_key(|table| table.facts.oid);
         Ok::<_, Error>((marker.map(Arc::new), reader, tables))
@@ -114,7 +115,14 @@ pub(super) async fn run(
         Task::MakeSlot(plan) => Box::pin(work.make_slot(plan, facts.slot.is_some())).await,
         Task::GoOn => Box::pin(work.go_on()).await,
         Task::Again(asked) => Box::pin(work.again(&asked)).await,
-        Task::Poll(why) => Box::pin(work.poll(&why, facts.slot.is_some(), &control, notified)).await,
+        Task::Poll(why) => {
+            let of_tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
+            facts.unlogged(of_tables).for_each(|table| {
+                tracing::warn!(slot = %source.slot, "table {table} is unlogged: a crash of the server empties it, and what was \
+                     not published by then is lost: alter table {table} set logged");
+            });
+            Box::pin(work.poll(&why, facts.slot.is_some(), &control, notified)).await
+        }
     };
     work.reading.tell(Instant::now());
     telemetry.metrics.reads_table.set(0);
@@ -144,7 +152,13 @@ impl Work<'_> {
     /// Makes the slot, and catches up with what is before it.
     async fn make_slot(&mut self, plan: Box<Plan>, is_there: bool) -> Result<Ended> {
         let slot = &self.config.source.slot;
-        tracing::warn!(%slot, cause = plan.cause, rows = named(&plan.rows), "making the slot anew");
+        let (cause, rows) = (&plan.cause, named(&plan.rows));
+        // The first one, or one behind a poller: nothing went wrong.
+        match (self.reading.stored.position == Position::default(), is_there) {
+            (true, false) => tracing::info!(%slot, cause, rows, "making the slot"),
+            (true, true) => tracing::info!(%slot, cause, rows, "making the slot anew"),
+            (false, _) => tracing::warn!(%slot, cause, rows, "making the slot anew"),
+        }
         plan.notes.iter().for_each(|note| tracing::warn!(%slot, "{note}"));
         let mut plan = plan;
         let begun = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
@@ -214,8 +228,9 @@ impl Work<'_> {
         self.reading.stored.published = Some(published(until, (lsn, None), floor, before.as_ref()));
         self.reading.save().await?;
         failpoint::reached("caught-up");
-        let (slot, seconds) = (&self.config.source.slot, began.elapsed().as_secs_f64());
-        tracing::info!(%slot, rows = read, seconds = format!("{seconds:.1}"), "caught up with the table; the slot has the rest");
+        let slot = &self.config.source.slot;
+        let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
+        tracing::info!(%slot, rows = read, seconds, "caught up with the table; the slot has the rest");
         Ok(Ended::Again)
     }
 

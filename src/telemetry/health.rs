@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Side;
+use crate::config::unit::human_bytes;
 
 /// Whether the relay does its work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +63,8 @@ impl fmt::Display for NotReady {
                 write!(f, "events are in flight and none was acked for {} s", age.as_secs())
             }
             NotReady::OverBudget(retained, max) => {
-                write!(f, "the slot keeps {retained} bytes of log, and may keep {max}")
+                let (kept, may) = (human_bytes(*retained), human_bytes(*max));
+                write!(f, "the slot keeps {kept} of log, and may keep {may}")
             }
             NotReady::Silent(age) => write!(f, "the relay's loop has reported nothing for {} s", age.as_secs()),
             NotReady::Stopping => f.write_str("told to stop"),

@@ -187,7 +187,7 @@ impl Report {
     pub fn table(&self) -> String {
         let relay = match (self.active, self.pid) {
             _ if self.table_reader_pid.is_some() => {
-                format!("pid {} reads the table", or_dash(self.table_reader_pid))
+                format!("backend pid {} reads the table", or_dash(self.table_reader_pid))
             }
             (true, Some(pid)) => {
                 let application = self.application.as_deref().unwrap_or("?");
@@ -196,7 +196,7 @@ impl Report {
                     Some(client) => format!(" from {client}"),
                     None => format!(", address not shown {NEEDS_RIGHT}"),
                 };
-                format!("pid {pid}, {application}{place}")
+                format!("backend pid {pid}, {application}{place}")
             }
             (true, None) => "connected".to_owned(),
             (false, _) => "none".to_owned(),
@@ -361,7 +361,7 @@ mod tests {
     slot        orders
     health      healthy
     database    shop
-    relay       pid 7, walrelay from 10.0.0.1
+    relay       backend pid 7, walrelay from 10.0.0.1
     last heard  1.5 s ago
     confirmed   0/2000000
     current     0/2100000
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn who_reads_the_table_is_named_whether_there_is_a_slot_or_not() {
         let reads = Report { table_reader_pid: Some(9), active: false, pid: None, ..report() };
-        assert!(reads.table().contains("relay       pid 9 reads the table\n"), "{}", reads.table());
+        assert!(reads.table().contains("relay       backend pid 9 reads the table\n"), "{}", reads.table());
         let polls = Report { kind: None, ..reads };
         assert!(polls.table().starts_with("slot        orders, which does not exist\n"), "{}", polls.table());
     }
@@ -385,7 +385,7 @@ mod tests {
     fn what_the_role_may_not_see_says_which_right_shows_it() {
         let hidden = Report { client: None, reply_age_seconds: None, ..report() };
         let table = hidden.table();
-        assert!(table.contains("pid 7, walrelay, address not shown (needs pg_monitor)\n"), "{table}");
+        assert!(table.contains("backend pid 7, walrelay, address not shown (needs pg_monitor)\n"), "{table}");
         assert!(table.contains("last heard  not known (needs pg_monitor)\n"), "{table}");
         let local = Report { client: Some("[local]".into()), ..report() };
         assert!(local.table().contains("walrelay from a local socket\n"));
