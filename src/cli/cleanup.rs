@@ -16,6 +16,7 @@ use crate::config::unit::{exact_duration, parse_duration};
 use crate::config::{OutboxConfig, setting};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
+use crate::source::preflight;
 use crate::state;
 use crate::upkeep::cleanup::{Sweeper, sweep};
 use crate::upkeep::partition::{self, Partition};
@@ -123,6 +124,12 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
     let session = Session::connect(&database, "cleanup").await?;
     let client = session.client();
     bound(client).await?;
+    if preflight::server(client).await?.in_recovery {
+        let cause = "the server is in recovery: a standby, or a primary to be. Nothing can be deleted there";
+        return Err(Error::new(Kind::PostgresUnreachable, cause)
+            .remedy("connect to the primary, for example with target_session_attrs=read-write")
+            .into());
+    }
     let mut sweepers = Vec::new();
     for (outbox, retention) in wanted {
         sweepers.extend(Sweeper::look(client, outbox, retention).await?);
@@ -300,8 +307,8 @@ mod tests {
         let answer = Answer { dry_run: false, tables: &tables };
         insta::assert_snapshot!(answer.table(), @r"
         table          older than  deleted  partitions dropped  rows in them  held by others  not published
-        public.outbox  7days       1234     1                   20            1               0
-        shop.events    7days       7        1                   20            1               0
+        public.outbox  7d          1234     1                   20            1               0
+        shop.events    7d          7        1                   20            1               0
         ");
         let json: serde_json::Value = serde_json::from_str(&json(&answer).unwrap()).unwrap();
         assert_eq!((&json["tables"][1]["rows_deleted"], &json["dry_run"]), (&7.into(), &false.into()));

@@ -94,7 +94,9 @@ impl Reader {
         let text = |at| row.try_get(at).ok().flatten();
         let Some(wal_end) = text(1) else {
             let cause = format!("while {BEGINNING}: the server is a standby");
-            return Err(Error::new(Kind::PostgresUnreachable, cause));
+            return Err(Error::new(Kind::PostgresUnreachable, cause).remedy(
+                "if no failover is under way, connect to the primary, for example with target_session_attrs=read-write",
+            ));
         };
         let unread = |what: &str| fault::protocol(While::Querying(BEGINNING), format_args!("{what} cannot be read"));
         let snapshot = text(0).unwrap_or_default();
