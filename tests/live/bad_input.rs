@@ -12,6 +12,7 @@ use crate::support::world::{ARRIVAL, World};
 const EXIT: Duration = Duration::from_secs(30);
 
 /// Exit codes of `src/error.rs`.
+const CONFIG: i32 = 2;
 const PUBLICATION: i32 = 15;
 const EVENT: i32 = 20;
 const RECORD: i32 = 21;
@@ -149,6 +150,39 @@ fn a_row_without_an_id_is_named_by_its_place() {
     let relay = world.run().config_file(&config("", "", "")).start();
     let says = ["event at index 0 of the transaction at ", "column id of public.outbox is NULL", "NOT NULL"];
     assert_ends(relay, EVENT, &says);
+}
+
+#[test]
+fn a_polled_row_without_an_id_is_named_by_its_column() {
+    let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+    world.sql().run(TABLE);
+    world.sql().run("insert into outbox (topic, key, body) values ('t', 'k', '1')");
+    let upkeep = "[outbox]\norder_by = \"place\"\npending = \"body = '1'\"\nmark = \"body = '2'\"\n";
+    let relay = world.run().config_file(&config("", "", upkeep)).option("--mode", "poll").start();
+    assert_ends(relay, EVENT, &["column \"id\" is NULL", "where \"id\" is null"]);
+}
+
+#[test]
+fn sql_that_postgres_does_not_take_is_told_with_its_setting_before_the_mark() {
+    let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+    world.sql().run(TABLE);
+    for pending in ["1", "count(*) > 0", "body = $1"] {
+        let upkeep = format!("[outbox]\norder_by = \"place\"\npending = \"{pending}\"\nmark = \"body = '2'\"\n");
+        let relay = world.run().config_file(&config("", "", &upkeep)).option("--mode", "poll").start();
+        assert_ends(relay, CONFIG, &["outbox.pending", "fix: "]);
+    }
+}
+
+#[test]
+fn a_table_that_no_slot_can_stream_is_told_where_there_is_no_slot() {
+    let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
+    world.sql().run("create view shown as select * from outbox; alter table outbox set unlogged");
+    assert_ends(world.run().start(), PUBLICATION, &["public.outbox is unlogged", "set logged"]);
+    assert_ends(
+        world.run().option("--table", "shown").start(),
+        PUBLICATION,
+        &["public.shown is a view", "inserted into"],
+    );
 }
 
 #[test]

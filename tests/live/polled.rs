@@ -278,7 +278,7 @@ fn settings_that_do_not_fit_the_table_are_refused_and_what_may_not_be_read_is_to
     let mark = "mark = 'n = 0'\n";
     for (more, said) in [
         ("order_by = 'n, id'", "outbox.order_by"),
-        ("order_by = 'n), (id'", "outbox.order_by"),
+        ("order_by = 'null'", "outbox.order_by"),
         ("order_by = 'n desc'", "outbox.order_by"),
         ("order_by = 'count(*)'", "outbox.order_by"),
         ("order_by = 'nope'", "outbox.order_by"),
@@ -288,6 +288,9 @@ fn settings_that_do_not_fit_the_table_are_refused_and_what_may_not_be_read_is_to
         ("order_by = 'c'", "which Postgres itself does not order"),
         (&format!("{mark}pending = 'n + 1'"), "outbox.pending"),
         (&format!("{mark}pending = 'unknown > 1'"), "outbox.pending"),
+        (&format!("{mark}pending = '1'"), "outbox.pending"),
+        (&format!("{mark}pending = 'count(*) > 0'"), "outbox.pending"),
+        (&format!("{mark}pending = 'v = $1'"), "outbox.pending has parameters"),
         ("time = 'n'", "outbox.time"),
         ("time = 'nope'", "outbox.time"),
     ] {

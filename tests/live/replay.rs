@@ -63,6 +63,7 @@ fn a_dry_run_says_what_would_be_published_and_publishes_nothing() {
     assert_eq!((&table["from"], &table["to"]), (&"2026-03-01 12:00:00+00".into(), &"2026-03-01 14:00:00+00".into()));
     assert_eq!(table["topics"][world.topic(0)], 3);
     let text = dry.succeed();
+    assert!(text.ends_with("\nDry run: nothing was published.\n"), "{text}");
     assert!(text.contains(&ids[0]) && text.contains(&world.topic(0)) && !text.contains("xxxx"), "{text}");
     assert_eq!((world.delivered(), rows(&sql)), (0, before));
 }
@@ -219,6 +220,7 @@ fn what_cannot_be_published_is_refused_before_anything_is() {
         (all().config_file("[outbox]\nmessage_prefix = \"shop\"\n"), 2, "messages"),
         (replay(&world), 2, "--where"),
         (replay(&world).option("--until", "1h"), 2, "--since"),
+        (replay(&world).option("--since", "1h").option("--until", "2h"), 2, "is not later"),
     ] {
         let (found, _, words) = ran(&command);
         assert!(found == code && words.contains(said), "{found}, not {code}: {words}");

@@ -182,6 +182,17 @@ fn a_range_leaves_out_what_is_outside_and_calls_nothing_there_unknown() {
         found(&verify(&world).option("--grace", AT_ONCE).option("--since", "2h").option("--until", "0s"));
     assert_eq!((code, counts(&json), &json["total"]["rows"]), (1, [2, 0, 0, 0, 4, 0], &2.into()), "{json}");
 
+    let (code, json) = ranged("4000-01-01 BC", "2026-03-01 13:00");
+    assert_eq!((code, &json["total"]["rows"]), (0, &1.into()), "{json}");
+
+    let role = format!("{}_r", world.name);
+    sql.run(&format!("create role {role} login"));
+    let (code, words) =
+        refused(&verify(&world).option("--database-url", &Postgres::shared().url_as(&role, &world.name)));
+    let grant = format!("grant select on public.outbox to \"{role}\"");
+    assert!(code == 11 && words.contains(&grant), "{words}");
+    sql.run(&format!("drop role {role}"));
+
     let named = "[outbox]\ntime = \"seq\"\n";
     let (code, words) = refused(&verify(&world).config_file(named).option("--since", "1h"));
     assert!(code == 2 && words.contains("outbox.time: column seq"), "{words}");
