@@ -43,6 +43,11 @@ select
             'domain', exists (select from kinds where kinds.attnum = a.attnum and kinds.typtype = 'd'),
             'not_null', a.attnotnull or exists (select from kinds where kinds.attnum = a.attnum and kinds.typnotnull),
             'generated', a.attgenerated <> '',
+            'default', (
+                select pg_catalog.pg_get_expr(d.adbin, d.adrelid)
+                from pg_catalog.pg_attrdef d
+                where d.adrelid = a.attrelid and d.adnum = a.attnum and a.attgenerated = ''
+            ),
             'in_primary_key', exists (select from keys where keys.is_primary and a.attnum = any (keys.columns[1:keys.count])),
             'unique', exists (select from keys where keys.count = 1 and keys.columns[1] = a.attnum),
             'references', exists (

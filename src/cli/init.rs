@@ -8,7 +8,7 @@ use crate::cli::table::{self, Table};
 use crate::config::layers::{Origin, Settings, holds_password};
 use crate::config::{TableName, setting};
 use crate::error::{Error, Kind, Result};
-use crate::suggest::{Fate, Known, suggest};
+use crate::suggest::{Fate, Known, suggest, tells_transaction};
 
 /// Where the file is meant to be, where nobody says so.
 const FILE: &str = "walrelay.toml";
@@ -52,7 +52,8 @@ pub async fn init(args: &InitArgs) -> Outcome {
         print(&suggestion.toml)?;
     }
     let file = args.target.output.as_ref().map(|path| path.display().to_string());
-    note(told(&suggestion.columns, file.as_deref(), known.brokers.is_some()));
+    let has_transaction = tells_transaction(&found.columns);
+    note(told(&suggestion.columns, file.as_deref(), known.brokers.is_some(), has_transaction));
     Ok(())
 }
 
@@ -91,15 +92,19 @@ fn fit(name: &TableName, table: &Table) -> Result<()> {
 }
 
 /// A line per column, and what to do next.
-fn told(columns: &[Fate], file: Option<&str>, brokers_known: bool) -> String {
+fn told(columns: &[Fate], file: Option<&str>, brokers_known: bool, has_transaction: bool) -> String {
     let mut rows = vec![["column", "type", "used for", "why"].map(str::to_owned)];
     rows.extend(columns.iter().map(|fate| {
         let used_for = if fate.used_for.is_empty() { "not used".to_owned() } else { fate.used_for.join(", ") };
         [fate.column.clone(), fate.type_name.clone(), used_for, fate.why.clone()]
     }));
     let name = file.unwrap_or(FILE);
+    let (column, made) = match has_transaction {
+        true => ("", "publication and slot; the table is not touched"),
+        false => (" --add-xid-column", "publication and slot; a column, so that what is published is known"),
+    };
     let next = [
-        [format!("  walrelay setup --config {name}"), "publication and slot; the table is not touched".to_owned()],
+        [format!("  walrelay setup --config {name}{column}"), made.to_owned()],
         [format!("  walrelay config check --config {name}"), "where the newest row would go".to_owned()],
         [format!("  walrelay run --config {name}"), "relay until Ctrl-C".to_owned()],
     ];
@@ -128,7 +133,7 @@ mod tests {
             fate("tenant_id", "character varying(50)", &["key", "header"], "by its name"),
             fate("status", "text", &[], "what a dispatcher notes down"),
         ];
-        insta::assert_snapshot!(told(&columns, None, false), @r#"
+        insta::assert_snapshot!(told(&columns, None, false, true), @r#"
         column     type                   used for     why
         id         uuid                   event id     the primary key
         tenant_id  character varying(50)  key, header  by its name
@@ -139,7 +144,12 @@ mod tests {
           walrelay config check --config walrelay.toml  where the newest row would go
           walrelay run --config walrelay.toml           relay until Ctrl-C
         "#);
-        assert!(told(&columns, Some("w.toml"), true).contains("Written to w.toml. Read it, change"));
+        let told = told(&columns, Some("w.toml"), true, false);
+        assert!(told.contains("Written to w.toml. Read it, change"), "{told}");
+        assert!(
+            told.contains("walrelay setup --config w.toml --add-xid-column  publication and slot; a column,"),
+            "{told}"
+        );
     }
 
     #[test]

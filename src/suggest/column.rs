@@ -24,6 +24,8 @@ pub struct Column {
     pub not_null: bool,
     /// Whether it is computed from others, and so not in a stream.
     pub generated: bool,
+    /// Its default as SQL, where it has one.
+    pub default: Option<String>,
     /// Whether it is the primary key, or a part of it.
     pub in_primary_key: bool,
     /// Whether no two rows have the same value of it alone.

@@ -6,6 +6,7 @@
 //! | `name` | what a name says, however it is written |
 //! | `words` | the names the field uses |
 //! | `guess` | which column is what, and why |
+//! | `marked` | what it notes down of rows that were published |
 //! | `written` | the file, with a comment per guess |
 //!
 //! Nothing is asked here: the same table gives the same file. Where it cannot be told what a column is, the choice is the
@@ -13,6 +14,7 @@
 
 mod column;
 mod guess;
+mod marked;
 mod name;
 mod words;
 mod written;
@@ -67,7 +69,12 @@ pub struct Fate {
 /// [`Kind::Publication`] where no column can be the event's id, or none the payload: all columns are named.
 pub fn suggest(table: &TableName, columns: &[Column], known: &Known) -> Result<Suggestion> {
     let guesses = Guesses::of(columns).map_err(|missing| unfit(table, columns, missing))?;
-    Ok(Suggestion { toml: written::toml(table, &guesses, known), columns: guesses.fates(columns) })
+    Ok(Suggestion { toml: written::toml(table, columns, &guesses, known), columns: guesses.fates(columns) })
+}
+
+/// Whether a column has the transaction that inserted the row, as `setup --add-xid-column` makes one.
+pub fn tells_transaction(columns: &[Column]) -> bool {
+    marked::tells_transaction(columns)
 }
 
 /// The column by which rows of a table without a number as its id can be put in the order in which they were written.

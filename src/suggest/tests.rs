@@ -31,6 +31,7 @@ fn column(text: &str) -> Column {
         domain: has("domain"),
         not_null: has("!") || has("pk") || has("part"),
         generated: has("gen"),
+        default: marks.iter().find_map(|mark| mark.strip_prefix("default=")).map(str::to_owned),
         in_primary_key: has("pk") || has("part"),
         unique: has("pk") || has("unique"),
         references: has("fk"),
@@ -238,6 +239,8 @@ fn every_guess_is_in_the_file_with_what_it_was_made_from() {
     table = "\"My Schema\".\"Out Box\""
     # Not used: created_at (a time without a zone; see the file); status (what a dispatcher notes down);
     # extra (no name that says what for); sum (generated, and so not in the stream).
+    # No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which
+    # polling needs: should the slot be lost, exactly what was not published is read from the table.
 
     [outbox.columns]
     # id: uuid, not null, primary key. Taken for the event's id: the primary key.
@@ -270,6 +273,36 @@ fn every_guess_is_in_the_file_with_what_it_was_made_from() {
     # SET THIS: where Kafka is cannot be guessed.
     brokers = "localhost:9092"
     "#);
+}
+
+#[test]
+fn what_a_table_notes_down_is_offered_and_not_set() {
+    let text = "id uuid pk, payload json, status text ! default='PENDING'::text, published_at timestamptz";
+    let suggestion = suggested("outbox", &columns(text)).unwrap();
+    assert!(
+        suggestion.toml.contains(
+            r##"
+table = "public.outbox"
+# Not used: status, published_at (what a dispatcher notes down).
+# No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which
+# polling needs: should the slot be lost, exactly what was not published is read from the table.
+# status: text, not null; published_at: timestamptz. Where these say what was published, and nobody
+# else writes them, walrelay can do so: with the words of your application, and UPDATE on the table.
+# docs/upkeep.md:
+# pending = "status = 'PENDING'"
+# mark = "status = 'PUBLISHED', published_at = now()"
+"##
+        ),
+        "{}",
+        suggestion.toml
+    );
+    assert!(config(&suggestion).outboxes[0].upkeep.pending.is_none());
+    let meant = suggestion.toml.replace("# pending =", "pending =").replace("# mark =", "mark =");
+    let upkeep = config(&Suggestion { toml: meant, ..suggestion }).outboxes.remove(0).upkeep;
+    assert_eq!(upkeep.pending.as_deref(), Some("status = 'PENDING'"));
+    assert_eq!(upkeep.mark.as_deref(), Some("status = 'PUBLISHED', published_at = now()"));
+    let with_xid = columns("id uuid pk, payload json, xid xid8 default=pg_current_xact_id()");
+    assert!(!suggested("outbox", &with_xid).unwrap().toml.contains("--add-xid-column"));
 }
 
 #[test]
@@ -342,6 +375,7 @@ fn any_column() -> impl Strategy<Value = Column> {
                 domain,
                 not_null,
                 generated,
+                default: (not_null && domain).then(|| "'NEW'::text".to_owned()),
                 in_primary_key,
                 unique,
                 references,

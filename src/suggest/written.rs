@@ -3,6 +3,7 @@
 use super::Known;
 use super::column::{Column, Form};
 use super::guess::{Guess, Guesses, Role};
+use super::marked;
 use crate::config::draft::Draft;
 use crate::config::setting::{self, Setting};
 use crate::config::{SlotName, TableName};
@@ -17,10 +18,11 @@ const TOPIC_BYTES_MAX: usize = 200;
 const BROKERS: &str = "localhost:9092";
 
 /// The `walrelay.toml` for `table`.
-pub(super) fn toml(table: &TableName, guesses: &Guesses<'_>, known: &Known) -> String {
+pub(super) fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>, known: &Known) -> String {
     let mut file = File { draft: Draft::default() };
     file.source(table, known);
     file.columns(guesses);
+    file.published(columns);
     file.route(table, guesses);
     file.headers(guesses);
     match &known.brokers {
@@ -87,6 +89,26 @@ impl File {
                 self.guessed(setting, guess, what);
                 self.draft.set(setting, &guess.column.name);
             }
+        }
+    }
+
+    /// How it is told which rows were published, should the slot be lost.
+    fn published(&mut self, columns: &[Column]) {
+        if !marked::tells_transaction(columns) {
+            let text = "No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which \
+                        polling needs: should the slot be lost, exactly what was not published is read from the table.";
+            self.note(&setting::TABLE, text);
+        }
+        let Some(marked) = marked::marked(columns) else { return };
+        let text = format!(
+            "{}. Where these say what was published, and nobody else writes them, walrelay can do so: with the words of your \
+             application, and UPDATE on the table. docs/upkeep.md:",
+            marked.columns
+        );
+        self.note(&setting::PENDING, &text);
+        for (setting, sql) in [(&setting::PENDING, marked.pending), (&setting::MARK, marked.mark)] {
+            let key = setting.key.rsplit('.').next().unwrap_or_default();
+            self.draft.note(setting, &format!("{key} = {}", toml::Value::from(sql)));
         }
     }
 
