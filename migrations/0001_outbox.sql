@@ -19,8 +19,12 @@ create table {table} (
     )
 );
 
+-- For reading what was not published, where a slot cannot serve, and for deleting what is published and old.
+create index on {table} (xid);
+create index on {table} (created_at);
+
 comment on table {table} is
-    'Transactional outbox: insert an event in the transaction it belongs to, walrelay publishes it to Kafka. Rows may be deleted at any time after their commit.';
+    'Transactional outbox: insert an event in the transaction it belongs to, walrelay publishes it to Kafka. Rows stay until they are published: should the slot be lost, they are read from here. Let walrelay cleanup delete them, or outbox.retention.';
 comment on column {table}.id is 'Names the event for ever; consumers drop duplicates by it.';
 comment on column {table}.aggregatetype is 'Selects the topic.';
 comment on column {table}.aggregateid is 'Key of the record: events with the same one keep their order. Null: no key, no order.';
@@ -28,4 +32,4 @@ comment on column {table}.type is 'Type of the event; kept in the table, not sen
 comment on column {table}.payload is 'Value of the record. Null: a tombstone.';
 comment on column {table}.seq is 'Order of insertion, not of commits.';
 comment on column {table}.xid is 'The transaction that inserted the row.';
-comment on column {table}.created_at is 'Start of the transaction that inserted the row: delete old rows by it.';
+comment on column {table}.created_at is 'Start of the transaction that inserted the row: walrelay cleanup goes by it.';
