@@ -10,7 +10,7 @@ use crate::config::effective::effective;
 /// # Errors
 /// [`crate::error::Kind::Config`] with the place where it was typed.
 pub fn check_config(args: &CheckConfigArgs) -> Outcome {
-    offline(&Loaded::new(&args.settings.flags(), args.settings.common.config.as_deref())?)
+    offline(&Loaded::new(&args.settings.flags(), args.settings.relay.common.config.as_deref())?)
 }
 
 /// The same of what was loaded.

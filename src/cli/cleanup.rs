@@ -271,7 +271,7 @@ pub const CLEANUP_HELP: &str = "\
 Examples:
   walrelay cleanup --config walrelay.toml --dry-run
   walrelay cleanup --config walrelay.toml --older-than 7d
-  walrelay cleanup --slot orders --brokers localhost:9092 --older-than 12h --json
+  walrelay cleanup --slot orders --brokers localhost:9092 --older-than 12h
 
 Rows go that are published and old; what is not published stays, whatever its age. Writers and readers are not in the way of it, nor it in theirs: rows that somebody holds are left. Partitions that hold nothing else are dropped whole.
 

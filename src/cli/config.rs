@@ -107,6 +107,23 @@ impl InitArgs {
     }
 }
 
+pub(super) const HELP: &str = "\
+Examples:
+  walrelay config init --table sales.outbox --output walrelay.toml
+  walrelay config check --config walrelay.toml
+  walrelay config import connector.json --output walrelay.toml
+
+Exit codes:
+  0   done, or `run` would take it
+  1   import: an option was left out that consumers may notice
+  2   it cannot be meant like this
+  10  Postgres cannot be reached (11: refuses)
+  12  check: the server is not fit for logical replication
+  14  check: the slot is lost, or not ours
+  15  init, check: publication or table are not as events need them
+  20  check: the row cannot be routed
+Each command's own --help has more.";
+
 pub(super) const CHECK_CONFIG_HELP: &str = "\
 Examples:
   walrelay check-config --config walrelay.toml
@@ -122,7 +139,8 @@ const INIT_HELP: &str = "\
 Examples:
   walrelay config init --table outbox > walrelay.toml
   walrelay config init --table sales.outbox --output walrelay.toml
-  walrelay config init --table '\"My Schema\".\"Out Box\"' --database-url postgres://me@db/shop
+  walrelay config init --table '\"My Schema\".\"Out Box\"' \\
+    --database-url postgres://me@db/shop
 
 The table is looked at, and no row is read. In the file each guess says what it was made from; on standard error there is one line per column. Read it, change what is wrong, then: walrelay setup, config check, run.
 
@@ -135,11 +153,13 @@ Exit codes:
 const CHECK_HELP: &str = "\
 Examples:
   walrelay config check --config walrelay.toml
-  walrelay config check --config walrelay.toml --id 6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11 --no-body
-  walrelay config check --config walrelay.toml --json | jq .record.topic
+  walrelay config check --config walrelay.toml --no-body \\
+    --id 6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11
+  walrelay config check --config walrelay.toml --json | \\
+    jq '.outboxes[].record.topic'
   walrelay config check --config walrelay.toml --offline
 
-Where a database is configured, table, publication and slot are looked at as `run` would, and a row goes the way it would go; the newest, unless --id names another. The role needs SELECT on the table for that, which `run` does not. Nothing is changed, and Kafka is not asked. A publication or slot that is not there yet is no error. Where no database is configured, and with --offline, this is check-config.
+Where a database is configured, table, publication and slot are looked at as `run` would, the SQL of outbox.pending, mark and order_by is prepared, and a row goes the way it would go; the newest, unless --id names another. The role needs SELECT on the table for that, which `run` does not. Nothing is changed, and Kafka is not asked. A publication or slot that is not there yet is no error. Where no database is configured, and with --offline, this is check-config.
 
 Exit codes:
   0   `run` would take it; also where the table is empty
@@ -154,7 +174,8 @@ const IMPORT_HELP: &str = "\
 Examples:
   walrelay config import connector.json > walrelay.toml
   walrelay config import application.properties --output walrelay.toml
-  curl -s connect:8083/connectors/outbox/config | walrelay config import - --json
+  curl -s connect:8083/connectors/outbox/config | \\
+    walrelay config import - --json
 
 Nothing is connected to, and no password is read into the file. On standard error there is one line per option that could not be carried over: whether consumers see it, why, and what to do. docs/moving-from-debezium.md has the whole way.
 

@@ -16,6 +16,7 @@ pub mod check;
 pub mod check_config;
 pub mod cleanup;
 pub mod config;
+mod help;
 pub mod import;
 pub mod init;
 pub mod load;
@@ -36,6 +37,8 @@ pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs
 pub use replay::ReplayArgs;
 pub use verify::VerifyArgs;
 
+use help::{AFTER_HELP, DEMO_HELP, RUN_HELP, SETUP_HELP, STATUS_HELP, TEARDOWN_HELP};
+
 /// Relays an outbox table through a Postgres logical replication slot into Kafka.
 #[derive(Debug, Parser)]
 #[command(name = "walrelay", version, max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
@@ -51,7 +54,7 @@ pub enum Command {
     /// Relay events until told to stop
     #[command(after_help = RUN_HELP)]
     Run(RunArgs),
-    /// Check the server, then create publication and slot, and the table if wanted
+    /// Check the server, then create publication and slot, and table and column if wanted
     #[command(after_help = SETUP_HELP)]
     Setup(SetupArgs),
     /// Drop the slot and its publication; never the table
@@ -76,7 +79,7 @@ pub enum Command {
     #[command(name = "check-config", after_help = config::CHECK_CONFIG_HELP)]
     CheckConfig(CheckConfigArgs),
     /// Make a configuration of a table or of another relay's, and check one against the database
-    #[command(subcommand)]
+    #[command(subcommand, after_help = config::HELP)]
     Config(ConfigCommand),
 }
 
@@ -107,21 +110,29 @@ pub struct RunArgs {
     pub adopt_slot: bool,
 }
 
-/// The settings of `run` that have flags.
+/// Which relay it is about: what every command takes that reads tables and topics.
 #[derive(Debug, Args)]
-pub struct RunSettings {
+pub struct RelaySettings {
     /// Slot, database, file.
     #[command(flatten)]
     pub common: Common,
-    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
-    #[arg(long, value_name = "NAME")]
-    pub publication: Option<String>,
     /// Kafka's bootstrap servers, with commas between [env: WALRELAY_BROKERS]
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
     /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
     #[arg(long, value_name = "TABLE")]
     pub table: Option<String>,
+}
+
+/// The settings of `run` that have flags.
+#[derive(Debug, Args)]
+pub struct RunSettings {
+    /// Those that are not its alone.
+    #[command(flatten)]
+    pub relay: RelaySettings,
+    /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
     /// Where rows come from; slot by default [env: WALRELAY_MODE]
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
@@ -230,6 +241,10 @@ pub struct SetupArgs {
     /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
     #[arg(long, value_name = "TABLE")]
     pub table: Option<String>,
+    /// What the relay will read. With poll, table and column are all that is made and looked at: no right to replicate is
+    /// needed, and no logical wal_level. auto is as slot [env: WALRELAY_MODE]
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<Mode>,
     /// Create the table too, where it does not exist
     #[arg(long)]
     pub create_table: bool,
@@ -296,13 +311,21 @@ impl Common {
     }
 }
 
-impl RunSettings {
+impl RelaySettings {
     /// What was typed, by setting.
     pub fn flags(&self) -> Flags {
         let mut flags = self.common.flags();
         put(&mut flags, &setting::BROKERS, self.brokers.as_deref());
-        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
         put(&mut flags, &setting::TABLE, self.table.as_deref());
+        flags
+    }
+}
+
+impl RunSettings {
+    /// What was typed, by setting.
+    pub fn flags(&self) -> Flags {
+        let mut flags = self.relay.flags();
+        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
         put(&mut flags, &setting::MODE, self.mode.and_then(word).as_deref());
         put(&mut flags, &setting::ON_SLOT_LOSS, self.on_slot_loss.and_then(word).as_deref());
         put(&mut flags, &setting::BACKLOG, self.backlog.as_deref());
@@ -324,6 +347,7 @@ impl SetupArgs {
         let mut flags = self.common.flags();
         put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
         put(&mut flags, &setting::TABLE, self.table.as_deref());
+        put(&mut flags, &setting::MODE, self.mode.and_then(word).as_deref());
         flags
     }
 }
@@ -354,92 +378,6 @@ fn duration(text: &str) -> Result<Duration, String> {
 fn bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 16MiB".to_owned())
 }
-
-const AFTER_HELP: &str = "\
-Start here:
-  walrelay demo                                          see it work, on a Postgres of its own
-  walrelay setup --slot orders --create-table            table, publication and slot in yours
-  walrelay run --slot orders --brokers localhost:9092    relay until Ctrl-C
-  walrelay config init --table billing.events            a configuration for a table of yours
-
-A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
-the first of these counts.";
-
-const RUN_HELP: &str = "\
-Examples:
-  walrelay run --slot orders --brokers localhost:9092
-  walrelay run --config walrelay.toml --http 9464
-  PGHOST=db PGUSER=relay PGPASSFILE=~/.pgpass walrelay run --slot orders --brokers kafka:9092
-
-Exit codes:
-  0   told to stop, and everything acked was confirmed
-  2   the configuration cannot be meant like this
-  3   told to stop, and events were not acked in time; they are sent at the next start
-  11  Postgres refuses (31: Kafka refuses)
-  12  the server is not fit for logical replication
-  14  the slot is missing, lost, or not ours
-  15  publication or table are not as events need them
-  16  server, slot and stored position do not belong together
-  20  an event cannot be decoded or routed (21: Kafka refuses it)
-  70  a bug
-What heals by itself, such as a server that cannot be reached, is tried again for as long as it takes.";
-
-const SETUP_HELP: &str = "\
-Examples:
-  walrelay setup --slot orders --create-table
-  walrelay setup --slot orders --table sales.outbox --add-xid-column
-  walrelay setup --slot orders --table sales.outbox --dry-run | psql \"$WALRELAY_DATABASE_URL\"
-
-What is there already and fits is left alone. The publication comes before the slot, because a slot cannot decode what was written before its publication existed.
-
-Exit codes:
-  0   all there
-  2   the configuration cannot be meant like this
-  10  Postgres cannot be reached (11: refuses)
-  12  the server is not fit, or transactions kept the slot waiting for longer than --timeout
-  14  a slot of this name does not fit
-  15  publication or table do not fit";
-
-const TEARDOWN_HELP: &str = "\
-Examples:
-  walrelay teardown --slot orders
-  walrelay teardown --slot orders --yes
-
-What is stored stays where it is: a relay of a later slot of the same name publishes first what was not published.
-
-Exit codes:
-  0   gone
-  2   the configuration cannot be meant like this, or the answer was not yes
-  10  Postgres cannot be reached (11: refuses, or the publication is another role's)
-  13  a relay streams from the slot
-  14  events were not relayed yet, or the slot is not walrelay's
-  15  the publication is neither for one table only nor for those of the configuration";
-
-const STATUS_HELP: &str = "\
-Examples:
-  walrelay status --slot orders
-  walrelay status --slot orders --json --max-lag-bytes 64MiB
-  walrelay status --slot orders --watch 5
-
-Exit codes:
-  0   healthy
-  1   no relay streams from it, it is lost or about to be, or it is over a limit
-  2   the configuration cannot be meant like this
-  10  Postgres cannot be reached (11: refuses)
-  14  no such slot";
-
-const DEMO_HELP: &str = "\
-Examples:
-  walrelay demo
-  walrelay demo --seconds 30 --writers 8 --brokers localhost:9092
-
-What is called \"commit to reader\" is the p50/p99 commit-to-ack latency and a little more: from the time of the commit to the event's arrival at a reader of the topic.
-
-Exit codes:
-  0   every event was verified
-  1   not verified
-  2   the flags cannot be meant like this
-  4   Postgres' programs are missing";
 
 #[cfg(test)]
 mod tests;

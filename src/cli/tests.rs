@@ -82,6 +82,53 @@ fn config_check_takes_what_check_config_takes() {
     assert_eq!(typed(&["check-config"]).get("slot.name").map(String::as_str), Some("orders"));
 }
 
+/// Every command, by its names.
+fn commands() -> Vec<clap::Command> {
+    let mut command = Cli::command();
+    command.build();
+    let mut all: Vec<clap::Command> = vec![command];
+    let mut at = 0;
+    while let Some(next) = all.get(at).map(|command| command.get_subcommands().cloned().collect::<Vec<_>>()) {
+        all.extend(next.into_iter().filter(|command| command.get_name() != "help"));
+        at += 1;
+    }
+    all
+}
+
+#[test]
+fn every_example_is_of_one_piece_on_a_narrow_terminal_and_no_help_is_without_exit_codes() {
+    const COLUMNS: usize = 80;
+    for command in commands() {
+        let name = command.get_name().to_owned();
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let (examples, rest) = help.split_once("\n\n").unwrap();
+        assert!(name == "walrelay" || rest.contains("Exit codes:\n  0 "), "{name}");
+        assert!(examples.starts_with("Examples:\n") || name == "walrelay", "{name}");
+        for line in examples.lines() {
+            assert!(line.chars().count() <= COLUMNS, "{name}: {line}");
+        }
+        let rendered = command.clone().term_width(COLUMNS).render_help().to_string();
+        assert!(rendered.contains(examples), "{name}: wrapped in\n{rendered}");
+    }
+}
+
+#[test]
+fn a_command_has_no_flag_that_means_nothing_to_it() {
+    let command = Cli::command();
+    let has = |name: &str, flag: &str| {
+        let command = command.find_subcommand(name).unwrap();
+        command.get_arguments().any(|argument| argument.get_long() == Some(flag))
+    };
+    let of_run = ["mode", "on-slot-loss", "backlog", "max-retained-bytes", "over-budget", "http", "log", "log-format"];
+    for name in ["verify", "replay"] {
+        for flag in of_run {
+            assert!(has("run", flag) && !has(name, flag), "{name} --{flag}");
+        }
+        assert!(["slot", "database-url", "config", "brokers", "table"].iter().all(|flag| has(name, flag)), "{name}");
+    }
+    assert!(has("replay", "shutdown-timeout") && !has("verify", "shutdown-timeout") && has("setup", "mode"));
+}
+
 fn help(of: &str) -> String {
     let mut command = Cli::command().term_width(100);
     command.build();
@@ -100,7 +147,7 @@ fn the_overview_names_every_command_and_where_to_start() {
 
     Commands:
       run           Relay events until told to stop
-      setup         Check the server, then create publication and slot, and the table if wanted
+      setup         Check the server, then create publication and slot, and table and column if wanted
       teardown      Drop the slot and its publication; never the table
       status        Show how the slot and its relay are doing
       cleanup       Delete rows that are published and old, without being in anybody's way
@@ -121,10 +168,10 @@ fn the_overview_names_every_command_and_where_to_start() {
               Print version
 
     Start here:
-      walrelay demo                                          see it work, on a Postgres of its own
-      walrelay setup --slot orders --create-table            table, publication and slot in yours
-      walrelay run --slot orders --brokers localhost:9092    relay until Ctrl-C
-      walrelay config init --table billing.events            a configuration for a table of yours
+      walrelay demo                                        # see it work
+      walrelay setup --slot orders --create-table          # table and slot of yours
+      walrelay run --slot orders --brokers localhost:9092  # relay until Ctrl-C
+      walrelay config init --table billing.events          # for a table of yours
 
     A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
     the first of these counts.
@@ -180,12 +227,12 @@ fn the_help_of_run_has_examples_and_exit_codes() {
                                          machine. Without it, PGHOST, PGUSER, PGPASSFILE and so on hold
                                          [env: WALRELAY_DATABASE_URL]
           --config <FILE>                A configuration file [env: WALRELAY_CONFIG]
-          --publication <NAME>           The publication; walrelay_SLOT by default [env:
-                                         WALRELAY_PUBLICATION]
           --brokers <HOST:PORT>          Kafka's bootstrap servers, with commas between [env:
                                          WALRELAY_BROKERS]
           --table <TABLE>                The outbox table; public.outbox by default [env:
                                          WALRELAY_TABLE]
+          --publication <NAME>           The publication; walrelay_SLOT by default [env:
+                                         WALRELAY_PUBLICATION]
           --mode <MODE>                  Where rows come from; slot by default [env: WALRELAY_MODE]
                                          [possible values: slot, poll, auto]
           --on-slot-loss <WHAT>          What to do when the slot is gone; recover by default [env:
@@ -220,7 +267,7 @@ fn the_help_of_run_has_examples_and_exit_codes() {
     Examples:
       walrelay run --slot orders --brokers localhost:9092
       walrelay run --config walrelay.toml --http 9464
-      PGHOST=db PGUSER=relay PGPASSFILE=~/.pgpass walrelay run --slot orders --brokers kafka:9092
+      PGHOST=db PGUSER=relay walrelay run --slot orders --brokers kafka:9092
 
     Exit codes:
       0   told to stop, and everything acked was confirmed

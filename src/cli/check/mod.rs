@@ -28,7 +28,7 @@ use sample::Wanted;
 /// [`Kind::Config`] as `check-config`, and where no row has the id; [`Kind::Event`] where the row cannot be routed; those of
 /// [`judge`], and what connecting gives.
 pub async fn check(args: &CheckArgs) -> Outcome {
-    let loaded = Loaded::new(&args.settings.flags(), args.settings.common.config.as_deref())?;
+    let loaded = Loaded::new(&args.settings.flags(), args.settings.relay.common.config.as_deref())?;
     let config = loaded.config(false)?;
     if args.offline || !config.source.database.names_server() {
         if args.json || args.id.is_some() {

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 
-use crate::cli::RunSettings;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_line};
 use crate::cli::prompt::confirm;
 use crate::cli::verify::{Teller, range};
+use crate::cli::{RelaySettings, put};
+use crate::config::layers::Flags;
 use crate::config::setting;
 use crate::config::{Config, TableName};
 use crate::error::{Error, Kind, Result};
@@ -26,9 +27,9 @@ use report::Report;
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("rows").required(true).multiple(true))]
 pub struct ReplayArgs {
-    /// The settings `run` takes, laid over the file as they would be there; with several outboxes, --table says which one.
+    /// Which relay, laid over the file as `run` would; with several outboxes, --table says which one.
     #[command(flatten)]
-    pub settings: RunSettings,
+    pub settings: RelaySettings,
     /// Rows with one of these ids; may be given again
     #[arg(long, value_name = "VALUE", num_args = 1.., group = "rows")]
     pub id: Vec<String>,
@@ -51,17 +52,31 @@ pub struct ReplayArgs {
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
+    /// How long a stop waits for acks; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
+    #[arg(long, value_name = "DURATION")]
+    pub shutdown_timeout: Option<String>,
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
 }
 
+impl ReplayArgs {
+    fn flags(&self) -> Flags {
+        let mut flags = self.settings.flags();
+        put(&mut flags, &setting::SHUTDOWN_TIMEOUT, self.shutdown_timeout.as_deref());
+        flags
+    }
+}
+
 pub(super) const HELP: &str = "\
 Examples:
-  walrelay replay --config walrelay.toml --id 6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11
+  walrelay replay --config walrelay.toml \\
+    --id 6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11
   walrelay replay --config walrelay.toml --aggregate order-17 --dry-run
-  walrelay replay --slot orders --brokers localhost:9092 --since '2026-03-01 12:00' --until '2026-03-01 13:00'
-  walrelay replay --config walrelay.toml --aggregate order-17 order-18 --where \"type = 'OrderPlaced'\" --yes --json
+  walrelay replay --slot orders --brokers localhost:9092 \\
+    --since '2026-03-01 12:00' --until '2026-03-01 13:00'
+  walrelay replay --config walrelay.toml --aggregate order-17 order-18 \\
+    --where \"type = 'OrderPlaced'\" --yes --json
 
 All conditions given have to hold. Rows go out in the table's order, with the id, key and topic they had, and carry the header walrelay-replay: 1. Nothing in the database changes, and a relay may run meanwhile: a replayed event then comes after newer ones of its aggregate, which consumers tell by the header, and drop by its id where they know it. If a row cannot be routed, none is published. docs/replay.md has all of it.
 
@@ -160,7 +175,7 @@ fn printed(args: &ReplayArgs, report: &Report) -> Outcome {
 
 /// The configuration; of several outboxes only the one that `--table` names, if it names one.
 fn configured(args: &ReplayArgs) -> Result<(Loaded, Config)> {
-    let (mut flags, file) = (args.settings.flags(), args.settings.common.config.as_deref());
+    let (mut flags, file) = (args.flags(), args.settings.common.config.as_deref());
     let loaded = Loaded::new(&flags, file)?;
     let Some(named) = args.settings.table.as_deref().filter(|_| loaded.settings.has_several_outboxes()) else {
         let config = loaded.config(false)?;

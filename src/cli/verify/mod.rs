@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::cli::RunSettings;
+use crate::cli::RelaySettings;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_line};
 use crate::cli::session::Session;
@@ -30,9 +30,9 @@ use rows::Plan;
 /// `verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// The settings `run` takes, laid over the file as they would be there.
+    /// Which relay; laid over the file as `run` would.
     #[command(flatten)]
-    pub settings: RunSettings,
+    pub settings: RelaySettings,
     /// Compare only rows of this time or later: a timestamp as SQL reads it, in UTC unless it names a zone, or a duration
     /// for so long ago, such as 2h. The time is that of outbox.time, or of created_at and its like
     #[arg(long, value_name = "TIME")]
@@ -61,7 +61,8 @@ pub(super) const HELP: &str = "\
 Examples:
   walrelay verify --config walrelay.toml
   walrelay verify --slot orders --brokers localhost:9092 --since 24h
-  walrelay verify --config walrelay.toml --since '2026-03-01' --until '2026-03-02' --json | jq .missing
+  walrelay verify --config walrelay.toml --since 2026-03-01 --until 2026-03-02
+  walrelay verify --config walrelay.toml --json | jq .missing
   walrelay verify --config walrelay.toml --no-duplicates --limit 100
 
 Nothing is changed, no consumer group is joined, and a relay may run meanwhile. Every row is held against its topic's records by the header with its id; the order is that of outbox.order_by, or of the column that is numbered. The role needs SELECT on the table, the Kafka user Read and Describe on the topics. docs/verify.md says what this proves, and what it costs.
