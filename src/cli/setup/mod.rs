@@ -1,18 +1,20 @@
 //! `walrelay setup`: look, decide, do.
 //!
 //! [`catalog`] reads what is there, [`plan`] decides without I/O, [`create`] runs the statements. [`xid_column`] plans for
-//! a table that is there.
+//! a table that is there, and [`readable`] says whether its rows could be read without the slot.
 
 pub mod catalog;
 pub mod create;
 pub mod plan;
+mod publication;
+pub mod readable;
 pub mod xid_column;
 
-use crate::cli::SetupArgs;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_line, shell_word};
 use crate::cli::session::Session;
-use crate::config::setting;
+use crate::cli::{SetupArgs, word};
+use crate::config::{Mode, setting};
 use plan::{Object, Plan, Wanted};
 
 /// Creates what is missing, leaves what fits, and refuses what does not fit with the SQL to fix it.
@@ -33,11 +35,14 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
         publication: &source.publication,
         outboxes: &outboxes,
         create_table: args.create_table,
+        polls: source.mode == Mode::Poll,
     };
     let mut plan = plan::plan(&wanted, &found)?;
     if args.add_xid_column {
         xid_column::extend(&mut plan, &session, &outboxes, &found).await?;
+        plan.put_tables_first();
     }
+    readable::look(&mut plan, &session, &wanted, &found, args.add_xid_column).await?;
     if args.dry_run {
         return print(&script(&plan, args.timeout));
     }
@@ -59,8 +64,12 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
     for remark in &plan.remarks {
         print_line(format_args!("note: {remark}"))?;
     }
+    for warning in &plan.warnings {
+        print_line(format_args!("warning: {warning}"))?;
+    }
     let brokers = if loaded.settings.get(&setting::BROKERS).is_some() { "" } else { " --brokers HOST:PORT" };
-    let again = if plan.steps.iter().any(|step| matches!(step.object, Object::Slot)) {
+    // A table that was made just now is empty.
+    let again = if found.tables().next().is_some() && plan.steps.iter().any(|step| step.object == Object::Slot) {
         "\n(add --backlog all, or since=TIME, the first time, if rows that are in the table already are to be published)"
     } else {
         ""
@@ -71,8 +80,13 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
 /// The flags of this `setup` that its `run` needs, too: what the environment or a file says, it finds by itself.
 fn repeated(args: &SetupArgs) -> String {
     let config = args.common.config.as_ref().map(|path| path.display().to_string());
-    let flags =
-        [("config", config.as_deref()), ("table", args.table.as_deref()), ("publication", args.publication.as_deref())];
+    let mode = args.mode.and_then(word);
+    let flags = [
+        ("config", config.as_deref()),
+        ("table", args.table.as_deref()),
+        ("publication", args.publication.as_deref()),
+        ("mode", mode.as_deref()),
+    ];
     let given = flags.into_iter().filter_map(|(flag, value)| Some(format!(" --{flag} {}", shell_word(value?))));
     given.collect()
 }
@@ -87,6 +101,7 @@ fn script(plan: &Plan, timeout: std::time::Duration) -> String {
         lines.extend(obstacle.what_to_do().map(|remedy| comment(&format!("    fix: {remedy}"))));
     }
     lines.extend(plan.present.iter().chain(&plan.remarks).map(|text| comment(text)));
+    lines.extend(plan.warnings.iter().map(|warning| comment(&format!("warning: {warning}"))));
     if plan.steps.is_empty() {
         lines.push("-- Nothing to do.".to_owned());
     } else {

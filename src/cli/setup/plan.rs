@@ -1,6 +1,7 @@
 //! What has to be done, decided from what is there. Pure.
 
-use crate::cli::setup::catalog::{Found, Place, Publication, Table};
+use crate::cli::setup::catalog::{Found, Place, Table};
+use crate::cli::setup::publication::publication;
 use crate::cli::sql::{self, Value, fill};
 use crate::config::{OutboxConfig, SlotName, TableName, setting};
 use crate::error::{Error, Kind, Result};
@@ -20,33 +21,41 @@ pub struct Wanted<'a> {
     pub outboxes: &'a [OutboxConfig],
     /// Whether to create a table where it does not exist.
     pub create_table: bool,
+    /// Whether the relay reads the table and never a slot: then there is no publication either.
+    pub polls: bool,
 }
 
 impl<'a> Wanted<'a> {
     /// The tables among the outboxes, in their order.
-    fn tables(&self) -> impl Iterator<Item = (&'a OutboxConfig, &'a TableName)> + use<'a> {
+    pub(super) fn tables(&self) -> impl Iterator<Item = (&'a OutboxConfig, &'a TableName)> + use<'a> {
         self.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)))
     }
 
     /// Their names.
-    fn names(&self) -> Vec<&'a TableName> {
+    pub(super) fn names(&self) -> Vec<&'a TableName> {
         self.tables().map(|(_, name)| name).collect()
     }
 }
 
-/// What a step makes.
+/// What a step makes, in the order of steps: whoever may not make a slot has the table by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Object {
     /// The table.
     Table,
-    /// The publication.
-    Publication,
-    /// The slot.
-    Slot,
     /// A column of the table.
     Column,
     /// An index of it, built beside writers: alone, in no transaction.
     Index,
+    /// The publication.
+    Publication,
+    /// The slot.
+    Slot,
+}
+
+impl Object {
+    fn is_of_table(self) -> bool {
+        matches!(self, Object::Table | Object::Column | Object::Index)
+    }
 }
 
 /// One thing to do.
@@ -65,17 +74,24 @@ pub struct Step {
 /// What to do, in this order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Statements: table, publication, slot, as far as each is missing.
+    /// Statements: table, column, publication, slot, as far as each is missing.
     pub steps: Vec<Step>,
     /// What is there already and fits.
     pub present: Vec<String>,
     /// What the operator should know.
     pub remarks: Vec<String>,
+    /// What may go wrong one day, and can be mended now.
+    pub warnings: Vec<String>,
     /// What keeps this role on this server from doing the steps.
     pub obstacles: Vec<Error>,
 }
 
 impl Plan {
+    /// Puts what is done to tables before publication and slot, and changes no other order.
+    pub fn put_tables_first(&mut self) {
+        self.steps.sort_by_key(|step| !step.object.is_of_table());
+    }
+
     /// All obstacles as one error.
     ///
     /// # Errors
@@ -96,17 +112,23 @@ impl Plan {
 /// Something is there and does not fit; the remedy has the SQL.
 pub fn plan(wanted: &Wanted<'_>, found: &Found) -> Result<Plan> {
     let mut plan = Plan::default();
-    serves(&found.server, &mut plan);
+    serves(wanted, &found.server, &mut plan);
+    if wanted.polls && wanted.outboxes.len() != found.outboxes.len() {
+        return Err(Error::new(Kind::Config, "messages are in no table, and cannot be polled")
+            .remedy("leave --mode poll out, or message_prefix"));
+    }
     for ((outbox, name), place) in wanted.tables().zip(&found.outboxes) {
         table(wanted, outbox, name, found, place, &mut plan)?;
     }
-    publication(wanted, found, &mut plan)?;
-    slot(wanted, found, &mut plan)?;
-    remarks(wanted, found, &mut plan);
+    if !wanted.polls {
+        publication(wanted, found, &mut plan)?;
+        slot(wanted, found, &mut plan)?;
+        remarks(wanted, found, &mut plan);
+    }
     Ok(plan)
 }
 
-fn serves(server: &Server, plan: &mut Plan) {
+fn serves(wanted: &Wanted<'_>, server: &Server, plan: &mut Plan) {
     let mut unfit =
         |cause: String, remedy: &str| plan.obstacles.push(Error::new(Kind::PostgresUnfit, cause).remedy(remedy));
     if server.major() < MAJOR_MIN {
@@ -118,10 +140,11 @@ fn serves(server: &Server, plan: &mut Plan) {
     if server.in_recovery {
         unfit("the server is a standby".to_owned(), "connect to the primary");
     }
-    if server.wal_level != "logical" {
+    if server.wal_level != "logical" && !wanted.polls {
         unfit(
             format!("wal_level is {}, not logical", server.wal_level),
-            "alter system set wal_level = 'logical'; and restart the server (on Amazon RDS: rds.logical_replication = 1)",
+            "alter system set wal_level = 'logical'; and restart the server (on Amazon RDS: rds.logical_replication = 1); \
+             or do without a slot: --mode poll",
         );
     }
 }
@@ -136,7 +159,7 @@ fn table(
 ) -> Result<()> {
     match (&place.table, wanted.create_table) {
         (Some(table), _) => {
-            table_fits(outbox, name, table)?;
+            table_fits(wanted, outbox, name, table)?;
             plan.present.push(format!("table {name} is there"));
         }
         (None, false) => {
@@ -184,10 +207,14 @@ fn table(
     Ok(())
 }
 
-fn table_fits(outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<()> {
+fn table_fits(wanted: &Wanted<'_>, outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<()> {
     let unfit = |cause: String, remedy: String| Err(Error::new(Kind::Publication, cause).remedy(remedy));
     if !matches!(table.kind.as_str(), "r" | "p") {
         return unfit(format!("{name} is not a table"), "name the outbox table with --table".to_owned());
+    }
+    if wanted.polls {
+        // Its columns are looked at where it is known how rows are read.
+        return Ok(());
     }
     if table.persistence != "p" {
         let sql = format!("alter table {name} set logged;");
@@ -221,122 +248,6 @@ fn columns(outbox: &OutboxConfig) -> impl Iterator<Item = (setting::Setting, &st
     .into_iter()
 }
 
-fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
-    let tables = wanted.names();
-    let values = [("publication", Value::Name(wanted.publication)), ("tables", Value::Tables(&tables))];
-    let name = wanted.publication;
-    match (&found.publication, &found.slot) {
-        (Some(publication), _) => {
-            let partitioned = found.tables().any(|table| table.kind == "p");
-            publication_fits(wanted, publication, partitioned)?;
-            let what = match tables.is_empty() {
-                true => String::new(),
-                false => format!(" and publishes inserts into {}", listed(&tables)),
-            };
-            plan.present.push(format!("publication {name} is there{what}"));
-            if publication.other_than_inserts {
-                let sql = fill("alter publication {publication} set (publish = 'insert');", &values)?;
-                plan.remarks.push(format!(
-                    "publication {name} publishes more than inserts, which costs traffic and is dropped; inserts are enough: {sql}"
-                ));
-            }
-        }
-        (None, Some(_)) => {
-            // A slot decodes with the catalog of the time of each change: there is no publication in its past.
-            let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(wanted.slot.as_str()))])?;
-            return Err(Error::new(
-                Kind::Publication,
-                format!("slot {} is there and publication {name} is not; a slot cannot decode what was written before its publication", wanted.slot),
-            )
-            .remedy(format!("name the publication it was made for with --publication, or drop the slot and run setup again: {drop}")));
-        }
-        (None, None) => {
-            refuse_if(plan, !found.room.may_create, || {
-                Error::new(
-                    Kind::PostgresRefused,
-                    format!(
-                        "role {} may not create publications in database {}",
-                        found.server.role, found.server.database
-                    ),
-                )
-                .remedy(grant("grant create on database {database} to {role};", &found.server))
-            });
-            for (table, place) in tables.iter().zip(&found.outboxes) {
-                refuse_if(plan, place.table.as_ref().is_some_and(|table| !table.owned), || {
-                    Error::new(Kind::PostgresRefused, format!("role {} does not own table {table}", found.server.role))
-                        .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run")
-                });
-            }
-            let template = if tables.is_empty() { sql::CREATE_PUBLICATION_OF_NOTHING } else { sql::CREATE_PUBLICATION };
-            plan.steps.push(Step {
-                object: Object::Publication,
-                doing: format!("creating publication {name}"),
-                done: format!("publication {name} created"),
-                sql: fill(template, &values)?,
-            });
-        }
-    }
-    Ok(())
-}
-
-fn publication_fits(wanted: &Wanted<'_>, publication: &Publication, partitioned: bool) -> Result<()> {
-    let tables = wanted.names();
-    let values = [("publication", Value::Name(wanted.publication)), ("tables", Value::Tables(&tables))];
-    let is_ours = |(schema, name): &(String, String)| {
-        tables.iter().any(|table| schema == table.schema() && name == table.table())
-    };
-    let exactly_ours = publication.tables.len() == tables.len() && publication.tables.iter().all(is_ours);
-    let set_table = match tables.is_empty() {
-        true => "drop publication {publication};",
-        false => "alter publication {publication} set table {tables};",
-    };
-    let faults = [
-        (publication.all_tables, "publishes all tables", "drop publication {publication};"),
-        (publication.publishes_schemas, "publishes whole schemas", set_table),
-        (
-            !publication.all_tables && !publication.publishes_schemas && !exactly_ours,
-            match tables.as_slice() {
-                [] => "publishes tables, and only messages are relayed",
-                [_] => "does not publish exactly the outbox table",
-                _ => "does not publish exactly the outbox tables",
-            },
-            set_table,
-        ),
-        (publication.row_filter, "has a row filter, which drops events silently", set_table),
-        (publication.column_list, "has a column list, which hides columns silently", set_table),
-        (!publication.inserts, "does not publish inserts", "alter publication {publication} set (publish = 'insert');"),
-        (
-            partitioned && !publication.via_root,
-            "publishes partitions under their own names",
-            "alter publication {publication} set (publish_via_partition_root = true);",
-        ),
-    ];
-    let present = || faults.iter().filter(|(present, ..)| *present);
-    let what: Vec<_> = present().map(|(_, what, _)| *what).collect();
-    if what.is_empty() {
-        return Ok(());
-    }
-    let mut statements: Vec<_> = present().map(|(.., sql)| fill(sql, &values)).collect::<Result<_>>()?;
-    if publication.all_tables {
-        statements.truncate(1);
-        statements.push("and run setup again, or name another publication with --publication".to_owned());
-    }
-    statements.dedup();
-    let (s, names) = (if tables.len() == 1 { "" } else { "s" }, listed(&tables));
-    let cause = match tables.is_empty() {
-        true => format!("publication {} does not fit: it {}", wanted.publication, what.join(", and ")),
-        false => {
-            format!("publication {} does not fit table{s} {names}: it {}", wanted.publication, what.join(", and "))
-        }
-    };
-    Err(Error::new(Kind::Publication, cause).remedy(statements.join(" ")))
-}
-
-fn listed(tables: &[&TableName]) -> String {
-    let names: Vec<_> = tables.iter().map(|table| table.to_string()).collect();
-    names.join(", ")
-}
-
 fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
     let server = &found.server;
     let name = wanted.slot.as_str();
@@ -348,7 +259,10 @@ fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
     }
     refuse_if(plan, !server.may_replicate, || {
         Error::new(Kind::PostgresRefused, format!("role {} may not create replication slots", server.role))
-            .remedy(grant("alter role {role} replication; (on Amazon RDS: grant rds_replication to {role};)", server))
+            .remedy(grant(
+                "alter role {role} replication; (on Amazon RDS: grant rds_replication to {role};) or do without a slot: --mode poll",
+                server,
+            ))
     });
     refuse_if(plan, found.room.free_slots < 1, || {
         Error::new(Kind::PostgresUnfit, "all replication slots are taken")
@@ -368,7 +282,7 @@ fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
     Ok(())
 }
 
-fn slot_fits(name: &SlotName, slot: &Slot, server: &Server) -> Result<()> {
+pub(super) fn slot_fits(name: &SlotName, slot: &Slot, server: &Server) -> Result<()> {
     let unusable = |cause: String| Error::new(Kind::SlotUnusable, format!("slot {name} {cause}"));
     let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(name.as_str()))])?;
     let other_name = |cause: String| unusable(cause).remedy(format!("choose another --slot, or drop this one: {drop}"));
@@ -424,14 +338,14 @@ fn remarks(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) {
     }
 }
 
-fn refuse_if(plan: &mut Plan, in_the_way: bool, error: impl FnOnce() -> Error) {
+pub(super) fn refuse_if(plan: &mut Plan, in_the_way: bool, error: impl FnOnce() -> Error) {
     if in_the_way {
         plan.obstacles.push(error());
     }
 }
 
 /// A statement with the role's and database's names quoted; these names come from the server.
-fn grant(template: &str, server: &Server) -> String {
+pub(super) fn grant(template: &str, server: &Server) -> String {
     let values = [("role", Value::Name(&server.role)), ("database", Value::Name(&server.database))];
     fill(template, &values).unwrap_or_else(|_| template.to_owned())
 }

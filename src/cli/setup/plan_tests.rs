@@ -1,5 +1,5 @@
 use super::*;
-use crate::cli::setup::catalog::Room;
+use crate::cli::setup::catalog::{Publication, Room};
 use crate::config::EventSource;
 use crate::position::Lsn;
 
@@ -60,9 +60,13 @@ fn fitting_slot() -> Slot {
 }
 
 fn planned(create_table: bool, found: &Found) -> Result<Plan> {
+    planned_for(false, create_table, found)
+}
+
+fn planned_for(polls: bool, create_table: bool, found: &Found) -> Result<Plan> {
     let outbox = outbox("outbox");
     let slot: SlotName = "orders".parse().unwrap();
-    plan(&Wanted { slot: &slot, publication: "walrelay_orders", outboxes: &[outbox], create_table }, found)
+    plan(&Wanted { slot: &slot, publication: "walrelay_orders", outboxes: &[outbox], create_table, polls }, found)
 }
 
 fn objects(plan: &Plan) -> Vec<Object> {
@@ -74,6 +78,56 @@ fn the_order_is_table_publication_slot() {
     let plan = planned(true, &without_table()).unwrap();
     assert_eq!(objects(&plan), [Object::Table, Object::Publication, Object::Slot]);
     assert!(plan.refusal().is_ok());
+}
+
+#[test]
+fn who_polls_needs_a_table_and_nothing_else() {
+    let mut bare = without_table();
+    bare.server.wal_level = "replica".into();
+    bare.server.may_replicate = false;
+    bare.room = Room { free_slots: 0, free_senders: 0, may_create: false };
+    let made = planned_for(true, true, &bare).unwrap();
+    assert_eq!((objects(&made), made.remarks.len()), (vec![Object::Table], 0));
+    assert!(made.refusal().is_ok());
+    let mut unlogged = Found { outboxes: found().outboxes, ..bare };
+    unlogged.outboxes[0].table.as_mut().unwrap().persistence = "u".into();
+    assert!(planned_for(true, false, &unlogged).unwrap().steps.is_empty(), "only a stream misses its rows");
+    unlogged.server.in_recovery = true;
+    assert!(planned_for(true, false, &unlogged).unwrap().refusal().is_err());
+
+    let slot: SlotName = "orders".parse().unwrap();
+    let messages = OutboxConfig { source: EventSource::Messages("m".into()), ..OutboxConfig::default() };
+    let wanted = Wanted { slot: &slot, publication: "p", outboxes: &[messages], create_table: false, polls: true };
+    let without = Found { outboxes: Vec::new(), ..found() };
+    assert_eq!(plan(&wanted, &without).unwrap_err().kind(), Kind::Config);
+}
+
+#[test]
+fn what_is_done_to_tables_comes_before_publication_and_slot() {
+    let mut plan = planned(true, &without_table()).unwrap();
+    for object in [Object::Column, Object::Index] {
+        let step = Step { object, doing: String::new(), done: String::new(), sql: String::new() };
+        plan.steps.push(step);
+    }
+    plan.put_tables_first();
+    let expected = [Object::Table, Object::Column, Object::Index, Object::Publication, Object::Slot];
+    assert_eq!(objects(&plan), expected);
+}
+
+#[test]
+fn a_table_that_is_made_anew_is_added_to_the_publication_it_was_dropped_from() {
+    let empty = Publication { tables: vec![], ..fitting_publication() };
+    let gone = Found { publication: Some(empty.clone()), ..without_table() };
+    let plan = planned(true, &gone).unwrap();
+    assert_eq!(objects(&plan), [Object::Table, Object::Publication, Object::Slot]);
+    assert_eq!(plan.steps[1].sql, r#"alter publication "walrelay_orders" add table "public"."outbox";"#);
+    let with_slot = planned(true, &Found { slot: Some(fitting_slot()), ..gone.clone() }).unwrap();
+    assert_eq!(objects(&with_slot), [Object::Table, Object::Publication]);
+    let of_others = Publication { owned: false, ..empty.clone() };
+    let plan = planned(true, &Found { publication: Some(of_others), ..gone.clone() }).unwrap();
+    assert_eq!(plan.refusal().unwrap_err().kind(), Kind::PostgresRefused);
+    let strange = Publication { tables: vec![("public".into(), "orders".into())], ..empty };
+    assert!(planned(true, &Found { publication: Some(strange), ..gone }).is_err());
 }
 
 #[test]
@@ -181,7 +235,11 @@ fn a_partitioned_table_is_published_as_its_root() {
 fn a_slot_without_its_publication_is_not_given_a_new_one() {
     let error = planned(false, &Found { slot: Some(fitting_slot()), ..found() }).unwrap_err();
     assert_eq!(error.kind(), Kind::Publication);
-    assert!(error.what_to_do().unwrap().contains("pg_drop_replication_slot('orders')"));
+    let remedy = error.what_to_do().unwrap();
+    assert!(remedy.contains("walrelay teardown --slot orders --force, then walrelay setup --slot orders;"), "{remedy}");
+    let physical = Slot { slot_type: "physical".into(), plugin: None, ..fitting_slot() };
+    let error = planned(false, &Found { slot: Some(physical), ..found() }).unwrap_err();
+    assert_eq!(error.kind(), Kind::SlotUnusable, "not one to be dropped as if it was ours");
 }
 
 #[test]
