@@ -11,13 +11,15 @@ use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_line};
 use crate::cli::session::Session;
 use crate::cli::table::{self, Table};
-use crate::config::{OutboxConfig, TableName};
+use crate::config::{Config, OutboxConfig, TableName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
 use crate::event::Sample;
+use crate::poll::TableFacts;
 use crate::route::Router;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::{Facts, inspect, judge};
+use crate::upkeep::Marker;
 use report::{Found, Report, Shown};
 use sample::Wanted;
 
@@ -26,7 +28,7 @@ use sample::Wanted;
 ///
 /// # Errors
 /// [`Kind::Config`] as `check-config`, and where no row has the id; [`Kind::Event`] where the row cannot be routed; those of
-/// [`judge`], and what connecting gives.
+/// [`judge`] and of [`Marker::connect`], and what connecting gives.
 pub async fn check(args: &CheckArgs) -> Outcome {
     let loaded = Loaded::new(&args.settings.flags(), args.settings.relay.common.config.as_deref())?;
     let config = loaded.config(false)?;
@@ -93,12 +95,28 @@ pub async fn check(args: &CheckArgs) -> Outcome {
         print(&report.text())?;
     }
     // The last is what the process ends with.
-    let mut errors: Vec<Error> = refused.into_iter().chain(fault).collect();
+    let mut errors: Vec<Error> =
+        refused.into_iter().chain(upkeep(&session, &config).await.err()).chain(fault).collect();
     let Some(last) = errors.pop() else { return Ok(()) };
     for error in &errors {
         note(crate::cli::output::error_lines(error));
     }
     Err(last.into())
+}
+
+/// Has Postgres read the SQL of the configuration, as `run` does at its start, or once it has to read a table.
+async fn upkeep(session: &Session, config: &Config) -> Result<()> {
+    let has_sql = |outbox: &&OutboxConfig| {
+        let of = &outbox.upkeep;
+        of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
+    };
+    let tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
+    for outbox in tables.filter(has_sql) {
+        TableFacts::read(session.client(), outbox).await?;
+    }
+    // What it would write, it only prepares.
+    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes).await?;
+    Ok(())
 }
 
 /// Whether there is a table with the columns that are needed.

@@ -8,6 +8,7 @@ use crate::event::Shown as Id;
 use crate::route::Record;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::Facts;
+use crate::upkeep::assignment;
 
 /// How much of a value is shown in the table; `--json` has all of it.
 const SHOWN_CHARS_MAX: usize = 1_000;
@@ -192,6 +193,13 @@ impl Shown {
     }
 }
 
+/// What stands in the SQL of the configuration and may be a column: more names at worst.
+fn used_by_upkeep(outbox: &OutboxConfig) -> Vec<String> {
+    let of = &outbox.upkeep;
+    let sql = [&of.pending, &of.mark, &of.order_by].into_iter().flatten().flat_map(|sql| assignment::names(sql));
+    sql.chain(of.time.clone()).collect()
+}
+
 impl Report {
     /// What holds for all outboxes.
     pub fn new(source: &SourceConfig, facts: &Facts, fit: bool, warnings: Vec<String>) -> Report {
@@ -211,7 +219,14 @@ impl Report {
     /// One outbox more, and what was found of a row.
     pub fn add(&mut self, outbox: &OutboxConfig, catalog: Option<&Catalog>, found: Found) {
         let table = catalog.and_then(|catalog| catalog.table.as_ref());
-        let columns = table.into_iter().flat_map(|table| &table.columns).map(|column| column.name.clone());
+        let columns: Vec<_> = table.into_iter().flat_map(|table| &table.columns).map(|column| &column.name).collect();
+        let (used, not_used): (Vec<_>, Vec<_>) = {
+            let by_upkeep = used_by_upkeep(outbox);
+            let is_used = |column: &String| outbox.columns.contains(column) || by_upkeep.contains(column);
+            columns.into_iter().cloned().partition(is_used)
+        };
+        // In the order in which they are read, and then in that of the table.
+        let more = used.into_iter().filter(|column| !outbox.columns.contains(column));
         let (row, record) = match &found {
             Found::Messages | Found::Elsewhere | Found::Nothing | Found::Hidden | Found::Forbidden(_) => (None, None),
             Found::Refused { id, chosen } => (Some((id, chosen)), None),
@@ -224,8 +239,8 @@ impl Report {
         self.outboxes.push(Outbox {
             table,
             message_prefix,
-            columns_used: outbox.columns.clone(),
-            columns_not_used: columns.filter(|column| !outbox.columns.contains(column)).collect(),
+            columns_used: outbox.columns.iter().cloned().chain(more).collect(),
+            columns_not_used: not_used,
             row: row.map(|(id, chosen)| RowId { id: id.clone(), chosen: chosen.clone() }),
             record,
             found,
@@ -294,6 +309,10 @@ mod tests {
     use crate::source::preflight::Server;
 
     fn report(found: Found, fit: bool) -> Report {
+        report_of(&OutboxConfig::default(), found, fit)
+    }
+
+    fn report_of(outbox: &OutboxConfig, found: Found, fit: bool) -> Report {
         let given = [(setting::SLOT.key, "orders"), (setting::DATABASE_URL.key, "postgres://relay@db/shop")];
         let flags: Flags = given.into_iter().map(|(key, text)| (key, text.to_owned())).collect();
         let source = Settings::new(&flags, &Default::default(), None).source().unwrap();
@@ -304,7 +323,7 @@ mod tests {
         let table = Some(Table { columns: columns.map(column).to_vec(), ..Table::default() });
         facts.catalogs = vec![Catalog { table, ..Catalog::default() }];
         let mut report = Report::new(&source, &facts, fit, vec!["a warning".to_owned()]);
-        report.add(&OutboxConfig::default(), facts.catalogs.first(), found);
+        report.add(outbox, facts.catalogs.first(), found);
         report
     }
 
@@ -318,6 +337,19 @@ mod tests {
 
     fn row(record: Shown) -> Found {
         Found::Row { id: "7".to_owned(), chosen: "the newest by id".to_owned(), record }
+    }
+
+    #[test]
+    fn columns_of_what_is_marked_are_used() {
+        let mut outbox = OutboxConfig::default();
+        outbox.upkeep.pending = Some("Type = 'no_column'".to_owned());
+        let report = report_of(&outbox, Found::Nothing, true);
+        assert!(
+            report.text().contains("used         id, aggregatetype, aggregateid, payload, type\n"),
+            "{}",
+            report.text()
+        );
+        assert!(report.outboxes[0].columns_not_used.is_empty());
     }
 
     #[test]

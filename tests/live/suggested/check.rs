@@ -61,6 +61,28 @@ fn what_run_would_refuse_is_refused_with_the_same_code() {
 }
 
 #[test]
+fn sql_that_run_would_refuse_is_refused_and_its_columns_are_used() {
+    let more = "[outbox]\ntable = 'TABLE'\npending = \"status = 'NEW'\"\nmark = \"status = 'SENT', sent_at = now()\"\n";
+    let (seen, toml) =
+        seen(&format!("{DEBEZIUM}; alter table outbox add status text default 'NEW', add sent_at timestamptz"), "");
+    let toml = toml.replace("[outbox]\n", "").replace(&format!("table = '{}'\n", seen.table), "")
+        + &more.replace("TABLE", &seen.table);
+    let (code, said, told) = ends(&seen.check(&toml));
+    assert_eq!(code, Some(0), "{told}");
+    assert!(said.contains("used         id, aggregatetype, aggregateid, payload, status, sent_at\n"), "{said}");
+    for (right, wrong, key) in [
+        ("pending = \"status =", "pending = \"statuss =", "outbox.pending"),
+        ("mark = \"status =", "mark = \"statuss =", "outbox.mark"),
+        ("mark = \"status = 'SENT', sent_at = now()\"", "mark = \"status = \"", "outbox.mark"),
+        ("pending = \"", "order_by = \"no_such\"\npending = \"", "outbox.order_by"),
+    ] {
+        let (code, said, told) = ends(&seen.check(&toml.replace(right, wrong)));
+        assert_eq!(code, Some(2), "{wrong}: {told}");
+        assert!(told.contains(key) && said.contains("row          none"), "{said}{told}");
+    }
+}
+
+#[test]
 fn a_row_that_stops_the_relay_is_refused_in_the_same_words() {
     let (seen, toml) = seen(DEBEZIUM, "[state]\nstore = 'slot'\n");
     RelayCommand::new("setup").config_file(&toml).succeed();
