@@ -2,7 +2,7 @@
 
 use tokio_postgres::types::Type;
 
-use crate::config::{Config, OutboxConfig, StoreKind};
+use crate::config::{Config, Mode, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::poll::{Reader, TableFacts};
 use crate::postgres::fault::{self, While};
@@ -56,9 +56,12 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
     let tells = facts.xid_column.is_some() || says_for_itself(outbox);
     if matches!(task, Task::Poll(_)) && !tells {
         let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
+        // Of several tables the file names them all.
+        let named = if config.outboxes.len() == 1 { format!(" --table '{table}'") } else { String::new() };
+        let mode = if config.source.mode == Mode::Poll { " --mode poll" } else { "" };
         return Err(Error::new(Kind::Config, cause).remedy(format!(
-            "`walrelay setup --slot {slot} --add-xid-column` adds a column with the transaction's id; or set \
-             outbox.pending and outbox.mark, or outbox.delete"
+            "`walrelay setup --slot {slot}{named}{mode} --add-xid-column`, run by the table's owner, adds a column with the \
+             transaction's id; or set outbox.pending and outbox.mark, or outbox.delete"
         )));
     }
     Ok(())

@@ -21,6 +21,7 @@ mod position;
 mod pressure;
 mod publication;
 mod recovery;
+mod remedies;
 mod replay;
 mod schema;
 mod secrets;

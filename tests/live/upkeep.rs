@@ -17,7 +17,7 @@ use crate::support::world::World;
 
 /// A database with `schema` in it instead of the usual outbox. Nothing here needs Kafka.
 #[track_caller]
-fn database(schema: &str) -> World {
+pub(super) fn database(schema: &str) -> World {
     let world = World::bare(Postgres::shared(), "127.0.0.1:9");
     world.sql().run(&format!("drop table outbox cascade; {schema}"));
     world

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::config::{OutboxConfig, SlotName, TableName};
+use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::quoted;
 use crate::source::preflight::facts::{Facts, Server, Slot};
@@ -39,16 +39,16 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
     usable(found, slot, &facts.server, &setup)?;
     let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
     let Some(published) = facts.publication() else {
-        return Err(no_publication(publication, &facts.server.database, &names, &setup));
+        return Err(no_publication(publication, &facts.server.database, slot, found, &setup));
     };
     let mut warnings = slot_warnings(&facts.server, found, slot);
     for ((outbox, name), catalog) in tables.into_iter().zip(&facts.catalogs) {
         let Some(table) = &catalog.table else {
             return Err(at_publication(format!("there is no table {name} in database {}", facts.server.database))
-                .remedy(
+                .remedy(format!(
                     "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
-                     '\"Outbox\"'. `walrelay setup --create-table` makes a table where there is none",
-                ));
+                     '\"Outbox\"'. `{setup} --create-table` makes a table where there is none"
+                )));
         };
         let (members, other_tables) = (&catalog.members, strangers(&catalog.other_tables, &names));
         Published {
@@ -68,13 +68,16 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
     Ok(warnings)
 }
 
-fn no_publication(publication: &str, database: &str, tables: &[&TableName], setup: &str) -> Error {
-    let names: Vec<_> = tables.iter().map(|table| table.to_string()).collect();
-    let of = if names.is_empty() { String::new() } else { format!("for table {} ", names.join(", ")) };
-    at_publication(format!("there is no publication {publication} in database {database}")).remedy(format!(
-        "`{setup}`, or: create publication {} {of}with (publish = 'insert'). A slot older than the publication cannot be \
-         used with it: create the slot anew",
-        quoted(publication)
+fn no_publication(publication: &str, database: &str, slot: &SlotName, found: &Slot, setup: &str) -> Error {
+    let error = at_publication(format!("there is no publication {publication} in database {database}"));
+    // One that is only to be made keeps nothing.
+    if found.restart_lsn.is_none() {
+        return error.remedy(format!("check its name; `{setup}`, run by the table's owner, makes it"));
+    }
+    error.remedy(format!(
+        "if it goes by another name, name it with --publication. If it was dropped, slot {slot} finds none in what it \
+         keeps, however often one is created again: walrelay teardown --slot {slot} --force, then {setup}, then start \
+         again: what was not published is read from the table"
     ))
 }
 

@@ -195,7 +195,15 @@ fn a_publication_that_does_not_carry_every_insert_says_which_it_would_skip() {
             (
                 |facts| facts.catalogs[0].publication = None,
                 "there is no publication walrelay_orders in database shop",
-                "create publication \"walrelay_orders\" for table public.outbox with (publish = 'insert')",
+                "`walrelay setup --slot orders`",
+            ),
+            (
+                |facts| {
+                    facts.catalogs[0].publication = None;
+                    slot_of(facts).restart_lsn = slot_of(facts).confirmed_flush_lsn;
+                },
+                "there is no publication walrelay_orders in database shop",
+                "walrelay teardown --slot orders --force, then walrelay setup --slot orders, then start",
             ),
             (
                 |facts| facts.catalogs[0].table = None,

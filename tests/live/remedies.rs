@@ -1,0 +1,143 @@
+//! What an error says to do, done: the commands in it are run as they stand, and then there is no error.
+
+use super::upkeep::database;
+use crate::support::relay::{RelayCommand, last_words};
+use crate::support::servers::{Kafka, Postgres};
+use crate::support::wait::eventually;
+use crate::support::world::{ARRIVAL, World};
+
+/// Ends `relay` with `code`, and gives what it said.
+#[track_caller]
+fn refused(command: &RelayCommand, code: i32) -> (String, String) {
+    let output = command.output();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{told}");
+    let (error, remedy) = last_words(&told);
+    (error.to_owned(), remedy.to_owned())
+}
+
+/// The commands in `remedy`, one after the other; nobody is there to be asked.
+#[track_caller]
+fn pasted(remedy: &str) -> Vec<String> {
+    let commands = remedy.split("walrelay ").skip(1).filter(|rest| rest.contains(" --"));
+    let commands: Vec<&str> = commands.filter_map(|rest| rest.split(['`', ',', ';']).next()).collect();
+    assert!(!commands.is_empty(), "nothing to paste in {remedy}");
+    let run = |text: &&str| {
+        let mut words = text.split_whitespace().map(|word| word.trim_matches('\''));
+        let name = words.next().unwrap();
+        let mut command = words.fold(RelayCommand::new(name), |command, word| command.flag(word));
+        if name == "teardown" {
+            command = command.flag("--yes");
+        }
+        command.succeed()
+    };
+    commands.iter().map(run).collect()
+}
+
+#[test]
+fn a_publication_that_was_dropped() {
+    let world = World::keeping();
+    world.setup();
+    let mut relay = world.relay();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(ARRIVAL), Some(0));
+    sql.run(&format!("drop publication walrelay_{}", world.name));
+    world.emit(&sql, "a");
+    let (error, remedy) = refused(&world.run(), 15);
+    assert!(error.contains(&format!("there is no publication walrelay_{}", world.name)), "{error}");
+    pasted(&remedy);
+    let mut relay = world.relay();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    assert_eq!(relay.terminate(ARRIVAL), Some(0));
+    // And with setup's own words.
+    sql.run(&format!("drop publication walrelay_{}", world.name));
+    world.emit(&sql, "a");
+    pasted(&refused(&world.command("setup"), 15).1);
+    let _relay = world.relay();
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+}
+
+#[test]
+fn a_table_that_was_dropped_from_under_its_publication() {
+    let world = World::new();
+    world.sql().run("drop table outbox");
+    let (error, remedy) = refused(&world.run(), 15);
+    assert!(error.contains("there is no table public.outbox"), "{error}");
+    let told = pasted(&remedy).concat();
+    assert!(told.contains("add table \"public\".\"outbox\"") && !told.contains("--backlog"), "{told}");
+    let _relay = world.relay();
+    world.emit(&world.sql(), "a");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+}
+
+#[test]
+fn neither_slot_nor_publication() {
+    let world = World::keeping();
+    let (error, remedy) = refused(&world.run(), 15);
+    assert!(error.contains(&format!("there is no publication walrelay_{}", world.name)), "{error}");
+    pasted(&remedy);
+    world.relay();
+}
+
+#[test]
+fn a_server_without_logical_wal_and_a_role_that_may_not_replicate() {
+    let major = Postgres::majors().into_iter().max().unwrap();
+    let postgres = Postgres::private(major, &[("wal_level", "replica")]);
+    let world = World::bare(&postgres, Kafka::shared().brokers());
+    let (sql, role) = (world.sql(), format!("{}_owner", world.name));
+    sql.run(&format!(
+        "create role {role} login; alter table outbox owner to {role}; grant all on schema public to {role};
+         alter table outbox add column seq bigint generated always as identity"
+    ));
+    let url = postgres.url_as(&role, &world.name);
+    let run = world.run().option("--database-url", &url).option("--mode", "poll");
+    let (error, remedy) = refused(&run, 2);
+    assert!(error.contains("cannot be polled") && remedy.contains("--table 'public.outbox' --mode poll"), "{remedy}");
+
+    let setup = world.command("setup").option("--database-url", &url);
+    let (_, remedy_of_slot) = refused(&setup.clone().flag("--add-xid-column"), 12);
+    assert!(remedy_of_slot.contains("--mode poll"), "{remedy_of_slot}");
+    let script = setup.clone().flag("--add-xid-column").flag("--dry-run").succeed();
+    let place = |what: &str| script.find(what).unwrap_or_else(|| panic!("no {what} in\n{script}"));
+    assert!(place("add column \"xid\"") < place("create publication"), "{script}");
+    assert!(place("create publication") < place("pg_create_logical_replication_slot"), "{script}");
+    let (error, _) = refused(&setup.clone().option("--mode", "poll"), 15);
+    assert!(error.contains("cannot be polled"), "{error}");
+
+    pasted(&remedy);
+    let mut relay = run.start();
+    relay.wait_ready();
+    world.emit(&sql, "a");
+    eventually("it is delivered", ARRIVAL, || world.delivered(), |records| *records == 1);
+    assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
+
+    sql.run("drop table outbox");
+    let made = setup.option("--mode", "poll").flag("--create-table").succeed();
+    assert!(made.contains("table public.outbox created") && made.contains(" --mode poll"), "{made}");
+    assert!(!made.contains("publication"), "{made}");
+    assert_eq!(sql.number("select count(*) from pg_index where indrelid = 'outbox'::regclass"), 3);
+}
+
+#[test]
+fn setup_warns_of_a_table_that_could_not_stand_in_for_its_slot() {
+    let bare = "create table outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)";
+    let world = database(bare);
+    let setup = world.command("setup");
+    let told = setup.succeed();
+    assert!(told.contains("warning: table public.outbox has no identity or serial column"), "{told}");
+    assert!(told.contains("\nwarning: no column of table public.outbox tells which transaction"), "{told}");
+    assert!(told.contains("(add --backlog all"), "{told}");
+    let ordered = setup.flag("--add-xid-column").variable("WALRELAY_OUTBOX_ORDER_BY", "aggregateid");
+    assert!(!ordered.succeed().contains("warning: "));
+    world.command("teardown").flag("--yes").succeed();
+    world.sql().run("drop table outbox");
+    let told = world.command("setup").flag("--create-table").succeed();
+    assert!(!told.contains("warning: ") && !told.contains("--backlog"), "{told}");
+    world.command("teardown").flag("--yes").succeed();
+}
