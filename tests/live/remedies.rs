@@ -79,8 +79,8 @@ fn a_table_that_was_dropped_from_under_its_publication() {
 #[test]
 fn neither_slot_nor_publication() {
     let world = World::keeping();
-    let (error, remedy) = refused(&world.run(), 15);
-    assert!(error.contains(&format!("there is no publication walrelay_{}", world.name)), "{error}");
+    let (error, remedy) = refused(&world.run(), 14);
+    assert!(error.contains(&format!("nor publication walrelay_{0} in database {0}", world.name)), "{error}");
     pasted(&remedy);
     world.relay();
 }
@@ -105,8 +105,8 @@ fn a_server_without_logical_wal_and_a_role_that_may_not_replicate() {
     assert!(remedy_of_slot.contains("--mode poll"), "{remedy_of_slot}");
     let script = setup.clone().flag("--add-xid-column").flag("--dry-run").succeed();
     let place = |what: &str| script.find(what).unwrap_or_else(|| panic!("no {what} in\n{script}"));
-    assert!(place("add column \"xid\"") < place("create publication"), "{script}");
-    assert!(place("create publication") < place("pg_create_logical_replication_slot"), "{script}");
+    assert!(place("add column \"xid\"") < place("\ncreate publication"), "{script}");
+    assert!(place("\ncreate publication") < place("pg_create_logical_replication_slot"), "{script}");
     let (error, _) = refused(&setup.clone().option("--mode", "poll"), 15);
     assert!(error.contains("cannot be polled"), "{error}");
 

@@ -31,7 +31,15 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
     }
     let setup = format!("walrelay setup --slot {slot}");
     let found = facts.slot.as_ref().ok_or_else(|| {
-        unusable(format!("there is no replication slot {slot} on this server")).remedy(format!(
+        let cause = match facts.publication() {
+            Some(_) => format!("there is no replication slot {slot} on this server"),
+            // A relay makes its slot by itself, and no publication.
+            None => format!(
+                "there is neither replication slot {slot} on this server nor publication {publication} in database {}",
+                facts.server.database
+            ),
+        };
+        unusable(cause).remedy(format!(
             "check the name; `{setup}` makes slot and publication. Rows that are in the table already are published if the \
              first `walrelay run` is given --backlog all"
         ))

@@ -151,6 +151,14 @@ fn a_slot_that_cannot_be_read_says_why() {
         &[
             (|facts| facts.slot = None, "there is no replication slot orders", "`walrelay setup --slot orders`"),
             (
+                |facts| {
+                    facts.slot = None;
+                    facts.catalogs[0].publication = None;
+                },
+                "there is neither replication slot orders on this server nor publication walrelay_orders in database shop",
+                "`walrelay setup --slot orders`",
+            ),
+            (
                 |facts| slot_of(facts).slot_type = "physical".to_owned(),
                 "slot orders is a physical slot",
                 "name another slot",
