@@ -105,6 +105,7 @@ mod tests {
             order,
             time: None,
             may_select: true,
+            may_lock: true,
             is_partitioned: false,
         }
     }
