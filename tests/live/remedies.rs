@@ -19,7 +19,8 @@ fn refused(command: &RelayCommand, code: i32) -> (String, String) {
 /// The commands in `remedy`, one after the other; nobody is there to be asked.
 #[track_caller]
 fn pasted(remedy: &str) -> Vec<String> {
-    let commands = remedy.split("walrelay ").skip(1).filter(|rest| rest.contains(" --"));
+    let is_command = |rest: &&str| rest.split_once(' ').is_some_and(|(_, flags)| flags.starts_with("--"));
+    let commands = remedy.split("walrelay ").skip(1).filter(is_command);
     let commands: Vec<&str> = commands.filter_map(|rest| rest.split(['`', ',', ';']).next()).collect();
     assert!(!commands.is_empty(), "nothing to paste in {remedy}");
     let run = |text: &&str| {

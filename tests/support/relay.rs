@@ -87,10 +87,12 @@ impl RelayCommand {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Starts it with HTTP on a free port.
+    /// Starts it; a relay has HTTP on a free port.
     pub(crate) fn start(&self) -> Relay {
         let port = free_port();
-        let command = self.clone().option("--http", &format!("127.0.0.1:{port}"));
+        let is_relay = self.arguments.first().is_some_and(|command| command == "run");
+        let http = |command: RelayCommand| command.option("--http", &format!("127.0.0.1:{port}"));
+        let command = if is_relay { http(self.clone()) } else { self.clone() };
         let process = Process::start("walrelay", command.command(), &fresh_path("log"));
         Relay { process, port }
     }
