@@ -72,7 +72,14 @@ impl Poison {
             && let Some((_, row)) = self.in_flight.pop_front()
         {
             self.suspects.remove(&row);
+            // What was acked of it is its dead letter, and when it comes again, somebody wants it tried again.
+            self.condemned.remove(&row);
         }
+    }
+
+    /// It was given up, and nothing of it is in flight.
+    pub fn forget(&mut self, row: &RowId) {
+        self.condemned.remove(row);
     }
 
     /// The broker refused this one. Whether it is known from now on what to do when it comes again.
@@ -154,5 +161,7 @@ mod tests {
             assert_eq!(poison.refused(Ticket(0), &error("this, too")), expected);
             assert!(poison.verdict(&row(1)).unwrap().without_value);
         }
+        poison.acked_below(Ticket(1));
+        assert_eq!(poison.verdict(&row(1)), None, "when it comes again, it is tried again");
     }
 }

@@ -3,6 +3,7 @@
 
 mod backlog;
 mod crashes;
+mod failed;
 mod polling;
 mod runbook;
 mod slot;

@@ -99,6 +99,9 @@ impl<S: Sink> Outlet<S> {
             };
         }
         self.counts.skipped += 1;
+        if let Some(id) = &about.id {
+            self.giving_up.poison.forget(id);
+        }
         let ticket = self.ledger.next();
         self.kept.extend(about.kept.map(|row| (ticket, row, self.xid)));
         self.ledger.enqueued(0, about.committed_at_us).map_err(contradiction)?;
