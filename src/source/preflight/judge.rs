@@ -237,3 +237,7 @@ fn is_lost(found: &Slot, slot: &SlotName, reason: &str, setup: &str) -> Error {
 #[cfg(test)]
 #[path = "judge_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "judge_later_tests.rs"]
+mod later_tests;

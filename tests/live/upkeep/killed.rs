@@ -48,8 +48,9 @@ fn aborts(relay: &mut Relay) {
 #[track_caller]
 fn nothing_is_lost(world: &World) {
     let wanted = world.sql().number("select count(*) from witness");
-    eventually("everything is published", ARRIVAL, || world.delivered(), |records| *records >= wanted);
     let mut relay = world.relay();
+    eventually("everything is published", ARRIVAL, || world.delivered(), |records| *records >= wanted);
+    world.wait_confirmed(ARRIVAL);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     world.sql().run("alter table outbox rename to what_is_left; create table outbox as table witness");
     let findings = world.assert_all_delivered();
