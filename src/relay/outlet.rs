@@ -203,13 +203,9 @@ impl<S: Sink> Outlet<S> {
                 )?;
                 Ok(None)
             }
-            Err(EnqueueError::Full) => {
+            // Which one finished the producer is told with the deliveries.
+            Err(EnqueueError::Full | EnqueueError::Finished) => {
                 self.counts.queue_full += 1;
-                self.pending = pending(record, about, false);
-                Ok(None)
-            }
-            // Which one failed is told with the deliveries.
-            Err(EnqueueError::Finished(_)) if about.id.is_some() => {
                 self.pending = pending(record, about, false);
                 Ok(None)
             }
@@ -219,9 +215,6 @@ impl<S: Sink> Outlet<S> {
                 }
                 _ => Err(error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index)),
             },
-            Err(EnqueueError::Finished(error)) => {
-                Err(error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index))
-            }
         })?;
         match refused {
             Some((id, record, error)) => self.give_up(event, id, record, &Verdict { error, without_value: false }),
@@ -256,10 +249,8 @@ impl<S: Sink> Outlet<S> {
                 let of = (pending.about, bytes, xid, pending.alone);
                 enqueued(&mut self.counts, &mut self.kept, &mut self.giving_up, &mut self.ledger, of)?;
             }
-            Err(EnqueueError::Full) => self.pending = Some(pending),
-            // Which one failed is told with the deliveries.
-            Err(EnqueueError::Finished(_)) if pending.about.id.is_some() => self.pending = Some(pending),
-            Err(EnqueueError::Refused(error) | EnqueueError::Finished(error)) => return Ok(Some((pending, error))),
+            Err(EnqueueError::Full | EnqueueError::Finished) => self.pending = Some(pending),
+            Err(EnqueueError::Refused(error)) => return Ok(Some((pending, error))),
         }
         Ok(None)
     }

@@ -48,8 +48,6 @@ pub struct KafkaSink {
     spare: Reports,
     failures: Vec<Failure>,
     report_failures_at: Option<Instant>,
-    /// The failure that said most: why nothing more is taken.
-    finished: Option<Error>,
     full: bool,
 }
 
@@ -113,7 +111,6 @@ impl KafkaSink {
             spare: Reports::default(),
             failures: Vec::new(),
             report_failures_at: None,
-            finished: None,
             full: false,
         })
     }
@@ -243,7 +240,6 @@ impl KafkaSink {
                 Some(label) => error.of_row(label),
                 None => error,
             };
-            self.finished.get_or_insert_with(|| error.clone());
             into.push(Delivery::Failed(failure.ticket, error));
         }
     }
@@ -260,15 +256,6 @@ impl KafkaSink {
         let subject = failure.subject();
         let error = faults::explain(failure.code, subject);
         if error.kind().halts() { error } else { self.inner.fatal(subject).unwrap_or(error) }
-    }
-
-    /// Why nothing more is taken after a failure.
-    fn why_finished(&mut self) -> Error {
-        self.failures.append(&mut self.inner.shared.reports().failed);
-        self.order_failures();
-        let first = self.failures.first().map(|failure| self.explain(failure));
-        let unknown = || Error::new(Kind::KafkaUnreachable, "an earlier record was not delivered");
-        self.finished.clone().or(first).unwrap_or_else(unknown)
     }
 
     fn next_turn(&mut self) -> u32 {
@@ -298,7 +285,7 @@ impl Sink for KafkaSink {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         let subject = Subject { topic: Some(record.topic), ..Subject::default() };
         if self.inner.shared.failed.load(Ordering::Acquire) {
-            return Err(EnqueueError::Finished(self.why_finished()));
+            return Err(EnqueueError::Finished);
         }
         if let Some(error) = self.too_large(record) {
             return Err(EnqueueError::Refused(error));

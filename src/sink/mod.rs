@@ -55,8 +55,8 @@ pub enum EnqueueError {
     Full,
     /// It can never be taken: too large, invalid topic. The producer goes on.
     Refused(Error),
-    /// The producer is finished: an earlier record was not delivered.
-    Finished(Error),
+    /// The producer is finished: an earlier record was not delivered, and the next deliveries say which and why.
+    Finished,
 }
 
 /// Takes records in order and says later which of them the broker has.
