@@ -14,6 +14,10 @@ use crate::support::world::{ARRIVAL, World};
 
 const EXIT: Duration = Duration::from_secs(30);
 
+/// Events of the transaction a relay was stopped inside of: which of them were delivered is told by a place in the log, and
+/// not known of rows once that log is gone.
+const STOPPED_INSIDE: usize = 3;
+
 /// A database with publication, without slot.
 fn without_slot() -> World {
     let world = World::keeping();
@@ -168,7 +172,8 @@ fn a_lost_slot_and_one_made_anew_by_somebody_else_are_recovered_from() {
     let mut relay = world.run().start();
     streaming(&world, &mut relay);
     writers.stop();
-    assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+    let copies = world.assert_all_delivered().duplicates;
+    assert!(copies <= 2 * STOPPED_INSIDE, "{copies} copies\n{}", relay.log());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! P12: on every version, on another server, and with one of the two out of reach.
 
-use super::{EXIT, streaming};
+use super::{EXIT, STOPPED_INSIDE, streaming};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
@@ -22,8 +22,11 @@ fn every_major_recovers_polls_and_hands_over() {
         for _ in 0..2 {
             writers.wait_for(100);
             world.drop_slot();
-            let made = || world.slot("active and confirmed_flush_lsn is not null");
-            eventually("the slot is made anew", ARRIVAL, made, |made| made == "true");
+            let streams = || {
+                let made = world.slot("active and confirmed_flush_lsn is not null") == "true";
+                made && relay.metric("walrelay_reads_table") == Some(0.0)
+            };
+            eventually("it streams again", ARRIVAL, streams, |streams| *streams);
         }
         assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
         world.drop_slot();
@@ -36,7 +39,8 @@ fn every_major_recovers_polls_and_hands_over() {
         }
         let mut relay = world.relay();
         writers.stop();
-        assert_eq!(world.assert_all_delivered().duplicates, 0, "{}", relay.log());
+        let copies = world.assert_all_delivered().duplicates;
+        assert!(copies <= STOPPED_INSIDE, "{copies} copies\n{}", relay.log());
         assert_eq!(relay.terminate(EXIT), Some(0));
     }
 }
