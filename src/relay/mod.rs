@@ -60,7 +60,7 @@ use self::stop::{Stop, StopSignal};
 /// What was acked and stored when it returns is confirmed, unless Postgres could not be told.
 ///
 /// # Errors
-/// Everything whose [`Disposition`] is halt, and [`Kind::ShutdownTimeout`] where a stop left events not acked. Faults
+/// Everything that [halts](Kind::halts), and [`Kind::ShutdownTimeout`] where a stop left events not acked. Faults
 /// that heal are retried here with back-off and never returned.
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
     let known = Known::default();
