@@ -76,7 +76,7 @@ impl Settings {
         if source.give_up_over_budget && source.on_loss == OnLoss::Stop {
             return refuse(&setting::OVER_BUDGET, "is give-up, and on_loss is stop", "let on_loss be recover");
         }
-        let decides = outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some() || outbox.upkeep.delete);
+        let decides = outboxes.iter().any(|outbox| outbox.upkeep.says_for_itself());
         if decides && matches!(source.backlog, Some(Backlog::None | Backlog::Since(_))) {
             let remedy = "leave it out: what is pending, or in a table rows are deleted from, is published";
             return refuse(

@@ -246,6 +246,11 @@ impl Upkeep {
         self.delete || self.mark.is_some()
     }
 
+    /// Whether the table itself tells which of its rows were not published.
+    pub fn says_for_itself(&self) -> bool {
+        self.pending.is_some() || self.delete
+    }
+
     /// Whether something is done to a row whose event was given up.
     pub fn writes_failed(&self) -> bool {
         self.delete || self.mark_failed.is_some()

@@ -244,6 +244,10 @@ fn time(all: &[Column], name: &TableName, outbox: &OutboxConfig) -> Result<Optio
     }
 }
 
+/// What to do where nothing tells the order of an aggregate's events, and somebody has to.
+pub const NEEDS_ORDER: &str = "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a \
+                               sequence, the time of the insert (clock_timestamp(), not now())";
+
 const ORDER_REMEDY: &str = "write one SQL expression over the table's columns, such as order_by = \"seq\", without ASC or \
                             DESC; types and functions outside pg_catalog need their schema";
 const PENDING_REMEDY: &str = "write one SQL condition over the table's columns, such as pending = \"status = 'NEW'\"; types \

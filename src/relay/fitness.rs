@@ -4,10 +4,9 @@ use tokio_postgres::types::Type;
 
 use crate::config::{Config, Mode, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
-use crate::poll::{Reader, TableFacts};
+use crate::poll::{NEEDS_ORDER, Reader, TableFacts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quoted;
-use crate::relay::recovery::says_for_itself;
 use crate::relay::table::Task;
 use crate::source::preflight;
 use crate::state::Rows;
@@ -48,12 +47,10 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
             "slot {slot}: rows have to be read from table {table}, and nothing tells the order of an aggregate's events: it \
              has no identity or serial column"
         );
-        return Err(Error::new(Kind::PositionMismatch, cause).remedy(
-            "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a sequence, the \
-             time of the insert (clock_timestamp(), not now()). To go on without these rows: --adopt-slot",
-        ));
+        return Err(Error::new(Kind::PositionMismatch, cause)
+            .remedy(format!("{NEEDS_ORDER}. To go on without these rows: --adopt-slot")));
     }
-    let tells = facts.xid_column.is_some() || says_for_itself(outbox);
+    let tells = facts.xid_column.is_some() || outbox.upkeep.says_for_itself();
     if matches!(task, Task::Poll(_)) && !tells {
         let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
         // Of several tables the file names them all.

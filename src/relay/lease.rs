@@ -13,7 +13,7 @@ use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::outlet::RowId;
-use crate::relay::recovery::{Plan, SlotIs, backlog, choices, plan, says_for_itself, wants_backlog};
+use crate::relay::recovery::{Plan, SlotIs, backlog, choices, plan, wants_backlog};
 use crate::relay::retention::Known;
 use crate::relay::session::{AnyStore, read_position, slot_now, watched};
 use crate::relay::table::Task;
@@ -233,7 +233,7 @@ fn polled(
     };
     let found = match gap(stored, &fresh.server, &same, facts.wal_end, history) {
         // What the table says of its rows holds on any server that has the table.
-        Err(_) if config.outboxes.iter().all(says_for_itself) => None,
+        Err(_) if config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself()) => None,
         found => found.map_err(|error| error.remedy(choices(config)))?,
     };
     let moved = stored.server.timeline != fresh.server.timeline;
@@ -242,7 +242,10 @@ fn polled(
         None if moved => known(stored, &fresh.server, history),
         None => stored.published.clone(),
     };
-    if published.is_none() && stored.catch_up.is_none() && !config.outboxes.iter().all(says_for_itself) {
+    if published.is_none()
+        && stored.catch_up.is_none()
+        && !config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself())
+    {
         let cause = "nothing that is stored tells which rows of the table were published".to_owned();
         return Err(Error::new(Kind::PositionMismatch, cause).remedy(choices(config)));
     }

@@ -204,8 +204,8 @@ impl<S: Sink> Outlet<S> {
                 Ok(None)
             }
             // Which one finished the producer is told with the deliveries.
-            Err(EnqueueError::Full | EnqueueError::Finished) => {
-                self.counts.queue_full += 1;
+            Err(full @ (EnqueueError::Full | EnqueueError::Finished)) => {
+                self.counts.queue_full += u64::from(matches!(full, EnqueueError::Full));
                 self.pending = pending(record, about, false);
                 Ok(None)
             }

@@ -109,9 +109,7 @@ impl Poison {
 
     /// It is given up for this reason: what is refused of it from now on is its dead letter.
     pub fn give_up(&mut self, row: &RowId, verdict: &Verdict) {
-        if !self.condemned.contains_key(row) {
-            self.condemned.insert(row.clone(), verdict.clone());
-        }
+        self.condemned.entry(row.clone()).or_insert_with(|| verdict.clone());
     }
 }
 

@@ -87,7 +87,7 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
     if stored.stream_only.iter().any(|oid| stored.table_oids.contains(oid)) {
         return refused("; rows do not stay in the table, so what was not relayed is in it no more, and lost");
     }
-    if published.is_none() && !config.outboxes.iter().all(says_for_itself) {
+    if published.is_none() && !config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself()) {
         return refused("; nothing that is stored tells which rows of the table were published");
     }
     Ok(Plan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
@@ -98,11 +98,6 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
 pub(super) fn wants_backlog(config: &Config) -> bool {
     let is_pending = |outbox: &OutboxConfig| outbox.upkeep.pending.is_some();
     config.source.backlog.is_some() || config.outboxes.iter().any(is_pending)
-}
-
-/// Whether the table itself tells which of its rows were not published.
-pub(super) fn says_for_itself(outbox: &OutboxConfig) -> bool {
-    outbox.upkeep.pending.is_some() || outbox.upkeep.delete
 }
 
 /// Which rows are read where nothing was published before. That they can be told is seen to by the configuration.

@@ -27,7 +27,7 @@ use crate::relay::outlet::{Outlet, RowId, Setup};
 use crate::relay::poison::Poison;
 use crate::relay::pump::Ended;
 use crate::relay::reading::{Read, Reading};
-use crate::relay::recovery::{Plan, says_for_itself, which};
+use crate::relay::recovery::{Plan, which};
 use crate::relay::report::tell_oldest;
 use crate::relay::slot::{Made, make_slot};
 use crate::relay::stop::{Stop, StopSignal};
@@ -312,10 +312,8 @@ impl Work<'_> {
                 let oldest = control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
                 // Making a slot waits for whoever is under way, and nothing is published meanwhile. Who is there at one look
                 // only does not count.
-                let waits = oldest.is_some() && held_by.replace(oldest).is_none_or(|before| before == oldest);
-                if oldest.is_none() {
-                    held_by = Some(None);
-                }
+                let before = held_by.replace(oldest);
+                let waits = oldest.is_some() && before.is_none_or(|before| before == oldest);
                 if !waits && can_have_slot(self.reader.client(), self.config).await? {
                     self.reading.save().await?;
                     return Ok(Ended::Again);
@@ -364,7 +362,7 @@ impl Work<'_> {
                 continue;
             }
             // Rows that say for themselves whether they are pending are all behind nothing.
-            let decides = says_for_itself(outbox);
+            let decides = outbox.upkeep.says_for_itself();
             let order = facts.order.as_ref().map(|order| order.sql.clone());
             let same = facts.oid == catch_up.table_oid && order == catch_up.order;
             let after = catch_up.after.take_if(|_| same && !decides);

@@ -8,7 +8,7 @@ use super::{Replay, Table};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
 use crate::poll::select::{extent, rows};
-use crate::poll::{PolledRow, Selection, Which};
+use crate::poll::{NEEDS_ORDER, PolledRow, Selection, Which};
 use crate::position::Lsn;
 use crate::route::Router;
 
@@ -113,10 +113,7 @@ fn orderless(table: &str, count: u64) -> Error {
         "{count} rows of table {table} are asked for, and nothing tells the order of an aggregate's events: it has no \
          identity or serial column"
     );
-    Error::new(Kind::Config, cause).remedy(
-        "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a sequence, the time \
-         of the insert (clock_timestamp(), not now()); or replay one row at a time with --id",
-    )
+    Error::new(Kind::Config, cause).remedy(format!("{NEEDS_ORDER}; or replay one row at a time with --id"))
 }
 
 /// Takes rows to where they would go.

@@ -46,7 +46,7 @@ impl OwnedRecord {
     /// The dead letter of this record: key, value and headers as they are, behind them those that say why. Its topic is
     /// empty where the row has none.
     #[must_use]
-    pub fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>, without_value: bool) -> OwnedRecord {
+    pub fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
         let original = std::mem::replace(&mut self.topic, topic.to_owned());
         self.partition = None;
         let mut header = |name: &str, value: Vec<u8>| self.headers.push((name.to_owned(), Some(value)));
@@ -60,7 +60,13 @@ impl OwnedRecord {
         header(OUTBOX_HEADER, reason.outbox.into());
         header(ROW_HEADER, reason.row.to_vec());
         header(PLACE_HEADER, format!("{}:{}", reason.place.commit_lsn, reason.place.index).into());
-        if without_value && let Some(value) = self.value.take() {
+        self
+    }
+
+    /// The same without its value, and a header that says how large that was.
+    #[must_use]
+    pub fn without_value(mut self) -> OwnedRecord {
+        if let Some(value) = self.value.take() {
             self.headers.push((OMITTED_HEADER.to_owned(), Some(value.len().to_string().into())));
         }
         self
@@ -108,7 +114,7 @@ mod tests {
                 headers.collect::<Vec<_>>(),
             )
         };
-        let letter = OwnedRecord::of(&record).into_dead_letter("dead", &reason, false).with_record(shown);
+        let letter = OwnedRecord::of(&record).into_dead_letter("dead", &reason).with_record(shown);
         assert_eq!(
             (letter.0.as_str(), letter.1.as_deref(), letter.2.as_deref(), letter.3),
             ("dead", Some("k"), Some("xyz"), None)
@@ -125,7 +131,7 @@ mod tests {
             "walrelay-original-position=0/10:2",
         ];
         assert_eq!(letter.4, expected);
-        let without = OwnedRecord::of(&record).into_dead_letter("dead", &reason, true).with_record(shown);
+        let without = OwnedRecord::of(&record).into_dead_letter("dead", &reason).without_value().with_record(shown);
         assert_eq!((without.2, without.4.last().map(String::as_str)), (None, Some("walrelay-omitted-value-bytes=3")));
     }
 }

@@ -5,6 +5,7 @@
 //! | [`options`], [`properties`] | what librdkafka is told, and what nobody may tell it |
 //! | [`faults`] | error code to what becomes of the relay |
 //! | [`connection`] | whether Kafka answers |
+//! | `closing` | letting go of a client without waiting for its threads |
 //! | [`redact`] | secrets out of librdkafka's words |
 //! | `context` | librdkafka's callbacks, on its polling thread |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
@@ -13,6 +14,7 @@
 
 use std::future::Future;
 
+mod closing;
 pub mod connection;
 mod context;
 pub mod faults;
@@ -25,6 +27,7 @@ pub mod producer;
 pub mod properties;
 pub mod redact;
 
+pub(crate) use closing::close_aside;
 pub use connection::Connection;
 pub(crate) use context::{code, log};
 pub use kafka::KafkaSink;

@@ -34,7 +34,7 @@ impl Pair {
         let primary = Postgres::private(major, &[]);
         let mut world = World::on(&primary, Kafka::shared().brokers());
         let standby = Postgres::standby_of(&primary);
-        world.database_url = either(&primary, &standby, &world.name);
+        world.database_url = primary.url_of_either(&standby, &world.name);
         Pair { world, primary, standby }
     }
 
@@ -61,15 +61,6 @@ impl Pair {
         let primary = self.primary.sql();
         eventually("the standby is cut off", EXIT, || primary.text(&active), |active| active == "false");
     }
-}
-
-/// A URL of `database` on whichever of the two takes writes.
-fn either(one: &Postgres, other: &Postgres, database: &str) -> String {
-    format!(
-        "postgres://postgres@{},{}/{database}?sslmode=disable&target_session_attrs=read-write",
-        one.address(),
-        other.address()
-    )
 }
 
 /// Ids of all events in the table.
@@ -256,7 +247,7 @@ fn another_server_with_a_slot_of_the_same_name_is_refused_by_a_running_relay_unt
     let elsewhere = other.url(&world.name);
     world.command("setup").option("--database-url", &elsewhere).succeed();
     world.emit(&Sql::connect(&elsewhere), "elsewhere");
-    world.database_url = either(&one, &other, &world.name);
+    world.database_url = one.url_of_either(&other, &world.name);
 
     let mut relay = world.relay();
     world.emit(&world.sql(), "here");

@@ -366,12 +366,7 @@ fn a_promoted_standby_without_the_slot_is_recovered_from() {
     let mut world = World::keeping_on(&primary, Kafka::shared().brokers());
     world.setup();
     let standby = Postgres::standby_of(&primary);
-    world.database_url = format!(
-        "postgres://postgres@{},{}/{}?sslmode=disable&target_session_attrs=read-write",
-        primary.address(),
-        standby.address(),
-        world.name
-    );
+    world.database_url = primary.url_of_either(&standby, &world.name);
     let mut relay = world.relay();
     let writers = world.workload(&Plan::default());
     writers.wait_for(200);

@@ -11,5 +11,6 @@ pub(crate) mod servers;
 pub(crate) mod sql;
 pub(crate) mod topic;
 pub(crate) mod wait;
+pub(crate) mod watchdog;
 pub(crate) mod workload;
 pub(crate) mod world;

@@ -1,9 +1,11 @@
 //! A child process: its log, its signals, its end.
 
 use std::fs::File;
+use std::io::Read;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{guardian, wait};
@@ -91,6 +93,38 @@ impl Drop for Process {
         }
         guardian::release(self.child.id());
     }
+}
+
+/// Runs a command to its end and gives what it wrote; panics with what it wrote so far if that takes too long.
+#[track_caller]
+pub(crate) fn output_of(mut command: Command, deadline: Duration) -> Output {
+    let caller = Location::caller();
+    let program = command.get_program().to_owned();
+    let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = started.unwrap_or_else(|error| panic!("{} did not start: {error}", program.display()));
+    guardian::watch(child.id());
+    let (out, err) = (all_of(child.stdout.take()), all_of(child.stderr.take()));
+    let ended = wait::until(deadline, || child.try_wait().expect("wait for a child"));
+    let status = ended.unwrap_or_else(|| {
+        child.kill().expect("kill a child");
+        child.wait().expect("wait for a child")
+    });
+    guardian::release(child.id());
+    let output = Output { status, stdout: out.join().expect("its output"), stderr: err.join().expect("its output") };
+    if ended.is_none() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        panic!("{caller}: {} did not end within {deadline:?}; it said:\n{said}", program.display());
+    }
+    output
+}
+
+/// Reads to the end, on a thread of its own.
+fn all_of(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        from.map(|mut from| from.read_to_end(&mut all)).transpose().expect("its output");
+        all
+    })
 }
 
 /// Sends a signal by name to a process of ours that is not our child (a walsender, say).

@@ -4,17 +4,20 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::panic::Location;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::guardian::run_directory;
-use super::process::Process;
+use super::process::{Process, output_of};
 use super::servers::free_port;
 use super::wait;
 
 /// How long a relay may take to become ready on two busy cores.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long a command that ends by itself may take.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(300);
 
 /// A `walrelay` command before it runs.
 #[derive(Debug, Clone, Default)]
@@ -72,10 +75,10 @@ impl RelayCommand {
         command
     }
 
-    /// Runs it to its end and gives what it wrote. For commands that end by themselves.
+    /// Runs it to its end and gives what it wrote. For commands that end by themselves, and soon.
     #[track_caller]
     pub(crate) fn output(&self) -> Output {
-        self.command().stdin(Stdio::null()).output().expect("walrelay")
+        output_of(self.command(), COMMAND_DEADLINE)
     }
 
     /// Runs it to its end; panics with its words unless it succeeds.

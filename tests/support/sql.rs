@@ -6,6 +6,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, NoTls, Row};
 
+/// How long a statement may take. None of a test's waits for longer, and one that waits for ever is to be named.
+const DEADLINE: Duration = Duration::from_secs(300);
+
 /// One connection with the small runtime that drives it.
 pub(crate) struct Sql {
     runtime: Runtime,
@@ -19,7 +22,8 @@ impl Sql {
         let mut config: Config = url.parse()?;
         config.connect_timeout(Duration::from_secs(5)).application_name("walrelay-tests");
         let client = runtime.block_on(async {
-            let (client, connection) = config.connect(NoTls).await?;
+            let (client, connection) =
+                tokio::time::timeout(DEADLINE, config.connect(NoTls)).await.expect("an answer to a new session")?;
             tokio::spawn(connection);
             Ok::<_, Error>(client)
         })?;
@@ -33,7 +37,7 @@ impl Sql {
 
     /// Runs statements without parameters.
     pub(crate) fn try_run(&self, sql: &str) -> Result<(), Error> {
-        self.runtime.block_on(self.client.batch_execute(sql))
+        self.within(sql, self.client.batch_execute(sql))
     }
 
     #[track_caller]
@@ -42,7 +46,13 @@ impl Sql {
     }
 
     pub(crate) fn try_rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
-        self.runtime.block_on(self.client.query(sql, parameters))
+        self.within(sql, self.client.query(sql, parameters))
+    }
+
+    /// Drives what `sql` does, and panics where that does not end.
+    fn within<T>(&self, sql: &str, doing: impl Future<Output = T>) -> T {
+        let ended = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, doing).await });
+        ended.unwrap_or_else(|_| panic!("no end within {DEADLINE:?}: {sql}"))
     }
 
     #[track_caller]

@@ -59,8 +59,13 @@ const CLIENT_PATIENCE: Duration = Duration::from_secs(5);
 fn reader(brokers: &str, topic: &str) -> (BaseConsumer, Metadata) {
     let found = wait::until(PATIENCE, || {
         let consumer = consumer(brokers);
-        let metadata = consumer.fetch_metadata(Some(topic), CLIENT_PATIENCE).ok()?;
-        Some((consumer, metadata))
+        match consumer.fetch_metadata(Some(topic), CLIENT_PATIENCE) {
+            Ok(metadata) => Some((consumer, metadata)),
+            Err(_) => {
+                close(consumer);
+                None
+            }
+        }
     });
     found.unwrap_or_else(|| panic!("no metadata of {topic} from {brokers} within {PATIENCE:?}"))
 }
@@ -92,16 +97,27 @@ fn ends(consumer: &BaseConsumer, metadata: &Metadata, topic: &str) -> Vec<(i32, 
     ends
 }
 
+/// Drops a client on a thread of its own: librdkafka's threads were seen not to end, and a test is not to wait for that.
+pub(crate) fn close(client: impl Send + 'static) {
+    std::thread::spawn(move || drop(client));
+}
+
+/// Partitions of the topic with their first offsets and those behind their last.
+fn extent(brokers: &str, topic: &str) -> Vec<(i32, i64, i64)> {
+    let (consumer, metadata) = reader(brokers, topic);
+    let ends = ends(&consumer, &metadata, topic);
+    close(consumer);
+    ends
+}
+
 /// How many records the topic holds; 0 where it does not exist.
 pub(crate) fn count(brokers: &str, topic: &str) -> i64 {
-    let (consumer, metadata) = reader(brokers, topic);
-    ends(&consumer, &metadata, topic).iter().map(|(_, low, high)| high - low).sum()
+    extent(brokers, topic).iter().map(|(_, low, high)| high - low).sum()
 }
 
 /// How many partitions it has; 0 where it does not exist.
 pub(crate) fn partitions(brokers: &str, topic: &str) -> usize {
-    let (consumer, metadata) = reader(brokers, topic);
-    ends(&consumer, &metadata, topic).len()
+    extent(brokers, topic).len()
 }
 
 /// Everything in the topic up to the high watermarks of this moment, by partition and offset.
@@ -114,10 +130,9 @@ pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
     }
     let mut left: i64 = ends.iter().map(|(_, low, high)| high - low).sum();
     let mut records = Vec::new();
-    if left == 0 {
-        return records;
+    if left > 0 {
+        consumer.assign(&assignment).expect("assign");
     }
-    consumer.assign(&assignment).expect("assign");
     while left > 0 {
         let message = consumer.poll(PATIENCE).unwrap_or_else(|| panic!("{topic}: {left} records did not come"));
         let message = message.unwrap_or_else(|error| panic!("{topic}: {error}"));
@@ -128,6 +143,7 @@ pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
             left -= 1;
         }
     }
+    close(consumer);
     records.sort_by_key(|record| (record.partition, record.offset));
     records
 }
@@ -172,7 +188,11 @@ fn make<'a>(brokers: &str, mut new: NewTopic<'a>, settings: &[(&'a str, &'a str)
     for (name, value) in settings {
         new = new.set(name, value);
     }
-    let made = block_on(admin(brokers).create_topics([&new], &AdminOptions::new())).expect("create a topic");
+    let admin = admin(brokers);
+    let made =
+        block_on(async { tokio::time::timeout(PATIENCE, admin.create_topics([&new], &AdminOptions::new())).await });
+    let made = made.expect("an answer of the broker").expect("create a topic");
+    close(admin);
     assert!(made.iter().all(Result::is_ok), "{made:?}");
     let expected = usize::try_from(new.num_partitions).expect("a count of partitions");
     super::wait::eventually("it has leaders", PATIENCE, || partitions(brokers, new.name), |found| *found == expected);

@@ -12,6 +12,7 @@ use super::servers::{Kafka, Postgres};
 use super::sql::Sql;
 use super::topic::{self, Record};
 use super::wait::{self, eventually};
+use super::watchdog::Watched;
 use super::workload::{Plan, SCHEMA, Workload};
 
 /// How long everything committed may take to arrive, once nothing is in the way.
@@ -30,6 +31,7 @@ pub(crate) struct World {
     /// Aggregate types that are used; `kind(n)` and `topic(n)` count into them.
     kinds: Vec<String>,
     _witness: Witness,
+    _watched: Watched,
 }
 
 impl World {
@@ -63,6 +65,7 @@ impl World {
             kinds: (0..3).map(|number| format!("{name}.kind{number}")).collect(),
             name,
             _witness: Witness,
+            _watched: Watched::new(),
         };
         world.sql().run(&format!("{OUTBOX}; {SCHEMA}"));
         world

@@ -5,7 +5,7 @@ use crate::cli::setup::catalog::Found;
 use crate::cli::setup::plan::{Plan, Wanted};
 use crate::config::OutboxConfig;
 use crate::error::{Error, Kind, Result};
-use crate::poll::TableFacts;
+use crate::poll::{NEEDS_ORDER, TableFacts};
 use crate::source::preflight::MAJOR_MIN;
 
 /// Adds to `plan` what stands in the way of reading the tables that are there: an obstacle where the relay polls, else a
@@ -45,21 +45,18 @@ fn judge(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts: &Ta
     let table = &facts.name;
     let unfit = |cause: String, remedy: &str| Error::new(Kind::Publication, cause).remedy(remedy);
     if facts.order.is_none() {
-        const REMEDY: &str = "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a \
-                              sequence, the time of the insert (clock_timestamp(), not now())";
         let what = format!("table {table} has no identity or serial column, and outbox.order_by is not set");
         if wanted.polls {
-            plan.obstacles.push(unfit(format!("{what}: nothing tells the order in which rows are to be read"), REMEDY));
+            plan.obstacles
+                .push(unfit(format!("{what}: nothing tells the order in which rows are to be read"), NEEDS_ORDER));
         } else {
             plan.warnings.push(format!(
                 "{what}: should the slot be lost, nothing tells in which order to read from the table what was not \
-                 published, and the relay stops. To be safe from that, {REMEDY}"
+                 published, and the relay stops. To be safe from that, {NEEDS_ORDER}"
             ));
         }
     }
-    // The table itself says it.
-    let says = outbox.upkeep.pending.is_some() || outbox.upkeep.delete;
-    if facts.xid_column.is_none() && !adds_column && !says {
+    if facts.xid_column.is_none() && !adds_column && !outbox.upkeep.says_for_itself() {
         let column = "--add-xid-column adds a column with the transaction's id";
         if wanted.polls {
             plan.obstacles.push(unfit(

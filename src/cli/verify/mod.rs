@@ -20,6 +20,7 @@ use crate::cli::table;
 use crate::config::unit::parse_duration;
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, Result};
+use crate::sink::close_aside;
 use crate::sink::options::Options;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Outbox, Reader};
@@ -138,7 +139,9 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
             teller.tell(|| format!("reading topic {topic} ({at} of {of}): {records} records"));
         };
         let read = reader.read(&mut comparison, deadline, &mut say);
-        read.map(|()| (comparison, reader.absent_and_cut()))
+        let unreadable = reader.absent_and_cut();
+        close_aside(reader);
+        read.map(|()| (comparison, unreadable))
     };
     let read = tokio::task::spawn_blocking(reading).await;
     let (mut comparison, (absent, cut)) =

@@ -84,8 +84,8 @@ impl<S: Sink> Outlet<S> {
         if dead_lettered {
             let (slot, place) = (&self.slot, event.place);
             let reason = Reason { slot, outbox, row: event.id(), place, class, cause, attempts };
-            let bare = record.clone().into_dead_letter(topic, &reason, true);
-            let record = record.into_dead_letter(topic, &reason, verdict.without_value);
+            let letter = record.into_dead_letter(topic, &reason);
+            let record = if verdict.without_value { letter.without_value() } else { letter };
             self.counts.dead_lettered += 1;
             if let Some(id) = &about.id {
                 self.giving_up.poison.give_up(id, verdict);
@@ -93,7 +93,8 @@ impl<S: Sink> Outlet<S> {
             let refused = self.offer(Pending { record, about, row, alone: false })?;
             let Some((pending, _)) = refused else { return Ok(()) };
             // What is too large for the producer is so in any topic.
-            return match self.offer(Pending { record: bare, ..pending })? {
+            let record = pending.record.without_value();
+            return match self.offer(Pending { record, ..pending })? {
                 None => Ok(()),
                 Some((_, error)) => Err(self.giving_up.dead_letter_refused(&error)),
             };

@@ -11,6 +11,7 @@ use rdkafka::{Offset, TopicPartitionList};
 
 use super::{ASK_TIMEOUT, PARTITION};
 use crate::error::{Error, Kind, Result};
+use crate::sink::close_aside;
 use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
 use crate::sink::redact::Redactor;
@@ -54,6 +55,12 @@ pub(super) fn consumer(mut options: Options) -> Result<BaseConsumer<Quiet>> {
 /// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
 pub(super) fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
     let consumer = consumer(options)?;
+    let read = read(&consumer, topic, key);
+    close_aside(consumer);
+    read
+}
+
+fn read(consumer: &BaseConsumer<Quiet>, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
     let fault = |error: &KafkaError| explain(error, topic);
     let (low, high) = consumer.fetch_watermarks(topic, PARTITION, ASK_TIMEOUT).map_err(|error| fault(&error))?;
     if low >= high {

@@ -10,6 +10,7 @@ use rdkafka::metadata::Metadata;
 use super::ASK_TIMEOUT;
 use super::reader::{self, Quiet};
 use crate::error::{Error, Kind, Result};
+use crate::sink::close_aside;
 use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
 
@@ -27,16 +28,22 @@ pub(super) fn prepare(options: Options, topic: &str) -> Result<()> {
         .create_with_context(Quiet(options.redactor.clone()))
         .map_err(|error| options.creation_error(&error))?;
     let consumer = reader::consumer(options)?;
-    let seen = look(&consumer, topic)?;
+    let prepared = create_missing(&admin, &consumer, topic);
+    close_aside((admin, consumer));
+    prepared
+}
+
+fn create_missing(admin: &AdminClient<Quiet>, consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<()> {
+    let seen = look(consumer, topic)?;
     if seen.partitions.is_some() {
-        return verify(&admin, topic, &seen);
+        return verify(admin, topic, &seen);
     }
-    create(&admin, topic, seen.brokers.len())?;
+    create(admin, topic, seen.brokers.len())?;
     let deadline = Instant::now() + ASK_TIMEOUT;
     loop {
-        let seen = look(&consumer, topic)?;
+        let seen = look(consumer, topic)?;
         if seen.partitions.is_some() {
-            return verify(&admin, topic, &seen);
+            return verify(admin, topic, &seen);
         }
         if Instant::now() >= deadline {
             let cause = format!("topic {topic} was created and no broker knows of it");
@@ -48,7 +55,10 @@ pub(super) fn prepare(options: Options, topic: &str) -> Result<()> {
 
 /// Whether there is such a topic.
 pub(super) fn exists(options: Options, topic: &str) -> Result<bool> {
-    Ok(look(&reader::consumer(options)?, topic)?.partitions.is_some())
+    let consumer = reader::consumer(options)?;
+    let seen = look(&consumer, topic);
+    close_aside(consumer);
+    Ok(seen?.partitions.is_some())
 }
 
 /// What the metadata says.

@@ -51,12 +51,7 @@ fn pair(major: u32) -> (World, Postgres, Postgres) {
     let mut world = World::keeping_on(&primary, Kafka::shared().brokers());
     world.publish();
     let standby = Postgres::standby_of(&primary);
-    world.database_url = format!(
-        "postgres://postgres@{},{}/{}?sslmode=disable&target_session_attrs=read-write",
-        primary.address(),
-        standby.address(),
-        world.name
-    );
+    world.database_url = primary.url_of_either(&standby, &world.name);
     (world, primary, standby)
 }
 

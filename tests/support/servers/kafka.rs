@@ -11,8 +11,9 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 
 use super::{directory, free_port, missing};
 use crate::support::guardian::run_directory;
-use crate::support::process::Process;
+use crate::support::process::{Process, output_of};
 use crate::support::proxy::Proxy;
+use crate::support::topic;
 use crate::support::wait;
 
 const START_DEADLINE: Duration = Duration::from_secs(90);
@@ -154,7 +155,7 @@ impl Kafka {
         tool.args(["kafka.admin.ConfigCommand", "--bootstrap-server", self.brokers(), "--alter"]);
         tool.args(["--entity-type", "users", "--entity-name", user]);
         tool.arg("--add-config").arg(format!("SCRAM-SHA-512=[password={password}]"));
-        let output = tool.output().expect("java");
+        let output = output_of(tool, START_DEADLINE);
         assert!(output.status.success(), "no SCRAM user: {}", String::from_utf8_lossy(&output.stderr));
     }
 
@@ -273,6 +274,7 @@ fn answers(brokers: &str, node: i32) -> bool {
     let consumer: Result<BaseConsumer, _> = config.create();
     consumer.is_ok_and(|consumer| {
         let metadata = consumer.fetch_metadata(None, Duration::from_millis(500));
+        topic::close(consumer);
         metadata.is_ok_and(|metadata| metadata.brokers().iter().any(|broker| broker.id() == node))
     })
 }
@@ -283,7 +285,6 @@ mod tests {
     use rdkafka::producer::{BaseProducer, BaseRecord, Producer, ProducerContext};
 
     use super::*;
-    use crate::support::topic;
     use crate::support::wait::{eventually, throughout};
 
     struct Acks(std::sync::Arc<AtomicUsize>);

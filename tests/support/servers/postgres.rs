@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::{directory, free_port, missing};
 use crate::support::certificates::Identity;
 use crate::support::guardian::run_directory;
-use crate::support::process::Process;
+use crate::support::process::{Process, output_of};
 use crate::support::sql::Sql;
 use crate::support::wait;
 
@@ -75,7 +75,8 @@ impl Postgres {
         let (server, port) = Postgres::unmade(major);
         let mut initdb = unprivileged(&server.programs.join("initdb"));
         initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N", "-D"]).arg(&server.data);
-        let made = initdb.current_dir("/").output().expect("initdb");
+        initdb.current_dir("/");
+        let made = output_of(initdb, START_DEADLINE);
         assert!(made.status.success(), "initdb failed: {}", String::from_utf8_lossy(&made.stderr));
 
         let mut configuration = format!(
@@ -157,6 +158,12 @@ impl Postgres {
     /// The URL of a database on this server.
     pub(crate) fn url(&self, database: &str) -> String {
         with_database(&self.url, database)
+    }
+
+    /// The URL of a database on whichever of this server and its standby takes writes.
+    pub(crate) fn url_of_either(&self, other: &Postgres, database: &str) -> String {
+        let (one, other) = (self.address(), other.address());
+        format!("postgres://postgres@{one},{other}/{database}?sslmode=disable&target_session_attrs=read-write")
     }
 
     /// `postgres://user@host:port` with other credentials and database.
