@@ -12,6 +12,9 @@ use crate::position::Lsn;
 pub enum Disposition {
     /// It heals by itself, or somebody is already at it: try again with back-off, for as long as it takes.
     Retry,
+    /// An operator can heal it while the relay runs: try again as `delivery.retry_…` says, then give the events up as
+    /// `delivery.on_error` says.
+    RetryThenGiveUp,
     /// This event cannot be delivered, and no later try changes that: it is given up as `delivery.on_error` says, which
     /// is to stop unless something else was asked for.
     GiveUp,
@@ -46,6 +49,8 @@ pub enum Kind {
     RecordTooLarge,
     /// The broker cannot be reached, or a producer failed in a way a new one may heal.
     KafkaUnreachable,
+    /// The broker refuses records for this topic: it is not there, or not ours to write to.
+    TopicRefused,
     /// The broker refuses us, or the topic that keeps the position is not fit for it.
     KafkaRefused,
     /// The relay was told to stop and the deadline passed with events not acked. They are delivered at next start.
@@ -70,6 +75,7 @@ impl Kind {
     pub const fn disposition(self) -> Disposition {
         match self {
             Kind::PostgresUnreachable | Kind::SlotActive | Kind::KafkaUnreachable => Disposition::Retry,
+            Kind::TopicRefused => Disposition::RetryThenGiveUp,
             Kind::Event | Kind::Record | Kind::RecordTooLarge => Disposition::GiveUp,
             Kind::Config
             | Kind::PostgresRefused
@@ -90,7 +96,12 @@ impl Kind {
 
     /// Whether trying again by itself is no use.
     pub const fn halts(self) -> bool {
-        !matches!(self.disposition(), Disposition::Retry)
+        !matches!(self.disposition(), Disposition::Retry | Disposition::RetryThenGiveUp)
+    }
+
+    /// Whether nothing more is delivered by the producer it happened to.
+    pub const fn ends_producer(self) -> bool {
+        matches!(self, Kind::KafkaUnreachable | Kind::TopicRefused)
     }
 
     /// What is wrong with an event that is given up, in a word that dead letters, metrics and commands use: never renamed.
@@ -99,6 +110,8 @@ impl Kind {
             "unroutable"
         } else if self == Kind::RecordTooLarge {
             "too-large"
+        } else if self == Kind::TopicRefused {
+            "refused"
         } else {
             "rejected"
         }
@@ -121,7 +134,7 @@ impl Kind {
             Kind::Event => 20,
             Kind::Record | Kind::RecordTooLarge => 21,
             Kind::KafkaUnreachable => 30,
-            Kind::KafkaRefused => 31,
+            Kind::TopicRefused | Kind::KafkaRefused => 31,
             Kind::Bug => 70,
         }
     }
@@ -136,6 +149,7 @@ pub struct Error {
     kind: Kind,
     cause: String,
     remedy: Option<String>,
+    topic: Option<String>,
 }
 
 /// The result of anything an operator can be told about.
@@ -144,7 +158,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with its cause; add the remedy with [`Error::remedy`] wherever a person has to act.
     pub fn new(kind: Kind, cause: impl fmt::Display) -> Self {
-        Error { kind, cause: cause.to_string(), remedy: None }
+        Error { kind, cause: cause.to_string(), remedy: None, topic: None }
     }
 
     /// What the operator can do.
@@ -166,6 +180,18 @@ impl Error {
     pub fn of_event(mut self, commit_lsn: Lsn, index: u64) -> Self {
         self.cause = format!("event at index {index} of the transaction at {commit_lsn}: {}", self.cause);
         self
+    }
+
+    /// The topic that refuses records.
+    #[must_use]
+    pub fn of_topic(mut self, topic: &str) -> Self {
+        self.topic = Some(topic.to_owned());
+        self
+    }
+
+    /// The topic that refuses records, where that is what happened.
+    pub fn topic(&self) -> Option<&str> {
+        self.topic.as_deref()
     }
 
     /// What kind it is.

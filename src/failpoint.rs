@@ -8,9 +8,10 @@
 pub const POINTS: [&str; 8] =
     ["received", "assembled", "enqueued", "acked", "storing", "stored", "confirming", "confirmed"];
 
-/// Points on the way of rows that are read from the table, of rows that are marked, and of those that go.
-pub const TABLE_POINTS: [&str; 9] =
-    ["intended", "slot-made", "read", "progress", "marking", "marked", "caught-up", "swept", "detached"];
+/// Points on the way of rows that are read from the table, of rows that are marked, of those that go, and of events that
+/// waited.
+pub const TABLE_POINTS: [&str; 10] =
+    ["intended", "slot-made", "read", "progress", "marking", "marked", "caught-up", "swept", "detached", "retried"];
 
 /// Arms what `FAILPOINTS` names, for as long as the process lives. Nothing else reads the variable, and without the
 /// feature nothing does.

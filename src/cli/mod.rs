@@ -214,6 +214,8 @@ pub enum OverBudget {
 pub enum OnError {
     /// The relay stops before it
     Stop,
+    /// It and later events of its aggregate wait, and all others go on
+    Park,
     /// It goes to the topic of dead letters, and the relay goes on
     DeadLetter,
     /// It is given up with a line in the log, and the relay goes on

@@ -1,5 +1,7 @@
 //! What becomes of an event that cannot be delivered.
 
+use std::time::Duration;
+
 use super::layers::Settings;
 use super::meaning::is_topic;
 use super::setting;
@@ -13,12 +15,45 @@ pub struct DeliveryConfig {
     pub on_error: OnError,
     /// The topic of dead letters.
     pub dead_letter_topic: String,
+    /// How often, and when, what an operator can heal is tried again.
+    pub retry: RetryConfig,
+}
+
+/// When what an operator can heal is tried again, before it counts as for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryConfig {
+    /// Tries after the first.
+    pub attempts: u32,
+    /// Wait before the first of them.
+    pub base: Duration,
+    /// By how much each wait is longer than the one before.
+    pub factor: u32,
+    /// No wait is longer.
+    pub cap: Duration,
+    /// By how much a wait may be shorter by chance, in percent of it.
+    pub jitter_percent: u32,
+}
+
+impl RetryConfig {
+    /// How long to wait after so many tries have failed, the first of all among them; none where that was the last.
+    /// `chance` is below 1.
+    pub fn wait(&self, failed: u32, chance: f64) -> Option<Duration> {
+        if failed > self.attempts {
+            return None;
+        }
+        let longer = self.factor.checked_pow(failed.saturating_sub(1)).unwrap_or(u32::MAX);
+        let wait = self.base.checked_mul(longer).unwrap_or(self.cap).min(self.cap);
+        Some(wait.mul_f64(1.0 - chance * f64::from(self.jitter_percent.min(100)) / 100.0))
+    }
 }
 
 impl Default for DeliveryConfig {
     fn default() -> Self {
         let topic = setting::DEAD_LETTER_TOPIC.default.unwrap_or_default();
-        DeliveryConfig { on_error: OnError::Stop, dead_letter_topic: topic.to_owned() }
+        // As the settings' own defaults.
+        let second = Duration::from_secs(1);
+        let retry = RetryConfig { attempts: 10, base: second, factor: 2, cap: 300 * second, jitter_percent: 20 };
+        DeliveryConfig { on_error: OnError::Stop, dead_letter_topic: topic.to_owned(), retry }
     }
 }
 
@@ -28,13 +63,15 @@ pub enum OnError {
     /// The relay stops before it.
     #[default]
     Stop,
+    /// It and every later event of its aggregate wait in a table of walrelay's own, and the relay goes on with all others.
+    Park,
     /// It goes to the topic of dead letters, and the relay goes on behind it.
     DeadLetter,
     /// It is given up, and the relay goes on behind it.
     Skip,
 }
 
-const WORDS: &str = "stop, dead-letter or skip";
+const WORDS: &str = "stop, park, dead-letter or skip";
 
 impl Settings {
     /// What becomes of events that cannot be delivered.
@@ -44,18 +81,27 @@ impl Settings {
     pub fn delivery(&self) -> Result<DeliveryConfig> {
         let on_error = match self.word(&setting::ON_ERROR, WORDS)? {
             "stop" => OnError::Stop,
+            "park" => OnError::Park,
             "dead-letter" => OnError::DeadLetter,
             "skip" => OnError::Skip,
             _ => return Err(self.not_allowed(&setting::ON_ERROR, WORDS)),
         };
         let dead_letter_topic = self.checked(&setting::DEAD_LETTER_TOPIC, "1 to 249 of a-z A-Z 0-9 . _ -", is_topic)?;
-        Ok(DeliveryConfig { on_error, dead_letter_topic })
+        let retry = RetryConfig {
+            attempts: self.small(&setting::RETRY_ATTEMPTS)?,
+            base: self.duration(&setting::RETRY_BASE)?,
+            factor: self.small(&setting::RETRY_FACTOR)?,
+            cap: self.duration(&setting::RETRY_CAP)?,
+            jitter_percent: self.small(&setting::RETRY_JITTER)?,
+        };
+        Ok(DeliveryConfig { on_error, dead_letter_topic, retry })
     }
 
     /// Whether what is to become of events and of their rows goes together.
     pub(super) fn fit_to_give_up(&self, config: &Config) -> Result<()> {
-        let DeliveryConfig { on_error, dead_letter_topic } = &config.delivery;
-        if *on_error == OnError::Stop {
+        let DeliveryConfig { on_error, dead_letter_topic, .. } = &config.delivery;
+        // What is parked is not done with: its row stays as it is.
+        if matches!(on_error, OnError::Stop | OnError::Park) {
             return Ok(());
         }
         let told = |setting| self.get(setting).map(|given| given.origin.to_string()).unwrap_or_default();

@@ -271,6 +271,11 @@ impl Settings {
         value.filter(|value| (least..=most).contains(value)).ok_or_else(|| self.not_allowed(setting, allowed))
     }
 
+    /// A number that is small.
+    pub(super) fn small(&self, setting: &Setting) -> Result<u32> {
+        u32::try_from(self.size(setting)?).map_err(|_| bug(setting))
+    }
+
     fn size(&self, setting: &Setting) -> Result<usize> {
         let text = self.required(setting)?.text.expose();
         let (value, (least, most), allowed) = match setting.form {

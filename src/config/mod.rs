@@ -32,7 +32,7 @@ pub mod setting;
 pub mod sql;
 pub mod unit;
 
-pub use delivery::{DeliveryConfig, OnError};
+pub use delivery::{DeliveryConfig, OnError, RetryConfig};
 pub use name::{SlotName, TableName};
 
 use crate::conninfo::ConnInfo;

@@ -54,6 +54,7 @@ const MIB: u64 = 1024 * KIB;
 const GIB: u64 = 1024 * MIB;
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 const fn text(key: &'static str, flag: Option<&'static str>, default: Option<&'static str>) -> Setting {
     Setting { key, flag, default, form: Form::Text }
@@ -230,8 +231,28 @@ pub const ON_ERROR: Setting = Setting {
     key: "delivery.on_error",
     flag: Some("on-error"),
     default: Some("stop"),
-    form: Form::OneOf(&["stop", "dead-letter", "skip"]),
+    form: Form::OneOf(&["stop", "park", "dead-letter", "skip"]),
 };
+/// How often a topic that refuses records is tried before that counts as for good. Ten times take a quarter of an hour:
+/// long enough for somebody to be called and to grant a right.
+pub const RETRY_ATTEMPTS: Setting =
+    Setting { key: "delivery.retry_attempts", flag: None, default: Some("10"), form: Form::Count(0, 1_000_000) };
+/// How long it is waited before the first of them.
+pub const RETRY_BASE: Setting = Setting {
+    key: "delivery.retry_base",
+    flag: None,
+    default: Some("1s"),
+    form: Form::Duration(Duration::from_millis(100), HOUR),
+};
+/// By how much each wait is longer than the one before.
+pub const RETRY_FACTOR: Setting =
+    Setting { key: "delivery.retry_factor", flag: None, default: Some("2"), form: Form::Count(1, 10) };
+/// No wait is longer.
+pub const RETRY_CAP: Setting =
+    Setting { key: "delivery.retry_cap", flag: None, default: Some("5m"), form: Form::Duration(SECOND, DAY) };
+/// By how much a wait may be shorter by chance, so that what failed together is not tried together.
+pub const RETRY_JITTER: Setting =
+    Setting { key: "delivery.retry_jitter_percent", flag: None, default: Some("20"), form: Form::Count(0, 100) };
 /// Topic of dead letters. One for all relays of a cluster: its records say where they are from.
 pub const DEAD_LETTER_TOPIC: Setting = text("delivery.dead_letter_topic", None, Some("walrelay-dead-letters"));
 
@@ -336,6 +357,11 @@ pub const ALL: &[Setting] = &[
     MAX_IN_FLIGHT_EVENTS,
     ON_ERROR,
     DEAD_LETTER_TOPIC,
+    RETRY_ATTEMPTS,
+    RETRY_BASE,
+    RETRY_FACTOR,
+    RETRY_CAP,
+    RETRY_JITTER,
     STATE_STORE,
     STATE_TOPIC,
     STATE_KEY,

@@ -19,6 +19,7 @@ use crate::relay::poison::Poison;
 use crate::sink::{Delivery, Sink};
 use crate::snapshot::Snapshot;
 use crate::upkeep::Batch;
+use crate::upkeep::parked::Waiting;
 
 /// What became of one message from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -297,6 +298,26 @@ impl<S: Sink> Core<S> {
     /// Messages seen and passed over, by operation.
     pub fn ignored(&self) -> Ignored {
         self.assembler.ignored()
+    }
+
+    /// See [`Outlet::set_waiting`].
+    pub fn set_waiting(&mut self, waiting: Vec<Waiting>) {
+        self.outlet.set_waiting(waiting);
+    }
+
+    /// See [`Outlet::released`].
+    pub fn released(&mut self, released: &[Waiting], accepting: &[String]) {
+        self.outlet.released(released, accepting);
+    }
+
+    /// See [`Outlet::waiting`].
+    pub fn waiting(&self) -> usize {
+        self.outlet.waiting()
+    }
+
+    /// See [`Outlet::is_waiting`].
+    pub fn is_waiting(&self, row: &RowId) -> bool {
+        self.outlet.is_waiting(row)
     }
 
     /// See [`Outlet::remember`].

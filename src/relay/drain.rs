@@ -57,8 +57,7 @@ pub(super) async fn settle<S: Sink>(core: &mut Core<S>, config: &Config) -> Resu
     }
     // What a session did not come to the end of.
     core.settle_abandoned();
-    let source = &config.source;
-    let Some(marker) = Marker::connect(&source.database, &source.slot, &config.outboxes).await? else { return Ok(()) };
+    let Some(marker) = Marker::of(config).await? else { return Ok(()) };
     while let Some(batch) = core.settle(usize::MAX) {
         let settled = tokio::time::timeout(SETTLE_TIMEOUT, marker.settle(&batch)).await;
         settled

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::{Config, StoreKind};
+use crate::config::{Config, OnError, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
@@ -36,8 +36,10 @@ pub mod poison;
 mod pump;
 mod reading;
 mod recovery;
+mod refusals;
 mod report;
 mod retention;
+mod retrying;
 mod session;
 mod slot;
 mod stall;
@@ -51,6 +53,7 @@ use self::lease::Why;
 use self::outlet::RowId;
 use self::poison::Poison;
 use self::pump::Ended;
+use self::refusals::Refusals;
 use self::retention::Known;
 use self::session::{Opened, Session};
 use self::stop::{Stop, StopSignal};
@@ -76,6 +79,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         told: true,
         polls_instead: None,
         poison: Poison::default(),
+        refusals: Refusals::default(),
         inside: Vec::new(),
         asked: Vec::new(),
         known: Arc::clone(&known),
@@ -124,6 +128,8 @@ struct Relay {
     polls_instead: Option<String>,
     /// What the last producer left to be known of events that the broker refuses.
     poison: Poison,
+    /// Topics that refuse records, and how often they did.
+    refusals: Refusals,
     /// What is stored of what is published.
     known: Known,
     /// Rows the slot delivered of the transaction it went in the middle of, until the table was read.
@@ -176,15 +182,22 @@ impl Relay {
                 Err(error) => error,
             };
             if stop.asked() == Stop::No {
-                let wait = self.failed(&error);
-                if error.kind() == Kind::KafkaUnreachable {
+                let wait = self.failed(&error)?;
+                if error.kind().ends_producer() {
                     self.begin_new_life().await;
                 }
+                if wait.is_none()
+                    && let Some(topic) = error.topic()
+                {
+                    // For a while no event for it is tried.
+                    self.poison.refuse(topic, &error, Instant::now() + self.config.delivery.retry.cap);
+                }
+                let wait = wait.unwrap_or_default();
                 tokio::select! {
                     () = stop.at_least(Stop::Drain) => {}
                     () = tokio::time::sleep(wait) => {}
                 }
-            } else if error.kind() == Kind::KafkaUnreachable {
+            } else if error.kind().ends_producer() {
                 // The producer is finished, and nothing more will be acked.
                 return self.left(self.is_drained());
             }
@@ -245,9 +258,11 @@ impl Relay {
         core.reconnected();
         core.set_origin(&session.server().system_identifier, session.server().timeline);
         core.set_catalog(std::mem::take(&mut session.table_oids), std::mem::take(&mut session.base_types));
+        core.set_waiting(std::mem::take(&mut session.waiting));
         self.recovered(session.start_position());
         let (acked, began) = (core.counts().acked, Instant::now());
-        let ended = pump::run(&mut core, session, &self.config, self.epoch, &self.telemetry, stop.clone()).await;
+        let of = (&self.config, &self.known, self.epoch);
+        let ended = pump::run(&mut core, session, of, &self.telemetry, stop.clone()).await;
         if core.counts().acked > acked || began.elapsed() > LASTED {
             self.backoff.reset();
         }
@@ -371,22 +386,37 @@ impl Relay {
             .remedy("nothing is lost: what was not confirmed is sent (again) at the next start"))
     }
 
-    /// Reports an outage once, and says how long to wait before the next try.
-    fn failed(&mut self, error: &Error) -> Duration {
+    /// Reports an outage once, and says how long to wait before the next try. None where a topic was tried often enough, and
+    /// events for it are to be given up.
+    ///
+    /// # Errors
+    /// The same, where the relay is to stop instead.
+    fn failed(&mut self, error: &Error) -> Result<Option<Duration>> {
         let wait = self.backoff.next_wait();
         // Whoever stands by takes over within this, and asking costs the server little.
         let wait = if error.kind() == Kind::SlotActive { wait.min(STAND_BY) } else { wait };
-        let side = if error.kind() == Kind::KafkaUnreachable { Side::Kafka } else { Side::Postgres };
+        let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
         self.telemetry.metrics.retry(side);
         self.telemetry.metrics.error(error.kind());
         self.telemetry.connected(side, false);
         let slot = &self.config.source.slot;
+        if let Some(topic) = error.topic() {
+            let delivery = &self.config.delivery;
+            let (tries, wait) = self.refusals.refused(topic, &delivery.retry, Instant::now(), fastrand::f64());
+            let wait_ms = wait.map(|wait| wait.as_millis());
+            self.failing = Some(error.kind());
+            if wait.is_none() && delivery.on_error == OnError::Stop {
+                return Err(error.clone());
+            }
+            tracing::warn!(%slot, %error, fix = error.what_to_do(), tries, wait_ms, "a topic refuses records");
+            return Ok(wait);
+        }
         if self.failing.replace(error.kind()) == Some(error.kind()) {
             tracing::debug!(%slot, %error, tries = self.backoff.tries(), wait_ms = wait.as_millis(), "still failing");
         } else {
             tracing::warn!(%slot, %error, fix = error.what_to_do(), "interrupted; trying again until it works");
         }
-        wait
+        Ok(Some(wait))
     }
 
     fn recovered(&mut self, start: Position) {

@@ -4,7 +4,9 @@
 //! `reading`. One at a time has the sink, so that no two sources publish at once (P2).
 
 mod giving_up;
+mod parking;
 mod settling;
+mod waiting;
 
 use std::collections::VecDeque;
 
@@ -17,11 +19,11 @@ use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits};
 use crate::position::Position;
 use crate::relay::outlet::giving_up::GivingUp;
-use crate::relay::outlet::settling::{Kept, Settles};
+use crate::relay::outlet::parking::Parking;
+use crate::relay::outlet::settling::{Kept, Outcome, Settles};
 use crate::relay::poison::{Poison, Verdict};
 use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, Sink};
-use crate::upkeep::Failure;
 pub use crate::upkeep::RowId;
 
 /// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
@@ -39,8 +41,8 @@ struct Pending {
 struct About {
     place: Place,
     committed_at_us: i64,
-    /// The row that is marked or deleted then, and why where the event is given up.
-    kept: Option<(RowId, Option<Failure>)>,
+    /// What is written to its row then.
+    kept: Option<Outcome>,
     /// The event, where those that the broker refuses are given up.
     id: Option<RowId>,
 }
@@ -64,6 +66,8 @@ pub struct Counts {
     pub dead_lettered: u64,
     /// See above.
     pub skipped: u64,
+    /// Events that began to wait, because they could not be delivered or behind one that could not.
+    pub parked: u64,
 }
 
 /// What does not change while a relay lives.
@@ -106,6 +110,9 @@ pub struct Outlet<S> {
     /// The transaction that events are of, by the lower half of its id; none for rows that are read from the table.
     xid: Option<u32>,
     giving_up: GivingUp,
+    parking: Parking,
+    /// Of events on their way to the table of those that wait.
+    parked_bytes: usize,
     counts: Counts,
 }
 
@@ -128,6 +135,8 @@ impl<S: Sink> Outlet<S> {
             settling: Vec::new(),
             xid: None,
             giving_up: GivingUp::new(&setup.delivery),
+            parking: Parking::default(),
+            parked_bytes: 0,
             counts: Counts::default(),
         })
     }
@@ -154,6 +163,7 @@ impl<S: Sink> Outlet<S> {
         self.pending.is_none()
             && self.ledger.has_room()
             && waiting < self.ledger.limits().events
+            && self.parked_bytes < self.ledger.limits().bytes
             && !self.giving_up.poison.is_alone()
     }
 
@@ -181,7 +191,23 @@ impl<S: Sink> Outlet<S> {
             let record = routed.with_record(OwnedRecord::of);
             return self.give_up(event, id.clone(), record, &verdict);
         }
-        let kept = settles.acked.then(|| ((event.outbox, event.id().to_vec()), None));
+        if self.parking.is_any()
+            && let Some(row) = &id
+            && let Some(behind) = routed.with_record(|record| self.parking.behind(row, record))
+        {
+            let key = routed.with_record(|record| record.key.map(<[u8]>::to_vec));
+            let topic = routed.with_record(|record| record.topic.to_owned());
+            return self.wait_behind(event, (key, topic), behind);
+        }
+        if self.giving_up.poison.has_refusing()
+            && let Some(error) =
+                routed.with_record(|record| self.giving_up.poison.refusal(record.topic, Instant::now()))
+            && let Some(id) = id
+        {
+            let record = routed.with_record(OwnedRecord::of);
+            return self.give_up(event, id, record, &Verdict { error, without_value: false });
+        }
+        let kept = settles.acked.then(|| Outcome::Acked((event.outbox, event.id().to_vec())));
         let about = About { place: event.place, committed_at_us: event.committed_at_us, kept, id };
         let pending = |record: &Record<'_>, about, alone| {
             Some(Pending { record: OwnedRecord::of(record), about, row: Shown::of(event.id()), alone })
@@ -297,6 +323,10 @@ impl<S: Sink> Outlet<S> {
                 Delivery::Failed(ticket, error) => {
                     if is_on && error.kind().disposition() == Disposition::GiveUp {
                         refused.push((ticket, error.clone()));
+                    }
+                    if let Some(told) = self.giving_up.refused_by_topic(&error) {
+                        failure.get_or_insert(told);
+                        continue;
                     }
                     let found = self.ledger.whereabouts(ticket);
                     failure.get_or_insert_with(|| match found {

@@ -6,6 +6,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use tokio::time::Instant;
+
 use crate::error::Error;
 use crate::sink::Ticket;
 use crate::upkeep::RowId;
@@ -31,6 +33,8 @@ pub struct Poison {
     in_flight: VecDeque<(Ticket, RowId)>,
     /// The one that is in flight alone.
     alone: Option<Ticket>,
+    /// Topics that refuse records, what they said, and until when they are not tried, if they are at all.
+    refusing: HashMap<String, (Error, Option<Instant>)>,
 }
 
 impl Poison {
@@ -41,6 +45,34 @@ impl Poison {
         if self.suspects.len() + self.condemned.len() > EVENTS_MAX {
             self.suspects.clear();
             self.condemned.clear();
+        }
+    }
+
+    /// Events for `topic` are given up for this reason until then.
+    pub fn refuse(&mut self, topic: &str, error: &Error, until: Instant) {
+        self.refusing.insert(topic.to_owned(), (error.clone(), Some(until)));
+    }
+
+    /// The next event for `topic` is given up for this reason; what then becomes of the topic is known elsewhere.
+    pub fn refuse_once(&mut self, topic: &str, error: &Error) {
+        self.refusing.insert(topic.to_owned(), (error.clone(), None));
+    }
+
+    /// Whether any topic refuses records.
+    pub fn has_refusing(&self) -> bool {
+        !self.refusing.is_empty()
+    }
+
+    /// Why an event for `topic` is given up now, if it is.
+    pub fn refusal(&mut self, topic: &str, now: Instant) -> Option<Error> {
+        let (error, until) = self.refusing.get(topic)?;
+        match until {
+            Some(until) if now < *until => Some(error.clone()),
+            Some(_) => {
+                self.refusing.remove(topic);
+                None
+            }
+            None => self.refusing.remove(topic).map(|(error, _)| error),
         }
     }
 

@@ -5,7 +5,7 @@
 //! 1. a stop: nothing else matters more;
 //! 2. the clock: status updates are never late, whatever else is going on (P5);
 //! 3. deliveries: they make room, so they come before what takes it;
-//! 4. a store, a look at the catalog, or a measurement that has come to its end;
+//! 4. a store, a look at the catalog, a measurement, or a try of events that wait, that has come to its end;
 //! 5. the SQL session: it hears of a shutdown of Postgres first (P7);
 //! 6. what is to be told of Kafka;
 //! 7. the socket: always for writing, for reading only while there is room (P4).
@@ -30,6 +30,8 @@ use crate::relay::jobs::{Done, Jobs};
 use crate::relay::kept::Kept;
 use crate::relay::outlet::RowId;
 use crate::relay::report::Report;
+use crate::relay::retention::Known;
+use crate::relay::retrying::{Retrying, Tried};
 use crate::relay::session::Session;
 use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
@@ -80,6 +82,8 @@ enum Input {
     Clock,
     Deliveries,
     Job(Box<Done>),
+    /// Events that waited were tried.
+    Retried(Tried),
     Control(ControlEnd),
     /// Kafka answers, or does not.
     Kafka(Connection),
@@ -101,8 +105,7 @@ struct Leaving {
 pub(super) async fn run(
     core: &mut Core<KafkaSink>,
     session: Session,
-    config: &Config,
-    epoch: Instant,
+    (config, known, epoch): (&Config, &Known, Instant),
     telemetry: &Telemetry,
     stop: StopSignal,
 ) -> Result<Ended> {
@@ -114,6 +117,7 @@ pub(super) async fn run(
         leaving: None,
         stop_heard: false,
         jobs: Jobs::new(now),
+        retrying: Retrying::new(config, known),
         kafka: core.sink().watch_connection(),
         refused: Box::pin(refused(core.sink().producer())),
         control_end: Box::pin(session.control.closed()),
@@ -142,6 +146,9 @@ pub(super) async fn run(
     };
     telemetry.connected(Side::Kafka, *pump.kafka.borrow_and_update() == Connection::Up);
     let ended = pump.run().await;
+    if pump.stop.asked() < Stop::Now {
+        pump.retrying.finish().await;
+    }
     pump.report.tell(pump.core, pump.session.stream.received(), telemetry, Instant::now());
     let (confirmed, at_once) = (pump.core.confirmable(), pump.stop.asked() == Stop::Now);
     let stream = pump.session.stream;
@@ -167,6 +174,7 @@ struct Pump<'a> {
     leaving: Option<Leaving>,
     stop_heard: bool,
     jobs: Jobs,
+    retrying: Retrying,
     kafka: watch::Receiver<Connection>,
     refused: Pin<Box<dyn Future<Output = Error> + Send>>,
     control_end: Pin<Box<dyn Future<Output = ControlEnd> + Send>>,
@@ -320,6 +328,9 @@ impl Pump<'_> {
         {
             self.jobs.begin_settle(marker, batch);
         }
+        if self.leaving.is_none() && !self.unmarkable {
+            self.retrying.begin_due(self.session.marker.as_ref(), self.core.waiting(), now);
+        }
         if self.watches_pending && self.may_look() && self.leaving.is_none() {
             let every = self.config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.core.settled_position(), every, now);
@@ -378,6 +389,7 @@ impl Pump<'_> {
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
             done = self.jobs.next() => Input::Job(Box::new(done)),
+            tried = self.retrying.end() => Input::Retried(tried),
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
             error = &mut self.refused => Input::Refused(error),
             connection = kafka_changed(&mut self.kafka) => Input::Kafka(connection),

@@ -25,6 +25,7 @@ use crate::relay::jobs::{STUCK, probe};
 use crate::relay::outlet::{Counts, Outlet, RowId, contradiction};
 use crate::relay::pump::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
+use crate::relay::retrying::Retrying;
 use crate::relay::session::AnyStore;
 use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
@@ -71,6 +72,7 @@ pub(super) struct Reading<'a> {
     /// What the store is known to hold.
     kept: Option<Stored>,
     marker: Option<Arc<Marker>>,
+    retrying: Retrying,
     /// Rows that are read and were delivered by the slot.
     delivered: HashSet<RowId>,
     /// Rows a poller has published and may find again, and those it has just found.
@@ -119,6 +121,7 @@ impl<'a> Reading<'a> {
         let mut kafka = outlet.sink().watch_connection();
         telemetry.connected(Side::Kafka, *kafka.borrow_and_update() == Connection::Up);
         Reading {
+            retrying: Retrying::new(config, store.known()),
             counts: outlet.counts(),
             outlet,
             store,
@@ -177,7 +180,7 @@ impl<'a> Reading<'a> {
         let read = self.pass(&mut passage, &mut polled, &facts.name.to_string(), (number, commit_lsn, via)).await;
         passage.checkpoints.extend(passage.last.take());
         if let Err(error) = &read
-            && error.kind() != Kind::KafkaUnreachable
+            && !error.kind().ends_producer()
         {
             // The producer is well: what it has need not be sent again.
             self.outlet.drain(Instant::now() + DRAIN_TIMEOUT).await;
@@ -391,6 +394,22 @@ impl<'a> Reading<'a> {
         self.found.begin(until.xmax(), published.unwrap_or_default());
     }
 
+    /// Events that waited and were delivered wait no more, and those that are due are tried. Between two looks: a row that was
+    /// seen pending before it was marked is not to be published again.
+    pub(super) async fn retry_waiting(&mut self) {
+        if let Some(tried) = at_once(self.retrying.end()).await {
+            self.outlet.released(&tried.released, &tried.accepting);
+        }
+        self.retrying.begin_due(self.marker.as_ref(), self.outlet.waiting(), Instant::now());
+    }
+
+    /// What is being tried of events that wait comes to its end.
+    pub(super) async fn finish_retrying(&mut self) {
+        if self.stop.asked() < Stop::Now {
+            self.retrying.finish().await;
+        }
+    }
+
     /// What it found is published.
     pub(super) fn looked(&mut self) {
         self.found.end();
@@ -423,6 +442,7 @@ impl<'a> Reading<'a> {
         let (events, bytes) = (self.outlet.ledger().in_flight_events(), self.outlet.ledger().in_flight_bytes());
         self.telemetry.metrics.in_flight_events.set(i64::try_from(events).unwrap_or(i64::MAX));
         self.telemetry.metrics.in_flight_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        self.telemetry.metrics.waiting_events.set(i64::try_from(self.outlet.waiting()).unwrap_or(i64::MAX));
         self.telemetry.health.report(!self.outlet.is_drained(), counts.acked > before.acked);
         let now_us = now_us();
         for committed_at_us in self.outlet.ledger_mut().take_finished() {

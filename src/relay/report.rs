@@ -68,6 +68,7 @@ impl Report {
         let ledger = core.ledger();
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
+        metrics.waiting_events.set(i64::try_from(core.waiting()).unwrap_or(i64::MAX));
         metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
         metrics.set_received_lsn(received);
         metrics.set_server_wal_end_lsn(self.server_wal_end);
@@ -95,6 +96,7 @@ pub(super) fn tell_counts(metrics: &Metrics, counts: Counts, before: Counts) {
     metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);
     metrics.dead_lettered_events.inc_by(counts.dead_lettered - before.dead_lettered);
     metrics.skipped_events.inc_by(counts.skipped - before.skipped);
+    metrics.parked_events.inc_by(counts.parked - before.parked);
     metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
 }
 

@@ -31,6 +31,7 @@ use crate::state::kafka::KafkaStore;
 use crate::state::postgres::{PostgresStore, SlotStore};
 use crate::state::{ServerIdentity, Store, Stored};
 use crate::upkeep::Marker;
+use crate::upkeep::parked::Waiting;
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -50,6 +51,8 @@ pub(super) struct Session {
     pub(super) vanished: Option<(Lsn, Error)>,
     /// Marks or deletes rows that were acked, where that is configured.
     pub(super) marker: Option<Arc<Marker>>,
+    /// Events that wait in the table of parked events.
+    pub(super) waiting: Vec<Waiting>,
     /// Whether the table could stand in for the slot.
     pub(super) may_give_up: bool,
     /// What goes with every stored position.
@@ -69,6 +72,11 @@ enum AnyKind {
 }
 
 impl AnyStore {
+    /// What it has, as far as it counts.
+    pub(super) fn known(&self) -> &Known {
+        &self.known
+    }
+
     async fn load(&mut self) -> Result<Option<Stored>> {
         match &mut self.kind {
             AnyKind::Kafka(store) => store.load().await,
@@ -134,7 +142,7 @@ impl Session {
             return Err(Error::new(Kind::SlotActive, cause));
         }
         let fingerprints = fingerprints(config, &facts);
-        let marker = Marker::connect(&source.database, &source.slot, &config.outboxes).await?;
+        let marker = Marker::of(config).await?;
         let control = Control::start(sql, watched(config));
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
@@ -186,6 +194,13 @@ impl Session {
             let write = store.store(&identity);
             hold(&mut stream, source.wal_sender_timeout / 3, status, &control, write).await?;
         }
+        let waiting = async {
+            match &marker {
+                Some(marker) => marker.waiting().await,
+                None => Ok(Vec::new()),
+            }
+        };
+        let waiting = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, waiting).await?;
         let vanished = vanished.map(|error| (now.wal_end, error));
         let marker = marker.map(Arc::new);
         let may_give_up =
@@ -200,6 +215,7 @@ impl Session {
             table_oids,
             vanished,
             marker,
+            waiting,
             may_give_up,
             identity,
         };

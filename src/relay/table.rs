@@ -91,18 +91,23 @@ pub(super) async fn run(
             tables.push(OutboxTable { number, facts });
         }
         // Behind the tables, so that a setting Postgres does not take is named.
-        let marker = Marker::connect(&source.database, &source.slot, &config.outboxes).await?;
+        let marker = Marker::of(config).await?;
         // The order in which they are read, whatever the configuration's is next time.
         tables.sort_by_key(|table| table.facts.oid);
-        Ok::<_, Error>((marker.map(Arc::new), reader, tables))
+        let waiting = match &marker {
+            Some(marker) => marker.waiting().await?,
+            None => Vec::new(),
+        };
+        Ok::<_, Error>((marker.map(Arc::new), waiting, reader, tables))
     };
-    let (marker, reader, tables) = match opened.await {
+    let (marker, waiting, reader, tables) = match opened.await {
         Ok(opened) => opened,
         Err(error) => {
             *poison = outlet.take_poison();
             return (Some(outlet.into_sink()), false, Err(error));
         }
     };
+    outlet.set_waiting(waiting);
     if !matches!(lease.task, Task::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
     }
@@ -124,13 +129,14 @@ pub(super) async fn run(
             Box::pin(work.poll(&why, facts.slot.is_some(), &control, notified)).await
         }
     };
+    work.reading.finish_retrying().await;
     work.reading.tell(Instant::now());
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
     let (clean, begun) = (work.reading.outlet.is_drained(), work.reading.has_saved());
     *poison = work.reading.outlet.take_poison();
     let sink = work.reading.outlet.into_sink();
-    let dead = matches!(&done, Err(error) if error.kind() == Kind::KafkaUnreachable);
+    let dead = matches!(&done, Err(error) if error.kind().ends_producer());
     if clean && !dead {
         return (Some(sink), begun, done);
     }
@@ -272,6 +278,7 @@ impl Work<'_> {
         let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
         let (mut looked_at, mut held_by) = (Instant::now(), None);
         loop {
+            self.reading.retry_waiting().await;
             let Began { snapshot: now, wal_end: lsn, flushed } = begin(&self.reader, &self.tables, None).await?;
             let resumed = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
             if resumed.is_none() {

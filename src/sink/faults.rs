@@ -43,7 +43,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         codes: &[TopicAuthorizationFailed],
-        kind: Kind::KafkaRefused,
+        kind: Kind::TopicRefused,
         what: "the Kafka user may not use the topic",
         remedy: "grant it: kafka-acls --add --allow-principal User:… --operation Write --operation Describe --topic {topic}",
     },
@@ -83,7 +83,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         codes: &[UnknownTopicOrPartition, UnknownTopic, UnknownTopicId],
-        kind: Kind::KafkaRefused,
+        kind: Kind::TopicRefused,
         what: "the topic does not exist",
         remedy: "create it: kafka-topics --create --topic {topic} --partitions … --replication-factor …",
     },
@@ -189,7 +189,12 @@ pub fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
     let Some(fault) = find(code) else {
         return Error::new(Kind::KafkaUnreachable, format!("Kafka failed{place}: {code}"));
     };
-    let error = Error::new(fault.kind, format!("{}{place}: {code}", fault.what));
+    let mut error = Error::new(fault.kind, format!("{}{place}: {code}", fault.what));
+    if fault.kind == Kind::TopicRefused
+        && let Some(topic) = subject.topic
+    {
+        error = error.of_topic(topic);
+    }
     if fault.remedy.is_empty() {
         return error;
     }

@@ -247,15 +247,17 @@ impl KafkaSink {
     /// What stops the relay first; of a batch that was refused for its size, the largest record first.
     fn order_failures(&mut self) {
         self.failures.sort_by_key(|failure| {
-            let halts = faults::kind(failure.code).halts();
-            (!halts, std::cmp::Reverse(failure.record_bytes), failure.ticket)
+            let kind = faults::kind(failure.code);
+            let says_most = kind.halts() || kind == Kind::TopicRefused;
+            (!says_most, std::cmp::Reverse(failure.record_bytes), failure.ticket)
         });
     }
 
     fn explain(&self, failure: &Failure) -> Error {
         let subject = failure.subject();
         let error = faults::explain(failure.code, subject);
-        if error.kind().halts() { error } else { self.inner.fatal(subject).unwrap_or(error) }
+        let is_plain = error.kind().halts() || error.kind() == Kind::TopicRefused;
+        if is_plain { error } else { self.inner.fatal(subject).unwrap_or(error) }
     }
 
     fn next_turn(&mut self) -> u32 {

@@ -38,7 +38,7 @@ pub use producer::Producer;
 use crate::error::Error;
 use crate::route::Record;
 
-/// Names one enqueued record to the ledger and back. The sink only carries it.
+/// Names one enqueued record to the ledger and back. Each is higher than the one before: a sink tells by it what was acked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 

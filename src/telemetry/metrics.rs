@@ -78,6 +78,10 @@ pub struct Instruments {
     pub dead_lettered_events: Counter,
     /// Events that were given up and went nowhere.
     pub skipped_events: Counter,
+    /// Events that began to wait in the table of parked events.
+    pub parked_events: Counter,
+    /// Events that wait there now.
+    pub waiting_events: Gauge,
     /// Bytes of key and value in those that were acknowledged.
     pub acked_bytes: Counter,
     /// Events enqueued and not acked.
@@ -161,6 +165,8 @@ impl Instruments {
             acked_events: Counter::default(),
             dead_lettered_events: Counter::default(),
             skipped_events: Counter::default(),
+            parked_events: Counter::default(),
+            waiting_events: Gauge::default(),
             acked_bytes: Counter::default(),
             in_flight_events: Gauge::default(),
             in_flight_bytes: Gauge::default(),
@@ -329,6 +335,7 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::ACKED_EVENTS, "Records the broker acknowledged", &of.acked_events);
     counter(names::DEAD_LETTERED_EVENTS, "Events that went to the topic of dead letters", &of.dead_lettered_events);
     counter(names::SKIPPED_EVENTS, "Events that were given up and went nowhere", &of.skipped_events);
+    counter(names::PARKED_EVENTS, "Events that began to wait in the table of parked events", &of.parked_events);
     counter(names::ACKED_BYTES, "Bytes of key and value the broker acknowledged", &of.acked_bytes);
     counter(names::QUEUE_FULL, "Times reading stopped because too much was in flight", &of.queue_full);
     counter(names::KEEPALIVES, "Keepalives from Postgres", &of.keepalives);
@@ -337,6 +344,7 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::CATALOG_CHECKS, "Checks of publication, table and slot while running", &of.catalog_checks);
     all.register(names::IN_FLIGHT_EVENTS, "Records enqueued and not acknowledged", of.in_flight_events.clone());
     all.register(names::IN_FLIGHT_BYTES, "Bytes of key and value in those", of.in_flight_bytes.clone());
+    all.register(names::WAITING_EVENTS, "Events in the table of parked events", of.waiting_events.clone());
     all.register(names::READS_TABLE, "1 while rows are read from the table", of.reads_table.clone());
     all.register(
         names::OLDEST_TRANSACTION_SECONDS,

@@ -12,6 +12,8 @@ pub(super) const ROUTED_EVENTS: &str = "routed_events";
 pub(super) const ENQUEUED_EVENTS: &str = "enqueued_events";
 pub(super) const ACKED_EVENTS: &str = "acked_events";
 pub(super) const DEAD_LETTERED_EVENTS: &str = "dead_lettered_events";
+pub(super) const PARKED_EVENTS: &str = "parked_events";
+pub(super) const WAITING_EVENTS: &str = "waiting_events";
 pub(super) const SKIPPED_EVENTS: &str = "skipped_events";
 pub(super) const ACKED_BYTES: &str = "acked_bytes";
 

@@ -1,18 +1,20 @@
 //! Marks rows, or deletes them, once they were acked.
 
 use std::str;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
-use crate::config::{OutboxConfig, SlotName, TableName, setting};
+use crate::config::{Config, OnError, OutboxConfig, SlotName, TableName, setting};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::{quote_ident, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
+use crate::upkeep::parked::{Head, Held, Parked, Room, Waiting};
 use crate::upkeep::table::Table;
 use crate::upkeep::{Failed, answered, assignment, bound};
 
@@ -31,7 +33,9 @@ pub struct Marker {
     session: SqlSession,
     /// By the outbox's index; none for one that nothing is written to.
     writers: Vec<Option<Writer>>,
-    /// Whether a transaction may be open: a call that was cancelled leaves one.
+    /// Where events wait that cannot be delivered yet, if they do.
+    room: Option<Room>,
+    /// Whether a transaction may be open: a call that was cancelled leaves one. Whoever uses the session holds this.
     open: Mutex<bool>,
 }
 
@@ -56,6 +60,10 @@ pub struct Batch {
     pub acked: Vec<RowId>,
     /// Those whose events were given up.
     pub failed: Vec<(RowId, Failure)>,
+    /// Events that are to wait.
+    pub parked: Vec<Arc<Parked>>,
+    /// Rows of the table of parked events that wait no more.
+    pub unparked: Vec<i64>,
     /// The lower halves of the ids of transactions that wrote them, which others may not see yet.
     pub xids: Vec<u32>,
 }
@@ -93,7 +101,34 @@ struct Part<'a> {
     failures: Vec<&'a Failure>,
 }
 
+/// Whether events may have to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// They do not.
+    NoRoom,
+    /// They do, and the table for them is not made where it is missing.
+    RoomIfThere,
+    /// They do, and it is.
+    Room,
+}
+
+impl Wanted {
+    /// What a relay of this configuration needs.
+    pub fn by(config: &Config) -> Wanted {
+        if config.delivery.on_error == OnError::Park { Wanted::Room } else { Wanted::NoRoom }
+    }
+}
+
 impl Marker {
+    /// [`Marker::connect`] as a relay of this configuration does.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn of(config: &Config) -> Result<Option<Marker>> {
+        let source = &config.source;
+        Marker::connect(&source.database, &source.slot, &config.outboxes, Wanted::by(config)).await
+    }
+
     /// Opens the session, looks at the tables and prepares the statements; none where no outbox is written to.
     ///
     /// Nothing is changed, no trigger fires. Once this returned, statements, columns and privileges were right. The session
@@ -104,9 +139,14 @@ impl Marker {
     /// which publishes them again; [`Kind::PostgresRefused`] with the `GRANT` for a missing privilege;
     /// [`Kind::Publication`] for a table or an id column that is not there, and for a publication that keeps rows from being
     /// written to; and what connecting gives.
-    pub async fn connect(database: &ConnInfo, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Option<Marker>> {
+    pub async fn connect(
+        database: &ConnInfo,
+        slot: &SlotName,
+        outboxes: &[OutboxConfig],
+        wanted: Wanted,
+    ) -> Result<Option<Marker>> {
         let writes = |outbox: &&OutboxConfig| outbox.upkeep.writes() || outbox.upkeep.mark_failed.is_some();
-        if outboxes.iter().find(writes).is_none() {
+        if outboxes.iter().find(writes).is_none() && wanted == Wanted::NoRoom {
             return Ok(None);
         }
         let session = SqlSession::connect(database, &format!("walrelay {slot} upkeep")).await?;
@@ -118,7 +158,12 @@ impl Marker {
                 None => None,
             });
         }
-        Ok(Some(Marker { session, writers, open: Mutex::new(false) }))
+        let room = match wanted {
+            Wanted::NoRoom => None,
+            Wanted::RoomIfThere => Room::look(session.client(), slot, outboxes).await?,
+            Wanted::Room => Some(Room::open(session.client(), slot, outboxes).await?),
+        };
+        Ok(Some(Marker { session, writers, room, open: Mutex::new(false) }))
     }
 
     /// Marks or deletes these rows, in one transaction, and gives how many were written.
@@ -135,14 +180,14 @@ impl Marker {
     /// [`Kind::Config`] where constraints or triggers of the table do not let the mark be.
     pub async fn settle(&self, batch: &Batch) -> Result<u64> {
         let parts = self.parts(batch)?;
-        if parts.is_empty() {
+        if parts.is_empty() && batch.parked.is_empty() && batch.unparked.is_empty() {
             return Ok(0);
         }
         self.until_visible(&batch.xids).await?;
         let mut open = self.open.lock().await;
         let (mut attempt, mut pause) = (1, PAUSE);
         loop {
-            let (part, failed) = match self.attempt(&mut open, &parts).await {
+            let (part, failed) = match self.attempt(&mut open, (&parts, batch)).await {
                 Ok(count) => return Ok(count),
                 Err(failed) => failed,
             };
@@ -220,18 +265,81 @@ impl Marker {
         Ok(parts)
     }
 
+    /// Which events wait; none where none do.
+    ///
+    /// # Errors
+    /// Those of the connection, and of a table that is gone or forbidden.
+    pub async fn waiting(&self) -> Result<Vec<Waiting>> {
+        self.in_room(async |room, client| room.index(client).await).await
+    }
+
+    /// The first event of each aggregate that may be tried now, `limit` at most.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`].
+    pub async fn due(&self, limit: i64) -> Result<Vec<Head>> {
+        self.in_room(async |room, client| room.due(client, limit).await).await
+    }
+
+    /// Events of an aggregate from `head` on, in their order, `limit` at most.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`].
+    pub async fn held(&self, head: &Head, limit: i64) -> Result<Vec<Held>> {
+        self.in_room(async |room, client| room.events(client, head, limit).await).await
+    }
+
+    /// Events that somebody asked to be dropped: row of the table, what waits, and why.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`].
+    pub async fn dropped(&self, limit: i64) -> Result<Vec<(i64, Waiting, Failure)>> {
+        self.in_room(async |room, client| room.dropped(client, limit).await).await
+    }
+
+    /// An event that waits was tried and failed; it is tried again after so many milliseconds, or once somebody asks.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`].
+    pub async fn failed_again(&self, id: i64, failure: &Failure, retry_in_ms: Option<i64>) -> Result<()> {
+        self.in_room(async |room, client| room.failed(client, (id, failure, retry_in_ms)).await).await
+    }
+
+    async fn in_room<T: Default>(&self, ask: impl AsyncFnOnce(&Room, &Client) -> Result<T, Failed>) -> Result<T> {
+        let Some(room) = &self.room else { return Ok(T::default()) };
+        let mut open = self.open.lock().await;
+        let ended = self.end_left_over(&mut open).await;
+        let asked = match ended {
+            Ok(()) => ask(room, self.session.client()).await,
+            Err(failed) => Err(failed),
+        };
+        asked.map_err(|failed| failed.told("using table walrelay.parked"))
+    }
+
+    /// A call that was cancelled may have left a transaction.
+    async fn end_left_over(&self, open: &mut MutexGuard<'_, bool>) -> Result<(), Failed> {
+        if **open {
+            answered("giving up a transaction", self.session.client().batch_execute("rollback")).await?;
+            **open = false;
+        }
+        Ok(())
+    }
+
     async fn attempt<'a>(
         &self,
         open: &mut MutexGuard<'_, bool>,
-        parts: &'a [Part<'a>],
+        (parts, batch): (&'a [Part<'a>], &Batch),
     ) -> Result<u64, (Option<&'a Part<'a>>, Failed)> {
         let client = self.session.client();
         let plain = |failed| (None, failed);
-        if **open {
-            answered("giving up a transaction", client.batch_execute("rollback")).await.map_err(plain)?;
-        }
+        self.end_left_over(open).await.map_err(plain)?;
         **open = true;
         let mut written = transaction(client, parts).await;
+        if let (Ok(_), Some(room)) = (&written, &self.room)
+            && let Err(failed) = moved(client, room, batch).await
+        {
+            written = Err((None, failed));
+        }
         if written.is_ok() {
             let committed = answered("committing what was written to the outbox", client.batch_execute("commit")).await;
             written = committed.map_err(|failed| (parts.last(), failed)).and(written);
@@ -242,6 +350,14 @@ impl Marker {
         **open = false;
         written
     }
+}
+
+/// Events begin to wait, or have waited.
+async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), Failed> {
+    for event in &batch.parked {
+        room.park(client, event).await?;
+    }
+    if batch.unparked.is_empty() { Ok(()) } else { room.remove(client, &batch.unparked).await }
 }
 
 async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, (Option<&'a Part<'a>>, Failed)> {

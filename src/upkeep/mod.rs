@@ -5,6 +5,7 @@
 //! | [`mark`] | rows are marked or deleted once they were acked |
 //! | [`cleanup`] | rows that are published and old are deleted, in batches |
 //! | [`partition`] | the same for whole partitions |
+//! | [`parked`] | where events wait that cannot be delivered yet |
 //! | [`published`] | which rows are published, as a condition in SQL |
 //! | [`stored`] | whether what a relay stored may be believed here |
 //! | [`table`] | an outbox table as the catalogs describe it |
@@ -16,12 +17,13 @@
 pub mod assignment;
 pub mod cleanup;
 pub mod mark;
+pub mod parked;
 pub mod partition;
 pub mod published;
 pub mod stored;
 pub mod table;
 
-pub use mark::{Batch, Failure, Marker, RowId};
+pub use mark::{Batch, Failure, Marker, RowId, Wanted};
 
 use std::time::Duration;
 

@@ -14,6 +14,7 @@ mod memory;
 mod operations;
 mod order;
 mod outboxes;
+mod parked;
 mod partitions;
 mod points;
 mod polled;

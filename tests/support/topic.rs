@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -175,6 +175,19 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// Makes a topic and waits until its partitions have leaders.
 pub(crate) fn create(brokers: &str, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
     make(brokers, NewTopic::new(topic, partitions, TopicReplication::Fixed(1)), settings);
+}
+
+/// Changes settings of a topic.
+pub(crate) fn alter(brokers: &str, topic: &str, settings: &[(&str, &str)]) {
+    let admin = admin(brokers);
+    let altered = settings
+        .iter()
+        .fold(AlterConfig::new(ResourceSpecifier::Topic(topic)), |altered, (name, value)| altered.set(name, value));
+    let done =
+        block_on(async { tokio::time::timeout(PATIENCE, admin.alter_configs([&altered], &AdminOptions::new())).await });
+    let done = done.expect("an answer of the broker").expect("alter a topic");
+    close(admin);
+    assert!(done.iter().all(Result::is_ok), "{done:?}");
 }
 
 /// Makes a topic with one partition on each of `nodes`, which may be the same one again and again.

@@ -19,7 +19,7 @@ use crate::poll::TableFacts;
 use crate::route::Router;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::{Facts, inspect, judge};
-use crate::upkeep::Marker;
+use crate::upkeep::{self, Marker};
 use report::{Found, Report, Shown};
 use sample::Wanted;
 
@@ -115,7 +115,12 @@ async fn upkeep(session: &Session, config: &Config) -> Result<()> {
         TableFacts::read(session.client(), outbox).await?;
     }
     // What it would write, it only prepares.
-    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes).await?;
+    let wanted = match upkeep::Wanted::by(config) {
+        // Nothing is changed by a look.
+        upkeep::Wanted::Room => upkeep::Wanted::RoomIfThere,
+        wanted => wanted,
+    };
+    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, wanted).await?;
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! What becomes of an event that cannot be delivered, where the relay is not to stop for it.
 
-use super::settling::Failed;
+use super::settling::{Failed, Outcome};
 use super::{About, Outlet, Pending, contradiction, no_such_outbox};
 use crate::config::{DeliveryConfig, OnError};
 use crate::error::{Error, Kind, Result};
@@ -14,7 +14,7 @@ use crate::upkeep::{Failure, RowId};
 /// How events are given up, and what is known of them.
 #[derive(Debug)]
 pub(super) struct GivingUp {
-    delivery: DeliveryConfig,
+    pub(super) delivery: DeliveryConfig,
     pub(super) poison: Poison,
 }
 
@@ -38,6 +38,13 @@ impl GivingUp {
         let cause = format!("the broker refused a record; finding out which: {}", first.cause());
         let judged = refused.iter().fold(true, |judged, (ticket, error)| self.poison.refused(*ticket, error) && judged);
         if judged { Error::new(Kind::KafkaUnreachable, cause) } else { self.dead_letter_refused(&failure) }
+    }
+
+    /// A topic refuses records: where events wait for that, those for it do from now on. What follows then heals.
+    pub(super) fn refused_by_topic(&mut self, error: &Error) -> Option<Error> {
+        let topic = error.topic().filter(|_| self.delivery.on_error == OnError::Park)?;
+        self.poison.refuse_once(topic, error);
+        Some(Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {}", error.cause())))
     }
 
     /// A record that had waited was refused before it was sent.
@@ -68,12 +75,15 @@ impl<S: Sink> Outlet<S> {
         record: OwnedRecord,
         verdict: &Verdict,
     ) -> Result<()> {
+        if self.giving_up.delivery.on_error == OnError::Park {
+            return self.park(event, &record, &verdict.error);
+        }
         let settles = self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?;
         let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), 1);
         let kept = match settles.failed {
             Failed::Nothing => None,
-            Failed::SameAsAcked => Some((id.clone(), None)),
-            Failed::Marked => Some((id.clone(), Some(Failure { class, cause: cause.to_owned(), attempts }))),
+            Failed::SameAsAcked => Some(Outcome::Acked(id.clone())),
+            Failed::Marked => Some(Outcome::Failed(id.clone(), Failure { class, cause: cause.to_owned(), attempts })),
         };
         let (outbox, row) = (settles.name.as_str(), Shown::of(event.id()));
         let topic = &self.giving_up.delivery.dead_letter_topic;
@@ -103,9 +113,14 @@ impl<S: Sink> Outlet<S> {
         if let Some(id) = &about.id {
             self.giving_up.poison.forget(id);
         }
+        self.done_without_kafka(about.kept, about.committed_at_us)
+    }
+
+    /// Nothing of an event goes to Kafka; what is to be written of it holds the position back until it is.
+    pub(super) fn done_without_kafka(&mut self, kept: Option<Outcome>, committed_at_us: i64) -> Result<()> {
         let ticket = self.ledger.next();
-        self.kept.extend(about.kept.map(|row| (ticket, row, self.xid)));
-        self.ledger.enqueued(0, about.committed_at_us).map_err(contradiction)?;
+        self.kept.extend(kept.map(|outcome| (ticket, outcome, self.xid)));
+        self.ledger.enqueued(0, committed_at_us).map_err(contradiction)?;
         self.ledger.acked(ticket).map_err(contradiction)?;
         Ok(())
     }

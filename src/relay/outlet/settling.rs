@@ -1,19 +1,35 @@
 //! What is done to rows once their events were acked or given up: which, and in which order.
 
+use std::sync::Arc;
+
 use super::Outlet;
 use crate::config::OutboxConfig;
 use crate::position::Lsn;
 use crate::sink::{Sink, Ticket};
+use crate::upkeep::parked::Parked;
 use crate::upkeep::{Batch, Failure, RowId};
 
-/// A row that is marked or deleted once its ticket is delivered, and the transaction that wrote it.
-pub(super) type Kept = (Ticket, (RowId, Option<Failure>), Option<u32>);
+/// What is done to a row once its ticket is delivered, and the transaction that wrote it.
+pub(super) type Kept = (Ticket, Outcome, Option<u32>);
+
+/// What has become of an event, and is to be written to its row or kept beside it.
+#[derive(Debug, Clone)]
+pub(super) enum Outcome {
+    /// The broker has it.
+    Acked(RowId),
+    /// It was given up.
+    Failed(RowId, Failure),
+    /// It waits.
+    Parked(Arc<Parked>),
+}
 
 /// What is done to the rows of an outbox.
 #[derive(Debug)]
 pub(super) struct Settles {
     /// What it is called.
     pub(super) name: String,
+    /// The columns its records are made of.
+    pub(super) columns: Vec<String>,
     /// Whether rows are marked or deleted once they were acked.
     pub(super) acked: bool,
     /// What is done to rows whose events are given up.
@@ -36,7 +52,12 @@ impl Settles {
             (false, true) => Failed::SameAsAcked,
             (false, false) => Failed::Nothing,
         };
-        Settles { name: outbox.source.to_string(), acked: outbox.upkeep.writes(), failed }
+        Settles {
+            name: outbox.source.to_string(),
+            columns: outbox.columns.clone(),
+            acked: outbox.upkeep.writes(),
+            failed,
+        }
     }
 }
 
@@ -53,10 +74,15 @@ impl<S: Sink> Outlet<S> {
         }
         let all = !self.has_delivered_row();
         let mut batch = Batch::default();
-        for (_, (row, failure), xid) in &self.settling {
-            match failure {
-                None => batch.acked.push(row.clone()),
-                Some(failure) => batch.failed.push((row.clone(), failure.clone())),
+        for (_, outcome, xid) in &self.settling {
+            match outcome {
+                Outcome::Acked(row) => batch.acked.push(row.clone()),
+                Outcome::Failed(row, failure) => batch.failed.push((row.clone(), failure.clone())),
+                Outcome::Parked(event) => {
+                    batch.parked.push(Arc::clone(event));
+                    // Nothing is written to its row.
+                    continue;
+                }
             }
             batch.xids.extend(xid);
         }
@@ -66,6 +92,10 @@ impl<S: Sink> Outlet<S> {
 
     /// What was taken is done, or has to be done again.
     pub fn settled(&mut self, done: bool) {
+        let of = |outcome: &Outcome| if let Outcome::Parked(event) = outcome { event.bytes() } else { 0 };
+        if done {
+            self.parked_bytes -= self.settling.iter().map(|(_, outcome, _)| of(outcome)).sum::<usize>();
+        }
         for row in self.settling.drain(..).rev().filter(|_| !done) {
             self.kept.push_front(row);
         }

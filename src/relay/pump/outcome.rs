@@ -29,6 +29,10 @@ impl Pump<'_> {
             }
             Input::Clock | Input::Deliveries => Ok(()),
             Input::Job(done) => self.job_done(*done).await,
+            Input::Retried(tried) => {
+                self.core.released(&tried.released, &tried.accepting);
+                Ok(())
+            }
             Input::Control(end) => self.control_ended(end),
             Input::Kafka(connection) => {
                 self.telemetry.connected(Side::Kafka, connection == Connection::Up);
@@ -102,7 +106,9 @@ impl Pump<'_> {
                     }
                 };
                 let rows = rows.into_iter().map(|(outbox, id)| (outbox, id.into_bytes())).collect();
-                let asked = self.again.looked(rows, lsn, &settled);
+                let mut asked = self.again.looked(rows, lsn, &settled);
+                // They are pending because they wait.
+                asked.retain(|row| !self.core.is_waiting(row));
                 if !asked.is_empty() {
                     let rows = asked.len();
                     tracing::info!(slot = %self.config.source.slot, rows, "rows are pending again; publishing them again");

@@ -113,10 +113,18 @@ fn heals(error: &KafkaError) -> bool {
 pub(super) fn explain(error: &KafkaError, topic: &str) -> Error {
     let code = crate::sink::code(error);
     let error = faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
-    if code != RDKafkaErrorCode::TopicAuthorizationFailed {
+    if error.kind() != Kind::TopicRefused {
         return error;
     }
-    error.remedy(format!(
+    // No event waits for it.
+    let refused = Error::new(Kind::KafkaRefused, error.cause());
+    if code != RDKafkaErrorCode::TopicAuthorizationFailed {
+        return match error.what_to_do() {
+            Some(remedy) => refused.remedy(remedy),
+            None => refused,
+        };
+    }
+    refused.remedy(format!(
         "grant what the position needs: kafka-acls --add --allow-principal User:… --operation Read --operation Write \
          --operation Describe --topic {topic}"
     ))

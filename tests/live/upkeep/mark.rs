@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use walrelay::error::{Error, Kind};
-use walrelay::upkeep::{Batch, Failure, Marker, RowId};
+use walrelay::upkeep::{Batch, Failure, Marker, RowId, Wanted};
 
 use super::{conninfo, database, outboxes, runtime, waits_for_lock};
 use crate::support::servers::Postgres;
@@ -13,7 +13,7 @@ use crate::support::world::World;
 const SECONDS: Duration = Duration::from_secs(30);
 
 async fn marker(url: &str, toml: &str) -> Result<Marker, Error> {
-    let marker = Marker::connect(&conninfo(url), &"orders".parse().unwrap(), &outboxes(toml)).await?;
+    let marker = Marker::connect(&conninfo(url), &"orders".parse().unwrap(), &outboxes(toml), Wanted::NoRoom).await?;
     Ok(marker.expect("an outbox that is written to"))
 }
 
@@ -267,7 +267,7 @@ fn a_row_that_failed_is_marked_as_that_with_why_and_how_often() {
     let marker = runtime.block_on(marker(&world.database_url, toml)).unwrap();
     let why = |cause: &str, attempts| Failure { class: "rejected", cause: cause.to_owned(), attempts };
     let failed = vec![(row(0, "3"), why("it's \"bad\"; and long", 4)), (row(0, "2"), why("no", 1))];
-    let batch = Batch { acked: vec![row(0, "1")], failed, xids: Vec::new() };
+    let batch = Batch { acked: vec![row(0, "1")], failed, ..Batch::default() };
     assert_eq!(runtime.block_on(marker.settle(&batch)), Ok(3));
     let rows = "string_agg(concat_ws(',', id, status, n, last_error, class), ' ' order by id)";
     assert_eq!(

@@ -1,0 +1,24 @@
+create schema if not exists walrelay;
+create table if not exists walrelay.parked (
+    id bigint generated always as identity primary key,
+    slot text not null,
+    outbox text not null,
+    row_id bytea not null,
+    key bytea,
+    topic text,
+    commit_lsn pg_lsn not null,
+    index bigint not null,
+    via text not null,
+    committed_at timestamptz not null,
+    names text[] not null,
+    types bigint[] not null,
+    texts bytea[] not null,
+    class text not null,
+    error text,
+    attempts integer not null default 0,
+    parked_at timestamptz not null default now(),
+    next_at timestamptz,
+    asked text check (asked in ('retry', 'drop')),
+    unique (slot, outbox, row_id)
+);
+create index if not exists parked_by_aggregate on walrelay.parked (slot, outbox, key, id);

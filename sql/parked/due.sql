@@ -1,0 +1,12 @@
+-- $1 slot, $2 how many. The first event of each aggregate, one without a key by itself, where it may be tried now.
+select h.id, h.outbox, h.key
+from (
+    select distinct on (p.outbox, p.key, case when p.key is null then p.id end)
+        p.id, p.outbox, p.key, p.class, p.next_at, p.asked
+    from walrelay.parked p
+    where p.slot = $1
+    order by p.outbox, p.key, case when p.key is null then p.id end, p.id
+) h
+where h.asked = 'retry' or h.class = 'behind' or h.next_at <= pg_catalog.clock_timestamp()
+order by h.id
+limit $2

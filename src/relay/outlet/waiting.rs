@@ -1,0 +1,130 @@
+//! Events that cannot be delivered yet begin to wait, and those behind them.
+
+use std::sync::Arc;
+
+use super::parking::Parking;
+use super::settling::Outcome;
+use super::{Outlet, no_such_outbox};
+use crate::error::{Disposition, Error, Result};
+use crate::event::{Event, Shown};
+use crate::route::{OwnedRecord, Record};
+use crate::sink::Sink;
+use crate::upkeep::parked::{Parked, Waiting};
+use crate::upkeep::{Failure, RowId};
+
+/// Why an event that can be routed is not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Behind {
+    /// It waits already: it came again.
+    Itself,
+    /// One of its aggregate waits.
+    Aggregate,
+    /// Its topic takes no records.
+    Topic,
+}
+
+impl Parking {
+    pub(super) fn behind(&self, row: &RowId, record: &Record<'_>) -> Option<Behind> {
+        if self.holds(row) {
+            return Some(Behind::Itself);
+        }
+        if self.is_blocked(row.0, record.key) {
+            return Some(Behind::Aggregate);
+        }
+        self.is_refusing(record.topic).then_some(Behind::Topic)
+    }
+}
+
+impl<S: Sink> Outlet<S> {
+    /// These events wait in the table, by what it says now that no other relay writes to it.
+    pub fn set_waiting(&mut self, waiting: Vec<Waiting>) {
+        let under_way = self.settling.iter().chain(&self.kept).filter_map(|(_, outcome, _)| match outcome {
+            Outcome::Parked(event) => Some(waiting_as(event)),
+            Outcome::Acked(_) | Outcome::Failed(..) => None,
+        });
+        let under_way: Vec<Waiting> = under_way.collect();
+        self.parking.begin(waiting.into_iter().chain(under_way));
+    }
+
+    /// These wait no more, and these topics take records.
+    pub fn released(&mut self, released: &[Waiting], accepting: &[String]) {
+        accepting.iter().for_each(|topic| self.parking.accepts(topic));
+        released.iter().for_each(|waiting| self.parking.release(waiting));
+    }
+
+    /// How many events wait.
+    pub fn waiting(&self) -> usize {
+        self.parking.count()
+    }
+
+    /// Whether this event waits.
+    pub fn is_waiting(&self, row: &RowId) -> bool {
+        self.parking.holds(row)
+    }
+
+    /// `event` cannot be delivered, and waits; what comes of its aggregate from now on waits behind it.
+    pub(super) fn park(&mut self, event: &Event<'_>, record: &OwnedRecord, error: &Error) -> Result<()> {
+        let (key, topic) = record.with_record(|record| (record.key.map(<[u8]>::to_vec), record.topic.to_owned()));
+        let row = (event.outbox, event.id().to_vec());
+        if self.parking.holds(&row) {
+            return self.done_without_kafka(None, event.committed_at_us);
+        }
+        let (class, cause) = (error.kind().class(), error.cause());
+        let (slot, name) = (&self.slot, self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?.name.as_str());
+        tracing::warn!(
+            %slot, outbox = name, row = %Shown::of(event.id()), place = %event.place, class, cause, outcome = "park",
+            "an event cannot be delivered, and waits"
+        );
+        let why = Failure { class, cause: cause.to_owned(), attempts: 1 };
+        self.giving_up.poison.forget(&row);
+        self.begin_to_wait(event, (key, topic), Some((why, error.kind().disposition())))
+    }
+
+    /// `event` could be delivered, were it not for what waits.
+    #[cold]
+    pub(super) fn wait_behind(
+        &mut self,
+        event: &Event<'_>,
+        of: (Option<Vec<u8>>, String),
+        behind: Behind,
+    ) -> Result<()> {
+        match behind {
+            Behind::Itself => self.done_without_kafka(None, event.committed_at_us),
+            Behind::Aggregate => self.begin_to_wait(event, of, None),
+            Behind::Topic => {
+                let cause = format!("topic {} takes no records: behind one that was tried", of.1);
+                let why = Failure { class: crate::error::Kind::TopicRefused.class(), cause, attempts: 1 };
+                self.begin_to_wait(event, of, Some((why, Disposition::RetryThenGiveUp)))
+            }
+        }
+    }
+
+    fn begin_to_wait(
+        &mut self,
+        event: &Event<'_>,
+        (key, topic): (Option<Vec<u8>>, String),
+        why: Option<(Failure, Disposition)>,
+    ) -> Result<()> {
+        let settles = self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?;
+        let mut parked = Parked::of(event, &settles.columns, key, Some(topic).filter(|topic| !topic.is_empty()));
+        if let Some((why, disposition)) = why {
+            if disposition == Disposition::RetryThenGiveUp {
+                let wait = self.giving_up.delivery.retry.wait(why.attempts, fastrand::f64());
+                parked.retry_in_ms = wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
+            }
+            parked.why = Some(why);
+        }
+        self.parking
+            .park(waiting_as(&parked))
+            .map_err(|error| error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index))?;
+        self.counts.parked += 1;
+        self.parked_bytes += parked.bytes();
+        self.done_without_kafka(Some(Outcome::Parked(Arc::new(parked))), event.committed_at_us)
+    }
+}
+
+fn waiting_as(event: &Parked) -> Waiting {
+    let is_refused = event.why.as_ref().is_some_and(|why| why.class == crate::error::Kind::TopicRefused.class());
+    let refused_by = event.topic.clone().filter(|_| is_refused);
+    Waiting { row: event.row.clone(), key: event.key.clone(), refused_by }
+}

@@ -1,0 +1,354 @@
+//! Where events wait that cannot be delivered yet, and those behind them: the table `walrelay.parked`.
+//!
+//! One row is one event with the columns its record is made of, so that it is routed anew when its turn comes. The order of
+//! an aggregate is that of `id`. Only the relay that has the slot writes events here and takes them away; others ask, by the
+//! column `asked`.
+
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row, Statement};
+
+use crate::config::{OutboxConfig, SlotName};
+use crate::decode::Column;
+use crate::error::{Error, Kind, Result};
+use crate::event::{Event, Place, Via};
+use crate::position::Lsn;
+use crate::upkeep::{Failed, Failure, RowId, answered};
+
+const CREATE: &str = include_str!("../../sql/parked/create.sql");
+const EXISTS: &str = include_str!("../../sql/parked/exists.sql");
+const INSERT: &str = include_str!("../../sql/parked/insert.sql");
+const INDEX: &str = include_str!("../../sql/parked/index.sql");
+const DUE: &str = include_str!("../../sql/parked/due.sql");
+const EVENTS: &str = include_str!("../../sql/parked/events.sql");
+const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
+const FAILED: &str = include_str!("../../sql/parked/failed.sql");
+const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
+
+/// Class of an event that waits for one before it.
+pub const BEHIND: &str = "behind";
+
+/// An event that is to wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parked {
+    /// Its outbox by index, and its id.
+    pub row: RowId,
+    /// The key of its record. Without one it has no order.
+    pub key: Option<Vec<u8>>,
+    /// The topic it was for; none where it has no route.
+    pub topic: Option<String>,
+    /// Where it stands.
+    pub place: Place,
+    /// When its transaction was committed, in microseconds since the Unix epoch.
+    pub committed_at_us: i64,
+    /// The columns its record is made of.
+    pub columns: Vec<ParkedColumn>,
+    /// Why it waits; none where it waits for one before it.
+    pub why: Option<Failure>,
+    /// After how many milliseconds it is tried again by itself; none where somebody has to ask.
+    pub retry_in_ms: Option<i64>,
+}
+
+/// A column of an event that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParkedColumn {
+    /// Its name.
+    pub name: String,
+    /// OID of its type.
+    pub type_oid: u32,
+    /// Its value in Postgres' text form.
+    pub text: Option<Vec<u8>>,
+}
+
+impl Parked {
+    /// What is kept of `event`, which is one of `outbox`.
+    pub fn of(event: &Event<'_>, names: &[String], key: Option<Vec<u8>>, topic: Option<String>) -> Parked {
+        let column = |(place, name): (usize, &String)| ParkedColumn {
+            name: name.clone(),
+            type_oid: event.row.type_oid(place),
+            text: event.row.get(place).map(<[u8]>::to_vec),
+        };
+        Parked {
+            row: (event.outbox, event.id().to_vec()),
+            key,
+            topic,
+            place: event.place,
+            committed_at_us: event.committed_at_us,
+            columns: names.iter().enumerate().map(column).collect(),
+            why: None,
+            retry_in_ms: None,
+        }
+    }
+
+    /// What it holds of memory, in bytes.
+    pub fn bytes(&self) -> usize {
+        let columns = self.columns.iter().map(|column| column.name.len() + column.text.as_ref().map_or(0, Vec::len));
+        size_of::<Parked>() + self.row.1.len() + self.key.as_ref().map_or(0, Vec::len) + columns.sum::<usize>()
+    }
+}
+
+/// What is known of an event that waits without reading it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// Its outbox by index, and its id.
+    pub row: RowId,
+    /// The key of its record.
+    pub key: Option<Vec<u8>>,
+    /// The topic that refuses it, where that is why it waits.
+    pub refused_by: Option<String>,
+}
+
+/// An aggregate, or an event without one, by the first that waits of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// The row of the table.
+    pub id: i64,
+    /// The outbox, by index.
+    pub outbox: usize,
+    /// The aggregate's key.
+    pub key: Option<Vec<u8>>,
+}
+
+/// An event that was read back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The row of the table.
+    pub id: i64,
+    /// What waits.
+    pub event: Parked,
+    /// Why it waits, in a word; [`BEHIND`] where it was not tried.
+    pub class: String,
+    /// What happened when it was tried last.
+    pub error: Option<String>,
+    /// How often it was tried.
+    pub attempts: u32,
+}
+
+impl Held {
+    /// Its columns as a table has them.
+    pub fn described(&self) -> Vec<Column> {
+        let columns = self.event.columns.iter();
+        columns
+            .map(|column| Column { name: column.name.clone(), type_oid: column.type_oid, type_modifier: -1 })
+            .collect()
+    }
+}
+
+/// The table of one slot. It has no session of its own: whoever calls lends one that nobody uses meanwhile.
+#[derive(Debug)]
+pub struct Room {
+    slot: String,
+    /// What the outboxes are called, by index.
+    outboxes: Vec<String>,
+    insert: Statement,
+    due: Statement,
+    events: Statement,
+    remove: Statement,
+}
+
+const DOING: &str = "using table walrelay.parked";
+
+impl Room {
+    /// Looks at the table, makes it where it is missing and we may, and prepares what is done with it.
+    ///
+    /// # Errors
+    /// [`Kind::PostgresRefused`] with the SQL for somebody who may; those of the connection.
+    pub async fn open(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Room> {
+        prepare(client).await?;
+        Room::new(client, slot, outboxes).await
+    }
+
+    /// Looks at the table; none where there is none.
+    ///
+    /// # Errors
+    /// As [`Room::open`].
+    pub async fn look(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Option<Room>> {
+        match usable(client).await.map_err(|failed| failed.told(DOING))?.as_str() {
+            "missing" => Ok(None),
+            "usable" => Room::new(client, slot, outboxes).await.map(Some),
+            _ => Err(forbidden(client, "table walrelay.parked may not be used").await),
+        }
+    }
+
+    async fn new(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Room> {
+        let prepared = async |sql| answered(DOING, client.prepare(sql)).await.map_err(|failed| failed.told(DOING));
+        Ok(Room {
+            slot: slot.to_string(),
+            outboxes: outboxes.iter().map(|outbox| outbox.source.to_string()).collect(),
+            insert: prepared(INSERT).await?,
+            due: prepared(DUE).await?,
+            events: prepared(EVENTS).await?,
+            remove: prepared(REMOVE).await?,
+        })
+    }
+
+    /// Which events wait. Those of an outbox that is not configured any more are left out: nobody can route them.
+    pub(super) async fn index(&self, client: &Client) -> Result<Vec<Waiting>, Failed> {
+        let rows = answered(DOING, client.query(INDEX, &[&self.slot])).await?;
+        let waiting = |row: &Row| {
+            let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
+            Ok(Some(Waiting { row: (outbox, get(row, 1)?), key: get(row, 2)?, refused_by: get(row, 3)? }))
+        };
+        rows.iter().filter_map(|row| waiting(row).transpose()).collect()
+    }
+
+    /// The first of each aggregate that may be tried now, `limit` at most.
+    pub(super) async fn due(&self, client: &Client, limit: i64) -> Result<Vec<Head>, Failed> {
+        let rows = answered(DOING, client.query(&self.due, &[&self.slot, &limit])).await?;
+        let head = |row: &Row| {
+            let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
+            Ok(Some(Head { id: get(row, 0)?, outbox, key: get(row, 2)? }))
+        };
+        rows.iter().filter_map(|row| head(row).transpose()).collect()
+    }
+
+    /// The events of an aggregate from `head` on, in their order.
+    pub(super) async fn events(&self, client: &Client, head: &Head, limit: i64) -> Result<Vec<Held>, Failed> {
+        let name = self.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
+        let values: [&(dyn ToSql + Sync); 5] = [&self.slot, &name, &head.key, &head.id, &limit];
+        let rows = answered(DOING, client.query(&self.events, &values)).await?;
+        rows.iter().map(|row| held(row, head.outbox)).collect()
+    }
+
+    /// Events that somebody asked to be dropped, with why they waited.
+    pub(super) async fn dropped(&self, client: &Client, limit: i64) -> Result<Vec<(i64, Waiting, Failure)>, Failed> {
+        let rows = answered(DOING, client.query(DROPPED, &[&self.slot, &limit])).await?;
+        let dropped = |row: &Row| {
+            let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
+            let waiting = Waiting { row: (outbox, get(row, 2)?), key: get(row, 3)?, refused_by: None };
+            let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
+            let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
+            Ok(Some((get(row, 0)?, waiting, Failure { class: class_of(&class), cause, attempts })))
+        };
+        rows.iter().filter_map(|row| dropped(row).transpose()).collect()
+    }
+
+    /// It was tried and failed.
+    pub(super) async fn failed(
+        &self,
+        client: &Client,
+        (id, failure, retry_in_ms): (i64, &Failure, Option<i64>),
+    ) -> Result<(), Failed> {
+        let attempts = i32::try_from(failure.attempts).unwrap_or(i32::MAX);
+        let values: [&(dyn ToSql + Sync); 5] = [&id, &failure.class, &failure.cause, &attempts, &retry_in_ms];
+        answered(DOING, client.execute(FAILED, &values)).await.map(|_| ())
+    }
+
+    /// Inside a transaction of the caller's: these events wait from its commit on. One that waits already is left as it is.
+    pub(super) async fn park(&self, client: &Client, event: &Parked) -> Result<(), Failed> {
+        let via = match event.place.via {
+            Via::Slot => "slot",
+            Via::Table => "table",
+            Via::Replay => "replay",
+        };
+        let name = self.outboxes.get(event.row.0).map(String::as_str).unwrap_or_default();
+        let (class, error, attempts) = match &event.why {
+            Some(why) => (why.class, Some(&why.cause), i32::try_from(why.attempts).unwrap_or(i32::MAX)),
+            None => (BEHIND, None, 0),
+        };
+        let names: Vec<&str> = event.columns.iter().map(|column| column.name.as_str()).collect();
+        let types: Vec<i64> = event.columns.iter().map(|column| column.type_oid.into()).collect();
+        let texts: Vec<Option<&[u8]>> = event.columns.iter().map(|column| column.text.as_deref()).collect();
+        let index = i64::try_from(event.place.index).unwrap_or(i64::MAX);
+        let values: [&(dyn ToSql + Sync); 16] = [
+            &self.slot,
+            &name,
+            &event.row.1,
+            &event.key,
+            &event.topic,
+            &event.place.commit_lsn.to_string(),
+            &index,
+            &via,
+            &event.committed_at_us,
+            &names,
+            &types,
+            &texts,
+            &class,
+            &error,
+            &attempts,
+            &event.retry_in_ms,
+        ];
+        answered(DOING, client.execute(&self.insert, &values)).await.map(|_| ())
+    }
+
+    /// Inside a transaction of the caller's: these do not wait any more.
+    pub(super) async fn remove(&self, client: &Client, ids: &[i64]) -> Result<(), Failed> {
+        answered(DOING, client.execute(&self.remove, &[&ids])).await.map(|_| ())
+    }
+
+    fn outbox(&self, row: &Row, column: usize) -> Result<Option<usize>, Failed> {
+        let name: &str = row.try_get(column).map_err(Failed::Refused)?;
+        Ok(self.outboxes.iter().position(|known| known == name))
+    }
+}
+
+/// The word for why an event waited, of those there are.
+fn class_of(text: &str) -> &'static str {
+    const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused", BEHIND];
+    CLASSES.into_iter().find(|class| *class == text).unwrap_or("rejected")
+}
+
+fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failed> {
+    row.try_get(column).map_err(Failed::Refused)
+}
+
+fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
+    let lsn: Lsn = get::<&str>(row, 4)?
+        .parse()
+        .map_err(|error| Failed::Broken(Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}"))))?;
+    let via = match get::<&str>(row, 6)? {
+        "slot" => Via::Slot,
+        "replay" => Via::Replay,
+        _ => Via::Table,
+    };
+    let index = u64::try_from(get::<i64>(row, 5)?).unwrap_or_default();
+    let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
+        (get(row, 8)?, get(row, 9)?, get(row, 10)?);
+    let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
+        name,
+        type_oid: u32::try_from(type_oid).unwrap_or_default(),
+        text,
+    });
+    let event = Parked {
+        row: (outbox, get(row, 1)?),
+        key: get(row, 2)?,
+        topic: get(row, 3)?,
+        place: Place { commit_lsn: lsn, index, via },
+        committed_at_us: get(row, 7)?,
+        columns: columns.collect(),
+        why: None,
+        retry_in_ms: None,
+    };
+    let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
+    Ok(Held { id: get(row, 0)?, event, class: get(row, 11)?, error: get(row, 12)?, attempts })
+}
+
+/// Makes sure that the table is there and ours to use.
+async fn prepare(client: &Client) -> Result<()> {
+    let told = |failed: Failed| failed.told(DOING);
+    match usable(client).await.map_err(told)?.as_str() {
+        "usable" => return Ok(()),
+        "forbidden" => return Err(forbidden(client, "table walrelay.parked may not be used").await),
+        _ => {}
+    }
+    let Err(failed) = answered(DOING, client.batch_execute(CREATE)).await else { return Ok(()) };
+    // Another relay may have been faster, which is reported as a duplicate.
+    match usable(client).await.map_err(told)?.as_str() {
+        "usable" => Ok(()),
+        _ => Err(forbidden(client, failed.told(DOING).cause()).await),
+    }
+}
+
+async fn usable(client: &Client) -> Result<String, Failed> {
+    answered(DOING, client.query_one(EXISTS, &[])).await.and_then(|row| get(&row, 0))
+}
+
+async fn forbidden(client: &Client, cause: &str) -> Error {
+    let asked = answered(DOING, client.query_one("select pg_catalog.quote_ident(current_user)", &[])).await;
+    let role: Result<String, Failed> = asked.and_then(|row| get(&row, 0));
+    let role = role.unwrap_or_else(|_| "the relay's role".to_owned());
+    let create = CREATE.split_whitespace().collect::<Vec<_>>().join(" ");
+    Error::new(Kind::PostgresRefused, format!("events cannot be parked: {cause}")).remedy(format!(
+        "as a role that may: {create} grant usage on schema walrelay to {role}; grant select, insert, update, delete on \
+         walrelay.parked to {role}; or set delivery.on_error to stop, dead-letter or skip"
+    ))
+}

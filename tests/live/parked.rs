@@ -1,0 +1,221 @@
+//! P3, P2: an event that cannot be delivered waits, and all behind it of its aggregate, while everything else arrives in
+//! order and the slot keeps no log for it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::support::relay::RelayCommand;
+use crate::support::seed::{from_environment, generator};
+use crate::support::servers::kafka::PARTITIONS;
+use crate::support::sql::Sql;
+use crate::support::topic;
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+const EXIT: Duration = Duration::from_secs(30);
+
+/// Emits an event that is larger than [`small`] lets the broker take, compressed or not.
+const LARGE: &str = "
+    create function emit_large(kind text, aggregate_ text) returns text language sql as $$
+        insert into counter values (aggregate_) on conflict do nothing;
+        update counter set version = version + 1 where aggregate = aggregate_;
+        insert into outbox (id, aggregatetype, aggregateid, type, payload)
+        select gen_random_uuid(), kind, aggregate_, 'Large', jsonb_build_object('v', c.version, 'of', aggregate_,
+            'filling', (select string_agg(md5(n::text), '') from generate_series(1, 12000) n))
+        from counter c where c.aggregate = aggregate_ returning id::text
+    $$";
+
+/// Topic 0 takes no record of more than 200 kB.
+fn small() -> World {
+    let world = World::new();
+    world.sql().run(LARGE);
+    topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[("max.message.bytes", "200000")]);
+    world
+}
+
+fn parking(world: &World) -> RelayCommand {
+    world.run().option("--on-error", "park")
+}
+
+/// Ids of the events that wait, each with its class.
+fn parked(sql: &Sql) -> BTreeSet<(String, String)> {
+    let rows = sql.rows("select convert_from(row_id, 'UTF8'), class from walrelay.parked", &[]);
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+fn number_parked(sql: &Sql) -> i64 {
+    sql.number("select count(*) from walrelay.parked")
+}
+
+fn large(sql: &Sql, world: &World, aggregate: u32) -> String {
+    sql.text(&format!("select emit_large('{0}', '{0}-{aggregate}')", world.kind(0)))
+}
+
+/// Every row that has not arrived waits, and nothing that arrived does.
+fn all_others_arrived(world: &World, sql: &Sql) {
+    let differs = || {
+        let lost: BTreeSet<String> =
+            world.check().lost.iter().filter_map(|lost| lost.split(' ').next()).map(str::to_owned).collect();
+        let waits: BTreeSet<String> = parked(sql).into_iter().map(|(id, _)| id).collect();
+        lost.symmetric_difference(&waits).cloned().collect::<Vec<_>>()
+    };
+    eventually("all others have arrived", ARRIVAL, differs, Vec::is_empty);
+}
+
+/// Events of an aggregate that wait in another order than that of their places.
+fn misplaced(sql: &Sql) -> Vec<String> {
+    let rows = sql.rows(
+        "select format('%s: %s:%s behind %s:%s, %s %s', convert_from(key, 'UTF8'), commit_lsn, index, l, i, class, parked_at) from (
+             select *, lag(commit_lsn) over w as l, lag(index) over w as i from walrelay.parked
+             window w as (partition by key order by id)) of
+         where (commit_lsn, index) < (l, i)",
+        &[],
+    );
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Several too large events among many others, the relay killed now and then; then the topic takes them.
+fn waits_and_goes_on(mode: &[&str]) {
+    let world = small();
+    let (sql, mut chance) = (world.sql(), generator("parked"));
+    sql.run(
+        "alter table outbox add seq bigint generated always as identity, add xid xid8 default pg_current_xact_id()",
+    );
+    let run = || mode.chunks(2).fold(parking(&world), |run, option| run.option(option[0], option[1]));
+    let start = || run().start();
+    let writers = world.workload(&Plan { writers: 4, aggregates: 12, ..Plan::default() });
+    let events = from_environment("WALRELAY_TEST_EVENTS", 6_000);
+    let mut bad = BTreeSet::new();
+    let mut relay = start();
+    relay.wait_ready();
+    for round in 0..4 {
+        bad.insert(large(&sql, &world, round));
+        bad.insert(large(&sql, &world, round));
+        writers.wait_for(events / 40 + chance.u64(..events / 40));
+        relay.kill_hard();
+        relay = start();
+        relay.wait_ready();
+        writers.wait_for(events / 40);
+    }
+    // In the middle of everything, and neither do new ones of the others wait.
+    writers.wait_for(events / 4);
+    writers.stop();
+    all_others_arrived(&world, &sql);
+    assert_eq!(world.check().out_of_order, []);
+    assert_eq!(misplaced(&sql), Vec::<String>::new());
+    let waiting = parked(&sql);
+    // The first of each aggregate was tried; the second large one waits behind it.
+    let tried: BTreeSet<&String> = waiting.iter().filter(|(_, class)| class == "too-large").map(|(id, _)| id).collect();
+    assert!(tried.len() == 4 && tried.iter().all(|id| bad.contains(*id)), "{tried:?} of {bad:?}");
+    assert!(waiting.len() > 8, "others wait behind them: {}", waiting.len());
+    let gauge = || relay.metric("walrelay_waiting_events").unwrap_or_default();
+    eventually("it says how many wait", ARRIVAL, gauge, |count| *count == waiting.len() as f64);
+    if mode.is_empty() {
+        world.wait_confirmed(ARRIVAL);
+    }
+
+    // Killed while it delivers what waited.
+    topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
+    sql.run("update walrelay.parked set asked = 'retry'");
+    let left = waiting.len() as i64;
+    eventually("some are delivered", ARRIVAL, || number_parked(&sql), |count| *count < left);
+    relay.kill_hard();
+    let writers = world.workload(&Plan { writers: 2, aggregates: 12, ..Plan::default() });
+    sql.run("update walrelay.parked set asked = 'retry'");
+    // Between the ack of what waited and the moment that is written down.
+    let mut relay = run().variable("FAILPOINTS", "retried=1*off->return").start();
+    relay.wait_exit(ARRIVAL);
+    let mut relay = start();
+    relay.wait_ready();
+    writers.wait_for(50);
+    eventually("all are delivered", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    writers.wait_for(50);
+    writers.stop();
+    world.assert_all_delivered();
+    eventually("none waits", ARRIVAL, || relay.metric("walrelay_waiting_events"), |count| *count == Some(0.0));
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn what_is_too_large_waits_with_its_aggregate_through_kills_and_goes_on_in_order() {
+    waits_and_goes_on(&[]);
+}
+
+#[test]
+fn what_a_poller_cannot_deliver_waits_with_its_aggregate_and_goes_on_in_order() {
+    waits_and_goes_on(&["--mode", "poll"]);
+}
+
+#[test]
+fn what_is_dropped_lets_its_aggregate_go_on() {
+    let world = World::new();
+    let sql = world.sql();
+    let mut relay = parking(&world).start();
+    relay.wait_ready();
+    let kind = world.kind(0);
+    // No topic has this name, and what comes behind it has one.
+    sql.run(&format!(
+        "select emit('not a topic', 'a', 20); select emit('{kind}', 'a', 20); select emit('{kind}', 'b', 20)"
+    ));
+    eventually("two wait", ARRIVAL, || number_parked(&sql), |count| *count == 2);
+    eventually("the other does not", ARRIVAL, || world.delivered(), |count| *count == 1);
+    sql.run("update walrelay.parked set asked = 'drop' where class = 'unroutable'");
+    eventually("none waits", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    world.emit(&sql, "a");
+    eventually("what was behind it is there", ARRIVAL, || world.delivered(), |count| *count == 3);
+    let versions: Vec<String> =
+        world.records(0).iter().filter(|record| record.key_text() == "a").map(|record| record.value_text()).collect();
+    assert!(
+        versions.len() == 2 && versions[0].contains("\"v\": 2") && versions[1].contains("\"v\": 3"),
+        "{versions:?}"
+    );
+    assert!(relay.log().contains("is dropped, as was asked"), "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// Topics are not made by whoever writes to them, and it does not take long to find out.
+const NO_TOPICS: &str =
+    "[kafka.properties]\n\"allow.auto.create.topics\" = \"false\"\n\"topic.metadata.propagation.max.ms\" = \"1000\"\n";
+
+#[test]
+fn a_topic_that_is_not_there_is_tried_again_until_somebody_makes_it() {
+    let world = World::new();
+    let sql = world.sql();
+    topic::create(&world.brokers, &world.topic(1), PARTITIONS, &[]);
+    let file = format!("[delivery]\nretry_base = \"300ms\"\nretry_cap = \"1s\"\n{NO_TOPICS}");
+    let mut relay = parking(&world).config_file(&file).start();
+    relay.wait_ready();
+    let slowly = Duration::from_millis(40);
+    let writers = world.workload(&Plan { writers: 2, aggregates: 6, pause: slowly, ..Plan::default() });
+    let attempts = || sql.number("select coalesce(max(attempts), 0) from walrelay.parked where class = 'refused'");
+    eventually("it is tried again by itself", ARRIVAL, attempts, |attempts| *attempts >= 2);
+    // The other topic is not held up by that.
+    let there = world.delivered();
+    eventually("others arrive", ARRIVAL, || world.delivered(), |count| *count > there + 50);
+    topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[]);
+    eventually("none waits", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    writers.wait_for(50);
+    writers.stop();
+    world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_topic_that_is_not_there_stops_the_relay_once_it_was_tried_often_enough() {
+    let world = World::new();
+    let file = format!("[delivery]\nretry_attempts = 2\nretry_base = \"200ms\"\n{NO_TOPICS}");
+    let mut relay = world.run().config_file(&file).start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    assert_eq!(relay.wait_exit(ARRIVAL), Some(31), "{}", relay.log());
+    assert_eq!(relay.log().matches("a topic refuses records").count(), 2, "{}", relay.log());
+    // In time, it goes on.
+    let file = format!("[delivery]\nretry_base = \"200ms\"\n{NO_TOPICS}");
+    let mut relay = world.run().config_file(&file).start();
+    relay.wait_ready();
+    eventually("it is tried", ARRIVAL, || relay.log(), |log| log.contains("a topic refuses records"));
+    topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[]);
+    world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
