@@ -325,6 +325,11 @@ impl<S: Sink> Core<S> {
         self.outlet.remember(poison);
     }
 
+    /// See [`Outlet::poison`].
+    pub fn poison(&self) -> &Poison {
+        self.outlet.poison()
+    }
+
     /// See [`Outlet::take_poison`].
     pub fn take_poison(&mut self) -> Poison {
         self.outlet.take_poison()

@@ -79,6 +79,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         told: true,
         polls_instead: None,
         poison: Poison::default(),
+        learned: 0,
         refusals: Refusals::default(),
         inside: Vec::new(),
         asked: Vec::new(),
@@ -128,6 +129,8 @@ struct Relay {
     polls_instead: Option<String>,
     /// What the last producer left to be known of events that the broker refuses.
     poison: Poison,
+    /// How often something was learned of them so far.
+    learned: u64,
     /// Topics that refuse records, and how often they did.
     refusals: Refusals,
     /// What is stored of what is published.
@@ -182,6 +185,7 @@ impl Relay {
                 Err(error) => error,
             };
             if stop.asked() == Stop::No {
+                self.note_learned();
                 let wait = self.failed(&error)?;
                 if error.kind().ends_producer() {
                     self.begin_new_life().await;
@@ -384,6 +388,17 @@ impl Relay {
         let cause = format!("stopped with {left} events of slot {slot} not acked{untold}");
         Err(Error::new(Kind::ShutdownTimeout, cause)
             .remedy("nothing is lost: what was not confirmed is sent (again) at the next start"))
+    }
+
+    /// A producer that ended because events are being found out about ended for a reason: the next one need not wait.
+    fn note_learned(&mut self) {
+        let poison = match &self.life {
+            Some(Life::Running(core)) => core.poison(),
+            Some(Life::New(..)) | None => &self.poison,
+        };
+        if std::mem::replace(&mut self.learned, poison.learned()) < poison.learned() {
+            self.backoff.reset();
+        }
     }
 
     /// Reports an outage once, and says how long to wait before the next try. None where a topic was tried often enough, and

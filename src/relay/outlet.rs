@@ -382,6 +382,11 @@ impl<S: Sink> Outlet<S> {
         self.giving_up.poison.begin();
     }
 
+    /// That, to look at.
+    pub fn poison(&self) -> &Poison {
+        &self.giving_up.poison
+    }
+
     /// The same, for the next one.
     pub fn take_poison(&mut self) -> Poison {
         std::mem::take(&mut self.giving_up.poison)

@@ -33,6 +33,8 @@ pub struct Poison {
     in_flight: VecDeque<(Ticket, RowId)>,
     /// The one that is in flight alone.
     alone: Option<Ticket>,
+    /// How often something was learned.
+    learned: u64,
     /// Topics that refuse records, what they said, and until when they are not tried, if they are at all.
     refusing: HashMap<String, (Error, Option<Instant>)>,
 }
@@ -48,13 +50,20 @@ impl Poison {
         }
     }
 
+    /// How often something was learned of events or topics: with each time it takes fewer producers to know all.
+    pub fn learned(&self) -> u64 {
+        self.learned
+    }
+
     /// Events for `topic` are given up for this reason until then.
     pub fn refuse(&mut self, topic: &str, error: &Error, until: Instant) {
+        self.learned += 1;
         self.refusing.insert(topic.to_owned(), (error.clone(), Some(until)));
     }
 
     /// The next event for `topic` is given up for this reason; what then becomes of the topic is known elsewhere.
     pub fn refuse_once(&mut self, topic: &str, error: &Error) {
+        self.learned += 1;
         self.refusing.insert(topic.to_owned(), (error.clone(), None));
     }
 
@@ -116,6 +125,7 @@ impl Poison {
 
     /// The broker refused this one. Whether it is known from now on what to do when it comes again.
     pub fn refused(&mut self, ticket: Ticket, error: &Error) -> bool {
+        self.learned += 1;
         let Ok(at) = self.in_flight.binary_search_by_key(&ticket, |(sent, _)| *sent) else { return false };
         let Some((_, row)) = self.in_flight.get(at) else { return false };
         if let Some(verdict) = self.condemned.get_mut(row) {
@@ -133,6 +143,7 @@ impl Poison {
 
     /// It cannot be taken, whatever comes with it. Said twice, it is its dead letter that cannot.
     pub fn condemn(&mut self, row: RowId, error: Error) {
+        self.learned += 1;
         match self.condemned.get_mut(&row) {
             Some(verdict) => verdict.without_value = true,
             None => self.condemned.extend([(row, Verdict { error, without_value: false })]),

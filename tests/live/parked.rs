@@ -182,7 +182,9 @@ const NO_TOPICS: &str =
 fn a_topic_that_is_not_there_is_tried_again_until_somebody_makes_it() {
     let world = World::new();
     let sql = world.sql();
-    topic::create(&world.brokers, &world.topic(1), PARTITIONS, &[]);
+    for there in [1, 2] {
+        topic::create(&world.brokers, &world.topic(there), PARTITIONS, &[]);
+    }
     let file = format!("[delivery]\nretry_base = \"300ms\"\nretry_cap = \"1s\"\n{NO_TOPICS}");
     let mut relay = parking(&world).config_file(&file).start();
     relay.wait_ready();
