@@ -6,6 +6,7 @@
 //! | [`faults`] | error code to what becomes of the relay |
 //! | [`connection`] | whether Kafka answers |
 //! | `closing` | letting go of a client without waiting for its threads |
+//! | `reading` | what clients that only read share |
 //! | [`redact`] | secrets out of librdkafka's words |
 //! | `context` | librdkafka's callbacks, on its polling thread |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
@@ -25,6 +26,7 @@ pub mod options;
 mod placement;
 pub mod producer;
 pub mod properties;
+pub(crate) mod reading;
 pub mod redact;
 
 pub(crate) use closing::close_aside;

@@ -1,14 +1,11 @@
 //! Topics, read to their ends as often as it takes. Blocks; meant for a thread of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rdkafka::client::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::compare::{Comparison, Delivered};
@@ -16,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::route::REPLAY_HEADER;
 use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
-use crate::sink::redact::Redactor;
+use crate::sink::reading::{self, Listening, heals, is_young};
 
 /// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
 const GROUP: &str = "walrelay-verify";
@@ -27,36 +24,9 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(100);
 /// Between two looks for what has not arrived yet.
 const PAUSE: Duration = Duration::from_millis(300);
-/// Records that are fetched ahead.
-const AHEAD_KIB: &str = "16384";
 
 /// Is told how far it is: the topic, which of how many it is, and the records of it so far.
 pub type Progress<'p> = &'p mut dyn FnMut(&str, usize, usize, u64);
-
-/// Keeps what librdkafka says of connections, which explains why nothing answers.
-struct Listening {
-    redactor: Redactor,
-    refusal: Mutex<Option<Error>>,
-}
-
-impl ClientContext for Listening {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        crate::sink::log(&self.redactor, level, facility, text);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        let reason = self.redactor.clean(reason);
-        tracing::debug!(target: "librdkafka", "{reason}");
-        let code = crate::sink::code(&error);
-        let refused = (faults::kind(code) == Kind::KafkaRefused).then(|| faults::explain(code, Subject::default()));
-        let refused = refused.or_else(|| faults::certificate_refusal(&reason));
-        if let (Some(refused), Ok(mut refusal)) = (refused, self.refusal.lock()) {
-            *refusal = Some(refused);
-        }
-    }
-}
-
-impl ConsumerContext for Listening {}
 
 /// A partition, and how far it was read.
 #[derive(Debug, Default)]
@@ -82,20 +52,8 @@ impl Reader {
     ///
     /// # Errors
     /// [`Kind::Config`] where no client can be made.
-    pub fn new(mut options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<Reader> {
-        options
-            .client
-            .set("group.id", GROUP)
-            .set("enable.auto.commit", "false")
-            .set("enable.auto.offset.store", "false")
-            .set("isolation.level", "read_committed")
-            .set("enable.partition.eof", "true")
-            // What was deleted while it was read is not there to be compared.
-            .set("auto.offset.reset", "earliest")
-            .set("allow.auto.create.topics", "false")
-            .set("queued.max.messages.kbytes", AHEAD_KIB);
-        let context = Listening { redactor: options.redactor.clone(), refusal: Mutex::new(None) };
-        let client = options.client.create_with_context(context).map_err(|error| options.creation_error(&error))?;
+    pub fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<Reader> {
+        let client = reading::reader(options, GROUP)?;
         Ok(Reader { client, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
     }
 
@@ -217,7 +175,7 @@ impl Reader {
             if heard.elapsed() > SILENCE_TIMEOUT {
                 let seconds = SILENCE_TIMEOUT.as_secs();
                 let cause = format!("topic {topic} could not be read to its end: nothing came for {seconds} s");
-                return Err(self.refusal().unwrap_or_else(|| Error::new(Kind::KafkaUnreachable, cause)));
+                return Err(reading::refusal(&self.client).unwrap_or_else(|| Error::new(Kind::KafkaUnreachable, cause)));
             }
             let (id, next) = match self.client.poll(POLL) {
                 None => continue,
@@ -252,58 +210,21 @@ impl Reader {
     }
 
     fn delivered<'m>(&self, message: &'m BorrowedMessage<'_>) -> Delivered<'m> {
-        let headers = message.headers();
-        let value = |name: &str| headers.and_then(|headers| headers.iter().find(|header| header.key == name));
+        let headers = reading::headers(message).unwrap_or_default();
+        let value = |name: &str| headers.iter().find(|(found, _)| *found == name);
         Delivered {
             partition: message.partition(),
             offset: message.offset(),
             key: message.key(),
-            id: self.id_headers.iter().find_map(|name| value(name)?.value),
+            id: self.id_headers.iter().find_map(|name| value(name)?.1),
             is_replay: value(REPLAY_HEADER).is_some(),
         }
     }
 
-    fn refusal(&self) -> Option<Error> {
-        self.client.context().refusal.lock().ok().and_then(|refusal| refusal.clone())
-    }
-
-    /// An error in the operator's words. Where nothing answers, a broker may have said why.
     fn explain(&self, error: &KafkaError, topic: &str) -> Error {
-        let code = crate::sink::code(error);
-        if code == RDKafkaErrorCode::TopicAuthorizationFailed {
-            return faults::explain(code, Subject { topic: Some(topic), ..Subject::default() }).remedy(format!(
-                "grant what reading needs: kafka-acls --add --allow-principal User:… --operation Read --operation \
-                 Describe --topic {topic}"
-            ));
-        }
-        let subject = Subject { topic: Some(topic), ..Subject::default() };
-        self.refusal()
-            .filter(|_| faults::kind(code) == Kind::KafkaUnreachable)
-            .unwrap_or_else(|| faults::explain(code, subject))
+        reading::explain(&self.client, error, topic)
     }
-}
-
-/// librdkafka goes on by itself, or it is about the group, which is none of our business.
-fn heals(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode as Code;
-    matches!(
-        crate::sink::code(error),
-        Code::GroupAuthorizationFailed
-            | Code::NotCoordinator
-            | Code::CoordinatorNotAvailable
-            | Code::CoordinatorLoadInProgress
-            | Code::BrokerTransportFailure
-            | Code::AllBrokersDown
-            | Code::Resolve
-            | Code::OperationTimedOut
-    )
 }
 
 /// How soon a partition without a leader is asked for again.
 const LEADER_PAUSE: Duration = Duration::from_millis(100);
-
-/// Whether the partition has no leader yet, or another one by now.
-fn is_young(error: &KafkaError) -> bool {
-    let code = error.rdkafka_error_code();
-    matches!(code, Some(RDKafkaErrorCode::LeaderNotAvailable | RDKafkaErrorCode::NotLeaderForPartition))
-}
