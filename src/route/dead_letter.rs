@@ -20,6 +20,10 @@ pub const OUTBOX_HEADER: &str = "walrelay-outbox";
 pub const ROW_HEADER: &str = "walrelay-row-id";
 /// Where it stands in the log: `COMMIT_LSN:INDEX`.
 pub const PLACE_HEADER: &str = "walrelay-original-position";
+/// There where the row chose its partition: which.
+pub const PARTITION_HEADER: &str = "walrelay-original-partition";
+/// There where the row chose the record's time: milliseconds since the Unix epoch.
+pub const TIMESTAMP_HEADER: &str = "walrelay-original-timestamp";
 /// There where the value could not be taken along: its bytes, in decimal.
 pub const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
 
@@ -44,11 +48,12 @@ pub struct Reason<'a> {
 
 impl OwnedRecord {
     /// The dead letter of this record: key, value and headers as they are, behind them those that say why. Its topic is
-    /// empty where the row has none.
+    /// empty where the row has none. Its time is when it is produced: one the row chose may be what is wrong with it, or
+    /// so old that the letter would be deleted at once.
     #[must_use]
     pub fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
         let original = std::mem::replace(&mut self.topic, topic.to_owned());
-        self.partition = None;
+        let (partition, timestamp_ms) = (self.partition.take(), self.timestamp_ms.take());
         let mut header = |name: &str, value: Vec<u8>| self.headers.push((name.to_owned(), Some(value)));
         header(CLASS_HEADER, reason.class.into());
         header(ERROR_HEADER, reason.cause.into());
@@ -60,6 +65,12 @@ impl OwnedRecord {
         header(OUTBOX_HEADER, reason.outbox.into());
         header(ROW_HEADER, reason.row.to_vec());
         header(PLACE_HEADER, format!("{}:{}", reason.place.commit_lsn, reason.place.index).into());
+        if let Some(partition) = partition {
+            header(PARTITION_HEADER, partition.to_string().into());
+        }
+        if let Some(timestamp_ms) = timestamp_ms {
+            header(TIMESTAMP_HEADER, timestamp_ms.to_string().into());
+        }
         self
     }
 
@@ -110,14 +121,14 @@ mod tests {
                 record.topic.to_owned(),
                 text(record.key),
                 text(record.value),
-                record.partition,
+                (record.partition, record.timestamp_ms),
                 headers.collect::<Vec<_>>(),
             )
         };
         let letter = OwnedRecord::of(&record).into_dead_letter("dead", &reason).with_record(shown);
         assert_eq!(
             (letter.0.as_str(), letter.1.as_deref(), letter.2.as_deref(), letter.3),
-            ("dead", Some("k"), Some("xyz"), None)
+            ("dead", Some("k"), Some("xyz"), (None, None))
         );
         let expected = [
             "id=7",
@@ -129,6 +140,8 @@ mod tests {
             "walrelay-outbox=public.outbox",
             "walrelay-row-id=7",
             "walrelay-original-position=0/10:2",
+            "walrelay-original-partition=3",
+            "walrelay-original-timestamp=4",
         ];
         assert_eq!(letter.4, expected);
         let without = OwnedRecord::of(&record).into_dead_letter("dead", &reason).without_value().with_record(shown);
