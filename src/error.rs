@@ -54,7 +54,7 @@ pub enum Kind {
     /// The broker refuses us, or the topic that keeps the position is not fit for it.
     KafkaRefused,
     /// The relay was told to stop and the deadline passed with events not acked. They are delivered at next start.
-    /// `replay`: it was told to stop before all rows were published.
+    /// `replay`, `dead-letters`: it was told to stop before all was published or settled.
     ShutdownTimeout,
     /// `status`: the slot is there, and not well.
     Unhealthy,
@@ -62,7 +62,7 @@ pub enum Kind {
     NotVerified,
     /// `config import`: something was left that changes, or may change, what consumers see.
     NotCarried,
-    /// `replay`: no row was what was asked for.
+    /// `replay`: no row was what was asked for. `dead-letters`: no letter was.
     NothingMatched,
     /// A prerequisite on this machine is missing.
     Prerequisite,

@@ -51,6 +51,7 @@
 //! | [`demo`] | the main job on a private Postgres, verified | yes |
 //! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
 //! | [`replay`] | rows of the table into Kafka once more, because somebody asked | yes |
+//! | [`dead_letters`] | what was given up: read, sent again, settled | yes |
 //! | [`cli`] | the commands | yes |
 //!
 //! Imports point from the bottom of this table to its top, and `tests/tidy.rs` holds them to it. The way back is a
@@ -95,6 +96,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod conninfo;
+pub mod dead_letters;
 pub mod decode;
 pub mod demo;
 pub mod error;

@@ -16,6 +16,8 @@ pub mod check;
 pub mod check_config;
 pub mod cleanup;
 pub mod config;
+pub mod dead_letters;
+pub mod given_up;
 mod help;
 pub mod import;
 pub mod init;
@@ -34,6 +36,7 @@ pub mod verify;
 
 pub use cleanup::CleanupArgs;
 pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
+pub use dead_letters::DeadLettersCommand;
 pub use replay::ReplayArgs;
 pub use verify::VerifyArgs;
 
@@ -72,6 +75,9 @@ pub enum Command {
     /// Publish rows of the outbox once more, beside a relay or without
     #[command(after_help = replay::HELP)]
     Replay(ReplayArgs),
+    /// List events that were given up, send them again, or settle them
+    #[command(name = "dead-letters", subcommand, after_help = dead_letters::HELP)]
+    DeadLetters(DeadLettersCommand),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),

@@ -1,8 +1,24 @@
 //! Asking the person at the terminal.
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
+
+/// How long the answer of a person is waited for by whoever holds something open meanwhile.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// As [`confirm`], and does not wait for ever; `otherwise` says what did not happen then.
+///
+/// # Errors
+/// [`Kind::Config`], as there and where nobody answers.
+pub async fn confirm_in_time(question: String, otherwise: &str) -> Result<()> {
+    let asked = tokio::task::spawn_blocking(move || confirm(&question));
+    match tokio::time::timeout(ANSWER_TIMEOUT, asked).await {
+        Ok(answer) => answer.map_err(|error| Error::new(Kind::Bug, format!("the question ended: {error}")))?,
+        Err(_) => Err(Error::new(Kind::Config, format!("no answer within ten minutes, and {otherwise}"))),
+    }
+}
 
 /// Asks `question` and waits for the answer. Only `y` and `yes` are yes.
 ///

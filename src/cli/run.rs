@@ -6,7 +6,7 @@ use crate::cli::load::Loaded;
 use crate::cli::output::{Failure, Outcome, shell_word};
 use crate::cli::{
     CheckArgs, CheckConfigArgs, Command, ConfigCommand, ReplayArgs, RunArgs, VerifyArgs, check, check_config, cleanup,
-    import, init, replay, setup, status, teardown, verify,
+    dead_letters, import, init, replay, setup, status, teardown, verify,
 };
 use crate::config::layers::holds_password;
 use crate::demo;
@@ -31,7 +31,7 @@ pub async fn dispatch(command: &Command) -> Outcome {
 }
 
 /// A flag and what was typed behind it.
-type Typed<'a> = (&'static str, &'a str);
+pub(super) type Typed<'a> = (&'static str, &'a str);
 
 /// What was named by a flag, and the next command does not know of: the environment it has itself.
 fn typed(command: &Command) -> Vec<Typed<'_>> {
@@ -48,6 +48,7 @@ fn typed(command: &Command) -> Vec<Typed<'_>> {
         Command::Teardown(args) => (&args.common, args.publication.as_deref(), None),
         Command::Status(args) => (&args.common, None, None),
         Command::Cleanup(args) => (&args.common, None, args.table.as_deref()),
+        Command::DeadLetters(command) => return command.typed(),
         Command::Config(ConfigCommand::Init(_) | ConfigCommand::Import(_)) | Command::Demo(_) => return Vec::new(),
     };
     let file = common.config.as_deref().and_then(Path::to_str);
@@ -64,7 +65,7 @@ fn typed(command: &Command) -> Vec<Typed<'_>> {
 }
 
 /// What each command takes of it.
-const TAKES: [(&str, &[&str]); 7] = [
+const TAKES: [(&str, &[&str]); 10] = [
     ("run", &["config", "database-url", "slot", "publication", "table"]),
     ("setup", &["config", "database-url", "slot", "publication", "table"]),
     ("teardown", &["config", "database-url", "slot", "publication"]),
@@ -72,6 +73,9 @@ const TAKES: [(&str, &[&str]); 7] = [
     ("cleanup", &["config", "database-url", "slot", "table"]),
     ("verify", &["config", "database-url", "slot", "table"]),
     ("replay", &["config", "database-url", "slot", "table"]),
+    ("dead-letters list", &["config", "slot"]),
+    ("dead-letters replay", &["config", "slot"]),
+    ("dead-letters discard", &["config", "slot"]),
 ];
 
 /// The commands in `remedy` with the flags this one has: without them they would be about another table. A command is
@@ -103,6 +107,7 @@ async fn done(command: &Command) -> Outcome {
         Command::Cleanup(args) => cleanup::cleanup(args).await,
         Command::Verify(args) => verify::verify(args).await,
         Command::Replay(args) => Box::pin(replay::replay(args)).await,
+        Command::DeadLetters(command) => Box::pin(dead_letters::dead_letters(command)).await,
         Command::CheckConfig(args) => check_config::check_config(args),
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,

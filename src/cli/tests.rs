@@ -57,6 +57,13 @@ fn nonsense_is_refused_at_once() {
         &["walrelay", "run", "--password", "x"],
         &["walrelay", "replay"],
         &["walrelay", "replay", "--until", "1h", "--dry-run"],
+        &["walrelay", "dead-letters"],
+        &["walrelay", "dead-letters", "show"],
+        &["walrelay", "dead-letters", "show", "17"],
+        &["walrelay", "dead-letters", "show", "0:1", "--id", "7"],
+        &["walrelay", "dead-letters", "list", "--limit", "0"],
+        &["walrelay", "dead-letters", "list", "--until", "1h", "--older-than", "2h"],
+        &["walrelay", "dead-letters", "replay", "0:-1"],
         &["walrelay", "config", "import"],
         &["walrelay", "config", "import", "c.json", "--force"],
         &["walrelay", "config", "init", "--table", "t", "--force"],
@@ -153,6 +160,7 @@ fn the_overview_names_every_command_and_where_to_start() {
       cleanup       Delete rows that are published and old, without being in anybody's way
       verify        Compare the outbox with the topics: what is missing, duplicated or out of order
       replay        Publish rows of the outbox once more, beside a relay or without
+      dead-letters  List events that were given up, send them again, or settle them
       demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
                     result
       check-config  Check a configuration and print what it comes to, with secrets as ***

@@ -336,7 +336,7 @@ pub fn is_time(text: &str) -> bool {
 }
 
 /// Whether Kafka takes it as a topic's name.
-pub(super) fn is_topic(name: &str) -> bool {
+pub fn is_topic(name: &str) -> bool {
     (1..=TOPIC_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_topic_byte) && !matches!(name, "." | "..")
 }
 

@@ -18,6 +18,9 @@ use crate::error::{Error, Kind, Result};
 /// Records that are fetched ahead.
 const AHEAD_KIB: &str = "16384";
 
+/// A header's name and value.
+type Header<'m> = (&'m str, Option<&'m [u8]>);
+
 /// Keeps what librdkafka says of connections, which explains why nothing answers.
 pub(crate) struct Listening {
     redactor: Redactor,
@@ -108,7 +111,7 @@ pub(crate) fn is_young(error: &KafkaError) -> bool {
 }
 
 /// The headers of a record, in order; `None` where a name is no text, which Kafka allows and the library panics on.
-pub(crate) fn headers<'m>(message: &'m BorrowedMessage<'_>) -> Option<Vec<(&'m str, Option<&'m [u8]>)>> {
+pub(crate) fn headers<'m>(message: &'m BorrowedMessage<'_>) -> Option<Vec<Header<'m>>> {
     let Some(headers) = message.headers() else { return Some(Vec::new()) };
     let read = || headers.iter().map(|header| (header.key, header.value)).collect();
     catch_unwind(AssertUnwindSafe(read)).ok()

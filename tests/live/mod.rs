@@ -6,6 +6,7 @@ mod cloudevents;
 mod column_kinds;
 mod confirm;
 mod connections;
+mod dead_letters;
 mod drain;
 mod failover;
 mod given_up;

@@ -6,8 +6,9 @@ use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceS
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::message::{BorrowedMessage, Header, Headers, Message, OwnedHeaders};
 use rdkafka::metadata::Metadata;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use super::wait;
@@ -209,4 +210,36 @@ fn make<'a>(brokers: &str, mut new: NewTopic<'a>, settings: &[(&'a str, &'a str)
     assert!(made.iter().all(Result::is_ok), "{made:?}");
     let expected = usize::try_from(new.num_partitions).expect("a count of partitions");
     super::wait::eventually("it has leaders", PATIENCE, || partitions(brokers, new.name), |found| *found == expected);
+}
+
+/// Gives a topic another setting.
+pub(crate) fn alter(brokers: &str, topic: &str, name: &str, value: &str) {
+    let admin = admin(brokers);
+    let change = AlterConfig::new(ResourceSpecifier::Topic(topic)).set(name, value);
+    let altered =
+        block_on(async { tokio::time::timeout(PATIENCE, admin.alter_configs([&change], &AdminOptions::new())).await });
+    let altered = altered.expect("an answer of the broker").expect("alter a topic");
+    close(admin);
+    assert!(altered.iter().all(Result::is_ok), "{altered:?}");
+}
+
+/// Appends records by their keys, as somebody else would: partition, offset and time of each are the broker's.
+pub(crate) fn append(brokers: &str, topic: &str, records: &[Record]) {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("log_level", "0");
+    config.set("partitioner", "murmur2_random").set("enable.idempotence", "true");
+    let producer: BaseProducer = config.create().expect("a producer");
+    for record in records {
+        let headers = record
+            .headers
+            .iter()
+            .fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: value.as_deref() }));
+        let mut appended: BaseRecord<'_, [u8], [u8]> = BaseRecord::to(topic).headers(headers);
+        appended.key = record.key.as_deref();
+        appended.payload = record.value.as_deref();
+        producer.send(appended).expect("room for a record");
+        producer.poll(Duration::ZERO);
+    }
+    producer.flush(PATIENCE).expect("all are appended");
+    close(producer);
 }

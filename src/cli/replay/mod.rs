@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args};
 
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_line};
-use crate::cli::prompt::confirm;
+use crate::cli::prompt::confirm_in_time;
 use crate::cli::verify::{Teller, range};
 use crate::cli::{RelaySettings, put};
 use crate::config::layers::Flags;
@@ -92,8 +92,6 @@ Exit codes:
 
 /// How long Kafka has to answer before anything is asked or sent.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the answer of a person is waited for: meanwhile a transaction is open, behind which no table is vacuumed.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Shows what would be published, asks, and publishes it. Changes nothing in the database.
 ///
@@ -140,7 +138,8 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
         true => {}
     }
     if !args.yes {
-        confirmed(format!("Publish {} again?", report.rows())).await?;
+        // Meanwhile a transaction is open, behind which no table is vacuumed.
+        confirm_in_time(format!("Publish {} again?", report.rows()), "nothing was published").await?;
     }
     let stop = on_signals()?;
     let mut teller = Teller::new();
@@ -193,13 +192,4 @@ fn configured(args: &ReplayArgs) -> Result<(Loaded, Config)> {
         return Err(refused(format!("none of the outboxes is {table}")));
     }
     Ok((loaded, config))
-}
-
-/// Asks, and does not wait for ever.
-async fn confirmed(question: String) -> Result<()> {
-    let asked = tokio::task::spawn_blocking(move || confirm(&question));
-    match tokio::time::timeout(ANSWER_TIMEOUT, asked).await {
-        Ok(answer) => answer.map_err(|error| Error::new(Kind::Bug, format!("the question ended: {error}")))?,
-        Err(_) => Err(Error::new(Kind::Config, "no answer within ten minutes, and nothing was published")),
-    }
 }

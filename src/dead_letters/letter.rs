@@ -1,0 +1,349 @@
+//! One record of a dead-letter topic. Anybody may have written it, so nothing in it is taken for granted (P11).
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use super::settled::Marker;
+use crate::config::meaning::is_topic;
+use crate::route::dead_letter::{
+    ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, PARTITION_HEADER, PLACE_HEADER,
+    ROW_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
+};
+use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
+
+/// A header's name and value.
+pub type Header<'m> = (&'m str, Option<&'m [u8]>);
+
+/// Where a record is, written `PARTITION:OFFSET`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct At {
+    /// Its partition.
+    pub partition: i32,
+    /// Its offset there.
+    pub offset: i64,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.partition, self.offset)
+    }
+}
+
+impl FromStr for At {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<At, Self::Err> {
+        let parsed = text.split_once(':').and_then(|(partition, offset)| {
+            let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            let (partition, offset) = Some((partition, offset)).filter(|(one, other)| digits(one) && digits(other))?;
+            Some(At { partition: partition.parse().ok()?, offset: offset.parse().ok()? })
+        });
+        parsed.ok_or("write it as PARTITION:OFFSET, such as 0:17")
+    }
+}
+
+/// A record, for as long as it is looked at.
+#[derive(Debug, Clone)]
+pub struct Incoming<'m> {
+    /// Where it is.
+    pub at: At,
+    /// Its time in milliseconds since the Unix epoch, where it has one.
+    pub time_ms: Option<i64>,
+    /// The key.
+    pub key: Option<&'m [u8]>,
+    /// The value.
+    pub value: Option<&'m [u8]>,
+    /// Its headers in order; `None` where they cannot be read.
+    pub headers: Option<Vec<Header<'m>>>,
+}
+
+/// What a record is.
+#[derive(Debug)]
+pub enum Entry<'r> {
+    /// A dead letter.
+    Letter(Letter<'r>),
+    /// Says that a letter is settled.
+    Marker(Marker),
+    /// Nothing walrelay wrote.
+    Foreign,
+}
+
+/// A dead letter.
+#[derive(Debug)]
+pub struct Letter<'r> {
+    record: &'r Incoming<'r>,
+    original: &'r [Header<'r>],
+    reasons: &'r [Header<'r>],
+}
+
+/// Why a letter cannot be sent as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unsendable {
+    /// The row made no topic.
+    NoTopic,
+    /// It names one that Kafka does not have, or that is kept for something else.
+    Topic,
+    /// Its value was too large to be taken along.
+    NoValue,
+}
+
+impl fmt::Display for Unsendable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unsendable::NoTopic => "the row made no topic",
+            Unsendable::Topic => "what it names as its topic is none that it may go to",
+            Unsendable::NoValue => "its value was too large to be taken along",
+        })
+    }
+}
+
+impl<'r> Entry<'r> {
+    /// What `record` is. A letter's own headers are behind the ones it had as a record, beginning with the last that tells
+    /// a class.
+    pub fn of(record: &'r Incoming<'r>) -> Entry<'r> {
+        let Some(headers) = &record.headers else { return Entry::Foreign };
+        if let Some(marker) = Marker::of(record.at, headers) {
+            return Entry::Marker(marker);
+        }
+        let begins = headers.iter().rposition(|(name, value)| *name == CLASS_HEADER && value.is_some());
+        match begins.and_then(|begins| headers.split_at_checked(begins)) {
+            Some((original, reasons)) => Entry::Letter(Letter { record, original, reasons }),
+            None => Entry::Foreign,
+        }
+    }
+}
+
+impl<'r> Letter<'r> {
+    /// Where it is.
+    pub fn at(&self) -> At {
+        self.record.at
+    }
+
+    /// When it was given up, in milliseconds since the Unix epoch.
+    pub fn time_ms(&self) -> Option<i64> {
+        self.record.time_ms
+    }
+
+    /// Its key.
+    pub fn key(&self) -> Option<&'r [u8]> {
+        self.record.key
+    }
+
+    /// Its value.
+    pub fn value(&self) -> Option<&'r [u8]> {
+        self.record.value
+    }
+
+    /// The headers it had as a record.
+    pub fn original_headers(&self) -> &'r [Header<'r>] {
+        self.original
+    }
+
+    /// The bytes of a header that says why; none where it is not there.
+    fn reason(&self, name: &str) -> Option<&'r [u8]> {
+        self.reasons.iter().find(|(found, _)| *found == name)?.1
+    }
+
+    fn text(&self, name: &str) -> Option<Cow<'r, str>> {
+        self.reason(name).map(String::from_utf8_lossy)
+    }
+
+    fn number<N: FromStr>(&self, name: &str) -> Option<N> {
+        std::str::from_utf8(self.reason(name)?).ok()?.parse().ok()
+    }
+
+    /// The class of its fault.
+    pub fn class(&self) -> Cow<'r, str> {
+        self.text(CLASS_HEADER).unwrap_or_default()
+    }
+
+    /// What happened.
+    pub fn error(&self) -> Option<Cow<'r, str>> {
+        self.text(ERROR_HEADER)
+    }
+
+    /// How often it was tried.
+    pub fn attempts(&self) -> Option<u32> {
+        self.number(ATTEMPTS_HEADER)
+    }
+
+    /// The topic it was for.
+    pub fn topic(&self) -> Option<Cow<'r, str>> {
+        self.text(TOPIC_HEADER)
+    }
+
+    /// The slot it came by.
+    pub fn slot(&self) -> Option<Cow<'r, str>> {
+        self.text(SLOT_HEADER)
+    }
+
+    /// Its slot, as it is written.
+    pub fn slot_bytes(&self) -> Option<&'r [u8]> {
+        self.reason(SLOT_HEADER)
+    }
+
+    /// The table, or the messages.
+    pub fn outbox(&self) -> Option<Cow<'r, str>> {
+        self.text(OUTBOX_HEADER)
+    }
+
+    /// The row's id.
+    pub fn row(&self) -> Option<&'r [u8]> {
+        self.reason(ROW_HEADER)
+    }
+
+    /// Where it stands in the log.
+    pub fn position(&self) -> Option<Cow<'r, str>> {
+        self.text(PLACE_HEADER)
+    }
+
+    /// Bytes of the value that was not taken along.
+    pub fn omitted_value_bytes(&self) -> Option<u64> {
+        self.number(OMITTED_HEADER)
+    }
+
+    /// The topic it can be sent to as it is. `reserved` are those it may not go to, whatever it says.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn sendable(&self, reserved: &[String]) -> Result<Cow<'r, str>, Unsendable> {
+        let topic = self.topic().ok_or(Unsendable::NoTopic)?;
+        if !is_topic(&topic) || reserved.iter().any(|reserved| *reserved == *topic) {
+            return Err(Unsendable::Topic);
+        }
+        if self.reason(OMITTED_HEADER).is_some() {
+            return Err(Unsendable::NoValue);
+        }
+        Ok(topic)
+    }
+
+    /// The record it was, for `topic`, and the header that says it comes again.
+    pub fn record(&self, topic: &str) -> OwnedRecord {
+        let mut headers = self.original.to_vec();
+        if !headers.iter().any(|(name, _)| *name == REPLAY_HEADER) {
+            headers.push((REPLAY_HEADER, Some(b"1")));
+        }
+        OwnedRecord::of(&Record {
+            topic,
+            key: self.key(),
+            value: self.value(),
+            headers: &headers,
+            partition: self.number(PARTITION_HEADER).filter(|partition: &i32| *partition >= 0),
+            timestamp_ms: self.number(TIMESTAMP_HEADER).filter(|time_ms: &i64| *time_ms >= 0),
+        })
+    }
+
+    /// Bytes of key, value and headers.
+    pub fn bytes(&self) -> usize {
+        let all = self.original.iter().chain(self.reasons);
+        let headers: usize = all.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len)).sum();
+        headers + self.key().map_or(0, <[u8]>::len) + self.value().map_or(0, <[u8]>::len)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::dead_letters) fn incoming<'m>(at: &str, headers: &[Header<'m>]) -> Incoming<'m> {
+        let headers = Some(headers.to_vec());
+        Incoming { at: at.parse().unwrap(), time_ms: Some(5), key: Some(b"k"), value: Some(b"v"), headers }
+    }
+
+    pub(in crate::dead_letters) fn letter<'r>(record: &'r Incoming<'r>) -> Letter<'r> {
+        match Entry::of(record) {
+            Entry::Letter(letter) => letter,
+            other @ (Entry::Marker(_) | Entry::Foreign) => panic!("{other:?}"),
+        }
+    }
+
+    const REASONS: [Header<'static>; 6] = [
+        (CLASS_HEADER, Some(b"too-large")),
+        (ERROR_HEADER, Some(b"large")),
+        (ATTEMPTS_HEADER, Some(b"2")),
+        (TOPIC_HEADER, Some(b"orders")),
+        (SLOT_HEADER, Some(b"s")),
+        (ROW_HEADER, Some(b"7")),
+    ];
+
+    #[test]
+    fn a_letter_is_told_from_the_record_it_was() {
+        let own: [Header<'_>; 3] = [("id", Some(b"7")), (SLOT_HEADER, Some(b"its own")), ("empty", None)];
+        let record = incoming("1:9", &[&own[..], &REASONS[..]].concat());
+        let letter = letter(&record);
+        assert_eq!((letter.at().to_string().as_str(), &*letter.class()), ("1:9", "too-large"));
+        assert_eq!((letter.slot().as_deref(), letter.attempts(), letter.row()), (Some("s"), Some(2), Some(&b"7"[..])));
+        assert_eq!((letter.outbox(), letter.position(), letter.omitted_value_bytes()), (None, None, None));
+        assert_eq!(&*letter.sendable(&[]).unwrap(), "orders");
+        letter.record("orders").with_record(|record| {
+            let expected = [&own[..], &[(REPLAY_HEADER, Some(&b"1"[..]))]].concat();
+            assert_eq!((record.topic, record.key, record.value), ("orders", Some(&b"k"[..]), Some(&b"v"[..])));
+            assert_eq!((record.headers, record.partition, record.timestamp_ms), (&expected[..], None, None));
+        });
+    }
+
+    #[test]
+    fn what_the_row_chose_it_has_again() {
+        let more: [Header<'_>; 2] = [(PARTITION_HEADER, Some(b"3")), (TIMESTAMP_HEADER, Some(b"4"))];
+        let replayed: [Header<'_>; 1] = [(REPLAY_HEADER, Some(b"1"))];
+        let record = incoming("0:0", &[&replayed[..], &REASONS[..], &more[..]].concat());
+        letter(&record).record("t").with_record(|record| {
+            assert_eq!((record.partition, record.timestamp_ms, record.headers), (Some(3), Some(4), &replayed[..]));
+        });
+        let hostile: [Header<'_>; 2] =
+            [(PARTITION_HEADER, Some(b"-3")), (TIMESTAMP_HEADER, Some(b"99999999999999999999"))];
+        let record = incoming("0:0", &[&REASONS[..], &hostile[..]].concat());
+        letter(&record)
+            .record("t")
+            .with_record(|record| assert_eq!((record.partition, record.timestamp_ms), (None, None)));
+    }
+
+    #[test]
+    fn what_cannot_be_sent_as_it_is_says_why() {
+        let sendable = |headers: &[Header<'_>]| {
+            let record = incoming("0:0", headers);
+            letter(&record).sendable(&["dead".to_owned()]).map(|topic| topic.into_owned())
+        };
+        let class: Header<'_> = (CLASS_HEADER, Some(b"x"));
+        let to = |topic: &'static [u8]| [class, (TOPIC_HEADER, Some(topic))];
+        assert_eq!(sendable(&[class]), Err(Unsendable::NoTopic));
+        for topic in [&b"dead"[..], b"", b"a b", b"\xff", b"..", &[b'x'; 250]] {
+            let headers = [class, (TOPIC_HEADER, Some(topic))];
+            assert_eq!(sendable(&headers), Err(Unsendable::Topic), "{topic:?}");
+        }
+        let omitted = [&to(b"t")[..], &[(OMITTED_HEADER, Some(&b"no number"[..]))]].concat();
+        assert_eq!(sendable(&omitted), Err(Unsendable::NoValue));
+        assert_eq!(sendable(&to(b"t")), Ok("t".to_owned()));
+    }
+
+    #[test]
+    fn records_of_others_are_no_letters_and_hostile_ones_do_no_harm() {
+        let foreign = |headers: Option<Vec<Header<'_>>>| {
+            let record = Incoming { headers, ..incoming("0:0", &[]) };
+            matches!(Entry::of(&record), Entry::Foreign)
+        };
+        assert!(foreign(None) && foreign(Some(Vec::new())) && foreign(Some(vec![("id", Some(b"7"))])));
+        assert!(foreign(Some(vec![(CLASS_HEADER, None)])));
+        let huge = vec![b'9'; 1 << 20];
+        let hostile: Vec<Header<'_>> = vec![
+            (CLASS_HEADER, Some(b"\xff\x00\x1b[2J")),
+            (ATTEMPTS_HEADER, Some(b"-1")),
+            (OMITTED_HEADER, Some(&huge)),
+            (ROW_HEADER, None),
+            (SLOT_HEADER, Some(b"\xc3")),
+        ];
+        let record = Incoming { key: None, value: None, time_ms: None, ..incoming("0:0", &hostile) };
+        let letter = letter(&record);
+        assert_eq!((letter.attempts(), letter.omitted_value_bytes(), letter.row()), (None, None, None));
+        assert_eq!((&*letter.class(), letter.slot().as_deref()), ("\u{fffd}\0\u{1b}[2J", Some("\u{fffd}")));
+    }
+
+    #[test]
+    fn a_place_reads_back_and_nonsense_is_none() {
+        assert_eq!("3:17".parse::<At>().unwrap(), At { partition: 3, offset: 17 });
+        for text in ["", "3", ":", "3:", ":3", "-1:0", "0:-1", "+1:2", "0:1:2", "0:99999999999999999999", "a:b"] {
+            assert!(text.parse::<At>().is_err(), "{text}");
+        }
+    }
+}

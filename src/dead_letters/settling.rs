@@ -1,0 +1,396 @@
+//! Letters sent to where they were for, and marked once they are there.
+//!
+//! Two producers: one for letters, which keeps their order and ends with the first that is refused; one for markers, which
+//! then can still say what had arrived. What is waited for, most urgent first: a stop; the clock, which tells a person how
+//! far it is; deliveries; what Kafka refuses; and, while there is room (P4), the next letter.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::letter::{At, Letter};
+use super::scan::{Scan, Which};
+use super::settled::{Marker, Outcome};
+use super::wanted::Wanted;
+use crate::clock::now_us;
+use crate::config::KafkaConfig;
+use crate::error::{Error, Kind, Result};
+use crate::relay::stop::{Stop, StopSignal};
+use crate::route::OwnedRecord;
+use crate::sink::kafka::KafkaSink;
+use crate::sink::{Connection, Delivery, EnqueueError, Producer, Sink, Ticket};
+
+/// How often a record that found the producer full is offered again, where nothing else happens.
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+/// How often a person may be told how far it is.
+const TELL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long what is in flight is waited for where no more letters can be had.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Letters that are read ahead of their sending.
+pub const LETTERS_AHEAD: usize = 16;
+
+/// A letter to be settled.
+#[derive(Debug)]
+pub struct Chosen {
+    at: At,
+    key: Option<Vec<u8>>,
+    slot: Option<Vec<u8>>,
+    /// What is sent first, where it is to be replayed.
+    record: Option<OwnedRecord>,
+    bytes: usize,
+}
+
+impl Chosen {
+    /// To be sent to `topic`, and settled then.
+    pub fn to_replay(letter: &Letter<'_>, topic: &str) -> Chosen {
+        Chosen { record: Some(letter.record(topic)), ..Chosen::to_discard(letter) }
+    }
+
+    /// To be settled.
+    pub fn to_discard(letter: &Letter<'_>) -> Chosen {
+        Chosen {
+            at: letter.at(),
+            key: letter.key().map(<[u8]>::to_vec),
+            slot: letter.slot_bytes().map(<[u8]>::to_vec),
+            record: None,
+            bytes: letter.bytes(),
+        }
+    }
+}
+
+/// Reads the letters that are wanted and not settled, and hands each to `into` until nobody takes it any more. Those that
+/// cannot be sent as they are stay where they are, unless they are to be discarded. Blocks.
+pub fn choose(
+    scan: &Scan,
+    wanted: &Wanted,
+    outcome: Outcome,
+    reserved: &[String],
+    into: &mpsc::Sender<Result<Chosen>>,
+) {
+    let read = scan.letters(wanted, Which::Unsettled, &mut |_, _| {}, &mut |letter, _| {
+        let chosen = match outcome {
+            Outcome::Discarded => Chosen::to_discard(letter),
+            Outcome::Replayed => match letter.sendable(reserved) {
+                Ok(topic) => Chosen::to_replay(letter, &topic),
+                Err(_) => return ControlFlow::Continue(()),
+            },
+        };
+        if into.blocking_send(Ok(chosen)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    if let Err(error) = read {
+        // Nobody is left to be told where nobody takes letters.
+        into.blocking_send(Err(error)).ok();
+    }
+}
+
+/// How far it has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Letters that their topics have.
+    pub sent: u64,
+    /// Letters that are marked as settled.
+    pub settled: u64,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// All letters are settled.
+    All,
+    /// It was told to stop.
+    Stopped,
+}
+
+/// A letter in flight.
+#[derive(Debug)]
+struct Flight {
+    at: At,
+    key: Option<Vec<u8>>,
+    slot: Option<Vec<u8>>,
+    bytes: usize,
+}
+
+/// Settles letters as they come.
+pub struct Settling<'c> {
+    topic: &'c str,
+    outcome: Outcome,
+    kafka: &'c KafkaConfig,
+    /// For letters; none where they go nowhere.
+    letters: Option<KafkaSink>,
+    markers: KafkaSink,
+    flights: BTreeMap<u64, Flight>,
+    bytes: usize,
+    next: u64,
+    /// A letter that found its producer full: nothing goes before it.
+    held: Option<(u64, OwnedRecord)>,
+    /// Markers that are not enqueued yet.
+    unmarked: VecDeque<u64>,
+    progress: Progress,
+    ended: bool,
+    leaving: Option<Instant>,
+    grace: Duration,
+}
+
+impl<'c> Settling<'c> {
+    /// Makes what is needed to settle letters of `topic`. `grace` is how long a stop waits for what is in flight.
+    ///
+    /// # Errors
+    /// As [`KafkaSink::connect`].
+    pub fn new(kafka: &'c KafkaConfig, topic: &'c str, outcome: Outcome, grace: Duration) -> Result<Settling<'c>> {
+        let letters = (outcome == Outcome::Replayed).then(|| KafkaSink::connect(kafka)).transpose()?;
+        Ok(Settling {
+            topic,
+            outcome,
+            kafka,
+            letters,
+            markers: KafkaSink::connect(kafka)?,
+            flights: BTreeMap::new(),
+            bytes: 0,
+            next: 0,
+            held: None,
+            unmarked: VecDeque::new(),
+            progress: Progress::default(),
+            ended: false,
+            leaving: None,
+            grace,
+        })
+    }
+
+    /// Which of `topics` the cluster does not have.
+    ///
+    /// # Errors
+    /// As [`KafkaSink::check`].
+    pub async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
+        Ok(self.markers.check(topics, timeout).await?.missing)
+    }
+
+    /// Settles what comes from `incoming` until it ends, or `stop` is asked for. Also tells how far it came, however it
+    /// ended. `say` is told now and then: how far, and whether Kafka answers.
+    ///
+    /// A letter counts as sent when the broker has it, and its marker is sent then: after a crash in between it is there
+    /// and not settled. In memory is what may be in flight (`kafka.max_in_flight_bytes`), and what `incoming` holds.
+    ///
+    /// # Errors
+    /// What `incoming` gives; a letter or a marker that is refused, with the letter's place. Nothing behind it is taken;
+    /// what had arrived is marked, if Kafka answers.
+    pub async fn run(
+        mut self,
+        mut incoming: mpsc::Receiver<Result<Chosen>>,
+        mut stop: StopSignal,
+        say: &mut dyn FnMut(&Progress, bool),
+    ) -> (Progress, Result<Ended>) {
+        let ended = self.all(&mut incoming, &mut stop, say).await;
+        drop(incoming);
+        if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
+            let drained = tokio::time::timeout(DRAIN_TIMEOUT, self.mark_what_arrived()).await;
+            tracing::debug!(in_time = drained.is_ok(), "marked what had arrived");
+        }
+        let Settling { letters, markers, progress, .. } = self;
+        if stop.asked() < Stop::Now {
+            markers.close().await;
+            if let Some(letters) = letters {
+                letters.close().await;
+            }
+        }
+        (progress, ended)
+    }
+
+    async fn all(
+        &mut self,
+        incoming: &mut mpsc::Receiver<Result<Chosen>>,
+        stop: &mut StopSignal,
+        say: &mut dyn FnMut(&Progress, bool),
+    ) -> Result<Ended> {
+        let mut refused = Box::pin(refused(self.letters.as_ref().map(KafkaSink::producer), self.markers.producer()));
+        let (mut sent, mut marked) = (Vec::new(), Vec::new());
+        let mut next_tell = Instant::now() + TELL_INTERVAL;
+        loop {
+            self.offer()?;
+            let (now, idle) = (Instant::now(), self.flights.is_empty());
+            if self.ended && idle {
+                return Ok(Ended::All);
+            }
+            if let Some(until) = self.leaving
+                && (idle || until <= now)
+            {
+                return Ok(Ended::Stopped);
+            }
+            if next_tell <= now {
+                next_tell = now + TELL_INTERVAL;
+                say(&self.progress, self.markers.connection() == Connection::Up);
+            }
+            let retry = (self.held.is_some() || !self.unmarked.is_empty()).then_some(now + RETRY_INTERVAL);
+            let wake = [retry, self.leaving].into_iter().flatten().fold(next_tell, Instant::min);
+            let asked = if self.leaving.is_some() { Stop::Now } else { Stop::Drain };
+            let room = self.has_room();
+            tokio::select! {
+                biased;
+                () = stop.at_least(asked) => {
+                    let grace = if stop.asked() == Stop::Now { Duration::ZERO } else { self.grace };
+                    self.leaving = Some(Instant::now() + grace);
+                }
+                () = tokio::time::sleep_until(wake) => {}
+                () = self.markers.deliveries(&mut marked) => self.marked(&mut marked)?,
+                () = deliveries(&mut self.letters, &mut sent) => self.sent(&mut sent)?,
+                error = &mut refused => return Err(error),
+                next = incoming.recv(), if room => match next {
+                    Some(chosen) => self.take(chosen?)?,
+                    None => self.ended = true,
+                }
+            }
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        let (bytes, events) = (self.kafka.max_in_flight_bytes, self.kafka.max_in_flight_events);
+        let in_flight = self.bytes < bytes && self.flights.len() < events;
+        !self.ended && self.leaving.is_none() && self.held.is_none() && (in_flight || self.flights.is_empty())
+    }
+
+    fn take(&mut self, chosen: Chosen) -> Result<()> {
+        let number = self.next;
+        self.next += 1;
+        let Chosen { at, key, slot, record, bytes } = chosen;
+        self.bytes += bytes;
+        self.flights.insert(number, Flight { at, key, slot, bytes });
+        match record {
+            Some(record) => self.held = Some((number, record)),
+            None => self.unmarked.push_back(number),
+        }
+        self.offer()
+    }
+
+    /// Offers what waits, as far as it is taken.
+    fn offer(&mut self) -> Result<()> {
+        if let (Some((number, record)), Some(sink)) = (self.held.take(), &mut self.letters) {
+            match record.with_record(|record| sink.enqueue(record, Ticket(number))) {
+                Ok(()) => {}
+                // Which letter ended it is told by the deliveries.
+                Err(EnqueueError::Full | EnqueueError::Finished) => self.held = Some((number, record)),
+                Err(EnqueueError::Refused(error)) => {
+                    let error = self.named(number, &error);
+                    self.land(number);
+                    return Err(error);
+                }
+            }
+        }
+        self.mark()
+    }
+
+    fn mark(&mut self) -> Result<()> {
+        while let Some(number) = self.unmarked.front().copied() {
+            let Some(flight) = self.flights.get(&number) else {
+                self.unmarked.pop_front();
+                continue;
+            };
+            let when = jiff::Timestamp::from_microsecond(now_us()).ok().map(|when| format!("{when:.3}"));
+            let marker = Marker { letter: flight.at, outcome: self.outcome, when };
+            let record = marker.record(self.topic, flight.key.as_deref(), flight.slot.as_deref());
+            match record.with_record(|record| self.markers.enqueue(record, Ticket(number))) {
+                Ok(()) => {
+                    self.unmarked.pop_front();
+                }
+                Err(EnqueueError::Full | EnqueueError::Finished) => break,
+                Err(EnqueueError::Refused(error)) => return Err(self.named(number, &error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what became of letters; what arrived is to be marked, also where another was refused.
+    fn sent(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
+        let mut failed = None;
+        for delivery in deliveries.drain(..) {
+            match delivery {
+                Delivery::Acked(Ticket(number)) => {
+                    self.progress.sent += 1;
+                    self.unmarked.push_back(number);
+                }
+                Delivery::Failed(Ticket(number), error) => {
+                    failed = failed.or_else(|| Some(self.named(number, &error)));
+                    self.land(number);
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The letter is in flight no more.
+    fn land(&mut self, number: u64) -> bool {
+        let landed = self.flights.remove(&number);
+        self.bytes = self.bytes.saturating_sub(landed.as_ref().map_or(0, |flight| flight.bytes));
+        landed.is_some()
+    }
+
+    fn marked(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
+        let mut failed = None;
+        for delivery in deliveries.drain(..) {
+            match delivery {
+                Delivery::Acked(Ticket(number)) => {
+                    self.progress.settled += u64::from(self.land(number));
+                }
+                Delivery::Failed(Ticket(number), error) => {
+                    let error = Error::new(error.kind(), format!("it cannot be settled: {}", error.cause()));
+                    failed = failed.or_else(|| Some(self.named(number, &error)));
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Nothing more is sent: waits until what is in flight has arrived and is marked. Letters that are refused are not
+    /// told of any more.
+    async fn mark_what_arrived(&mut self) {
+        if let Some((number, _)) = self.held.take() {
+            self.land(number);
+        }
+        let (mut sent, mut marked) = (Vec::new(), Vec::new());
+        while !self.flights.is_empty() {
+            if self.mark().is_err() {
+                return;
+            }
+            tokio::select! {
+                biased;
+                () = self.markers.deliveries(&mut marked) => if self.marked(&mut marked).is_err() { return },
+                () = deliveries(&mut self.letters, &mut sent) => {
+                    let refused = self.sent(&mut sent).err();
+                    tracing::debug!(?refused, "letters in flight");
+                }
+                () = tokio::time::sleep(RETRY_INTERVAL), if !self.unmarked.is_empty() => {}
+            }
+        }
+    }
+
+    fn named(&self, number: u64, error: &Error) -> Error {
+        let Some(flight) = self.flights.get(&number) else { return error.clone() };
+        let named = Error::new(error.kind(), format!("dead letter {}: {}", flight.at, error.cause()));
+        match error.what_to_do() {
+            Some(remedy) => named.remedy(remedy),
+            None => named,
+        }
+    }
+}
+
+/// Waits until Kafka has refused one of the two for some seconds on end, and says why.
+async fn refused(letters: Option<Producer>, markers: Producer) -> Error {
+    let letters = async {
+        match &letters {
+            Some(letters) => letters.refused().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        error = letters => error,
+        error = markers.refused() => error,
+    }
+}
+
+async fn deliveries(sink: &mut Option<KafkaSink>, into: &mut Vec<Delivery>) {
+    match sink {
+        Some(sink) => sink.deliveries(into).await,
+        None => std::future::pending().await,
+    }
+}
