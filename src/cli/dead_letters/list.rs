@@ -12,6 +12,7 @@ use crate::cli::verify::Teller;
 use crate::config::layers::Flags;
 use crate::dead_letters::{At, Counts, Letter, Outcome as Settles, Scan, Wanted, Which};
 use crate::error::{Error, Kind, Result};
+use crate::event::Shown;
 use crate::sink::options::Options;
 
 /// How much of a name or a key is kept.
@@ -105,6 +106,13 @@ impl Listed {
         ]
     }
 
+    /// What happened, without the row, which a table names beside it.
+    fn happened(&self) -> Option<&str> {
+        let (error, row) = (self.error.as_deref()?, self.row_id.as_deref().unwrap_or_default());
+        let named = format!("row {}: ", Shown::of(row.as_bytes()));
+        Some(error.split_once(&named).map_or(error, |(_, happened)| happened))
+    }
+
     pub(super) fn time_ms(&self) -> Option<i64> {
         self.time_ms
     }
@@ -186,7 +194,7 @@ impl Listing {
             let name =
                 |text: &Option<String>| text.as_ref().map_or("-".to_owned(), |text| cell(text.as_bytes(), CELL_CHARS));
             let row = |listed: &Listed| {
-                let error = listed.error.as_deref().unwrap_or("-");
+                let error = listed.happened().unwrap_or("-");
                 [
                     listed.time_ms.map_or("-".to_owned(), |time_ms| age(time_ms, now_ms)),
                     cell(listed.class.as_bytes(), CELL_CHARS),
@@ -271,7 +279,7 @@ mod tests {
 
     fn listing() -> Listing {
         let mut oldest = Oldest { limit: 3, kept: BTreeMap::new() };
-        let long = "a record for topic orders has 2000000 bytes, more than message.max.bytes, 1048588";
+        let long = "slot s: row \"6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11\": a record for topic orders has 2000000 bytes, more than message.max.bytes, 1048588";
         let headers: [Header<'_>; 4] = [
             (ERROR_HEADER, Some(long.as_bytes())),
             (TOPIC_HEADER, Some(b"orders")),
