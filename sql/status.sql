@@ -28,7 +28,12 @@ select
     (to_jsonb(s) ->> 'conflicting')::boolean as conflicting,
     coalesce(s.two_phase, false) as two_phase,
     (to_jsonb(s) ->> 'failover')::boolean as failover,
-    l.pid as table_reader_pid
+    l.pid as table_reader_pid,
+    -- Those of other roles are not seen without pg_monitor.
+    array(
+        select a.pid from pg_catalog.pg_stat_activity a
+        where a.application_name = 'walrelay/' || $1::text || '/stand-by' order by a.pid
+    ) as stand_by_pids
 from (
     select case
         when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_receive_lsn()

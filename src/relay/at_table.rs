@@ -26,6 +26,8 @@ impl Relay {
 
     /// Reads the table: before a slot is streamed, or instead.
     pub(super) async fn at_table(&mut self, why: Why, stop: &mut StopSignal) -> Result<Ended> {
+        // The table has its own way to notice that time went by.
+        self.pulse.release();
         // What a stream left in flight is known to be published, or will come again.
         let mut known = None;
         if let Some(Life::Running(core)) = &mut self.life {

@@ -33,6 +33,7 @@ mod kept;
 mod lease;
 pub mod outlet;
 pub mod poison;
+mod pulse;
 mod pump;
 mod reading;
 mod recovery;
@@ -43,6 +44,7 @@ mod retrying;
 mod session;
 mod slot;
 mod stall;
+mod stand_by;
 pub mod stop;
 mod table;
 mod waiting;
@@ -52,6 +54,7 @@ use self::core::{Core, Setup};
 use self::lease::Why;
 use self::outlet::RowId;
 use self::poison::Poison;
+use self::pulse::Pulse;
 use self::pump::Ended;
 use self::refusals::Refusals;
 use self::retention::Known;
@@ -77,6 +80,8 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         warned: HashSet::new(),
         failing: None,
         told: true,
+        walsender_pid: None,
+        pulse: Pulse::start(config.source.wal_sender_timeout)?,
         polls_instead: None,
         poison: Poison::default(),
         learned: 0,
@@ -104,9 +109,6 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
 
 /// How long Kafka has to answer before the slot is taken: a relay that cannot deliver leaves it to one that can.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How often a relay that stands by tries to get the slot.
-const STAND_BY: Duration = Duration::from_secs(1);
 
 /// A session that lasted this long was a good one, and the next outage is another.
 const LASTED: Duration = Duration::from_secs(10);
@@ -141,6 +143,9 @@ struct Relay {
     asked: Vec<RowId>,
     /// Whether the last session ended with all that may be confirmed told to Postgres.
     told: bool,
+    /// The server's side of the last stream of this process.
+    walsender_pid: Option<i32>,
+    pulse: Pulse,
     config: Config,
     telemetry: Telemetry,
 }
@@ -182,6 +187,15 @@ impl Relay {
                 }
                 Ok(_) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
                 Err(error) if error.kind().halts() => return Err(error),
+                Err(error) if error.kind() == Kind::SlotActive && stop.asked() == Stop::No => {
+                    tracing::debug!(%error, "standing by");
+                    match Box::pin(self.stand_by(stop)).await {
+                        Ok(()) if stop.asked() != Stop::No => return self.leave(stop).await,
+                        Ok(()) => continue,
+                        Err(error) if error.kind().halts() => return Err(error),
+                        Err(error) => error,
+                    }
+                }
                 Err(error) => error,
             };
             if stop.asked() == Stop::No {
@@ -213,6 +227,9 @@ impl Relay {
 
     /// From connecting to Postgres until the connection, the producer or the relay ends.
     async fn one_session(&mut self, stop: &mut StopSignal) -> Result<Ended> {
+        if self.pulse.take_given_up() {
+            self.begin_new_life().await;
+        }
         let life = match self.life.take() {
             Some(life) => life,
             None => Life::New(Box::new(KafkaSink::connect(&self.config.kafka)?), None),
@@ -265,8 +282,11 @@ impl Relay {
         core.set_waiting(std::mem::take(&mut session.waiting));
         self.recovered(session.start_position());
         let (acked, began) = (core.counts().acked, Instant::now());
-        let of = (&self.config, &self.known, self.epoch);
-        let ended = pump::run(&mut core, session, of, &self.telemetry, stop.clone()).await;
+        self.walsender_pid = Some(session.walsender_pid);
+        self.pulse.guard(core.sink().producer());
+        let with = (&self.config, &self.telemetry, &self.pulse, stop.clone());
+        let of = (&self.known, self.epoch);
+        let ended = pump::run(&mut core, session, of, with).await;
         if core.counts().acked > acked || began.elapsed() > LASTED {
             self.backoff.reset();
         }
@@ -332,6 +352,7 @@ impl Relay {
     }
 
     async fn end_life(&mut self) {
+        self.pulse.release();
         match self.life.take() {
             Some(Life::New(sink, _)) => sink.close().await,
             Some(Life::Running(core)) => core.into_sink().close().await,
@@ -408,8 +429,6 @@ impl Relay {
     /// The same, where the relay is to stop instead.
     fn failed(&mut self, error: &Error) -> Result<Option<Duration>> {
         let wait = self.backoff.next_wait();
-        // Whoever stands by takes over within this, and asking costs the server little.
-        let wait = if error.kind() == Kind::SlotActive { wait.min(STAND_BY) } else { wait };
         let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
         self.telemetry.metrics.retry(side);
         self.telemetry.metrics.error(error.kind());

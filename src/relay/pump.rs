@@ -29,6 +29,7 @@ use crate::relay::core::{Core, Taken};
 use crate::relay::jobs::{Done, Jobs};
 use crate::relay::kept::Kept;
 use crate::relay::outlet::RowId;
+use crate::relay::pulse::Pulse;
 use crate::relay::report::Report;
 use crate::relay::retention::Known;
 use crate::relay::retrying::{Retrying, Tried};
@@ -105,9 +106,8 @@ struct Leaving {
 pub(super) async fn run(
     core: &mut Core<KafkaSink>,
     session: Session,
-    (config, known, epoch): (&Config, &Known, Instant),
-    telemetry: &Telemetry,
-    stop: StopSignal,
+    (known, epoch): (&Known, Instant),
+    (config, telemetry, pulse, stop): (&Config, &Telemetry, &Pulse, StopSignal),
 ) -> Result<Ended> {
     let now = Instant::now();
     let mut pump = Pump {
@@ -124,7 +124,7 @@ pub(super) async fn run(
         control_ended: false,
         catalog_unsound: false,
         unmarkable: false,
-        turned_at: now,
+        pulse,
         stall: Stall::new(now),
         watches_pending: config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()),
         again: Again::default(),
@@ -183,8 +183,7 @@ struct Pump<'a> {
     catalog_unsound: bool,
     /// Whether rows were refused to be marked or deleted for good.
     unmarkable: bool,
-    /// When the loop last turned.
-    turned_at: Instant,
+    pulse: &'a Pulse,
     stall: Stall,
     /// Whether rows say that they are pending, and which were.
     watches_pending: bool,
@@ -216,7 +215,7 @@ impl Pump<'_> {
                 self.halt(error)?;
             }
             let now = Instant::now();
-            self.check_pulse(now)?;
+            self.look_for_stall(now);
             self.begin_jobs(now);
             let feedback = self.tell_server(now)?;
             if self.report.next <= now {
@@ -227,6 +226,7 @@ impl Pump<'_> {
                 return leaving.with;
             }
             let input = self.next_input(self.wake_at(now, feedback)).await;
+            self.pulse.beat()?;
             if let Input::Deliveries = input {
                 // On failure the producer is finished, and nothing that waits for it would come to an end.
                 self.core.delivered(&mut self.deliveries)?;
@@ -281,18 +281,8 @@ impl Pump<'_> {
         Ok(())
     }
 
-    /// Whether this process, and the producer, are alive.
-    ///
-    /// # Errors
-    /// This process stood still so long that another relay may have the slot. Or the producer is stuck: Kafka answers
-    /// others, and of what is in flight nothing is acked.
-    fn check_pulse(&mut self, now: Instant) -> Result<()> {
-        let stood_still = now.duration_since(self.turned_at) > self.config.source.wal_sender_timeout;
-        self.turned_at = now;
-        if stood_still {
-            let what = "this process stood still for longer than wal_sender_timeout; another relay may have the slot";
-            return Err(Error::new(Kind::PostgresUnreachable, what));
-        }
+    /// Asks Kafka whether the producer is stuck, where nothing of what is in flight was acked for a while.
+    fn look_for_stall(&mut self, now: Instant) {
         if self.stall.is_due(now, self.core.counts().acked, self.core.is_drained()) {
             if self.stall.is_news() {
                 let in_flight = self.core.ledger().in_flight_events();
@@ -300,7 +290,6 @@ impl Pump<'_> {
             }
             self.jobs.begin_probe(&self.config.kafka, self.core.sink().topics());
         }
-        Ok(())
     }
 
     /// Begins a store or a look at the catalog where one is due and none is under way.

@@ -55,6 +55,8 @@ pub(super) struct Session {
     pub(super) waiting: Vec<Waiting>,
     /// Whether the table could stand in for the slot.
     pub(super) may_give_up: bool,
+    /// The server's side of the stream.
+    pub(super) walsender_pid: i32,
     /// What goes with every stored position.
     identity: Stored,
 }
@@ -146,6 +148,7 @@ impl Session {
         let control = Control::start(sql, watched(config));
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
+        let walsender_pid = wal.backend_pid().await?;
         let history = match server.timeline {
             1 => Vec::new(),
             timeline => wal.timeline_history(timeline).await?,
@@ -217,6 +220,7 @@ impl Session {
             marker,
             waiting,
             may_give_up,
+            walsender_pid,
             identity,
         };
         Ok(Opened::Stream(Box::new(session)))

@@ -1,6 +1,7 @@
 //! The one producer: owned by the sink, borrowed by whoever else has a record to deliver through it.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -191,6 +192,18 @@ impl Producer {
         reply.await.unwrap_or_else(|_| Err(closed()))
     }
 
+    /// Gives up everything that Kafka has not acked, and says how many records that was; none where there were none. The
+    /// producer takes no more from here on, and is good for nothing but to be closed.
+    ///
+    /// What the operating system has been handed already goes its way, and may still be written by a broker.
+    pub fn give_up(&self) -> Option<usize> {
+        let inner = self.inner.upgrade()?;
+        let records = Some(inner.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
+        inner.shared.failed.store(true, Ordering::Release);
+        inner.client.purge(PurgeConfig::default().queue().inflight().non_blocking());
+        Some(records)
+    }
+
     /// Waits until Kafka has refused us for some seconds on end, and says why.
     pub async fn refused(&self) -> Error {
         self.tracker.stays_refused().await
@@ -214,6 +227,12 @@ impl Producer {
         }
         let record_bytes = Some(key.len() + value.len());
         Err(inner.refusal(&error, Subject { topic: Some(topic), partition: Some(partition), record_bytes }))
+    }
+}
+
+impl fmt::Debug for Producer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Producer")
     }
 }
 

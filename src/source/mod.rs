@@ -10,6 +10,7 @@
 //! | [`preflight`] | server, slot and publication before the first byte |
 //! | [`catalog`] | whether publication and table are still what they were |
 //! | [`lease`] | who may publish |
+//! | [`holder`] | who does, while another waits |
 //! | [`control`] | the plain SQL session beside the stream |
 
 use std::future::Future;
@@ -24,6 +25,7 @@ pub mod control;
 pub mod fault;
 pub mod feedback;
 pub mod frame;
+pub mod holder;
 pub mod lease;
 pub mod notice;
 pub mod preflight;

@@ -24,6 +24,8 @@ pub enum Readiness {
 pub enum NotReady {
     /// It has not been connected to both ends yet.
     Starting,
+    /// It is well, and waits: this other relay has the slot or the table.
+    StandingBy(String),
     /// It lost this end.
     Disconnected(Side),
     /// There is something to do and nothing was acked or confirmed for this long.
@@ -43,6 +45,7 @@ impl NotReady {
     pub const fn code(&self) -> &'static str {
         match self {
             NotReady::Starting => "starting",
+            NotReady::StandingBy(_) => "standing_by",
             NotReady::Disconnected(Side::Postgres) => "postgres_disconnected",
             NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
             NotReady::Stalled(_) => "stalled",
@@ -58,6 +61,7 @@ impl fmt::Display for NotReady {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotReady::Starting => f.write_str("not connected to both ends yet"),
+            NotReady::StandingBy(holder) => write!(f, "standing by: {holder}"),
             NotReady::Disconnected(side) => write!(f, "not connected to {}", side.name()),
             NotReady::Stalled(age) => {
                 write!(f, "events are in flight and none was acked for {} s", age.as_secs())
@@ -83,6 +87,7 @@ pub struct Health {
     waiting_since: Option<Instant>,
     heard_at: Option<Instant>,
     over_budget: Option<(u64, u64)>,
+    standing_by: Option<String>,
     stopping: bool,
     halted: Option<String>,
 }
@@ -97,6 +102,7 @@ impl Health {
             waiting_since: None,
             heard_at: None,
             over_budget: None,
+            standing_by: None,
             stopping: false,
             halted: None,
         }
@@ -130,6 +136,11 @@ impl Health {
         self.over_budget = bytes;
     }
 
+    /// Another relay is at work, and this is who; none where this one is, or tries to be.
+    pub fn standing_by(&mut self, holder: Option<String>) {
+        self.standing_by = holder;
+    }
+
     /// The relay was told to stop and is draining.
     pub fn stopping(&mut self) {
         self.stopping = true;
@@ -154,6 +165,9 @@ impl Health {
         }
         if self.stopping {
             return Some(NotReady::Stopping);
+        }
+        if let Some(holder) = &self.standing_by {
+            return Some(NotReady::StandingBy(holder.clone()));
         }
         if !self.was_connected {
             return Some(NotReady::Starting);
@@ -208,6 +222,11 @@ impl HealthHandle {
     /// See [`Health::over_budget`].
     pub fn over_budget(&self, bytes: Option<(u64, u64)>) {
         self.with(|health| health.over_budget(bytes));
+    }
+
+    /// [`Health::standing_by`].
+    pub fn standing_by(&self, holder: Option<String>) {
+        self.with(|health| health.standing_by(holder));
     }
 
     /// [`Health::stopping`].
@@ -312,6 +331,10 @@ mod tests {
         health.connection(Side::Kafka, false);
         assert_eq!(reason(&health, now), Some(NotReady::Disconnected(Side::Kafka)));
         health.connection(Side::Kafka, true);
+        assert_eq!(reason(&health, now), None);
+        health.standing_by(Some("backend pid 7, streams".to_owned()));
+        assert_eq!(reason(&health, now).map(|reason| reason.code()), Some("standing_by"));
+        health.standing_by(None);
         assert_eq!(reason(&health, now), None);
         health.stopping();
         assert_eq!(reason(&health, now), Some(NotReady::Stopping));

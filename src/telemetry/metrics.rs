@@ -98,6 +98,8 @@ pub struct Instruments {
     pub positions_stored: Counter,
     /// Looks at the catalog while running.
     pub catalog_checks: Counter,
+    /// 1 while another relay is at work and this one waits to take over.
+    pub standing_by: Gauge,
     /// 1 while rows are read from the table, 0 while they come from the slot.
     pub reads_table: Gauge,
     /// How long the oldest transaction with an id has been open.
@@ -175,6 +177,7 @@ impl Instruments {
             status_updates: Counter::default(),
             positions_stored: Counter::default(),
             catalog_checks: Counter::default(),
+            standing_by: Gauge::default(),
             reads_table: Gauge::default(),
             oldest_transaction_seconds: Gauge::default(),
             oldest_transaction_pid: Gauge::default(),
@@ -345,6 +348,7 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     all.register(names::IN_FLIGHT_EVENTS, "Records enqueued and not acknowledged", of.in_flight_events.clone());
     all.register(names::IN_FLIGHT_BYTES, "Bytes of key and value in those", of.in_flight_bytes.clone());
     all.register(names::WAITING_EVENTS, "Events in the table of parked events", of.waiting_events.clone());
+    all.register(names::STANDING_BY, "1 while another relay is at work", of.standing_by.clone());
     all.register(names::READS_TABLE, "1 while rows are read from the table", of.reads_table.clone());
     all.register(
         names::OLDEST_TRANSACTION_SECONDS,

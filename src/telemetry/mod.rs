@@ -54,6 +54,12 @@ impl Telemetry {
         Telemetry { metrics: Metrics::new(), health: HealthHandle::new(ready_within) }
     }
 
+    /// Another relay is at work, and this is who; none where this one is, or tries to be.
+    pub fn standing_by(&self, holder: Option<String>) {
+        self.metrics.standing_by.set(i64::from(holder.is_some()));
+        self.health.standing_by(holder);
+    }
+
     /// One end was connected or lost.
     pub fn connected(&self, side: Side, up: bool) {
         self.metrics.connection(side, up);

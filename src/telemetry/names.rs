@@ -26,6 +26,7 @@ pub(super) const LAG_BYTES: &str = "lag_bytes";
 pub(super) const LAG_SECONDS: &str = "lag_seconds";
 pub(super) const RETAINED_WAL_BYTES: &str = "retained_wal_bytes";
 
+pub(super) const STANDING_BY: &str = "standing_by";
 pub(super) const READS_TABLE: &str = "reads_table";
 pub(super) const OLDEST_TRANSACTION_SECONDS: &str = "oldest_transaction_seconds";
 pub(super) const OLDEST_TRANSACTION_PID: &str = "oldest_transaction_pid";

@@ -29,6 +29,7 @@ mod schema;
 mod secrets;
 mod shutdown;
 mod skipped;
+mod stand_by;
 mod stopping;
 mod suggested;
 mod teams;

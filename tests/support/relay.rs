@@ -138,6 +138,11 @@ impl Relay {
         self.get("/readyz").is_some_and(|(status, _)| status == 200)
     }
 
+    /// Status and text of `/readyz`; none while nobody answers.
+    pub(crate) fn readiness(&self) -> Option<(u16, String)> {
+        self.get("/readyz")
+    }
+
     /// Waits for its end and gives the exit code.
     #[track_caller]
     pub(crate) fn wait_exit(&mut self, deadline: Duration) -> Option<i32> {

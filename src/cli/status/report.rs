@@ -47,6 +47,8 @@ pub struct Report {
     pub client: Option<String>,
     /// The session of a relay that reads the table, instead of a slot or before it streams.
     pub table_reader_pid: Option<i32>,
+    /// Sessions of relays that stand by, as far as the role may see them.
+    pub stand_by_pids: Vec<i32>,
     /// Up to where the relay confirmed.
     pub confirmed_lsn: Option<String>,
     /// From where WAL is kept: the start of the oldest transaction that is not confirmed.
@@ -214,6 +216,13 @@ impl Report {
             None if self.active => format!("not known {NEEDS_RIGHT}"),
             None => "-".to_owned(),
         };
+        let stand_by = match self.stand_by_pids.as_slice() {
+            [] => "none".to_owned(),
+            pids => {
+                let pids: Vec<String> = pids.iter().map(|pid| format!("backend pid {pid}")).collect();
+                pids.join(", ")
+            }
+        };
         let lag = or_dash(self.lag_bytes.map(bytes));
         let lag = match self.lag_seconds {
             Some(waited) => format!("{lag}, {}", seconds(waited)),
@@ -227,6 +236,7 @@ impl Report {
             ("health", health),
             ("database", or_dash(self.database.as_deref())),
             ("relay", relay),
+            ("stand-by", stand_by),
             ("last heard", heard),
             ("confirmed", or_dash(self.confirmed_lsn.as_deref())),
             ("current", or_dash(self.current_lsn.as_deref())),
@@ -277,6 +287,7 @@ mod tests {
             application: Some("walrelay".into()),
             client: Some("10.0.0.1".into()),
             table_reader_pid: None,
+            stand_by_pids: vec![],
             confirmed_lsn: Some("0/2000000".into()),
             restart_lsn: Some("0/1000000".into()),
             current_lsn: Some("0/2100000".into()),
@@ -362,6 +373,7 @@ mod tests {
     health      healthy
     database    shop
     relay       backend pid 7, walrelay from 10.0.0.1
+    stand-by    none
     last heard  1.5 s ago
     confirmed   0/2000000
     current     0/2100000
@@ -377,6 +389,8 @@ mod tests {
     fn who_reads_the_table_is_named_whether_there_is_a_slot_or_not() {
         let reads = Report { table_reader_pid: Some(9), active: false, pid: None, ..report() };
         assert!(reads.table().contains("relay       backend pid 9 reads the table\n"), "{}", reads.table());
+        let waited_for = Report { stand_by_pids: vec![11, 12], ..report() };
+        assert!(waited_for.table().contains("stand-by    backend pid 11, backend pid 12\n"), "{}", waited_for.table());
         let polls = Report { kind: None, ..reads };
         assert!(polls.table().starts_with("slot        orders, which does not exist\n"), "{}", polls.table());
     }

@@ -1,0 +1,162 @@
+//! Whether this process goes on: it may be stopped, frozen together with its machine, or starved.
+//!
+//! The server hears from a relay that streams every third of `wal_sender_timeout`, and gives the slot to another once it has
+//! heard nothing for all of it: two thirds after the relay last did anything, at the earliest. From then on nothing may
+//! leave that Kafka has not got: another relay publishes it, and what it publishes after that would be followed by what is
+//! older. So the loop says that it goes on, and a thread of its own gives up the producer's queue when it does not. On
+//! waking after a stop that thread runs as soon as any other.
+//!
+//! It is no fence. librdkafka's threads wake in the same moment, and what they have handed to the operating system is on
+//! its way: see "Two relays" in docs/operating.md.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::error::{Error, Kind, Result};
+use crate::sink::Producer;
+
+/// How often the thread looks.
+const TICK: Duration = Duration::from_millis(100);
+
+/// See the module's documentation. Its thread ends with it.
+#[derive(Debug)]
+pub(super) struct Pulse(Arc<Beat>);
+
+#[derive(Debug)]
+struct Beat {
+    bound_ms: u64,
+    /// When the loop last said that it goes on.
+    last_ms: AtomicU64,
+    /// The producer that must not go on without the loop.
+    guarded: Mutex<Option<Producer>>,
+    given_up: AtomicBool,
+}
+
+impl Pulse {
+    /// Starts the thread. Nothing is guarded yet.
+    ///
+    /// # Errors
+    /// [`Kind::Prerequisite`]: no thread can be started.
+    pub(super) fn start(wal_sender_timeout: Duration) -> Result<Pulse> {
+        let beat = Arc::new(Beat {
+            bound_ms: millis(wal_sender_timeout * 2 / 3),
+            last_ms: AtomicU64::new(now_ms()),
+            guarded: Mutex::new(None),
+            given_up: AtomicBool::new(false),
+        });
+        let weak = Arc::downgrade(&beat);
+        std::thread::Builder::new()
+            .name("pulse".to_owned())
+            .spawn(move || watch(&weak))
+            .map_err(|error| Error::new(Kind::Prerequisite, format!("no thread can be started: {error}")))?;
+        Ok(Pulse(beat))
+    }
+
+    /// From here on this producer depends on [`Pulse::beat`], until [`Pulse::release`].
+    pub(super) fn guard(&self, producer: Producer) {
+        self.0.last_ms.store(now_ms(), Ordering::Release);
+        *self.0.guarded() = Some(producer);
+    }
+
+    /// Nothing depends on it any more.
+    pub(super) fn release(&self) {
+        *self.0.guarded() = None;
+    }
+
+    /// The loop goes on. To be called when it has waited, before anything else is done.
+    ///
+    /// # Errors
+    /// It did not for so long that another relay may have the slot. What was in flight is given up.
+    pub(super) fn beat(&self) -> Result<()> {
+        let now = now_ms();
+        let stood_ms = now.saturating_sub(self.0.last_ms.load(Ordering::Acquire));
+        if stood_ms > self.0.bound_ms {
+            self.0.give_up(stood_ms);
+            let what = format!("this process stood still for {stood_ms} ms; another relay may have the slot");
+            return Err(Error::new(Kind::PostgresUnreachable, what));
+        }
+        if self.0.given_up.load(Ordering::Acquire) {
+            let what = "what was in flight was given up, because another relay may have the slot";
+            return Err(Error::new(Kind::PostgresUnreachable, what));
+        }
+        self.0.last_ms.store(now, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the producer's queue was given up since the last call: it takes nothing any more.
+    pub(super) fn take_given_up(&self) -> bool {
+        self.0.given_up.swap(false, Ordering::AcqRel)
+    }
+}
+
+impl Beat {
+    fn guarded(&self) -> std::sync::MutexGuard<'_, Option<Producer>> {
+        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(&self) {
+        let stood_ms = now_ms().saturating_sub(self.last_ms.load(Ordering::Acquire));
+        if stood_ms > self.bound_ms {
+            self.give_up(stood_ms);
+        }
+    }
+
+    /// An empty queue is left alone: nothing is put into it without a beat before.
+    fn give_up(&self, stood_ms: u64) {
+        let mut guarded = self.guarded();
+        let Some(records) = guarded.as_ref().and_then(Producer::give_up) else { return };
+        *guarded = None;
+        drop(guarded);
+        self.given_up.store(true, Ordering::Release);
+        tracing::warn!(
+            records,
+            silent_ms = stood_ms,
+            "Postgres may have given the slot to another relay: what Kafka has not acked is given up, and read again"
+        );
+    }
+}
+
+fn watch(beat: &Weak<Beat>) {
+    while let Some(beat) = beat.upgrade() {
+        beat.look();
+        drop(beat);
+        std::thread::sleep(TICK);
+    }
+}
+
+/// Milliseconds by a clock that is never set, and goes on while the machine sleeps where there is such a clock.
+fn now_ms() -> u64 {
+    #[cfg(target_os = "linux")]
+    const CLOCK: ClockId = ClockId::Boottime;
+    #[cfg(not(target_os = "linux"))]
+    const CLOCK: ClockId = ClockId::Monotonic;
+    let now = clock_gettime(CLOCK);
+    let part = |value: i64| u64::try_from(value).unwrap_or_default();
+    part(now.tv_sec).saturating_mul(1_000).saturating_add(part(now.tv_nsec) / 1_000_000)
+}
+
+fn millis(of: Duration) -> u64 {
+    u64::try_from(of.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_that_goes_on_may_and_one_that_stood_still_for_two_thirds_of_the_timeout_may_not() {
+        let pulse = Pulse::start(Duration::from_secs(3)).unwrap();
+        let stood = |ms| pulse.0.last_ms.store(now_ms() - ms, Ordering::Release);
+        assert!(pulse.beat().is_ok());
+        stood(1_900);
+        assert!(pulse.beat().is_ok());
+        stood(2_100);
+        let error = pulse.beat().unwrap_err();
+        assert_eq!(error.kind(), Kind::PostgresUnreachable);
+        assert!(error.cause().starts_with("this process stood still for 2"), "{error}");
+        assert!(!pulse.take_given_up(), "nothing was guarded");
+    }
+}

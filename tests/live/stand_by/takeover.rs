@@ -1,0 +1,76 @@
+//! How long it takes from the end of one relay to the first record of the next.
+
+use std::time::{Duration, SystemTime};
+
+use super::{Node, stands_by};
+use crate::support::seed::from_environment;
+use crate::support::wait::eventually;
+use crate::support::world::World;
+
+const DEADLINE: Duration = Duration::from_secs(90);
+
+/// What happens to the relay that is at work.
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    Kill,
+    Stop,
+    Cut,
+}
+
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    i64::try_from(since.as_millis()).unwrap()
+}
+
+/// Milliseconds from the fault to the append, by the broker's clock, of an event that is committed right after it.
+fn takeovers(world: &World, config: &str, mode: &str, fault: Fault, rounds: u64) -> Vec<i64> {
+    let sql = world.sql();
+    let start = || Node::start(world, config, mode);
+    let mut one = start();
+    one.relay.wait_ready();
+    let mut took = Vec::new();
+    for _ in 0..rounds {
+        let mut other = start();
+        stands_by(&other);
+        let before = world.delivered();
+        let at = now_ms();
+        match fault {
+            Fault::Kill => one.relay.kill_hard(),
+            Fault::Stop => one.relay.process.signal("STOP"),
+            Fault::Cut => one.cut_off(),
+        }
+        world.emit(&sql, "a");
+        eventually("it arrives", DEADLINE, || world.delivered(), |records| *records > before);
+        let appended = world.records(0).iter().map(|record| record.appended_at_ms).max().unwrap();
+        took.push(appended - at);
+        other.relay.wait_ready();
+        one.relay.kill_hard();
+        one = other;
+    }
+    took.sort_unstable();
+    took
+}
+
+#[test]
+#[ignore = "a measurement of a quarter of an hour: make takeover"]
+fn a_stand_by_takes_over_in() {
+    let rounds = from_environment("WALRELAY_TEST_ROUNDS", 10);
+    let setting = |timeout| format!("[slot]\nwal_sender_timeout = \"{timeout}\"\n");
+    println!(
+        "{:<5} {:<18} {:<9} {:>8} {:>8} {:>8}",
+        "mode", "wal_sender_timeout", "fault", "min s", "median s", "max s"
+    );
+    for (mode, timeout) in [("slot", "10s"), ("slot", "2s"), ("poll", "10s"), ("poll", "2s")] {
+        for (fault, name) in [(Fault::Kill, "kill -9"), (Fault::Stop, "SIGSTOP"), (Fault::Cut, "cut")] {
+            let world = if mode == "slot" { World::new() } else { World::keeping() };
+            let took = takeovers(&world, &setting(timeout), mode, fault, rounds);
+            let at = |index: usize| took[index] as f64 / 1000.0;
+            println!(
+                "{mode:<5} {timeout:<18} {name:<9} {:>8.2} {:>8.2} {:>8.2}",
+                at(0),
+                at(took.len() / 2),
+                at(took.len() - 1)
+            );
+        }
+    }
+}

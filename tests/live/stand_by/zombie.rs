@@ -1,0 +1,84 @@
+//! A relay that was stopped with a full queue, and wakes up after another has published all of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::support::proxy::Way;
+use crate::support::servers::Kafka;
+use crate::support::wait::{eventually, throughout};
+use crate::support::world::{ARRIVAL, World};
+
+/// Records in a request, and requests librdkafka has on the wire at most.
+const BATCH: i64 = 50;
+const ON_THE_WIRE: i64 = 5;
+const EVENTS: i64 = 4_000;
+
+#[test]
+fn a_relay_that_wakes_up_behind_its_successor_drops_its_queue() {
+    let world = World::new();
+    let (kafka, brokers) = Kafka::shared().behind_proxy();
+    let config =
+        format!("[slot]\nwal_sender_timeout = \"2s\"\n[kafka.properties]\n\"batch.num.messages\" = \"{BATCH}\"\n");
+    let mut zombie = world.run().option("--brokers", &brokers).config_file(&config).start();
+    zombie.wait_ready();
+    let sql = world.sql();
+    let emit = |number: i64| {
+        let kind = world.kind(0);
+        sql.run(&format!("select emit('{kind}', 'a' || n % 6, 20) from generate_series(1, {number}) n"));
+    };
+    emit(60);
+    world.assert_all_delivered();
+    world.wait_confirmed(ARRIVAL);
+    let mut successor = world.run().config_file(&config).start();
+    let stands = |relay: &crate::support::relay::Relay| relay.metric("walrelay_standing_by") == Some(1.0);
+    eventually("it stands by", ARRIVAL, || stands(&successor), |stands| *stands);
+
+    // Kafka takes what is on the wire, and its answers do not come: the rest waits in the zombie.
+    kafka.blackhole(Way::Down);
+    emit(EVENTS);
+    let in_flight = || zombie.metric("walrelay_in_flight_events");
+    eventually("all are in flight", ARRIVAL, in_flight, |events| *events == Some(EVENTS as f64));
+    zombie.process.signal("STOP");
+    // The answers lie ready for it when it wakes: it could go on with the next requests at once.
+    kafka.resume();
+
+    successor.wait_ready();
+    world.assert_all_delivered();
+    world.wait_confirmed(ARRIVAL);
+    let before = world.delivered();
+    zombie.process.signal("CONT");
+    eventually("it stands by", ARRIVAL, || stands(&zombie), |stands| *stands);
+    let after = world.delivered();
+    throughout("nothing more comes", Duration::from_secs(1), || world.delivered() == after);
+    let log = zombie.log();
+    assert!(log.contains("is given up"), "{log}");
+    let late = after - before;
+    eprintln!("{late} of {EVENTS} records came late");
+    world.check().assert_sound();
+    assert!(late <= ON_THE_WIRE * BATCH, "{late} records of the zombie came behind those of its successor");
+
+    // Whoever keeps the newest position of each key passes the rest over.
+    let mut newest: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let mut kept: BTreeMap<String, i64> = BTreeMap::new();
+    for record in world.records(0) {
+        let place = place(&record.header("walrelay-position"));
+        let before = newest.entry(record.key_text()).or_default();
+        if place > *before {
+            *before = place;
+            let payload: serde_json::Value = serde_json::from_str(&record.value_text()).unwrap();
+            let version = payload["v"].as_i64().unwrap();
+            assert!(kept.insert(record.key_text(), version).is_none_or(|last| last < version));
+        }
+    }
+    let last: i64 = sql.number("select sum(version)::bigint from counter");
+    assert_eq!(kept.values().sum::<i64>(), last);
+}
+
+/// LSN and index of `SYSTEM_IDENTIFIER:TIMELINE:COMMIT_LSN:INDEX`.
+fn place(header: &str) -> (u64, u64) {
+    let parts: Vec<&str> = header.split(':').collect();
+    let [_, _, lsn, index] = parts.as_slice() else { panic!("{header}") };
+    let (high, low) = lsn.split_once('/').unwrap();
+    let half = |text| u64::from_str_radix(text, 16).unwrap();
+    (half(high) << 32 | half(low), index.parse().unwrap())
+}
