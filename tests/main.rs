@@ -16,6 +16,7 @@
 //! | [`live::operations`] | P3, P4: a publication of updates and deletes too: each insert once, in order, in bounded memory |
 //! | [`live::connections`] | P9: what heals is retried, what does not ends with its exit code |
 //! | [`live::stand_by`] | two and three relays of a slot: killed, stopped, cut off, woken; how fast they take over (`make takeover`) |
+//! | [`live::cluster`] | a cluster of three brokers loses its leaders under way |
 //! | [`live::stopping`] | P10: SIGTERM drains and confirms; the second one leaves |
 //! | [`live::secrets`] | P11: no secret and no payload in any output |
 //! | [`live::tls`] | P9, P11: TLS and authentication to both sides, and who is refused for what |

@@ -3,6 +3,7 @@
 mod bad_input;
 mod bookkeeping;
 mod cloudevents;
+mod cluster;
 mod column_kinds;
 mod confirm;
 mod connections;

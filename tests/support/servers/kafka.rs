@@ -211,7 +211,7 @@ impl Kafka {
 }
 
 /// `java` with Kafka's classes, up to the name of one.
-fn java(options: &[&str]) -> Command {
+pub(super) fn java(options: &[&str]) -> Command {
     let kafka = directory().join("kafka");
     let mut command = Command::new("java");
     command.args(options).args(["-XX:+UseSerialGC", "-XX:-UsePerfData"]);

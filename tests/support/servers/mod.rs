@@ -1,5 +1,6 @@
 //! Real servers: one Kafka and one Postgres for all tests of the process, private ones for tests that hurt them.
 
+pub(crate) mod cluster;
 pub(crate) mod kafka;
 pub(crate) mod postgres;
 
@@ -7,6 +8,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+pub(crate) use cluster::Cluster;
 pub(crate) use kafka::Kafka;
 pub(crate) use postgres::Postgres;
 

@@ -1,0 +1,199 @@
+//! Three brokers, each a controller too: replication 3, two of them in sync. Any one of them may go at any time.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+
+use super::kafka::{PARTITIONS, java};
+use super::{directory, free_port, missing};
+use crate::support::guardian::run_directory;
+use crate::support::process::Process;
+use crate::support::topic;
+use crate::support::wait::{self, eventually};
+
+const START_DEADLINE: Duration = Duration::from_secs(120);
+
+const NODES: [i32; 3] = [1, 2, 3];
+
+/// How long a broker that was killed counts as there, and leads: so long its partitions stand still. A broker says that it
+/// lives four times as often.
+const SESSION_MS: u32 = 4_000;
+
+/// See the module's documentation. It is killed with its value.
+pub(crate) struct Cluster {
+    nodes: Vec<Node>,
+    brokers: String,
+}
+
+struct Node {
+    id: i32,
+    directory: PathBuf,
+    process: Mutex<Option<Process>>,
+}
+
+impl Cluster {
+    /// Started, with all brokers in each other's metadata.
+    #[track_caller]
+    pub(crate) fn start() -> Cluster {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let base = run_directory().join(format!("cluster-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        std::fs::create_dir(&base).expect("directory of a cluster");
+        let ports: Vec<(u16, u16)> = NODES.iter().map(|_| (free_port(), free_port())).collect();
+        let voters: Vec<String> =
+            NODES.iter().zip(&ports).map(|(id, (_, controller))| format!("{id}@127.0.0.1:{controller}")).collect();
+        let addresses: Vec<String> = ports.iter().map(|(port, _)| format!("127.0.0.1:{port}")).collect();
+        let nodes = NODES.iter().zip(&ports).map(|(id, ports)| {
+            let directory = base.join(id.to_string());
+            std::fs::create_dir(&directory).expect("directory of a broker");
+            format_log(*id, &directory);
+            let text = configuration(*id, &directory.join("log"), *ports, &voters.join(","));
+            std::fs::write(directory.join("server.properties"), text).expect("server.properties");
+            Node { id: *id, directory, process: Mutex::new(None) }
+        });
+        let cluster = Cluster { nodes: nodes.collect(), brokers: addresses.join(",") };
+        NODES.iter().for_each(|id| cluster.spawn(*id));
+        let seen = || metadata(&cluster.brokers, None).map_or(0, |metadata| metadata.brokers().len());
+        let whole = wait::until(START_DEADLINE, || (seen() == NODES.len()).then_some(()));
+        assert!(whole.is_some(), "the cluster did not start:\n{}", cluster.log_tails());
+        cluster
+    }
+
+    /// `bootstrap.servers`: all of them.
+    pub(crate) fn brokers(&self) -> &str {
+        &self.brokers
+    }
+
+    /// The broker that leads a partition of `topic`, if one does just now.
+    pub(crate) fn leader(&self, topic: &str, partition: i32) -> Option<i32> {
+        let metadata = metadata(&self.brokers, Some(topic))?;
+        let mut partitions = metadata.topics().iter().flat_map(|topic| topic.partitions());
+        Some(partitions.find(|found| found.id() == partition)?.leader()).filter(|leader| *leader > 0)
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill_hard(&self, id: i32) {
+        if let Some(mut process) = self.node(id).process.lock().expect("process").take() {
+            process.kill_hard();
+        }
+    }
+
+    /// SIGTERM, and its end: it hands over what it leads first.
+    #[track_caller]
+    pub(crate) fn stop(&self, id: i32) {
+        if let Some(mut process) = self.node(id).process.lock().expect("process").take() {
+            process.signal("TERM");
+            process.wait_exit(START_DEADLINE);
+        }
+    }
+
+    /// SIGSTOP: connections stay open, nothing answers, and others lead once its session is over.
+    pub(crate) fn freeze(&self, id: i32) {
+        self.signal(id, "STOP");
+    }
+
+    /// SIGCONT.
+    pub(crate) fn thaw(&self, id: i32) {
+        self.signal(id, "CONT");
+    }
+
+    fn signal(&self, id: i32, name: &str) {
+        if let Some(process) = self.node(id).process.lock().expect("process").as_mut() {
+            process.signal(name);
+        }
+    }
+
+    /// Starts it on the log and ports it has; returns at once.
+    #[track_caller]
+    pub(crate) fn spawn(&self, id: i32) {
+        let node = self.node(id);
+        // Three on two cores: what starts fast matters more than what runs fast.
+        let mut command = java(&["-Xmx256m", "-XX:TieredStopAtLevel=1"]);
+        command.arg("kafka.Kafka").arg(node.directory.join("server.properties")).current_dir(&node.directory);
+        let process = Process::start("kafka", command, &node.directory.join("server.log"));
+        let before = node.process.lock().expect("process").replace(process);
+        assert!(before.is_none(), "broker {id} already runs");
+    }
+
+    /// Waits until each partition of these topics has a leader and every broker is in sync with it.
+    #[track_caller]
+    pub(crate) fn wait_in_sync(&self, topics: &[String]) {
+        let look = || {
+            let in_sync = |topic: &String| {
+                let metadata = metadata(&self.brokers, Some(topic))?;
+                let partitions: Vec<_> = metadata.topics().iter().flat_map(|topic| topic.partitions()).collect();
+                let least = partitions.iter().map(|found| if found.leader() > 0 { found.isr().len() } else { 0 }).min();
+                least.filter(|least| *least == NODES.len())
+            };
+            topics.iter().all(|topic| in_sync(topic).is_some())
+        };
+        eventually("all are in sync", START_DEADLINE, look, |in_sync| *in_sync);
+    }
+
+    fn node(&self, id: i32) -> &Node {
+        self.nodes.iter().find(|node| node.id == id).expect("a broker of this cluster")
+    }
+
+    fn log_tails(&self) -> String {
+        let tail = |node: &Node| {
+            let process = node.process.lock().expect("process");
+            process.as_ref().map_or_else(String::new, |process| process.log_tail(15))
+        };
+        self.nodes.iter().map(tail).collect::<Vec<_>>().join("\n---\n")
+    }
+}
+
+/// A log directory formatted for node `id`: that of another, with its own ids.
+fn format_log(id: i32, directory: &std::path::Path) {
+    let formatted = directory_of_another();
+    let copied = Command::new("cp").arg("-r").arg(&formatted).arg(directory.join("log")).status().expect("cp");
+    assert!(copied.success(), "could not copy {}", formatted.display());
+    let path = directory.join("log/meta.properties");
+    let text = std::fs::read_to_string(&path).expect("meta.properties");
+    // Sixteen bytes, as base64: the last of the letters stands for two bits alone.
+    let letters: String = std::iter::repeat_with(fastrand::alphanumeric).take(21).chain(['A']).collect();
+    let line = |line: &str| match line.split_once('=') {
+        Some(("node.id", _)) => format!("node.id={id}\n"),
+        Some(("directory.id", _)) => format!("directory.id={letters}\n"),
+        _ => format!("{line}\n"),
+    };
+    std::fs::write(&path, text.lines().map(line).collect::<String>()).expect("meta.properties");
+}
+
+fn directory_of_another() -> PathBuf {
+    let formatted = directory().join("kafka/formatted-1");
+    if !formatted.exists() {
+        missing("Kafka");
+    }
+    formatted
+}
+
+fn configuration(id: i32, log: &std::path::Path, (port, controller): (u16, u16), voters: &str) -> String {
+    format!(
+        "process.roles=broker,controller\nnode.id={id}\ncontroller.quorum.voters={voters}\n\
+         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
+         advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
+         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\n\
+         controller.listener.names=CONTROLLER\ninter.broker.listener.name=PLAINTEXT\nlog.dirs={log}\n\
+         num.partitions={PARTITIONS}\nauto.create.topics.enable=true\nnum.network.threads=1\nnum.io.threads=2\n\
+         default.replication.factor=3\nmin.insync.replicas=2\noffsets.topic.num.partitions=1\n\
+         transaction.state.log.num.partitions=1\nlog.message.timestamp.type=LogAppendTime\n\
+         broker.session.timeout.ms={SESSION_MS}\nbroker.heartbeat.interval.ms={}\n\
+         replica.lag.time.max.ms=10000\n",
+        SESSION_MS / 4,
+        log = log.display()
+    )
+}
+
+fn metadata(brokers: &str, topic: Option<&str>) -> Option<rdkafka::metadata::Metadata> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("log_level", "0").set("allow.auto.create.topics", "false");
+    let consumer: BaseConsumer = config.create().ok()?;
+    let metadata = consumer.fetch_metadata(topic, Duration::from_secs(2)).ok();
+    topic::close(consumer);
+    metadata
+}
