@@ -3,7 +3,7 @@
 # One profile and one set of features for linting and testing: librdkafka and OpenSSL are built once.
 FEATURES = --features failpoints
 
-.PHONY: help prerequisites build demo check fmt lint docs compose test soak drain mutants
+.PHONY: help prerequisites build demo check fmt lint docs compose test soak drain takeover mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -44,6 +44,9 @@ soak: prerequisites ## a minute of chaos per test, twenty restarts, five million
 drain: prerequisites build ## how fast 300 000 waiting events drain, beside pg_recvlogical (release build)
 	WALRELAY_TEST_BINARY=$(CURDIR)/target/release/walrelay \
 		cargo test --locked $(FEATURES) --test walrelay -- --ignored --nocapture drains_at_a_rate
+
+takeover: prerequisites ## how long a stand-by takes to take over: killed, stopped, cut off; slot and table
+	cargo test --locked $(FEATURES) --test walrelay -- --test-threads=1 --ignored --nocapture a_stand_by_takes_over
 
 mutants: prerequisites ## break each promise once, and see that a test notices
 	@scripts/mutants

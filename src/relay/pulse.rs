@@ -17,6 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Kind, Result};
 use crate::sink::Producer;
+use crate::source::lease;
 
 /// How often the thread looks.
 const TICK: Duration = Duration::from_millis(100);
@@ -42,7 +43,7 @@ impl Pulse {
     /// [`Kind::Prerequisite`]: no thread can be started.
     pub(super) fn start(wal_sender_timeout: Duration) -> Result<Pulse> {
         let beat = Arc::new(Beat {
-            bound_ms: millis(wal_sender_timeout * 2 / 3),
+            bound_ms: millis(lease::bearable(wal_sender_timeout)),
             last_ms: AtomicU64::new(now_ms()),
             guarded: Mutex::new(None),
             given_up: AtomicBool::new(false),
@@ -124,6 +125,20 @@ fn watch(beat: &Weak<Beat>) {
         beat.look();
         drop(beat);
         std::thread::sleep(TICK);
+    }
+}
+
+/// A moment, by the clock of [`Pulse`]: it goes on while the machine sleeps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment(u64);
+
+impl Moment {
+    pub(super) fn now() -> Moment {
+        Moment(now_ms())
+    }
+
+    pub(super) fn elapsed(self) -> Duration {
+        Duration::from_millis(now_ms().saturating_sub(self.0))
     }
 }
 

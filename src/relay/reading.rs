@@ -29,7 +29,7 @@ use crate::relay::retrying::Retrying;
 use crate::relay::session::AnyStore;
 use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::waiting::{at_once, end_of, lease_lost, stood_still, told_to_leave};
+use crate::relay::waiting::{Turns, at_once, end_of, lease_lost, told_to_leave};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery};
 use crate::snapshot::Snapshot;
@@ -88,7 +88,7 @@ pub(super) struct Reading<'a> {
     stall: Stall,
     probing: Option<Probing>,
     counts: Counts,
-    turned_at: Instant,
+    turns: Turns,
     next_store: Instant,
     next_report: Instant,
 }
@@ -139,7 +139,7 @@ impl<'a> Reading<'a> {
             deliveries: Vec::new(),
             stall: Stall::new(now),
             probing: None,
-            turned_at: now,
+            turns: Turns::new(config.source.wal_sender_timeout),
             next_store: now,
             next_report: now,
         }
@@ -165,7 +165,7 @@ impl<'a> Reading<'a> {
         let commit_lsn = lsn.max(self.outlet.ledger().received().end_lsn);
         self.outlet.ledger_mut().begin(commit_lsn).map_err(contradiction)?;
         let now = Instant::now();
-        self.turned_at = now;
+        self.awake();
         let mut passage = Passage {
             rows: reader.rows(sql).await?,
             ended: false,
@@ -181,6 +181,7 @@ impl<'a> Reading<'a> {
         passage.checkpoints.extend(passage.last.take());
         if let Err(error) = &read
             && !error.kind().ends_producer()
+            && !self.turns.stood_still()
         {
             // The producer is well: what it has need not be sent again.
             self.outlet.drain(Instant::now() + DRAIN_TIMEOUT).await;
@@ -209,7 +210,7 @@ impl<'a> Reading<'a> {
         loop {
             self.outlet.retry_pending()?;
             let now = Instant::now();
-            self.check_pulse(now)?;
+            self.turns.turn()?;
             if let Some(marker) = &self.marker
                 && passage.settling.is_none()
                 && self.outlet.has_settleable()
@@ -422,15 +423,7 @@ impl<'a> Reading<'a> {
 
     /// The relay waited on purpose.
     pub(super) fn awake(&mut self) {
-        self.turned_at = Instant::now();
-    }
-
-    /// # Errors
-    /// This process stood still so long that another relay may have the lease.
-    fn check_pulse(&mut self, now: Instant) -> Result<()> {
-        let stands = now.duration_since(self.turned_at) > self.config.source.wal_sender_timeout;
-        self.turned_at = now;
-        if stands { Err(stood_still()) } else { Ok(()) }
+        self.turns.awake();
     }
 
     /// Tells metrics and health.

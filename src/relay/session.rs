@@ -144,8 +144,8 @@ impl Session {
             return Err(Error::new(Kind::SlotActive, cause));
         }
         let fingerprints = fingerprints(config, &facts);
-        let marker = Marker::of(config).await?;
         let control = Control::start(sql, watched(config));
+        let marker = Marker::of(config).await?;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
         let walsender_pid = wal.backend_pid().await?;
@@ -319,6 +319,7 @@ pub(super) fn watched(config: &Config) -> Watched {
         publication: config.source.publication.clone(),
         tables: config.outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect(),
         pending: config.outboxes.iter().enumerate().filter_map(pending).collect(),
+        silence: config.source.wal_sender_timeout,
     }
 }
 

@@ -25,6 +25,7 @@ use crate::relay::fitness::{can_have_slot, can_poll, fits};
 use crate::relay::lease::Lease;
 use crate::relay::outlet::{Outlet, RowId, Setup};
 use crate::relay::poison::Poison;
+use crate::relay::pulse::Moment;
 use crate::relay::pump::Ended;
 use crate::relay::reading::{Read, Reading};
 use crate::relay::recovery::{Plan, which};
@@ -35,6 +36,7 @@ use crate::relay::waiting::{lease_lost, stood_still};
 use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::control::Control;
+use crate::source::lease;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
@@ -328,19 +330,27 @@ impl Work<'_> {
             }
             // What the slot delivered is read once at most; whoever asks for it again means it.
             self.reading.forget_delivered();
-            let paused_at = Instant::now();
-            tokio::select! {
-                biased;
-                () = self.stop.at_least(Stop::Drain) => {
-                    self.reading.save().await?;
-                    return Ok(Ended::Stopped);
+            let until = Instant::now() + wait;
+            loop {
+                // In pieces, so that a stop of the process is not taken for a part of the wait.
+                let piece = until.saturating_duration_since(Instant::now()).min(source.wal_sender_timeout / 3);
+                let paused_at = Moment::now();
+                let woken = tokio::select! {
+                    biased;
+                    () = self.stop.at_least(Stop::Drain) => {
+                        self.reading.save().await?;
+                        return Ok(Ended::Stopped);
+                    }
+                    end = self.reading.lease_end() => return Err(lease_lost(end)),
+                    () = notified.notified() => true,
+                    () = tokio::time::sleep(piece) => false,
+                };
+                if paused_at.elapsed() > lease::bearable(source.wal_sender_timeout) {
+                    return Err(stood_still());
                 }
-                end = self.reading.lease_end() => return Err(lease_lost(end)),
-                () = notified.notified() => {}
-                () = tokio::time::sleep(wait) => {}
-            }
-            if paused_at.elapsed() > wait + source.wal_sender_timeout {
-                return Err(stood_still());
+                if woken || until <= Instant::now() {
+                    break;
+                }
             }
             self.reading.awake();
         }

@@ -27,9 +27,9 @@ use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
 use crate::source::query::{QueryError, bounded};
 
-/// After this much idleness the session is asked for a sign of life, so that a dead one is noticed within this and
+/// After this much idleness at most the session is asked for a sign of life, so that a dead one is noticed within this and
 /// the query timeout.
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE_MAX: Duration = Duration::from_secs(5);
 
 /// The server gives up on a statement before we give up on the server: a statement that waits for somebody's lock
 /// ends, the session lives on, and nothing is left waiting on the server where nobody can see it. The wait of a commit
@@ -53,6 +53,8 @@ pub struct Watched {
     pub tables: Vec<TableName>,
     /// Those whose rows say whether they are pending.
     pub pending: Vec<Pending>,
+    /// The server ends the session where it hears nothing for this long.
+    pub silence: Duration,
 }
 
 /// Rows of a table that say whether they are pending.
@@ -220,6 +222,7 @@ fn gone() -> Error {
 async fn serve(session: &SqlSession, watched: &Watched, commands: &mut mpsc::Receiver<Command>) -> ControlEnd {
     let closed = session.closed();
     tokio::pin!(closed);
+    let idle = (watched.silence / 3).min(IDLE_MAX);
     let mut done = bounded("bounding statements", session.client().batch_execute(STATEMENT_TIMEOUT)).await;
     loop {
         match done {
@@ -235,7 +238,7 @@ async fn serve(session: &SqlSession, watched: &Watched, commands: &mut mpsc::Rec
         let next = tokio::select! {
             biased;
             ended = &mut closed => return from_session(ended),
-            next = tokio::time::timeout(IDLE, commands.recv()) => next,
+            next = tokio::time::timeout(idle, commands.recv()) => next,
         };
         done = match next {
             Ok(Some(command)) => command.carry_out(session.client(), watched).await,

@@ -18,9 +18,6 @@ use crate::source::query::{bounded, one_text};
 /// Keeps our locks from those of others: `wrly`.
 const CLASS: i32 = 0x7772_6c79;
 
-/// A holder that is silent for this long at least is dead: the control session says something every five seconds.
-const SILENCE_MIN: Duration = Duration::from_secs(15);
-
 /// How long it is tried: a session that has just ended may not have let go of it yet, and one that stands by holds it for
 /// a moment now and then.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -37,7 +34,8 @@ pub enum Hold {
 
 /// Takes the lease for as long as the session lives. False: somebody else has it the other way.
 ///
-/// From here on the server ends the session where it is silent for longer than twice `silence`, or 15 s.
+/// From here on the server ends the session where it is silent for longer than `silence`. Whoever holds it says
+/// something three times as often, and does nothing more once it stood still for longer than is [`bearable`].
 ///
 /// # Errors
 /// Of the connection only.
@@ -56,10 +54,15 @@ pub async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duratio
         }
         tokio::time::sleep(AGAIN).await;
     };
-    let timeout = (silence * 2).max(SILENCE_MIN).as_millis();
-    let limit = format!("set idle_session_timeout = {timeout}");
+    let limit = format!("set idle_session_timeout = {}", silence.as_millis());
     bounded("bounding the silence of the session", client.batch_execute(&limit)).await?;
     Ok(held)
+}
+
+/// How long a relay may stand still and know that nobody else has what it holds. The server, which gives it to another once
+/// it has heard nothing for `silence`, has heard of the relay a third of that before it stood still, at the earliest.
+pub fn bearable(silence: Duration) -> Duration {
+    silence * 2 / 3
 }
 
 /// The two halves of the advisory lock that is the lease on the table of this slot's outboxes.

@@ -51,26 +51,37 @@ fn takeovers(world: &World, config: &str, mode: &str, fault: Fault, rounds: u64)
     took
 }
 
-#[test]
-#[ignore = "a measurement of a quarter of an hour: make takeover"]
-fn a_stand_by_takes_over_in() {
+/// A line for each fault.
+fn measure(mode: &str, timeout: &str) {
     let rounds = from_environment("WALRELAY_TEST_ROUNDS", 10);
-    let setting = |timeout| format!("[slot]\nwal_sender_timeout = \"{timeout}\"\n");
     println!(
         "{:<5} {:<18} {:<9} {:>8} {:>8} {:>8}",
         "mode", "wal_sender_timeout", "fault", "min s", "median s", "max s"
     );
-    for (mode, timeout) in [("slot", "10s"), ("slot", "2s"), ("poll", "10s"), ("poll", "2s")] {
-        for (fault, name) in [(Fault::Kill, "kill -9"), (Fault::Stop, "SIGSTOP"), (Fault::Cut, "cut")] {
-            let world = if mode == "slot" { World::new() } else { World::keeping() };
-            let took = takeovers(&world, &setting(timeout), mode, fault, rounds);
-            let at = |index: usize| took[index] as f64 / 1000.0;
-            println!(
-                "{mode:<5} {timeout:<18} {name:<9} {:>8.2} {:>8.2} {:>8.2}",
-                at(0),
-                at(took.len() / 2),
-                at(took.len() - 1)
-            );
-        }
+    for (fault, name) in [(Fault::Kill, "kill -9"), (Fault::Stop, "SIGSTOP"), (Fault::Cut, "cut")] {
+        let world = if mode == "slot" { World::new() } else { World::keeping() };
+        let config = format!("[slot]\nwal_sender_timeout = \"{timeout}\"\n");
+        let took = takeovers(&world, &config, mode, fault, rounds);
+        let at = |index: usize| took[index] as f64 / 1000.0;
+        println!(
+            "{mode:<5} {timeout:<18} {name:<9} {:>8.2} {:>8.2} {:>8.2}",
+            at(0),
+            at(took.len() / 2),
+            at(took.len() - 1)
+        );
     }
+}
+
+#[test]
+#[ignore = "a measurement of minutes: make takeover"]
+fn a_stand_by_takes_over_a_slot_in() {
+    measure("slot", "10s");
+    measure("slot", "2s");
+}
+
+#[test]
+#[ignore = "a measurement of minutes: make takeover"]
+fn a_stand_by_takes_over_a_table_in() {
+    measure("poll", "10s");
+    measure("poll", "2s");
 }
