@@ -62,7 +62,7 @@ pub(super) fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option
 
 fn read(consumer: &BaseConsumer<Quiet>, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
     let fault = |error: &KafkaError| explain(error, topic);
-    let (low, high) = consumer.fetch_watermarks(topic, PARTITION, ASK_TIMEOUT).map_err(|error| fault(&error))?;
+    let (low, high) = extent(consumer, topic).map_err(|error| fault(&error))?;
     if low >= high {
         return Ok(None);
     }
@@ -93,6 +93,29 @@ fn read(consumer: &BaseConsumer<Quiet>, topic: &str, key: &[u8]) -> Result<Optio
     }
     let seconds = SILENCE_TIMEOUT.as_secs();
     Err(Error::new(Kind::KafkaUnreachable, format!("topic {topic} could not be read: nothing came for {seconds} s")))
+}
+
+/// The first offset and the one behind the last. The topic was seen a moment ago: a broker that does not know of it, or of its
+/// leader, has yet to learn what another has told.
+fn extent(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<(i64, i64), KafkaError> {
+    use RDKafkaErrorCode as Code;
+    let unheard_of = [
+        Code::UnknownTopicOrPartition,
+        Code::UnknownTopic,
+        Code::UnknownPartition,
+        Code::LeaderNotAvailable,
+        Code::NotLeaderForPartition,
+    ];
+    let until = Instant::now() + ASK_TIMEOUT;
+    loop {
+        match consumer.fetch_watermarks(topic, PARTITION, ASK_TIMEOUT) {
+            Err(error) if Instant::now() < until && unheard_of.contains(&crate::sink::code(&error)) => {
+                tracing::debug!(topic, %error, "asking again where the topic of positions ends");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            extent => return extent,
+        }
+    }
 }
 
 /// librdkafka goes on by itself, or it is about the group, which is none of our business.

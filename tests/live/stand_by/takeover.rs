@@ -54,7 +54,7 @@ fn takeovers(world: &World, config: &str, mode: &str, fault: Fault, rounds: u64)
 /// A line for each fault.
 fn measure(mode: &str, timeout: &str) {
     let rounds = from_environment("WALRELAY_TEST_ROUNDS", 10);
-    println!(
+    eprintln!(
         "{:<5} {:<18} {:<9} {:>8} {:>8} {:>8}",
         "mode", "wal_sender_timeout", "fault", "min s", "median s", "max s"
     );
@@ -63,7 +63,7 @@ fn measure(mode: &str, timeout: &str) {
         let config = format!("[slot]\nwal_sender_timeout = \"{timeout}\"\n");
         let took = takeovers(&world, &config, mode, fault, rounds);
         let at = |index: usize| took[index] as f64 / 1000.0;
-        println!(
+        eprintln!(
             "{mode:<5} {timeout:<18} {name:<9} {:>8.2} {:>8.2} {:>8.2}",
             at(0),
             at(took.len() / 2),
