@@ -146,7 +146,7 @@ fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
     assert!(json["letters"][0]["value"].as_str().unwrap().contains("canary"), "{json}");
 
     // Nothing happens where nobody says yes, nothing is named, or it is a dry run.
-    topic::alter(&world.brokers, &world.topic(0), "max.message.bytes", "1000000");
+    topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
     let replay = || letters(&world, "replay");
     for (command, code, said) in [
         (replay(), 2, "nothing says which letters"),
@@ -305,7 +305,7 @@ fn a_letter_that_is_refused_is_named_and_what_had_arrived_is_settled() {
         records[3].value = Some(vec![b'x'; 600_000]);
         records
     });
-    topic::alter(&world.brokers, &world.topic(0), "max.message.bytes", SMALL);
+    topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", SMALL)]);
     let replay = letters(&world, "replay").flag("--all").flag("--yes");
     let file = format!("{}[kafka.properties]\n\"message.max.bytes\" = \"500000\"\n", config(&world));
     let refused =
@@ -316,7 +316,7 @@ fn a_letter_that_is_refused_is_named_and_what_had_arrived_is_settled() {
     assert!(words.contains(&format!("dead letter {}: ", at(&refused))) && !words.contains("xxxx"), "{words}");
     let (code, _, words) = ran(&replay);
     assert!(code == 21 && words.contains(&format!("dead letter {}: ", at(&refused))), "{code}: {words}");
-    topic::alter(&world.brokers, &world.topic(0), "max.message.bytes", "1000000");
+    topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
     well(&replay);
     assert_eq!(ids(&world.records(0)), ["0", "1", "2", "3", "4"]);
 }

@@ -212,17 +212,6 @@ fn make<'a>(brokers: &str, mut new: NewTopic<'a>, settings: &[(&'a str, &'a str)
     super::wait::eventually("it has leaders", PATIENCE, || partitions(brokers, new.name), |found| *found == expected);
 }
 
-/// Gives a topic another setting.
-pub(crate) fn alter(brokers: &str, topic: &str, name: &str, value: &str) {
-    let admin = admin(brokers);
-    let change = AlterConfig::new(ResourceSpecifier::Topic(topic)).set(name, value);
-    let altered =
-        block_on(async { tokio::time::timeout(PATIENCE, admin.alter_configs([&change], &AdminOptions::new())).await });
-    let altered = altered.expect("an answer of the broker").expect("alter a topic");
-    close(admin);
-    assert!(altered.iter().all(Result::is_ok), "{altered:?}");
-}
-
 /// Appends records by their keys, as somebody else would: partition, offset and time of each are the broker's.
 pub(crate) fn append(brokers: &str, topic: &str, records: &[Record]) {
     let mut config = ClientConfig::new();
