@@ -7,6 +7,7 @@
 //! | [`connection`] | whether Kafka answers |
 //! | `closing` | letting go of a client without waiting for its threads |
 //! | `reading` | what clients that only read share |
+//! | `consumer`, [`tail`] | reading: a client that leaves no trace, and the newest records of a topic |
 //! | [`redact`] | secrets out of librdkafka's words |
 //! | `context` | librdkafka's callbacks, on its polling thread |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
@@ -17,6 +18,7 @@ use std::future::Future;
 
 mod closing;
 pub mod connection;
+pub(crate) mod consumer;
 mod context;
 pub mod faults;
 mod files;
@@ -28,6 +30,7 @@ pub mod producer;
 pub mod properties;
 pub(crate) mod reading;
 pub mod redact;
+pub mod tail;
 
 pub(crate) use closing::close_aside;
 pub use connection::Connection;

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdkafka::client::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};
@@ -12,9 +10,10 @@ use rdkafka::{Offset, TopicPartitionList};
 use super::{ASK_TIMEOUT, PARTITION};
 use crate::error::{Error, Kind, Result};
 use crate::sink::close_aside;
+pub(super) use crate::sink::consumer::Quiet;
+use crate::sink::consumer::heals;
 use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
-use crate::sink::redact::Redactor;
 
 /// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
 const GROUP: &str = "walrelay-state-reader";
@@ -22,34 +21,9 @@ const GROUP: &str = "walrelay-state-reader";
 /// Reading gives up after this long without a record or an answer.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Logs what librdkafka says; its errors come back from the calls.
-pub(super) struct Quiet(pub(super) Redactor);
-
-impl ClientContext for Quiet {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        crate::sink::log(&self.0, level, facility, text);
-    }
-
-    fn error(&self, _: KafkaError, reason: &str) {
-        tracing::debug!(target: "librdkafka", "{}", self.0.clean(reason));
-    }
-}
-
-impl ConsumerContext for Quiet {}
-
 /// A consumer that reads one partition for one purpose and leaves no trace.
-pub(super) fn consumer(mut options: Options) -> Result<BaseConsumer<Quiet>> {
-    options
-        .client
-        .set("group.id", GROUP)
-        .set("enable.auto.commit", "false")
-        .set("enable.auto.offset.store", "false")
-        .set("isolation.level", "read_committed")
-        .set("enable.partition.eof", "true")
-        .set("auto.offset.reset", "error")
-        .set("allow.auto.create.topics", "false");
-    let context = Quiet(options.redactor.clone());
-    options.client.create_with_context(context).map_err(|error| options.creation_error(&error))
+pub(super) fn consumer(options: Options) -> Result<BaseConsumer<Quiet>> {
+    crate::sink::consumer::consumer(options, GROUP)
 }
 
 /// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
@@ -116,20 +90,6 @@ fn extent(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<(i64, i64), Kaf
             extent => return extent,
         }
     }
-}
-
-/// librdkafka goes on by itself, or it is about the group, which is none of our business.
-fn heals(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode as Code;
-    let code = crate::sink::code(error);
-    let about_group = [
-        Code::GroupAuthorizationFailed,
-        Code::NotCoordinator,
-        Code::CoordinatorNotAvailable,
-        Code::CoordinatorLoadInProgress,
-    ];
-    let passing = [Code::BrokerTransportFailure, Code::AllBrokersDown, Code::Resolve, Code::OperationTimedOut];
-    about_group.contains(&code) || passing.contains(&code)
 }
 
 /// An error of a client in the operator's words.

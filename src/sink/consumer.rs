@@ -1,0 +1,54 @@
+//! A consumer that reads for one purpose and leaves no trace.
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, ConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+use super::options::Options;
+use super::redact::Redactor;
+use crate::error::Result;
+
+/// Logs what librdkafka says; its errors come back from the calls.
+pub(crate) struct Quiet(pub(crate) Redactor);
+
+impl ClientContext for Quiet {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        super::log(&self.0, level, facility, text);
+    }
+
+    fn error(&self, _: KafkaError, reason: &str) {
+        tracing::debug!(target: "librdkafka", "{}", self.0.clean(reason));
+    }
+}
+
+impl ConsumerContext for Quiet {}
+
+/// A consumer of what is committed. `group` is a name only: nobody joins it, and nothing is committed in its name.
+pub(crate) fn consumer(mut options: Options, group: &str) -> Result<BaseConsumer<Quiet>> {
+    options
+        .client
+        .set("group.id", group)
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        .set("isolation.level", "read_committed")
+        .set("enable.partition.eof", "true")
+        .set("auto.offset.reset", "error")
+        .set("allow.auto.create.topics", "false");
+    let context = Quiet(options.redactor.clone());
+    options.client.create_with_context(context).map_err(|error| options.creation_error(&error))
+}
+
+/// librdkafka goes on by itself, or it is about the group, which is none of our business.
+pub(crate) fn heals(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    let code = super::code(error);
+    let about_group = [
+        Code::GroupAuthorizationFailed,
+        Code::NotCoordinator,
+        Code::CoordinatorNotAvailable,
+        Code::CoordinatorLoadInProgress,
+    ];
+    let passing = [Code::BrokerTransportFailure, Code::AllBrokersDown, Code::Resolve, Code::OperationTimedOut];
+    about_group.contains(&code) || passing.contains(&code)
+}
