@@ -17,6 +17,8 @@ pub struct DeliveryConfig {
     pub dead_letter_topic: String,
     /// How often, and when, what an operator can heal is tried again.
     pub retry: RetryConfig,
+    /// Whether topics are read at start for what was published before a crash.
+    pub reads_tails: bool,
 }
 
 /// When what an operator can heal is tried again, before it counts as for good.
@@ -53,7 +55,7 @@ impl Default for DeliveryConfig {
         // As the settings' own defaults.
         let second = Duration::from_secs(1);
         let retry = RetryConfig { attempts: 10, base: second, factor: 2, cap: 300 * second, jitter_percent: 20 };
-        DeliveryConfig { on_error: OnError::Stop, dead_letter_topic: topic.to_owned(), retry }
+        DeliveryConfig { on_error: OnError::Stop, dead_letter_topic: topic.to_owned(), retry, reads_tails: true }
     }
 }
 
@@ -72,6 +74,7 @@ pub enum OnError {
 }
 
 const WORDS: &str = "stop, park, dead-letter or skip";
+const READ_TAILS_WORDS: &str = "at-start or never";
 
 impl Settings {
     /// What becomes of events that cannot be delivered.
@@ -94,7 +97,12 @@ impl Settings {
             cap: self.duration(&setting::RETRY_CAP)?,
             jitter_percent: self.small(&setting::RETRY_JITTER)?,
         };
-        Ok(DeliveryConfig { on_error, dead_letter_topic, retry })
+        let reads_tails = match self.word(&setting::READ_TAILS, READ_TAILS_WORDS)? {
+            "at-start" => true,
+            "never" => false,
+            _ => return Err(self.not_allowed(&setting::READ_TAILS, READ_TAILS_WORDS)),
+        };
+        Ok(DeliveryConfig { on_error, dead_letter_topic, retry, reads_tails })
     }
 
     /// Whether what is to become of events and of their rows goes together.

@@ -255,6 +255,14 @@ pub const RETRY_JITTER: Setting =
     Setting { key: "delivery.retry_jitter_percent", flag: None, default: Some("20"), form: Form::Count(0, 100) };
 /// Topic of dead letters. One for all relays of a cluster: its records say where they are from.
 pub const DEAD_LETTER_TOPIC: Setting = text("delivery.dead_letter_topic", None, Some("walrelay-dead-letters"));
+/// Whether topics are read at start for what was published before a crash and not stored. Yes: a moment at start, and next
+/// to no copies.
+pub const READ_TAILS: Setting = Setting {
+    key: "delivery.read_tails",
+    flag: None,
+    default: Some("at-start"),
+    form: Form::OneOf(&["at-start", "never"]),
+};
 
 /// Where the position is kept. Kafka: it needs no right to write in the database, and goes with the records.
 pub const STATE_STORE: Setting = Setting {
@@ -362,6 +370,7 @@ pub const ALL: &[Setting] = &[
     RETRY_FACTOR,
     RETRY_CAP,
     RETRY_JITTER,
+    READ_TAILS,
     STATE_STORE,
     STATE_TOPIC,
     STATE_KEY,

@@ -13,6 +13,7 @@ use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::trail::{Published, Trail};
 use crate::position::{Lsn, Position};
 use crate::relay::begun::Begun;
+use crate::relay::delivered_before::{DeliveredBefore, Tail};
 pub use crate::relay::outlet::{Counts, Setup};
 use crate::relay::outlet::{Outlet, RowId, contradiction};
 use crate::relay::poison::Poison;
@@ -111,6 +112,7 @@ impl<S: Sink> Core<S> {
                 self.outlet.ledger_mut().begin(commit_lsn).map_err(contradiction)?;
                 self.trail.begin(xid);
                 self.outlet.set_transaction(xid);
+                self.outlet.sent_below(commit_lsn);
                 self.begun.begin(commit_lsn);
                 self.before_open = self.outlet.counts().assembled;
             }
@@ -131,6 +133,7 @@ impl<S: Sink> Core<S> {
     pub fn keepalive(&mut self, wal_end: Lsn) {
         self.note_settled();
         self.outlet.ledger_mut().keepalive(wal_end);
+        self.outlet.sent_below(wal_end);
     }
 
     /// See [`Outlet::retry_pending`].
@@ -223,7 +226,12 @@ impl<S: Sink> Core<S> {
 
     /// What should be stored now; see [`Confirm::due`].
     pub fn due(&self, now: Duration, hurry: bool) -> Due {
-        self.confirm.due(self.settled_position(), self.outlet.counts().acked, now, hurry)
+        self.confirm.due(self.settled_position(), self.events_delivered(), now, hurry)
+    }
+
+    /// Events that moved the position, by whoever they were published.
+    fn events_delivered(&self) -> u64 {
+        self.outlet.counts().acked + self.outlet.counts().delivered_before
     }
 
     /// Before another row waits to be marked: all up to here does not.
@@ -235,12 +243,12 @@ impl<S: Sink> Core<S> {
 
     /// When to ask [`Core::due`] again, if time alone will change its answer.
     pub fn wake_at(&self) -> Option<Duration> {
-        self.confirm.wake_at(self.settled_position(), self.outlet.counts().acked)
+        self.confirm.wake_at(self.settled_position(), self.events_delivered())
     }
 
     /// A store of what was due begins.
     pub fn store_begun(&mut self, now: Duration) {
-        self.confirm.begun(self.outlet.counts().acked, now);
+        self.confirm.begun(self.events_delivered(), now);
     }
 
     /// The store has it.
@@ -318,6 +326,26 @@ impl<S: Sink> Core<S> {
     /// See [`Outlet::is_waiting`].
     pub fn is_waiting(&self, row: &RowId) -> bool {
         self.outlet.is_waiting(row)
+    }
+
+    /// See [`Outlet::expect_again`].
+    pub fn expect_again(&mut self, before: DeliveredBefore) {
+        self.outlet.expect_again(before);
+    }
+
+    /// See [`Outlet::unread`].
+    pub fn unread(&self) -> Option<Tail> {
+        self.outlet.unread()
+    }
+
+    /// See [`Outlet::tail_read`].
+    pub fn tail_read(&mut self, topic: &str, tail: Option<Tail>, failed: bool) {
+        self.outlet.tail_read(topic, tail, failed);
+    }
+
+    /// See [`Outlet::forget_unread`].
+    pub fn forget_unread(&mut self) {
+        self.outlet.forget_unread();
     }
 
     /// See [`Outlet::remember`].

@@ -9,13 +9,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::config::{KafkaConfig, TableName};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
+use crate::relay::delivered_before::Tail;
 use crate::relay::session::{AnyStore, Session};
 use crate::relay::waiting::end_of;
-use crate::sink::KafkaSink;
+use crate::sink::options::Options;
+use crate::sink::{KafkaSink, tail};
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::WalPosition;
@@ -36,6 +38,9 @@ const WATCH_PAUSE: Duration = Duration::from_secs(60);
 /// How long Kafka has to answer a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long the tail of a topic may take to be read. The events wait for it, so it is no longer than a broker's election.
+const TAIL_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// What came to its end.
 pub(super) enum Done {
     /// A store, with the store itself to be given back to the session.
@@ -54,6 +59,8 @@ pub(super) enum Done {
     Paired(Result<(Snapshot, Lsn)>),
     /// Whether Kafka answered somebody else.
     Probed(bool),
+    /// The tail of a topic was read, as far as it could be.
+    Tail(String, Option<Tail>, Result<()>),
 }
 
 type Job = Pin<Box<dyn Future<Output = Done> + Send>>;
@@ -69,6 +76,7 @@ pub(super) struct Jobs {
     watching: Option<Job>,
     next_watch: Instant,
     probing_row: Option<Job>,
+    reading: Option<Job>,
     next_pair: Instant,
     look_asked: bool,
     next_look: Instant,
@@ -87,6 +95,7 @@ impl Jobs {
             watching: None,
             next_watch: now,
             probing_row: None,
+            reading: None,
             next_pair: now,
             look_asked: false,
             next_look: now + LOOK_INTERVAL,
@@ -200,6 +209,15 @@ impl Jobs {
         self.probing = Some(Box::pin(async move { Done::Probed(probe(config, topics).await) }));
     }
 
+    /// Reads the tail of a topic, with a client of its own, where none is being read.
+    pub(super) fn begin_tail(&mut self, config: &KafkaConfig, unread: impl FnOnce() -> Option<Tail>) {
+        if self.reading.is_none()
+            && let Some(tail) = unread()
+        {
+            self.reading = Some(Box::pin(read_tail(config.clone(), tail)));
+        }
+    }
+
     /// Waits for the next end. Safe to cancel.
     pub(super) async fn next(&mut self) -> Done {
         let done = tokio::select! {
@@ -212,6 +230,7 @@ impl Jobs {
             done = end_of(&mut self.settling) => done,
             done = end_of(&mut self.watching) => done,
             done = end_of(&mut self.probing_row) => done,
+            done = end_of(&mut self.reading) => done,
         };
         match &done {
             Done::Stored(..) => self.storing = None,
@@ -222,6 +241,7 @@ impl Jobs {
             Done::Settled(_) => self.settling = None,
             Done::Pending(..) => self.watching = None,
             Done::Kept(..) => self.probing_row = None,
+            Done::Tail(..) => self.reading = None,
         }
         done
     }
@@ -242,4 +262,26 @@ pub(super) async fn probe(config: KafkaConfig, topics: Vec<String>) -> bool {
     let answers = sink.leaders_answer(topics, PROBE_TIMEOUT).await;
     sink.close().await;
     answers
+}
+
+async fn read_tail(config: KafkaConfig, mut tail: Tail) -> Done {
+    let topic = tail.topic().to_owned();
+    let until = Instant::now() + TAIL_TIMEOUT;
+    let reading = tokio::task::spawn_blocking(move || {
+        let topic = tail.topic().to_owned();
+        let options = Options::reader(&config);
+        let read = options
+            .and_then(|options| tail::read_back(options, &topic, until.into_std(), &mut |record| tail.take(record)));
+        (tail, read)
+    });
+    let late = || Error::new(Kind::KafkaUnreachable, format!("topic {topic} could not be read in time"));
+    // A little more, so that what was read in time is heard of.
+    match tokio::time::timeout_at(until + TAIL_TIMEOUT / 10, reading).await {
+        Ok(Ok((tail, read))) => Done::Tail(topic, Some(tail), read),
+        Ok(Err(error)) => Done::Tail(topic, None, Err(Error::new(Kind::Bug, error))),
+        Err(_) => {
+            let error = late();
+            Done::Tail(topic, None, Err(error))
+        }
+    }
 }

@@ -25,6 +25,7 @@ pub mod backoff;
 mod begun;
 mod budget;
 pub mod core;
+pub mod delivered_before;
 mod drain;
 mod fitness;
 mod found;
@@ -51,6 +52,7 @@ mod waiting;
 
 use self::backoff::Backoff;
 use self::core::{Core, Setup};
+use self::delivered_before::DeliveredBefore;
 use self::lease::Why;
 use self::outlet::RowId;
 use self::poison::Poison;
@@ -280,6 +282,9 @@ impl Relay {
         core.set_origin(&session.server().system_identifier, session.server().timeline);
         core.set_catalog(std::mem::take(&mut session.table_oids), std::mem::take(&mut session.base_types));
         core.set_waiting(std::mem::take(&mut session.waiting));
+        if self.sessions == 1 {
+            self.expect_again(&mut core, &session);
+        }
         self.recovered(session.start_position());
         let (acked, began) = (core.counts().acked, Instant::now());
         self.walsender_pid = Some(session.walsender_pid);
@@ -328,6 +333,23 @@ impl Relay {
         let mut core = Core::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?;
         core.remember(std::mem::take(&mut self.poison));
         Ok(Box::new(core))
+    }
+
+    /// What an earlier process published and did not store comes again.
+    fn expect_again(&self, core: &mut Core<KafkaSink>, session: &Session) {
+        if !self.config.delivery.reads_tails {
+            return;
+        }
+        let (server, outboxes) = (session.server(), &self.config.outboxes);
+        let origin = (server.system_identifier.as_str(), server.timeline);
+        match DeliveredBefore::new(outboxes, origin, session.start_position(), session.wal_end) {
+            Some(before) => core.expect_again(before),
+            None => tracing::info!(
+                slot = %self.config.source.slot,
+                "records have no headers that name their event (route.id_header, route.position_header): those that were \
+                 published before a crash may come again"
+            ),
+        }
     }
 
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.

@@ -3,6 +3,7 @@
 //! Every source of events uses it: the stream through [`super::core::Core`], rows of the table through
 //! `reading`. One at a time has the sink, so that no two sources publish at once (P2).
 
+mod again;
 mod giving_up;
 mod parking;
 mod settling;
@@ -18,6 +19,7 @@ use crate::event::{Event, Place, Shown};
 use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits};
 use crate::position::Position;
+use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
 use crate::relay::outlet::giving_up::GivingUp;
 use crate::relay::outlet::parking::Parking;
 use crate::relay::outlet::settling::{Kept, Outcome, Settles};
@@ -34,6 +36,8 @@ struct Pending {
     row: Shown,
     /// Whether it waits until nothing is in flight, because it may be one the broker refuses.
     alone: bool,
+    /// Its outbox, while nobody knows whether it was delivered before: the tail of its topic has to be read first.
+    unread: Option<usize>,
 }
 
 /// What has to be known of an event once its record is enqueued.
@@ -68,6 +72,8 @@ pub struct Counts {
     pub skipped: u64,
     /// Events that began to wait, because they could not be delivered or behind one that could not.
     pub parked: u64,
+    /// Events that an earlier process had published.
+    pub delivered_before: u64,
 }
 
 /// What does not change while a relay lives.
@@ -113,6 +119,8 @@ pub struct Outlet<S> {
     parking: Parking,
     /// Of events on their way to the table of those that wait.
     parked_bytes: usize,
+    /// What an earlier process may have published, while its events come again.
+    before: Option<Box<DeliveredBefore>>,
     counts: Counts,
 }
 
@@ -137,6 +145,7 @@ impl<S: Sink> Outlet<S> {
             giving_up: GivingUp::new(&setup.delivery),
             parking: Parking::default(),
             parked_bytes: 0,
+            before: None,
             counts: Counts::default(),
         })
     }
@@ -209,11 +218,22 @@ impl<S: Sink> Outlet<S> {
         }
         let kept = settles.acked.then(|| Outcome::Acked((event.outbox, event.id().to_vec())));
         let about = About { place: event.place, committed_at_us: event.committed_at_us, kept, id };
-        let pending = |record: &Record<'_>, about, alone| {
-            Some(Pending { record: OwnedRecord::of(record), about, row: Shown::of(event.id()), alone })
+        let pending = |record: &Record<'_>, about, alone, unread| {
+            Some(Pending { record: OwnedRecord::of(record), about, row: Shown::of(event.id()), alone, unread })
         };
-        if self.giving_up.is_suspect(about.id.as_ref()) {
-            self.pending = routed.with_record(|record| pending(record, about, true));
+        let suspect = self.giving_up.is_suspect(about.id.as_ref());
+        if let Some(before) = &mut self.before {
+            match routed.with_record(|record| before.judge(event.place, event.outbox, record)) {
+                Before::Publish => {}
+                Before::Delivered => return self.delivered_before(about),
+                Before::Unread => {
+                    self.pending = routed.with_record(|record| pending(record, about, suspect, Some(event.outbox)));
+                    return Ok(());
+                }
+            }
+        }
+        if suspect {
+            self.pending = routed.with_record(|record| pending(record, about, true, None));
             return self.retry_pending();
         }
         let refused = routed.with_record(|record| match self.sink.enqueue(record, self.ledger.next()) {
@@ -232,7 +252,7 @@ impl<S: Sink> Outlet<S> {
             // Which one finished the producer is told with the deliveries.
             Err(full @ (EnqueueError::Full | EnqueueError::Finished)) => {
                 self.counts.queue_full += u64::from(matches!(full, EnqueueError::Full));
-                self.pending = pending(record, about, false);
+                self.pending = pending(record, about, false, None);
                 Ok(None)
             }
             Err(EnqueueError::Refused(error)) => match about.id {
@@ -251,6 +271,7 @@ impl<S: Sink> Outlet<S> {
     /// Offers the record that is not enqueued yet once more. Nothing else is offered before it (P2).
     pub fn retry_pending(&mut self) -> Result<()> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
+        let Some(pending) = self.not_delivered_before(pending)? else { return Ok(()) };
         let Some((pending, error)) = self.offer(pending)? else { return Ok(()) };
         let About { place, id, .. } = pending.about;
         let error = error.of_row(pending.row).of_event(place.commit_lsn, place.index);

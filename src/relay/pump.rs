@@ -150,6 +150,7 @@ pub(super) async fn run(
         pump.retrying.finish().await;
     }
     pump.report.tell(pump.core, pump.session.stream.received(), telemetry, Instant::now());
+    pump.core.forget_unread();
     let (confirmed, at_once) = (pump.core.confirmable(), pump.stop.asked() == Stop::Now);
     let stream = pump.session.stream;
     let deadline = Instant::now() + if at_once { Duration::ZERO } else { FINISH_TIMEOUT };
@@ -324,6 +325,7 @@ impl Pump<'_> {
             let every = self.config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.core.settled_position(), every, now);
         }
+        self.jobs.begin_tail(&self.config.kafka, || self.core.unread());
         // Nothing came since the last one: it says all there is to say.
         if self.may_look() && self.core.wants_pair() && self.core.counts().acked != self.paired_at {
             self.jobs.begin_pair(&self.session, now);

@@ -57,6 +57,8 @@ pub(super) struct Session {
     pub(super) may_give_up: bool,
     /// The server's side of the stream.
     pub(super) walsender_pid: i32,
+    /// The end of the log when the slot was ours.
+    pub(super) wal_end: Lsn,
     /// What goes with every stored position.
     identity: Stored,
 }
@@ -221,6 +223,7 @@ impl Session {
             waiting,
             may_give_up,
             walsender_pid,
+            wal_end: now.wal_end,
             identity,
         };
         Ok(Opened::Stream(Box::new(session)))

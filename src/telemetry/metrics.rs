@@ -82,6 +82,8 @@ pub struct Instruments {
     pub parked_events: Counter,
     /// Events that wait there now.
     pub waiting_events: Gauge,
+    /// Events that were in their topics already when they came again.
+    pub delivered_before_events: Counter,
     /// Bytes of key and value in those that were acknowledged.
     pub acked_bytes: Counter,
     /// Events enqueued and not acked.
@@ -169,6 +171,7 @@ impl Instruments {
             skipped_events: Counter::default(),
             parked_events: Counter::default(),
             waiting_events: Gauge::default(),
+            delivered_before_events: Counter::default(),
             acked_bytes: Counter::default(),
             in_flight_events: Gauge::default(),
             in_flight_bytes: Gauge::default(),
@@ -339,6 +342,11 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::DEAD_LETTERED_EVENTS, "Events that went to the topic of dead letters", &of.dead_lettered_events);
     counter(names::SKIPPED_EVENTS, "Events that were given up and went nowhere", &of.skipped_events);
     counter(names::PARKED_EVENTS, "Events that began to wait in the table of parked events", &of.parked_events);
+    counter(
+        names::DELIVERED_BEFORE_EVENTS,
+        "Events that came again and were in their topics already",
+        &of.delivered_before_events,
+    );
     counter(names::ACKED_BYTES, "Bytes of key and value the broker acknowledged", &of.acked_bytes);
     counter(names::QUEUE_FULL, "Times reading stopped because too much was in flight", &of.queue_full);
     counter(names::KEEPALIVES, "Keepalives from Postgres", &of.keepalives);

@@ -100,7 +100,7 @@ impl<S: Sink> Outlet<S> {
             if let Some(id) = &about.id {
                 self.giving_up.poison.give_up(id, verdict);
             }
-            let refused = self.offer(Pending { record, about, row, alone: false })?;
+            let refused = self.offer(Pending { record, about, row, alone: false, unread: None })?;
             let Some((pending, _)) = refused else { return Ok(()) };
             // What is too large for the producer is so in any topic.
             let record = pending.record.without_value();

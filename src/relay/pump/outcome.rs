@@ -9,6 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::relay::budget::Verdict;
+use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, STUCK};
 use crate::relay::report::tell_oldest;
 use crate::relay::stop::Stop;
@@ -146,6 +147,18 @@ impl Pump<'_> {
                     return Err(Error::new(Kind::KafkaUnreachable, STUCK));
                 }
             }
+            Done::Tail(topic, tail, result) => {
+                let (slot, records) = (&self.config.source.slot, tail.as_ref().map_or(0, Tail::count));
+                tracing::debug!(%slot, topic, records, "looked for what was published before");
+                if let Err(error) = &result {
+                    let fix = error.what_to_do();
+                    tracing::warn!(
+                        %slot, topic, %error, fix,
+                        "what is in the topic cannot be read: events that were published before a crash may come again"
+                    );
+                }
+                self.core.tail_read(&topic, tail, result.is_err());
+            }
             Done::Measured(result) => {
                 let measured = result?;
                 self.report.server_wal_end = self.report.server_wal_end.max(measured.wal_end);
@@ -255,6 +268,7 @@ impl Pump<'_> {
 
     /// Intake ends; what is in flight gets until then. A reason that is there already stays.
     fn leave(&mut self, grace: Duration, with: Result<Ended>) {
+        self.core.forget_unread();
         let until = Instant::now() + grace;
         match &mut self.leaving {
             Some(leaving) => leaving.until = leaving.until.min(until),
