@@ -7,6 +7,7 @@ mod cluster;
 mod column_kinds;
 mod confirm;
 mod connections;
+mod copies;
 mod dead_letters;
 mod drain;
 mod failover;

@@ -151,6 +151,12 @@ impl World {
         self
     }
 
+    /// The same with the aggregate types, and so the topics, of `other`.
+    pub(crate) fn sharing_topics_of(mut self, other: &World) -> World {
+        self.kinds = other.kinds.clone();
+        self
+    }
+
     /// An aggregate type.
     pub(crate) fn kind(&self, number: usize) -> &str {
         &self.kinds[number]

@@ -1,5 +1,7 @@
 //! A real Kafka: one node that is broker and controller, and a second broker where a test needs one.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -85,14 +87,22 @@ impl Kafka {
     /// One of its own, with these listeners too.
     #[track_caller]
     pub(crate) fn secured(listeners: &[Listener]) -> Kafka {
-        Kafka::node(1, free_port(), SESSION_MS, listeners)
+        Kafka::node(1, free_port(), SESSION_MS, listeners, "")
+    }
+
+    /// The same, with rights: everybody may do what no entry speaks of, and who comes without a name may do everything.
+    #[track_caller]
+    pub(crate) fn guarded(listeners: &[Listener]) -> Kafka {
+        let rights = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
+                      super.users=User:ANONYMOUS\nallow.everyone.if.no.acl.found=true\n";
+        Kafka::node(1, free_port(), SESSION_MS, listeners, rights)
     }
 
     /// One of its own that stays the leader of its topics however long it is frozen: its session outlasts any test. For
     /// the same reason it cannot be restarted.
     #[track_caller]
     pub(crate) fn never_fenced() -> Kafka {
-        Kafka::node(1, free_port(), 10 * SESSION_MS, &[])
+        Kafka::node(1, free_port(), 10 * SESSION_MS, &[], "")
     }
 
     /// A cluster of two: what the second one leads can stall while the rest goes on. A frozen second broker stays the
@@ -100,12 +110,12 @@ impl Kafka {
     #[track_caller]
     pub(crate) fn pair() -> (Kafka, Kafka) {
         let controller = free_port();
-        let node = |number| Kafka::node(number, controller, 10 * SESSION_MS, &[]);
+        let node = |number| Kafka::node(number, controller, 10 * SESSION_MS, &[], "");
         (node(1), node(SECOND))
     }
 
     #[track_caller]
-    fn node(node: i32, controller: u16, session_ms: u32, listeners: &[Listener]) -> Kafka {
+    fn node(node: i32, controller: u16, session_ms: u32, listeners: &[Listener], others: &str) -> Kafka {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let formatted = directory().join(format!("kafka/formatted-{node}"));
         if !formatted.exists() {
@@ -121,7 +131,7 @@ impl Kafka {
         let doors: Vec<Door> = (0..doors).map(|_| Door { listens: free_port(), advertised: free_port() }).collect();
         let secured: Vec<_> = listeners.iter().map(|listener| (listener.name, free_port())).collect();
         let text = configuration(node, &base, port, controller, session_ms, &doors);
-        let text = with_listeners(&text, listeners, &secured);
+        let text = with_listeners(&text, listeners, &secured) + others;
         std::fs::write(base.join("server.properties"), text).expect("server.properties");
         let kafka = Kafka {
             directory: base,
@@ -157,6 +167,36 @@ impl Kafka {
         tool.arg("--add-config").arg(format!("SCRAM-SHA-512=[password={password}]"));
         let output = output_of(tool, START_DEADLINE);
         assert!(output.status.success(), "no SCRAM user: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Lets `user` write, describe and create topics whose names begin with `prefix`, and so nothing else with them.
+    #[track_caller]
+    pub(crate) fn allow_writing(&self, user: &str, prefix: &str) {
+        const CREATE_ACLS: u16 = 30;
+        const TOPIC: u8 = 2;
+        const PREFIXED: u8 = 4;
+        const WRITE_CREATE_DESCRIBE: [u8; 3] = [4, 5, 8];
+        const ALLOW: u8 = 3;
+        // librdkafka's bindings have no call for it. Version 1 of the request, which has plain lengths.
+        let text = |text: &str| [&(text.len() as u16).to_be_bytes(), text.as_bytes()].concat();
+        let mut request = [&CREATE_ACLS.to_be_bytes()[..], &[0, 1, 0, 0, 0, 7], &text("tests"), &[0, 0, 0, 3]].concat();
+        for operation in WRITE_CREATE_DESCRIBE {
+            request.push(TOPIC);
+            request.extend([text(prefix), vec![PREFIXED], text(&format!("User:{user}")), text("*")].concat());
+            request.extend([operation, ALLOW]);
+        }
+        let mut stream = TcpStream::connect(self.brokers()).expect("a connection");
+        stream.set_read_timeout(Some(START_DEADLINE)).expect("a deadline");
+        stream
+            .write_all(&(request.len() as u32).to_be_bytes())
+            .and_then(|()| stream.write_all(&request))
+            .expect("asked");
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).expect("an answer");
+        let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+        stream.read_exact(&mut answer).expect("an answer");
+        // Correlation, throttling and a count; then no error and no text for each.
+        assert_eq!(answer[12..], [0; 12], "no rights: {answer:?}");
     }
 
     /// A proxy all of a client's connections go through, and the `bootstrap.servers` that lead to it.

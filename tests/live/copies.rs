@@ -1,0 +1,213 @@
+//! Copies after `kill -9`: what is in a topic already is not published again, whoever else writes there, and nothing is
+//! lost for it.
+
+use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::support::relay::{Relay, RelayCommand};
+use crate::support::seed::{from_environment, generator};
+use crate::support::servers::kafka::Listener;
+use crate::support::servers::{Kafka, Postgres};
+use crate::support::sql::Sql;
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+const SKIPPED: &str = "walrelay_delivered_before_events_total";
+const SIGABRT: i32 = 6;
+/// Fewer would prove little; a busy machine takes longer for them.
+const KILLS_MIN: usize = 3;
+const EXIT: Duration = Duration::from_secs(30);
+
+/// How long it goes on, and how soon each relay is killed: `WALRELAY_TEST_CRASH_SECONDS=300
+/// WALRELAY_TEST_CRASH_PERIOD_MS=3000` is the long run.
+fn crashes() -> (Duration, Duration) {
+    let seconds = from_environment("WALRELAY_TEST_CRASH_SECONDS", 15);
+    let period = from_environment("WALRELAY_TEST_CRASH_PERIOD_MS", 1_500);
+    (Duration::from_secs(seconds), Duration::from_millis(period))
+}
+
+/// Lets writers end however a test ends.
+struct Stop<'s>(&'s AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Four writers with aggregates of their own commit some 2,000 events a second until `stop`.
+fn write(world: &World, number: usize, stop: &AtomicBool) {
+    const EVENTS: u32 = 10;
+    const PAUSE: Duration = Duration::from_millis(20);
+    let (sql, mut next) = (world.sql(), Instant::now());
+    while !stop.load(Ordering::Relaxed) {
+        let kind = world.kind(number % 3);
+        sql.run(&format!("select emit('{kind}', '{number}-' || n % 25, 40) from generate_series(1, {EVENTS}) n"));
+        next += PAUSE;
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+}
+
+#[test]
+fn a_relay_killed_every_few_seconds_under_load_publishes_next_to_nothing_twice() {
+    let world = World::new();
+    let (lasts, period) = crashes();
+    // `WALRELAY_TEST_READ_TAILS=never` measures how many copies there are without.
+    let read_tails = std::env::var("WALRELAY_TEST_READ_TAILS").unwrap_or_else(|_| "at-start".to_owned());
+    let stop = AtomicBool::new(false);
+    let (mut kills, mut again, started) = (0, 0.0, Instant::now());
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let (world, stop) = (&world, &stop);
+            scope.spawn(move || write(world, number, stop));
+        }
+        let _stop = Stop(&stop);
+        while started.elapsed() < lasts || kills < KILLS_MIN {
+            let before = world.delivered();
+            let mut relay = world.run().variable("WALRELAY_DELIVERY_READ_TAILS", &read_tails).start();
+            // A relay that delivers nothing before it is killed would prove nothing.
+            eventually("something new arrives", ARRIVAL, || world.delivered(), |records| *records > before);
+            std::thread::sleep(period);
+            again += skipped(&relay);
+            relay.kill_hard();
+            kills += 1;
+        }
+    });
+    let (took, committed) = (started.elapsed().as_secs_f64(), world.committed());
+    let mut relay = world.run().variable("WALRELAY_DELIVERY_READ_TAILS", &read_tails).start();
+    let copies = world.assert_all_delivered().duplicates;
+    if read_tails == "at-start" {
+        again += eventually("the last one left something", ARRIVAL, || skipped(&relay), |events| *events > 0.0);
+    }
+    let (percent, rate) = (100.0 * copies as f64 / committed as f64, committed as f64 / took);
+    eprintln!(
+        "{kills} kills in {took:.0} s, {committed} events ({rate:.0}/s), read_tails {read_tails}: {copies} copies \
+         ({percent:.4} %), {again} not published again"
+    );
+    assert_eq!(relay.terminate(EXIT), Some(0));
+    if read_tails == "at-start" {
+        let most = (committed as f64 * 0.0001).max(10.0);
+        assert!(copies as f64 <= most, "{copies} copies");
+    }
+}
+
+/// Commits this many events of three aggregates in each type.
+fn emit(world: &World, sql: &Sql, events: usize) {
+    for kind in 0..3 {
+        let kind = world.kind(kind);
+        sql.run(&format!("select emit('{kind}', '{kind}-' || n % 3, 20) from generate_series(1, {events}) n"));
+    }
+}
+
+/// A relay that publishes something and dies at this point.
+fn crash(run: RelayCommand, point: &str) {
+    let status = run.variable("FAILPOINTS", &format!("{point}=0*off->return")).start().process.wait_exit(EXIT);
+    assert_eq!(status.signal(), Some(SIGABRT), "{status}");
+}
+
+fn skipped(relay: &Relay) -> f64 {
+    relay.metric(SKIPPED).unwrap_or_default()
+}
+
+#[test]
+fn what_was_acked_and_not_stored_is_not_published_again_and_marked_all_the_same() {
+    let world = World::new();
+    let sql = world.sql();
+    sql.run("alter table outbox add column sent boolean not null default false");
+    let settings = "[outbox]\nmark = \"sent = true\"\n";
+    emit(&world, &sql, 50);
+    crash(world.run().config_file(settings), "marking");
+    let published = world.delivered();
+    assert!(published > 0 && sql.number("select count(*) from outbox where sent") == 0);
+
+    let mut relay = world.run().config_file(settings).start();
+    relay.wait_ready();
+    let findings = world.assert_all_delivered();
+    assert_eq!(findings.duplicates, 0);
+    let unmarked = || sql.number("select count(*) from outbox where not sent");
+    eventually("every row is marked", ARRIVAL, unmarked, |rows| *rows == 0);
+    world.wait_confirmed(ARRIVAL);
+    eventually("it is counted", ARRIVAL, || skipped(&relay), |events| *events >= published as f64);
+    assert!(relay.log().contains("not published again"), "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0));
+
+    // Without a look at the topics they come again.
+    emit(&world, &sql, 50);
+    let settings = format!("{settings}[delivery]\nread_tails = \"never\"\n");
+    crash(world.run().config_file(&settings), "marking");
+    let _relay = world.run().config_file(&settings).start();
+    let again = || world.assert_all_delivered().duplicates;
+    eventually("they come again", ARRIVAL, again, |copies| *copies > 0);
+}
+
+#[test]
+fn relays_of_two_slots_that_share_topics_lose_nothing_of_each_other() {
+    let mine = World::new();
+    let other = World::new().sharing_topics_of(&mine);
+    let mut chance = generator("kills of two relays");
+    let writers = [mine.workload(&Plan::default()), other.workload(&Plan::default())];
+    let (lasts, _) = crashes();
+    let mut relays = [mine.relay(), other.relay()];
+    let (mut kills, started) = (0, Instant::now());
+    while started.elapsed() < lasts || kills < KILLS_MIN {
+        kills += 1;
+        // The other one goes on, and so the topics have positions behind all that this one has still to publish.
+        let which = usize::from(chance.bool());
+        let (world, other) = if which == 0 { (&mine, &other) } else { (&other, &mine) };
+        relays[which].kill_hard();
+        writers[which].wait_for(50);
+        let goal = other.committed();
+        writers[1 - which].wait_for(50);
+        let confirmed = || other.confirmed();
+        let before = confirmed();
+        eventually("the other one goes on", ARRIVAL, confirmed, |now| *now > before);
+        assert!(other.committed() > goal);
+        relays[which] = world.relay();
+        std::thread::sleep(Duration::from_millis(chance.u64(200..1_200)));
+    }
+    for writers in writers {
+        writers.stop();
+    }
+    for world in [&mine, &other] {
+        let mut findings =
+            eventually("every row has arrived", ARRIVAL, || world.check(), |found| found.lost.is_empty());
+        // What the other one published.
+        findings.phantom.clear();
+        eprintln!("{} copies", findings.duplicates);
+        findings.assert_sound();
+    }
+}
+
+#[test]
+fn a_relay_that_may_write_topics_and_not_read_them_says_so_once_and_goes_on_with_copies() {
+    const USER: &str = "relay";
+    let login = "org.apache.kafka.common.security.plain.PlainLoginModule required user_relay=\"relay\";";
+    let settings = vec![("sasl.enabled.mechanisms", "PLAIN".to_owned()), ("plain.sasl.jaas.config", login.to_owned())];
+    let kafka = Kafka::guarded(&[Listener { name: "NAMED", protocol: "SASL_PLAINTEXT", settings }]);
+    let world = World::on(Postgres::shared(), kafka.brokers());
+    kafka.allow_writing(USER, "outbox.event.");
+    let run = || {
+        let mut run = world.run().option("--brokers", &kafka.brokers_of("NAMED"));
+        for (name, value) in [
+            ("SECURITY_PROTOCOL", "SASL_PLAINTEXT"),
+            ("SASL_MECHANISM", "PLAIN"),
+            ("SASL_USERNAME", USER),
+            ("SASL_PASSWORD", USER),
+        ] {
+            run = run.variable(&format!("WALRELAY_KAFKA_PROPERTY_{name}"), value);
+        }
+        run
+    };
+    emit(&world, &world.sql(), 50);
+    crash(run(), "storing");
+
+    let mut relay = run().start();
+    relay.wait_ready();
+    assert!(world.assert_all_delivered().duplicates > 0);
+    let log = relay.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("may come again")).collect();
+    assert!(told.len() == 1 && told[0].contains("--operation Read"), "{told:?}\n{log}");
+    assert_eq!(relay.terminate(EXIT), Some(0));
+}
