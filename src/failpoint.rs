@@ -13,6 +13,9 @@ pub const POINTS: [&str; 8] =
 pub const TABLE_POINTS: [&str; 10] =
     ["intended", "slot-made", "read", "progress", "marking", "marked", "caught-up", "swept", "detached", "retried"];
 
+/// Where the position is in the open transaction, and nothing is committed yet.
+pub const TRANSACTION_POINTS: [&str; 1] = ["committing"];
+
 /// Arms what `FAILPOINTS` names, for as long as the process lives. Nothing else reads the variable, and without the
 /// feature nothing does.
 ///
@@ -27,7 +30,8 @@ pub fn arm() {
 /// The process got to `point`.
 #[inline]
 pub(crate) fn reached(point: &str) {
-    debug_assert!(POINTS.contains(&point) || TABLE_POINTS.contains(&point), "{point} is not a named point");
+    let named = POINTS.iter().chain(&TABLE_POINTS).chain(&TRANSACTION_POINTS).any(|named| *named == point);
+    debug_assert!(named, "{point} is not a named point");
     fail::fail_point!(point, |_| {
         std::process::abort();
     });

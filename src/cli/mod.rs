@@ -158,6 +158,9 @@ pub struct RunSettings {
     /// What to do with an event that cannot be delivered; stop by default [env: WALRELAY_ON_ERROR]
     #[arg(long, value_name = "WHAT")]
     pub on_error: Option<OnError>,
+    /// How often an event arrives; at-least-once by default [env: WALRELAY_GUARANTEE]
+    #[arg(long, value_name = "HOW")]
+    pub guarantee: Option<Guarantee>,
     /// Where the position is kept; kafka by default [env: WALRELAY_STATE_STORE]
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StateStore>,
@@ -226,6 +229,15 @@ pub enum OnError {
     DeadLetter,
     /// It is given up with a line in the log, and the relay goes on
     Skip,
+}
+
+/// How often an event arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Guarantee {
+    /// Each, and some again after a crash
+    AtLeastOnce,
+    /// Each once, for consumers that read what is committed; in Kafka transactions
+    ExactlyOnce,
 }
 
 /// Form of log lines.
@@ -340,6 +352,7 @@ impl RunSettings {
         put(&mut flags, &setting::MAX_RETAINED_BYTES, self.max_retained_bytes.as_deref());
         put(&mut flags, &setting::OVER_BUDGET, self.over_budget.and_then(word).as_deref());
         put(&mut flags, &setting::ON_ERROR, self.on_error.and_then(word).as_deref());
+        put(&mut flags, &setting::GUARANTEE, self.guarantee.and_then(word).as_deref());
         put(&mut flags, &setting::STATE_STORE, self.state_store.and_then(word).as_deref());
         put(&mut flags, &setting::HTTP, self.http.as_deref());
         put(&mut flags, &setting::SHUTDOWN_TIMEOUT, self.shutdown_timeout.as_deref());

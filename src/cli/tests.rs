@@ -255,6 +255,9 @@ fn the_help_of_run_has_examples_and_exit_codes() {
           --on-error <WHAT>              What to do with an event that cannot be delivered; stop by
                                          default [env: WALRELAY_ON_ERROR] [possible values: stop,
                                          dead-letter, skip]
+          --guarantee <HOW>              How often an event arrives; at-least-once by default [env:
+                                         WALRELAY_GUARANTEE] [possible values: at-least-once,
+                                         exactly-once]
           --state-store <STORE>          Where the position is kept; kafka by default [env:
                                          WALRELAY_STATE_STORE] [possible values: kafka, postgres, slot]
           --http <ADDRESS:PORT>          Serve metrics and health here; a port alone means 127.0.0.1;

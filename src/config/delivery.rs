@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::layers::Settings;
 use super::meaning::is_topic;
 use super::setting;
-use super::{Config, OutboxConfig};
+use super::{Config, OutboxConfig, TransactionConfig};
 use crate::error::{Error, Kind, Result};
 
 /// What becomes of events that cannot be delivered.
@@ -19,6 +19,8 @@ pub struct DeliveryConfig {
     pub retry: RetryConfig,
     /// Whether topics are read at start for what was published before a crash.
     pub reads_tails: bool,
+    /// How events are committed, where they are to arrive exactly once.
+    pub transactions: Option<TransactionConfig>,
 }
 
 /// When what an operator can heal is tried again, before it counts as for good.
@@ -55,7 +57,13 @@ impl Default for DeliveryConfig {
         // As the settings' own defaults.
         let second = Duration::from_secs(1);
         let retry = RetryConfig { attempts: 10, base: second, factor: 2, cap: 300 * second, jitter_percent: 20 };
-        DeliveryConfig { on_error: OnError::Stop, dead_letter_topic: topic.to_owned(), retry, reads_tails: true }
+        DeliveryConfig {
+            on_error: OnError::Stop,
+            dead_letter_topic: topic.to_owned(),
+            retry,
+            reads_tails: true,
+            transactions: None,
+        }
     }
 }
 
@@ -102,7 +110,7 @@ impl Settings {
             "never" => false,
             _ => return Err(self.not_allowed(&setting::READ_TAILS, READ_TAILS_WORDS)),
         };
-        Ok(DeliveryConfig { on_error, dead_letter_topic, retry, reads_tails })
+        Ok(DeliveryConfig { on_error, dead_letter_topic, retry, reads_tails, transactions: self.transactions()? })
     }
 
     /// Whether what is to become of events and of their rows goes together.

@@ -43,6 +43,7 @@ impl Settings {
         let kafka = KafkaConfig { id_headers, ..self.kafka()? };
         let config = Config { source, outboxes, kafka, delivery: self.delivery()?, state, process: self.process()? };
         self.fit_to_give_up(&config)?;
+        self.fit_for_transactions(&config)?;
         Ok(config)
     }
 
@@ -276,7 +277,7 @@ impl Settings {
         u32::try_from(self.size(setting)?).map_err(|_| bug(setting))
     }
 
-    fn size(&self, setting: &Setting) -> Result<usize> {
+    pub(super) fn size(&self, setting: &Setting) -> Result<usize> {
         let text = self.required(setting)?.text.expose();
         let (value, (least, most), allowed) = match setting.form {
             Form::Bytes(least, most) => (

@@ -10,6 +10,7 @@
 //! | [`meaning`] | text to validated types |
 //! | [`outbox`] | the same for what is an event and where it goes |
 //! | [`delivery`] | what becomes of events that cannot be delivered |
+//! | [`guarantee`] | how often an event arrives |
 //! | [`effective`] | and back to text, for people |
 //! | [`draft`] | a file that is made, not typed |
 //! | [`sql`] | SQL that stands in a setting, as far as it can be looked at here |
@@ -24,6 +25,7 @@ pub mod delivery;
 pub mod draft;
 pub mod effective;
 pub mod file;
+pub mod guarantee;
 pub mod layers;
 pub mod meaning;
 pub mod name;
@@ -33,6 +35,7 @@ pub mod sql;
 pub mod unit;
 
 pub use delivery::{DeliveryConfig, OnError, RetryConfig};
+pub use guarantee::TransactionConfig;
 pub use name::{SlotName, TableName};
 
 use crate::conninfo::ConnInfo;

@@ -264,6 +264,39 @@ pub const READ_TAILS: Setting = Setting {
     form: Form::OneOf(&["at-start", "never"]),
 };
 
+/// How often an event arrives. At least once: readers need no transactions, and an event arrives as soon as it is sent.
+pub const GUARANTEE: Setting = Setting {
+    key: "delivery.guarantee",
+    flag: Some("guarantee"),
+    default: Some("at-least-once"),
+    form: Form::OneOf(&["at-least-once", "exactly-once"]),
+};
+/// What the transactional id begins with. Ours: whoever reads a list of them sees whose they are, and one ACL has all.
+pub const TRANSACTIONAL_ID_PREFIX: Setting = text("delivery.transactional_id_prefix", None, Some("walrelay-"));
+/// Events of one Kafka transaction. Ten thousand: a commit costs some hundredths of a second, and more hide it no better.
+pub const TRANSACTION_MAX_EVENTS: Setting = Setting {
+    key: "delivery.transaction_max_events",
+    flag: None,
+    default: Some("10000"),
+    form: Form::Count(1, 1_000_000),
+};
+/// How long an event waits for others to be committed with it. A tenth of a second: what a commit costs is shared by
+/// many, and a person does not notice. Where nothing follows, nothing waits.
+pub const TRANSACTION_INTERVAL: Setting = Setting {
+    key: "delivery.transaction_interval",
+    flag: None,
+    default: Some("100ms"),
+    form: Form::Duration(Duration::from_millis(1), Duration::from_secs(300)),
+};
+/// How long a transaction may be open. Fifteen seconds: longer than a broker's election, and no longer do readers wait
+/// behind a relay that is gone. Brokers allow fifteen minutes by default.
+pub const TRANSACTION_TIMEOUT: Setting = Setting {
+    key: "delivery.transaction_timeout",
+    flag: None,
+    default: Some("15s"),
+    form: Form::Duration(Duration::from_secs(3), Duration::from_secs(900)),
+};
+
 /// Where the position is kept. Kafka: it needs no right to write in the database, and goes with the records.
 pub const STATE_STORE: Setting = Setting {
     key: "state.store",
@@ -371,6 +404,11 @@ pub const ALL: &[Setting] = &[
     RETRY_CAP,
     RETRY_JITTER,
     READ_TAILS,
+    GUARANTEE,
+    TRANSACTIONAL_ID_PREFIX,
+    TRANSACTION_MAX_EVENTS,
+    TRANSACTION_INTERVAL,
+    TRANSACTION_TIMEOUT,
     STATE_STORE,
     STATE_TOPIC,
     STATE_KEY,

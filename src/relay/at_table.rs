@@ -42,7 +42,7 @@ impl Relay {
             let position = core.ledger().delivered();
             known = Some((position, core.published(&position), core.delivered_inside()));
         }
-        let Some(life) = &self.life else { return Err(Error::new(Kind::Bug, "the table without a producer")) };
+        let producer = self.life.as_ref().map(Life::producer);
         let mut warn = |warning: String| {
             if self.warned.insert(warning.clone()) {
                 tracing::warn!(slot = %self.config.source.slot, "{warning}");
@@ -50,13 +50,16 @@ impl Relay {
         };
         let lease = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
-            lease = Lease::take(&self.config, life.producer(), (&why, &self.known), &mut warn) => lease,
+            lease = Lease::take(&self.config, producer, (&why, &self.known), &mut warn) => lease,
         };
         if lease.as_ref().is_err_and(|error| error.kind() == Kind::SlotActive) {
             // Whoever has it knows better.
             self.polls_instead = None;
         }
         let mut lease = lease?;
+        if let Some(sink) = lease.sink.take() {
+            self.life = Some(Life::New(Box::new(sink), None));
+        }
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
         if let Some((position, Some(published), inside)) = known.filter(|_| same_server)
             && position.is_at_or_after(&lease.stored.position)

@@ -17,6 +17,7 @@ use crate::relay::delivered_before::{DeliveredBefore, Tail};
 pub use crate::relay::outlet::{Counts, Setup};
 use crate::relay::outlet::{Outlet, RowId, contradiction};
 use crate::relay::poison::Poison;
+use crate::relay::transaction::Transaction;
 use crate::sink::{Delivery, Sink};
 use crate::snapshot::Snapshot;
 use crate::upkeep::Batch;
@@ -45,6 +46,8 @@ pub struct Core<S> {
     settled: Position,
     /// What [`Core::settle`] gave out will have settled.
     settling: Option<Position>,
+    /// Where events are committed together with the position behind them.
+    transaction: Option<Transaction>,
 }
 
 impl<S: Sink> Core<S> {
@@ -70,6 +73,7 @@ impl<S: Sink> Core<S> {
             before_open: 0,
             settled: start,
             settling: None,
+            transaction: setup.delivery.transactions.as_ref().map(Transaction::new),
         })
     }
 
@@ -93,7 +97,28 @@ impl<S: Sink> Core<S> {
 
     /// Whether another message may be taken in (P4, P5).
     pub fn has_room(&self) -> bool {
-        self.outlet.has_room()
+        let enqueued = self.outlet.counts().enqueued;
+        self.outlet.has_room() && self.transaction.as_ref().is_none_or(|transaction| transaction.takes(enqueued))
+    }
+
+    /// Everything that came was taken in, as far as there was room; `follows`, where more is known to come. Where events
+    /// are committed together, this is when it is decided that they are enough.
+    pub fn look(&mut self, now: Duration, follows: bool) {
+        let (enqueued, inside) = (self.outlet.counts().enqueued, self.is_inside());
+        if let Some(transaction) = &mut self.transaction {
+            transaction.look(enqueued, (inside, follows), now);
+        }
+    }
+
+    /// Whether events were enqueued that become visible with a position that is not stored yet.
+    pub fn has_open_transaction(&self) -> bool {
+        let enqueued = self.outlet.counts().enqueued;
+        self.transaction.as_ref().is_some_and(|transaction| transaction.is_open(enqueued))
+    }
+
+    /// Whether a transaction of Postgres is under way, and an event of it was taken in.
+    fn is_inside(&self) -> bool {
+        self.outlet.ledger().received().partial.is_some()
     }
 
     /// Takes in one pgoutput message. Call only with room.
@@ -214,6 +239,21 @@ impl<S: Sink> Core<S> {
         self.begun.delivered(&self.outlet.ledger().delivered())
     }
 
+    /// The same, as far as they are known to be stored.
+    pub fn stored_inside(&self) -> Vec<RowId> {
+        self.begun.delivered(&self.confirm.stored_position())
+    }
+
+    /// What is known of the transaction under way, for the next core, which goes on in the middle of it.
+    pub(super) fn take_begun(&mut self) -> Begun {
+        std::mem::take(&mut self.begun)
+    }
+
+    /// See [`Core::take_begun`].
+    pub(super) fn resume_begun(&mut self, begun: Begun) {
+        self.begun = begun;
+    }
+
     /// The event that was taken in last, where it is known.
     pub fn newest(&self) -> Option<RowId> {
         self.begun.newest()
@@ -225,7 +265,15 @@ impl<S: Sink> Core<S> {
     }
 
     /// What should be stored now; see [`Confirm::due`].
+    ///
+    /// Where events are committed together, that is what stands behind the last event of the transaction, and nothing
+    /// before every event in it is acked.
     pub fn due(&self, now: Duration, hurry: bool) -> Due {
+        let enqueued = self.outlet.counts().enqueued;
+        if let Some(transaction) = self.transaction.as_ref().filter(|transaction| transaction.is_open(enqueued)) {
+            let due = transaction.is_due(enqueued, hurry) && self.is_drained() && !self.confirm.is_busy();
+            return if due { Due::Progress(self.settled_position()) } else { Due::Nothing };
+        }
         self.confirm.due(self.settled_position(), self.events_delivered(), now, hurry)
     }
 
@@ -243,6 +291,9 @@ impl<S: Sink> Core<S> {
 
     /// When to ask [`Core::due`] again, if time alone will change its answer.
     pub fn wake_at(&self) -> Option<Duration> {
+        if self.has_open_transaction() {
+            return self.transaction.as_ref().and_then(|transaction| transaction.wake_at(self.is_inside()));
+        }
         self.confirm.wake_at(self.settled_position(), self.events_delivered())
     }
 
@@ -251,9 +302,21 @@ impl<S: Sink> Core<S> {
         self.confirm.begun(self.events_delivered(), now);
     }
 
+    /// The position itself is on its way, with every event that was enqueued: none may be enqueued behind it.
+    pub fn commit_begun(&mut self) {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.commit_begun();
+        }
+    }
+
     /// The store has it.
     pub fn stored(&mut self, position: Position) {
         self.confirm.stored(position);
+        let enqueued = self.outlet.counts().enqueued;
+        if let Some(transaction) = &mut self.transaction {
+            transaction.committed(enqueued);
+            self.outlet.committed();
+        }
     }
 
     /// The store that was begun will not happen.

@@ -12,12 +12,13 @@ use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
+use crate::relay::fence;
 use crate::relay::outlet::RowId;
 use crate::relay::recovery::{Plan, SlotIs, backlog, choices, plan, wants_backlog};
 use crate::relay::retention::Known;
 use crate::relay::session::{AnyStore, read_position, slot_now, watched};
 use crate::relay::table::Task;
-use crate::sink::Producer;
+use crate::sink::{KafkaSink, Producer};
 use crate::source::control::Control;
 use crate::source::lease::{Hold, hold};
 use crate::source::preflight::{self, Facts};
@@ -35,6 +36,8 @@ pub(super) struct Lease {
     /// Somebody says that there are new rows.
     pub(super) notified: Arc<Notify>,
     pub(super) facts: Facts,
+    /// A producer that came with the lease, where it is not to outlive it.
+    pub(super) sink: Option<KafkaSink>,
 }
 
 /// Why the table is to be read.
@@ -56,7 +59,7 @@ impl Lease {
     /// heal. What [`plan`] says, and the sessions.
     pub(super) async fn take(
         config: &Config,
-        producer: Producer,
+        producer: Option<Producer>,
         (why, known): (&Why, &Known),
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Lease> {
@@ -74,6 +77,8 @@ impl Lease {
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         let notified = sql.notified();
         let control = Control::start(sql, watched(config));
+        let (server, history) = identify(config, &facts, &control, why).await?;
+        let (producer, sink) = fence::own(config, producer, &server.system_identifier).await?;
         let (store, loaded) = match (why, config.state.store) {
             (Why::Poll(_), StoreKind::Slot) => {
                 let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
@@ -81,7 +86,6 @@ impl Lease {
             }
             _ => read_position(config, producer, &control, known).await?,
         };
-        let (server, history) = identify(config, &facts, &control, why).await?;
         let slot = slot_now(config, &facts, confirmed(&facts));
         let fresh = Stored {
             server: server.clone(),
@@ -105,7 +109,7 @@ impl Lease {
             Why::Asked(rows) => (Task::Again(rows.clone()), loaded.clone().unwrap_or(fresh)),
             Why::Gap => (slot_task(config, loaded.as_ref(), &fresh, &facts, &slot, &history, warn)?, fresh),
         };
-        Ok(Lease { control, store, stored, task, notified, facts })
+        Ok(Lease { control, store, stored, task, notified, facts, sink })
     }
 
     /// More is known than is stored: this process had published up to `position` when its stream ended.

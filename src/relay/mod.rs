@@ -27,6 +27,7 @@ mod budget;
 pub mod core;
 pub mod delivered_before;
 mod drain;
+mod fence;
 mod fitness;
 mod found;
 mod jobs;
@@ -48,9 +49,11 @@ mod stall;
 mod stand_by;
 pub mod stop;
 mod table;
+mod transaction;
 mod waiting;
 
 use self::backoff::Backoff;
+use self::begun::Begun;
 use self::core::{Core, Setup};
 use self::delivered_before::DeliveredBefore;
 use self::lease::Why;
@@ -89,6 +92,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         learned: 0,
         refusals: Refusals::default(),
         inside: Vec::new(),
+        begun: Begun::default(),
         asked: Vec::new(),
         known: Arc::clone(&known),
         config,
@@ -141,6 +145,8 @@ struct Relay {
     known: Known,
     /// Rows the slot delivered of the transaction it went in the middle of, until the table was read.
     inside: Vec<RowId>,
+    /// The transaction the last session was inside of.
+    begun: Begun,
     /// Rows that somebody set to pending again.
     asked: Vec<RowId>,
     /// Whether the last session ended with all that may be confirmed told to Postgres.
@@ -203,7 +209,10 @@ impl Relay {
             if stop.asked() == Stop::No {
                 self.note_learned();
                 let wait = self.failed(&error)?;
-                if error.kind().ends_producer() {
+                if self.is_transactional() {
+                    // What it has open is given up at once: readers do not wait for the next session.
+                    self.retire().await;
+                } else if error.kind().ends_producer() {
                     self.begin_new_life().await;
                 }
                 if wait.is_none()
@@ -229,22 +238,29 @@ impl Relay {
 
     /// From connecting to Postgres until the connection, the producer or the relay ends.
     async fn one_session(&mut self, stop: &mut StopSignal) -> Result<Ended> {
-        if self.pulse.take_given_up() {
+        let given_up = self.pulse.take_given_up();
+        if self.is_transactional() {
+            // Every session fences, and goes on from what is committed.
+            self.retire().await;
+        } else if given_up {
             self.begin_new_life().await;
         }
-        let life = match self.life.take() {
-            Some(life) => life,
-            None => Life::New(Box::new(KafkaSink::connect(&self.config.kafka)?), None),
-        };
+        if self.life.is_none() && !self.is_transactional() {
+            self.life = Some(Life::New(Box::new(KafkaSink::connect(&self.config.kafka)?), None));
+        }
         if !self.asked.is_empty() {
-            self.life = Some(life);
             let asked = std::mem::take(&mut self.asked);
             return Box::pin(self.at_table(Why::Asked(asked), stop)).await;
         }
-        let life = self.life.insert(life);
         let open = async {
-            if let Life::New(sink, _) = &life {
-                sink.check(&[], CHECK_TIMEOUT).await?;
+            match &self.life {
+                Some(Life::New(sink, _)) => {
+                    sink.check(&[], CHECK_TIMEOUT).await?;
+                }
+                Some(Life::Running(_)) => {}
+                None => {
+                    KafkaSink::for_asking(&self.config.kafka)?.check(&[], CHECK_TIMEOUT).await?;
+                }
             }
             let mut warn = |warning: String| {
                 if self.warned.insert(warning.clone()) {
@@ -253,7 +269,7 @@ impl Relay {
             };
             Session::open(
                 &self.config,
-                life.producer(),
+                self.life.as_ref().map(Life::producer),
                 Lsn::ZERO,
                 (self.polls_instead.as_deref(), &self.known),
                 &mut warn,
@@ -268,6 +284,9 @@ impl Relay {
             Opened::Stream(session) => *session,
             Opened::Table(why) => return Box::pin(self.at_table(why, stop)).await,
         };
+        if let Some(sink) = session.sink.take() {
+            self.life = Some(Life::New(Box::new(sink), None));
+        }
         let life = self.life.take();
         // What this process knows counts only on the server and timeline where it learned it.
         let same_server = self.served.as_ref().is_none_or(|served| served == session.server());
@@ -332,6 +351,9 @@ impl Relay {
         let setup = Setup::of(&self.config);
         let mut core = Core::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?;
         core.remember(std::mem::take(&mut self.poison));
+        if same_server {
+            core.resume_begun(std::mem::take(&mut self.begun));
+        }
         Ok(Box::new(core))
     }
 
@@ -373,6 +395,21 @@ impl Relay {
         }
     }
 
+    /// Whether every session has a producer of its own.
+    fn is_transactional(&self) -> bool {
+        self.config.delivery.transactions.is_some()
+    }
+
+    /// The end of a session's own producer. Nothing of it counts but what is committed.
+    async fn retire(&mut self) {
+        if let Some(Life::Running(core)) = &mut self.life {
+            self.poison = core.take_poison();
+            self.inside = core.stored_inside();
+            self.begun = core.take_begun();
+        }
+        self.end_life().await;
+    }
+
     async fn end_life(&mut self) {
         self.pulse.release();
         match self.life.take() {
@@ -401,7 +438,8 @@ impl Relay {
     /// Whether nothing is in flight. What a producer had that was given up is not counted.
     fn is_drained(&self) -> bool {
         match &self.life {
-            Some(Life::Running(core)) => core.is_drained(),
+            // What is acked and not committed is not there for anybody.
+            Some(Life::Running(core)) => core.is_drained() && !core.has_open_transaction(),
             Some(Life::New(..)) | None => true,
         }
     }

@@ -359,7 +359,7 @@ impl<S: Sink> Outlet<S> {
         }
         if is_on {
             let acked_below = self.ledger.next_undelivered();
-            self.giving_up.poison.acked_below(acked_below);
+            self.giving_up.acked_below(acked_below);
         }
         match failure {
             None => Ok(()),
@@ -395,6 +395,11 @@ impl<S: Sink> Outlet<S> {
     /// Counts a message.
     pub fn decoded(&mut self) {
         self.counts.decoded += 1;
+    }
+
+    /// What was acked is committed, and will not come again.
+    pub fn committed(&mut self) {
+        self.giving_up.poison.acked_below(self.ledger.next_undelivered());
     }
 
     /// What is known of events that the broker refuses, from the last producer.

@@ -106,9 +106,14 @@ impl Poison {
         self.alone.is_some()
     }
 
+    /// Everything up to this ticket was acked: only whether one is in flight alone follows.
+    pub fn clear_alone(&mut self, ticket: Ticket) {
+        self.alone = self.alone.filter(|alone| *alone >= ticket);
+    }
+
     /// Everything up to this ticket, and not itself, was acked.
     pub fn acked_below(&mut self, ticket: Ticket) {
-        self.alone = self.alone.filter(|alone| *alone >= ticket);
+        self.clear_alone(ticket);
         while self.in_flight.front().is_some_and(|(sent, _)| *sent < ticket)
             && let Some((_, row)) = self.in_flight.pop_front()
         {

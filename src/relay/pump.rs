@@ -217,6 +217,7 @@ impl Pump<'_> {
             }
             let now = Instant::now();
             self.look_for_stall(now);
+            self.core.look(now - self.epoch, self.backlog || self.rest_until > now);
             self.begin_jobs(now);
             let feedback = self.tell_server(now)?;
             if self.report.next <= now {
@@ -301,6 +302,7 @@ impl Pump<'_> {
             Due::Nothing => {}
             Due::Progress(position) => {
                 self.core.store_begun(since);
+                self.core.commit_begun();
                 let published = self.core.published(&position);
                 self.jobs.begin_store(&mut self.session, position, published);
             }

@@ -29,6 +29,7 @@ use crate::relay::retrying::Retrying;
 use crate::relay::session::AnyStore;
 use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::transaction::Transaction;
 use crate::relay::waiting::{Turns, at_once, end_of, lease_lost, told_to_leave};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery};
@@ -91,6 +92,9 @@ pub(super) struct Reading<'a> {
     turns: Turns,
     next_store: Instant,
     next_report: Instant,
+    /// Where rows are committed together with how far reading has come, and since when its times are.
+    transaction: Option<Transaction>,
+    epoch: Instant,
 }
 
 /// One table's rows on their way.
@@ -142,6 +146,8 @@ impl<'a> Reading<'a> {
             turns: Turns::new(config.source.wal_sender_timeout),
             next_store: now,
             next_report: now,
+            transaction: config.delivery.transactions.as_ref().map(Transaction::new),
+            epoch: now,
         }
     }
 
@@ -248,13 +254,21 @@ impl<'a> Reading<'a> {
                 self.save().await?;
                 return if drained { Ok(Read::Stopped) } else { Err(self.late()) };
             }
-            if self.next_store <= now && passage.sent > 0 {
+            if self.is_full(passage, now) {
+                // What is stored is what stands behind the last row that is committed with it.
+                passage.checkpoints.extend(passage.last.take());
+                self.advance(passage, commit_lsn);
+                self.save().await?;
+            } else if self.transaction.is_none() && self.next_store <= now && passage.sent > 0 {
                 self.next_store = now + STORE_INTERVAL;
                 self.save().await?;
             }
-            let room = !passage.ended && leaving.is_none() && self.outlet.has_room();
+            let room = !passage.ended && leaving.is_none() && self.has_room();
             let retry = self.outlet.is_pending().then_some(now + RETRY_INTERVAL);
-            let store = (passage.sent > 0).then_some(self.next_store);
+            let store = match &self.transaction {
+                Some(transaction) => transaction.wake_at(false).map(|since| self.epoch + since),
+                None => (passage.sent > 0).then_some(self.next_store),
+            };
             let wake = [retry, leaving, store].into_iter().flatten().fold(self.next_report, Instant::min);
             let asked = if leaving.is_some() { Stop::Now } else { Stop::Drain };
             tokio::select! {
@@ -302,7 +316,7 @@ impl<'a> Reading<'a> {
                         };
                         self.take(passage, polled, &row, table, (number, commit_lsn, via))?;
                         left -= 1;
-                        if left == 0 || !self.outlet.has_room() {
+                        if left == 0 || !self.has_room() {
                             break;
                         }
                         next = at_once(passage.rows.next()).await.transpose()?;
@@ -310,6 +324,21 @@ impl<'a> Reading<'a> {
                 }
             }
         }
+    }
+
+    /// Whether another row may be taken.
+    fn has_room(&self) -> bool {
+        let enqueued = self.outlet.counts().enqueued;
+        self.outlet.has_room() && self.transaction.as_ref().is_none_or(|transaction| transaction.takes(enqueued))
+    }
+
+    /// Whether rows are to be committed now: they are enough for a transaction, and all of them are acked.
+    fn is_full(&mut self, passage: &Passage, now: Instant) -> bool {
+        let (enqueued, drained) = (self.outlet.counts().enqueued, self.outlet.is_drained());
+        let Some(transaction) = &mut self.transaction else { return false };
+        // More rows are on their way until the last was read, and what the last one says of all is stored with it.
+        transaction.look(enqueued, (false, true), now - self.epoch);
+        drained && !passage.ended && transaction.is_due(enqueued, false)
     }
 
     /// One row on its way.
@@ -355,8 +384,14 @@ impl<'a> Reading<'a> {
 
     /// Stores what is to be stored.
     pub(super) async fn save(&mut self) -> Result<()> {
-        if self.kept.as_ref() == Some(&self.stored) {
+        let enqueued = self.outlet.counts().enqueued;
+        let is_open = self.transaction.as_ref().is_some_and(|transaction| transaction.is_open(enqueued));
+        if self.kept.as_ref() == Some(&self.stored) && !is_open {
             return Ok(());
+        }
+        if self.transaction.is_some() && !self.outlet.is_drained() {
+            let what = "rows of a transaction are not acked; giving it up, and reading them again";
+            return Err(Error::new(Kind::KafkaUnreachable, what));
         }
         failpoint::reached("progress");
         tokio::select! {
@@ -374,6 +409,10 @@ impl<'a> Reading<'a> {
         self.awake();
         self.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
+        if let Some(transaction) = &mut self.transaction {
+            transaction.committed(enqueued);
+            self.outlet.committed();
+        }
         Ok(())
     }
 

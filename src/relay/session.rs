@@ -1,7 +1,8 @@
 //! One connection to Postgres, from the first look to the first byte.
 //!
-//! The order is load-bearing: look at the catalogs, own the slot by streaming from it, and only *then* read the stored
-//! position. Read before, it could be that of a relay that still had the slot and went on.
+//! The order is load-bearing: look at the catalogs, own the slot by streaming from it, fence other producers where events
+//! are to arrive exactly once, and only *then* read the stored position. Read before, it could be that of a relay that still
+//! had the slot and went on.
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
@@ -16,11 +17,12 @@ use crate::position::{Lsn, Position};
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::again;
+use crate::relay::fence;
 use crate::relay::fitness;
 use crate::relay::lease::Why;
 use crate::relay::recovery::wants_backlog;
 use crate::relay::retention::Known;
-use crate::sink::Producer;
+use crate::sink::{KafkaSink, Producer};
 use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, Pending, WalPosition, Watched};
 use crate::source::lease::{self, Hold};
@@ -59,6 +61,8 @@ pub(super) struct Session {
     pub(super) walsender_pid: i32,
     /// The end of the log when the slot was ours.
     pub(super) wal_end: Lsn,
+    /// This session's own producer, where it has one.
+    pub(super) sink: Option<KafkaSink>,
     /// What goes with every stored position.
     identity: Stored,
 }
@@ -111,9 +115,10 @@ pub(super) enum Opened {
 
 impl Session {
     /// Looks, connects, owns the slot, and finds out where to go on. `confirmed` is repeated to the server meanwhile.
+    /// Without a producer the session gets one of its own.
     pub(super) async fn open(
         config: &Config,
-        producer: Producer,
+        producer: Option<Producer>,
         confirmed: Lsn,
         (polls_instead, known): (Option<&str>, &Known),
         warn: &mut (dyn FnMut(String) + Send),
@@ -164,6 +169,8 @@ impl Session {
         };
 
         let status = Status { received: confirmed, confirmed, reply_requested: false };
+        let own = fence::own(config, producer, &server.system_identifier);
+        let (producer, sink) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, own).await?;
         let read = read_position(config, producer, &control, known);
         let (mut store, loaded) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, read).await?;
         // Of the time since the slot is ours: whoever had it before may have gone on while this one connected.
@@ -224,6 +231,7 @@ impl Session {
             may_give_up,
             walsender_pid,
             wal_end: now.wal_end,
+            sink,
             identity,
         };
         Ok(Opened::Stream(Box::new(session)))

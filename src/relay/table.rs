@@ -114,7 +114,7 @@ pub(super) async fn run(
         telemetry.connected(Side::Postgres, true);
     }
     telemetry.metrics.reads_table.set(1);
-    let Lease { control, store, stored, task, notified, facts } = lease;
+    let Lease { control, store, stored, task, notified, facts, sink: _ } = lease;
     let delivered = delivered.into_iter().collect();
     let reading = Reading::new(outlet, store, stored, (marker, delivered), (config, telemetry, stop.clone(), &control));
     let mut work = Work { reading, reader, tables, config, telemetry, stop, major: facts.server.major() };

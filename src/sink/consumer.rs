@@ -24,14 +24,24 @@ impl ClientContext for Quiet {
 
 impl ConsumerContext for Quiet {}
 
-/// A consumer of what is committed. `group` is a name only: nobody joins it, and nothing is committed in its name.
-pub(crate) fn consumer(mut options: Options, group: &str) -> Result<BaseConsumer<Quiet>> {
+/// Which records a client sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sees {
+    /// Those before the first transaction that is open.
+    Committed,
+    /// All.
+    All,
+}
+
+/// A consumer. `group` is a name only: nobody joins it, and nothing is committed in its name.
+pub(crate) fn consumer(mut options: Options, group: &str, sees: Sees) -> Result<BaseConsumer<Quiet>> {
+    let level = if sees == Sees::All { "read_uncommitted" } else { "read_committed" };
     options
         .client
         .set("group.id", group)
         .set("enable.auto.commit", "false")
         .set("enable.auto.offset.store", "false")
-        .set("isolation.level", "read_committed")
+        .set("isolation.level", level)
         .set("enable.partition.eof", "true")
         .set("auto.offset.reset", "error")
         .set("allow.auto.create.topics", "false");

@@ -55,10 +55,30 @@ const FAULTS: &[Fault] = &[
                  topics needs Create",
     },
     Fault {
-        codes: &[GroupAuthorizationFailed, TransactionalIdAuthorizationFailed, DelegationTokenAuthorizationFailed],
+        codes: &[GroupAuthorizationFailed, DelegationTokenAuthorizationFailed],
         kind: Kind::KafkaRefused,
         what: "the Kafka user is not authorised",
         remedy: "look at the user's ACLs: kafka-acls --list --principal User:…",
+    },
+    Fault {
+        codes: &[TransactionalIdAuthorizationFailed],
+        kind: Kind::KafkaRefused,
+        what: "the Kafka user may not use the transactional id",
+        remedy: "grant it: kafka-acls --add --allow-principal User:… --operation Write --operation Describe \
+                 --transactional-id ID",
+    },
+    Fault {
+        codes: &[InvalidTransactionTimeout],
+        kind: Kind::KafkaRefused,
+        what: "the broker allows no transaction to last this long",
+        remedy: "lower delivery.transaction_timeout, or raise the brokers' transaction.max.timeout.ms",
+    },
+    Fault {
+        codes: &[InvalidProducerEpoch, InvalidProducerIdMapping, ProducerFenced, Fenced],
+        kind: Kind::KafkaUnreachable,
+        what: "Kafka takes nothing more of this producer: another relay of the slot took over, or a transaction lasted \
+               longer than it may",
+        remedy: "",
     },
     Fault {
         codes: &[
@@ -119,17 +139,7 @@ const FAULTS: &[Fault] = &[
         remedy: "compare the broker's version and policies with the Kafka properties",
     },
     Fault {
-        codes: &[
-            Fatal,
-            GaplessGuarantee,
-            Inconsistent,
-            OutOfOrderSequenceNumber,
-            UnknownProducerId,
-            InvalidProducerEpoch,
-            InvalidProducerIdMapping,
-            ProducerFenced,
-            Fenced,
-        ],
+        codes: &[Fatal, GaplessGuarantee, Inconsistent, OutOfOrderSequenceNumber, UnknownProducerId],
         kind: Kind::KafkaUnreachable,
         what: "the producer could not go on without risking order or loss",
         remedy: "",

@@ -18,6 +18,7 @@ use super::opening::{Openings, Release, Waiting};
 use super::options::Options;
 use super::placement::{Placement, hash};
 use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
+use super::transaction::{Transaction, Transactional};
 use super::{Delivery, EnqueueError, Sink, Ticket};
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
@@ -66,7 +67,7 @@ impl KafkaSink {
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
     pub fn connect(config: &KafkaConfig) -> Result<KafkaSink> {
-        Self::with_options(Options::producer(config)?, false)
+        Self::with_options(Options::producer(config)?, false, None)
     }
 
     /// The same for asking on behalf of another: it does not log what it finds.
@@ -74,10 +75,10 @@ impl KafkaSink {
     /// # Errors
     /// As [`KafkaSink::connect`].
     pub fn for_asking(config: &KafkaConfig) -> Result<KafkaSink> {
-        Self::with_options(Options::producer(config)?, true)
+        Self::with_options(Options::producer(config)?, true, None)
     }
 
-    fn with_options(options: Options, quiet: bool) -> Result<KafkaSink> {
+    pub(super) fn with_options(options: Options, quiet: bool, of: Option<Transactional>) -> Result<KafkaSink> {
         let (suspicion, suspected) = std::sync::mpsc::sync_channel(1);
         let shared = Arc::new(Shared::default());
         let tracker = Arc::new(Tracker::new(quiet));
@@ -96,7 +97,8 @@ impl KafkaSink {
         };
         let client: ThreadedProducer<Context, Placement> =
             options.client.create_with_context(context).map_err(|error| options.creation_error(&error))?;
-        let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone: watch::Sender::new(()) });
+        let (gone, transaction) = (watch::Sender::new(()), of.map(Transaction::new));
+        let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone, transaction });
         let weak = Arc::downgrade(&inner);
         std::thread::Builder::new()
             .name("kafka-probe".to_owned())
@@ -118,6 +120,10 @@ impl KafkaSink {
     /// A handle for records that are not events.
     pub fn producer(&self) -> Producer {
         Producer { inner: Arc::downgrade(&self.inner), tracker: Arc::clone(&self.inner.tracker) }
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
     }
 
     /// Whether Kafka answers.

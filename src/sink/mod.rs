@@ -12,6 +12,7 @@
 //! | `context` | librdkafka's callbacks, on its polling thread |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
 //! | [`producer`] | the producer's life, and a handle on it for the position |
+//! | `transaction` | records and the position behind them, visible together; who may write |
 //! | [`kafka`] | [`Sink`] |
 
 use std::future::Future;
@@ -31,6 +32,7 @@ pub mod properties;
 pub(crate) mod reading;
 pub mod redact;
 pub mod tail;
+mod transaction;
 
 pub(crate) use closing::close_aside;
 pub use connection::Connection;
@@ -39,6 +41,7 @@ pub use kafka::KafkaSink;
 #[cfg(test)]
 pub(crate) use placement::{hash, partition};
 pub use producer::Producer;
+pub use transaction::Transactional;
 
 use crate::error::Error;
 use crate::route::Record;

@@ -12,6 +12,7 @@ use crate::error::{Error, Kind, Result};
 use super::files;
 pub use super::properties::check_properties;
 use super::redact::Redactor;
+use super::transaction::Transactional;
 
 /// What the promises need; no property may change it.
 const FIXED: &[(&str, &str)] = &[
@@ -64,6 +65,7 @@ const CONNECTION_PREFIXES: &[&str] = &[
 ];
 
 /// What librdkafka is told, and what the sink itself needs to know of it.
+#[derive(Clone)]
 pub struct Options {
     /// The producer's configuration.
     pub client: ClientConfig,
@@ -99,6 +101,17 @@ impl Options {
             client.set(*name, *value);
         }
         finish(client, config)
+    }
+
+    /// The same for a producer that writes in transactions.
+    ///
+    /// # Errors
+    /// As [`Options::producer`].
+    pub fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<Options> {
+        let mut options = Options::producer(config)?;
+        options.client.set("transactional.id", &of.id);
+        options.client.set("transaction.timeout.ms", of.timeout.as_millis().to_string());
+        Ok(options)
     }
 
     /// Options for a client that only reads, describes and creates: the same brokers, seen with the same eyes.

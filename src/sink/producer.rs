@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig, ThreadedProducer};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::connection::{Connection, Tracker};
 use super::context::{Context, Shared, code};
 use super::faults::{self, Subject};
 use super::placement::Placement;
+use super::transaction::Transaction;
 use crate::error::{Error, Kind, Result};
 
 /// How long a full queue is left alone before the same record is offered again.
@@ -37,11 +38,14 @@ pub(super) struct Inner {
     pub(super) last_error: Arc<Mutex<String>>,
     /// Dropped when the producer is gone.
     pub(super) gone: watch::Sender<()>,
+    /// Where records are sent in transactions.
+    pub(super) transaction: Option<Transaction>,
 }
 
 impl Inner {
     /// Hands one record to librdkafka, which copies it.
     pub(super) fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
+        self.begin_transaction()?;
         // Counted first: its report can come before `send` returns.
         self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
         self.client.send(record).map_err(|(error, _)| {
@@ -130,6 +134,7 @@ impl Inner {
 pub(super) fn retire(inner: Arc<Inner>) {
     inner.closing.store(true, Ordering::Relaxed);
     let end = move || {
+        inner.abort_transaction();
         inner.client.purge(PurgeConfig::default().queue().inflight());
         let mut inner = inner;
         loop {
@@ -166,6 +171,9 @@ pub(super) fn probe(inner: &Weak<Inner>, suspicion: &Receiver<()>) {
     }
 }
 
+/// What became of a record, for whoever waits for it.
+type Reply = oneshot::Receiver<Result<()>>;
+
 /// A handle on the sink's producer for records that are not events: the position. Cheap to clone.
 ///
 /// It does not keep the producer alive: when the sink is closed or dropped, it fails with [`Kind::KafkaUnreachable`].
@@ -183,13 +191,23 @@ impl Producer {
     /// # Errors
     /// Why it was not delivered; the table in [`faults`] says what kind that is.
     pub async fn deliver(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
-        let reply = loop {
+        let reply = self.sent(topic, partition, key, value).await?;
+        reply.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// Hands one record to librdkafka, once there is room; the receiver is told what became of it.
+    pub(super) async fn sent(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Reply> {
+        loop {
             match self.offer(topic, partition, key, value)? {
-                Some(reply) => break reply,
+                Some(reply) => return Ok(reply),
                 None => tokio::time::sleep(FULL_RETRY).await,
             }
-        };
-        reply.await.unwrap_or_else(|_| Err(closed()))
+        }
+    }
+
+    /// The producer, unless it was closed.
+    pub(super) fn alive(&self) -> Result<Arc<Inner>> {
+        self.inner.upgrade().filter(|inner| !inner.closing.load(Ordering::Relaxed)).ok_or_else(closed)
     }
 
     /// Gives up everything that Kafka has not acked, and says how many records that was; none where there were none. The
@@ -210,14 +228,8 @@ impl Producer {
     }
 
     /// `None`: the queue is full.
-    fn offer(
-        &self,
-        topic: &str,
-        partition: i32,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<Option<tokio::sync::oneshot::Receiver<Result<()>>>> {
-        let inner = self.inner.upgrade().filter(|inner| !inner.closing.load(Ordering::Relaxed)).ok_or_else(closed)?;
+    fn offer(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Option<Reply>> {
+        let inner = self.alive()?;
         let (opaque, reply) = inner.shared.await_one();
         let record = BaseRecord::with_opaque_to(topic, opaque).partition(partition).key(key).payload(value);
         let Err(error) = inner.send(record) else { return Ok(Some(reply)) };
@@ -236,6 +248,6 @@ impl fmt::Debug for Producer {
     }
 }
 
-fn closed() -> Error {
+pub(super) fn closed() -> Error {
     Error::new(Kind::KafkaUnreachable, "the Kafka producer was closed")
 }

@@ -41,7 +41,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (
         &["transactional.id", "transaction.timeout.ms"],
-        "walrelay does not use Kafka transactions, and a producer with a transactional.id sends nothing outside one",
+        "the id follows from server and slot, so that two relays of one slot never write at once; set delivery.guarantee to \
+         exactly-once, and delivery.transactional_id_prefix or delivery.transaction_timeout",
     ),
     (
         &[

@@ -10,7 +10,7 @@ use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::close_aside;
-use super::consumer::{Quiet, consumer, heals};
+use super::consumer::{Quiet, Sees, consumer, heals};
 use super::faults::{self, Subject};
 use super::options::Options;
 use crate::error::{Error, Kind, Result};
@@ -50,7 +50,7 @@ pub fn read_back(
     take: &mut dyn FnMut(&Record<'_>) -> bool,
 ) -> Result<()> {
     options.client.set("queued.max.messages.kbytes", AHEAD_KIB);
-    let consumer = consumer(options, GROUP)?;
+    let consumer = consumer(options, GROUP, Sees::Committed)?;
     let read = Tail { consumer: &consumer, topic, deadline, bytes: 0 }.read(take);
     close_aside(consumer);
     read

@@ -20,7 +20,7 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The partition; the topic has no other.
 const PARTITION: i32 = 0;
 
-/// [`Store`] in a Kafka topic. One call at a time, which `&mut` sees to.
+/// [`Store`] in a Kafka topic. Through a producer with transactions, storing commits what was sent before. One call at a time, which `&mut` sees to.
 pub struct KafkaStore {
     config: KafkaConfig,
     topic: String,
@@ -55,7 +55,11 @@ impl Store for KafkaStore {
 
     async fn store(&mut self, stored: &Stored) -> Result<()> {
         let value = record::encode(stored)?;
-        self.producer.deliver(&self.topic, PARTITION, self.key.as_bytes(), &value).await
+        let (topic, key) = (&self.topic, self.key.as_bytes());
+        match self.producer.is_transactional() {
+            true => self.producer.commit(topic, PARTITION, key, &value).await,
+            false => self.producer.deliver(topic, PARTITION, key, &value).await,
+        }
     }
 }
 

@@ -10,6 +10,7 @@ mod connections;
 mod copies;
 mod dead_letters;
 mod drain;
+mod exactly_once;
 mod failover;
 mod given_up;
 mod idle;

@@ -1,5 +1,6 @@
 //! Reading a topic as it is now, and making one as a test wants it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
@@ -48,7 +49,9 @@ impl Record {
 fn consumer(brokers: &str) -> BaseConsumer {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("group.id", "walrelay-tests").set("enable.auto.commit", "false");
-    config.set("log_level", "0").set("enable.partition.eof", "false").set("allow.auto.create.topics", "false");
+    config.set("log_level", "0").set("enable.partition.eof", "true").set("allow.auto.create.topics", "false");
+    // The default of librdkafka, and not that of other clients.
+    config.set("isolation.level", "read_committed");
     config.create().expect("a consumer")
 }
 
@@ -111,7 +114,7 @@ fn extent(brokers: &str, topic: &str) -> Vec<(i32, i64, i64)> {
     ends
 }
 
-/// How many records the topic holds; 0 where it does not exist.
+/// How many offsets the topic holds, which are as many records unless transactions ended in it; 0 where it does not exist.
 pub(crate) fn count(brokers: &str, topic: &str) -> i64 {
     extent(brokers, topic).iter().map(|(_, low, high)| high - low).sum()
 }
@@ -121,7 +124,7 @@ pub(crate) fn partitions(brokers: &str, topic: &str) -> usize {
     extent(brokers, topic).len()
 }
 
-/// Everything in the topic up to the high watermarks of this moment, by partition and offset.
+/// Everything in the topic that is committed up to the high watermarks of this moment, by partition and offset.
 pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
     let (consumer, metadata) = reader(brokers, topic);
     let ends: Vec<_> = ends(&consumer, &metadata, topic).into_iter().filter(|(_, low, high)| high > low).collect();
@@ -129,19 +132,32 @@ pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
     for (partition, _, _) in &ends {
         assignment.add_partition_offset(topic, *partition, Offset::Beginning).expect("an offset");
     }
-    let mut left: i64 = ends.iter().map(|(_, low, high)| high - low).sum();
+    // Partitions that were not read up to the end that was asked for. The ends of transactions have offsets and are no
+    // records: the end of what there is says so as well.
+    let mut left: BTreeSet<i32> = ends.iter().map(|(partition, _, _)| *partition).collect();
     let mut records = Vec::new();
-    if left > 0 {
+    if !left.is_empty() {
         consumer.assign(&assignment).expect("assign");
     }
-    while left > 0 {
-        let message = consumer.poll(PATIENCE).unwrap_or_else(|| panic!("{topic}: {left} records did not come"));
-        let message = message.unwrap_or_else(|error| panic!("{topic}: {error}"));
+    while !left.is_empty() {
+        let message = consumer.poll(PATIENCE).unwrap_or_else(|| panic!("{topic}: the ends of {left:?} did not come"));
+        let message = match message {
+            Ok(message) => message,
+            Err(KafkaError::PartitionEOF(partition)) => {
+                left.remove(&partition);
+                continue;
+            }
+            Err(error) => panic!("{topic}: {error}"),
+        };
         let end = ends.iter().find(|(partition, _, _)| *partition == message.partition());
         // What is appended meanwhile is behind the end that was asked for.
-        if end.is_some_and(|(_, _, high)| message.offset() < *high) {
-            records.push(record(&message));
-            left -= 1;
+        if let Some((partition, _, high)) = end {
+            if message.offset() < *high {
+                records.push(record(&message));
+            }
+            if message.offset() >= *high - 1 {
+                left.remove(partition);
+            }
         }
     }
     close(consumer);

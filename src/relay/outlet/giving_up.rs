@@ -28,6 +28,14 @@ impl GivingUp {
         self.delivery.on_error != OnError::Stop
     }
 
+    /// Everything up to this ticket was acked. What is not committed comes again, and what is known of it counts then.
+    pub(super) fn acked_below(&mut self, ticket: Ticket) {
+        match self.delivery.transactions {
+            Some(_) => self.poison.clear_alone(ticket),
+            None => self.poison.acked_below(ticket),
+        }
+    }
+
     pub(super) fn is_suspect(&self, id: Option<&RowId>) -> bool {
         id.is_some_and(|id| self.poison.is_suspect(id))
     }

@@ -88,7 +88,11 @@ impl Pump<'_> {
                     }
                 }
                 judged?;
-                if let Some(position) = then_store {
+                if then_store.is_some() && self.core.has_open_transaction() {
+                    // Events came meanwhile, which are committed with a position behind them.
+                    self.core.store_abandoned();
+                } else if let Some(position) = then_store {
+                    self.core.commit_begun();
                     let published = self.core.published(&position);
                     self.jobs.begin_store(&mut self.session, position, published);
                 }

@@ -10,8 +10,8 @@ use rdkafka::{Offset, TopicPartitionList};
 use super::{ASK_TIMEOUT, PARTITION};
 use crate::error::{Error, Kind, Result};
 use crate::sink::close_aside;
-pub(super) use crate::sink::consumer::Quiet;
 use crate::sink::consumer::heals;
+pub(super) use crate::sink::consumer::{Quiet, Sees};
 use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
 
@@ -21,22 +21,54 @@ const GROUP: &str = "walrelay-state-reader";
 /// Reading gives up after this long without a record or an answer.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How often it is looked whether transactions of others have ended.
+const OPEN_RETRY: Duration = Duration::from_millis(20);
+
 /// A consumer that reads one partition for one purpose and leaves no trace.
-pub(super) fn consumer(options: Options) -> Result<BaseConsumer<Quiet>> {
-    crate::sink::consumer::consumer(options, GROUP)
+pub(super) fn consumer(options: Options, sees: Sees) -> Result<BaseConsumer<Quiet>> {
+    crate::sink::consumer::consumer(options, GROUP, sees)
 }
 
 /// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
 pub(super) fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
-    let consumer = consumer(options)?;
-    let read = read(&consumer, topic, key);
+    let everything = consumer(options.clone(), Sees::All)?;
+    let end = watermarks(&everything, topic).map_err(|error| explain(&error, topic));
+    close_aside(everything);
+    let (_, end) = end?;
+    let consumer = consumer(options, Sees::Committed)?;
+    let read = read(&consumer, topic, key, end);
     close_aside(consumer);
     read
 }
 
-fn read(consumer: &BaseConsumer<Quiet>, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
+/// Where the partition begins, and where it ends for readers of what is committed, once that is at least `end`.
+///
+/// Relays share the topic. What one has committed behind a transaction that another has open is hidden until that ends,
+/// and an older record of ours is not to be taken for the newest.
+fn extent(consumer: &BaseConsumer<Quiet>, topic: &str, end: i64) -> Result<(i64, i64)> {
+    let began = Instant::now();
+    let mut told = false;
+    loop {
+        let (low, high) = watermarks(consumer, topic).map_err(|error| explain(&error, topic))?;
+        if high >= end {
+            return Ok((low, high));
+        }
+        if began.elapsed() > SILENCE_TIMEOUT {
+            let cause =
+                format!("topic {topic} could not be read: somebody has a transaction open in it at offset {high}");
+            return Err(Error::new(Kind::KafkaUnreachable, cause)
+                .remedy("it ends by its timeout: look for a relay of another slot that hangs, or kafka-transactions.sh find-hanging"));
+        }
+        if !std::mem::replace(&mut told, true) {
+            tracing::info!(topic, "somebody has a transaction open in the topic of the positions; waiting for its end");
+        }
+        std::thread::sleep(OPEN_RETRY);
+    }
+}
+
+fn read(consumer: &BaseConsumer<Quiet>, topic: &str, key: &[u8], end: i64) -> Result<Option<Vec<u8>>> {
     let fault = |error: &KafkaError| explain(error, topic);
-    let (low, high) = extent(consumer, topic).map_err(|error| fault(&error))?;
+    let (low, high) = extent(consumer, topic, end)?;
     if low >= high {
         return Ok(None);
     }
@@ -71,7 +103,7 @@ fn read(consumer: &BaseConsumer<Quiet>, topic: &str, key: &[u8]) -> Result<Optio
 
 /// The first offset and the one behind the last. The topic was seen a moment ago: a broker that does not know of it, or of its
 /// leader, has yet to learn what another has told.
-fn extent(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<(i64, i64), KafkaError> {
+fn watermarks(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<(i64, i64), KafkaError> {
     use RDKafkaErrorCode as Code;
     let unheard_of = [
         Code::UnknownTopicOrPartition,
@@ -87,7 +119,7 @@ fn extent(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<(i64, i64), Kaf
                 tracing::debug!(topic, %error, "asking again where the topic of positions ends");
                 std::thread::sleep(Duration::from_millis(100));
             }
-            extent => return extent,
+            found => return found,
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn prepare(options: Options, topic: &str) -> Result<()> {
         .client
         .create_with_context(Quiet(options.redactor.clone()))
         .map_err(|error| options.creation_error(&error))?;
-    let consumer = reader::consumer(options)?;
+    let consumer = reader::consumer(options, reader::Sees::Committed)?;
     let prepared = create_missing(&admin, &consumer, topic);
     close_aside((admin, consumer));
     prepared
@@ -55,7 +55,7 @@ fn create_missing(admin: &AdminClient<Quiet>, consumer: &BaseConsumer<Quiet>, to
 
 /// Whether there is such a topic.
 pub(super) fn exists(options: Options, topic: &str) -> Result<bool> {
-    let consumer = reader::consumer(options)?;
+    let consumer = reader::consumer(options, reader::Sees::Committed)?;
     let seen = look(&consumer, topic);
     close_aside(consumer);
     Ok(seen?.partitions.is_some())

@@ -1,0 +1,174 @@
+//! Kafka transactions: records and the position behind them become visible together, and of two producers with one
+//! transactional id only the younger may write.
+//!
+//! A transaction begins with the first record after a commit. Whatever goes wrong with one ends its producer: librdkafka
+//! does not have KIP-890, so that a commit nobody answered can end a *later* transaction of the same producer. The next
+//! producer's [`KafkaSink::transactional`] settles what became of it, and what was committed says where to go on.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::error::KafkaError;
+use rdkafka::producer::Producer as _;
+
+use super::context::code;
+use super::faults::{self, Subject};
+use super::kafka::KafkaSink;
+use super::options::Options;
+use super::producer::{Inner, Producer};
+use crate::config::KafkaConfig;
+use crate::error::{Error, Kind, Result};
+use crate::failpoint;
+
+/// How long one question to the coordinator may take before it is looked whether anybody still wants the answer.
+const INIT_SLICE: Duration = Duration::from_secs(1);
+/// How long a coordinator has to end what another producer left open: longer than an election of it.
+const INIT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often it is looked whether every record of a transaction is acked: a small part of what a commit takes.
+const FLUSH_EVERY: Duration = Duration::from_millis(1);
+/// How long giving up an open transaction may take. Whoever comes next does it otherwise, or the coordinator in its time.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Who a transactional producer is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transactional {
+    /// `transactional.id`: the same for every relay of a slot, and for nobody else.
+    pub id: String,
+    /// `transaction.timeout.ms`: the coordinator gives up a transaction that is open for longer.
+    pub timeout: Duration,
+}
+
+/// The transaction of a producer that has them.
+pub(super) struct Transaction {
+    of: Transactional,
+    is_open: Mutex<bool>,
+}
+
+impl Transaction {
+    pub(super) fn new(of: Transactional) -> Transaction {
+        Transaction { of, is_open: Mutex::new(false) }
+    }
+
+    fn is_open(&self) -> MutexGuard<'_, bool> {
+        self.is_open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// A record is to be sent: a transaction begins with it unless one is open.
+    pub(super) fn begin_transaction(&self) -> Result<(), KafkaError> {
+        let Some(transaction) = &self.transaction else { return Ok(()) };
+        let mut is_open = transaction.is_open();
+        if !*is_open {
+            self.client.begin_transaction()?;
+            *is_open = true;
+        }
+        Ok(())
+    }
+
+    /// Fences every older producer of this id and waits for the end of what it left open. Blocks.
+    fn init_transactions(&self, id: &str) -> Result<()> {
+        let deadline = Instant::now() + INIT_TIMEOUT;
+        loop {
+            let Err(error) = self.client.init_transactions(INIT_SLICE) else { return Ok(()) };
+            let waits = matches!(&error, KafkaError::Transaction(error) if error.is_retriable());
+            if !waits || Instant::now() > deadline || self.closing.load(Ordering::Relaxed) {
+                let known = self.explain(&error);
+                let error = Error::new(known.kind(), format!("transactional id {id}: {known}"));
+                return Err(match known.what_to_do() {
+                    Some(remedy) => {
+                        error.remedy(remedy.replace("transactional-id ID", &format!("transactional-id {id}")))
+                    }
+                    None => error,
+                });
+            }
+        }
+    }
+
+    /// Waits for the acks of what was sent, then commits. Blocks.
+    ///
+    /// On an error the producer takes no further records: nobody knows what became of the transaction.
+    fn commit_transaction(&self) -> Result<()> {
+        let Some(transaction) = &self.transaction else { return Err(Error::new(Kind::Bug, "no transactions here")) };
+        let deadline = Instant::now() + transaction.of.timeout;
+        let committed = loop {
+            // The library's own wait looks ten times a second.
+            match self.client.flush(Duration::ZERO) {
+                Ok(()) => break self.client.commit_transaction(deadline.saturating_duration_since(Instant::now())),
+                Err(error) if Instant::now() > deadline || self.has_failed() => break Err(error),
+                Err(_) => std::thread::sleep(FLUSH_EVERY),
+            }
+        };
+        let Err(error) = committed else {
+            *transaction.is_open() = false;
+            return Ok(());
+        };
+        self.shared.failed.store(true, Ordering::Release);
+        let known = self.explain(&error);
+        let error = Error::new(known.kind(), format!("the transaction is not known to be committed: {known}"));
+        Err(match known.what_to_do() {
+            Some(remedy) => error.remedy(remedy),
+            None => error,
+        })
+    }
+
+    /// Gives up what is open, so that nobody who reads has to wait for it. Blocks.
+    pub(super) fn abort_transaction(&self) {
+        let Some(transaction) = &self.transaction else { return };
+        if *transaction.is_open()
+            && let Err(error) = self.client.abort_transaction(ABORT_TIMEOUT)
+        {
+            tracing::debug!(%error, "an open transaction was left to whoever comes next");
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.shared.failed.load(Ordering::Acquire) || self.closing.load(Ordering::Relaxed)
+    }
+
+    fn explain(&self, error: &KafkaError) -> Error {
+        self.fatal(Subject::default()).unwrap_or_else(|| faults::explain(code(error), Subject::default()))
+    }
+}
+
+impl KafkaSink {
+    /// Makes a producer that writes in transactions. When it returns, no older producer of this id can write any more,
+    /// and what it left open is committed or given up for good: read where to go on *after* that.
+    ///
+    /// # Errors
+    /// As [`KafkaSink::connect`]; [`Kind::KafkaUnreachable`] where no coordinator answers; [`Kind::KafkaRefused`] where it
+    /// refuses us.
+    pub async fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<KafkaSink> {
+        let sink = Self::with_options(Options::transactional(config, of)?, false, Some(of.clone()))?;
+        let (inner, id) = (Arc::clone(sink.inner()), of.id.clone());
+        let init = tokio::task::spawn_blocking(move || inner.init_transactions(&id));
+        let producer = sink.producer();
+        tokio::select! {
+            done = init => done.map_err(|error| Error::new(Kind::Bug, error))??,
+            refusal = producer.refused() => return Err(refusal),
+        }
+        Ok(sink)
+    }
+}
+
+impl Producer {
+    /// Whether records become visible by [`Producer::commit`] only.
+    pub fn is_transactional(&self) -> bool {
+        self.inner.upgrade().is_some_and(|inner| inner.transaction.is_some())
+    }
+
+    /// Sends one record behind all others of the open transaction and commits them together. Nothing else may be sent
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// It is not known to be committed. The producer is finished: what was committed has to be read.
+    pub async fn commit(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
+        let delivered = self.sent(topic, partition, key, value).await?;
+        failpoint::reached("committing");
+        let inner = self.alive()?;
+        let committed = tokio::task::spawn_blocking(move || inner.commit_transaction());
+        committed.await.map_err(|error| Error::new(Kind::Bug, error))??;
+        delivered.await.unwrap_or_else(|_| Err(super::producer::closed()))
+    }
+}
