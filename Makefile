@@ -48,5 +48,9 @@ drain: prerequisites build ## how fast 300 000 waiting events drain, beside pg_r
 takeover: prerequisites ## how long a stand-by takes to take over: killed, stopped, cut off; slot and table
 	cargo test --locked $(FEATURES) --test walrelay -- --test-threads=1 --ignored --nocapture a_stand_by_takes_over
 
+exactly-once: prerequisites build ## what exactly-once costs, beside at-least-once: rate and latency (release build)
+	WALRELAY_TEST_BINARY=$(CURDIR)/target/release/walrelay \
+		cargo test --locked $(FEATURES) --test walrelay -- --ignored --nocapture exactly_once_beside
+
 mutants: prerequisites ## break each promise once, and see that a test notices
 	@scripts/mutants

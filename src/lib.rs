@@ -81,12 +81,15 @@
 //!   before the slot is streamed. Table and slot never publish at once.
 //! - **P13, upkeep.** Nothing is stored or confirmed before its row is marked or deleted, where that is configured;
 //!   nothing is deleted before it is published.
+//! - **P14, once.** With `guarantee = "exactly-once"` events and the position behind them are committed together, by a producer
+//!   that fenced all others *after* the slot was owned and *before* the position was read. Who reads what is committed sees
+//!   each event once.
 //!
 //! ## What is absent
 //!
 //! - No transaction is held in memory, and nothing is streamed before its commit: protocol version 1.
 //! - No record is ever produced a second time by the same producer. A failed delivery ends the producer; a new one
-//!   starts again behind the delivered position.
+//!   starts again behind the delivered position. So does a commit that failed or was not answered: none is tried again.
 //! - No LSN is ever passed to `START_REPLICATION`: the server decides where the slot is, the relay drops what it
 //!   has already delivered.
 //! - No heartbeat table, no `pg_current_wal_lsn()` that is confirmed, no polling for progress.

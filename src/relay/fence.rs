@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use super::{Life, Relay};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::sink::{KafkaSink, Producer, Transactional};
@@ -46,5 +47,22 @@ pub(super) async fn own(
                 return Ok((sink.producer(), Some(sink)));
             }
         }
+    }
+}
+
+impl Relay {
+    /// Whether every session has a producer of its own.
+    pub(super) fn is_transactional(&self) -> bool {
+        self.config.delivery.transactions.is_some()
+    }
+
+    /// The end of a session's own producer. Nothing of it counts but what is committed.
+    pub(super) async fn retire(&mut self) {
+        if let Some(Life::Running(core)) = &mut self.life {
+            self.poison = core.take_poison();
+            self.inside = core.stored_inside();
+            self.begun = core.take_begun();
+        }
+        self.end_life().await;
     }
 }

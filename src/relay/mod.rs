@@ -395,21 +395,6 @@ impl Relay {
         }
     }
 
-    /// Whether every session has a producer of its own.
-    fn is_transactional(&self) -> bool {
-        self.config.delivery.transactions.is_some()
-    }
-
-    /// The end of a session's own producer. Nothing of it counts but what is committed.
-    async fn retire(&mut self) {
-        if let Some(Life::Running(core)) = &mut self.life {
-            self.poison = core.take_poison();
-            self.inside = core.stored_inside();
-            self.begun = core.take_begun();
-        }
-        self.end_life().await;
-    }
-
     async fn end_life(&mut self) {
         self.pulse.release();
         match self.life.take() {

@@ -3,6 +3,8 @@
 //! What is waited for, most urgent first: a stop; the clock, which stores progress and tells the metrics; deliveries; a
 //! batch of marks; the lease; what Kafka refuses; and, while there is room (P4), the next row.
 
+mod progress;
+
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
@@ -30,7 +32,7 @@ use crate::relay::session::AnyStore;
 use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::transaction::Transaction;
-use crate::relay::waiting::{Turns, at_once, end_of, lease_lost, told_to_leave};
+use crate::relay::waiting::{Turns, at_once, end_of, lease_lost};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery};
 use crate::snapshot::Snapshot;
@@ -326,21 +328,6 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Whether another row may be taken.
-    fn has_room(&self) -> bool {
-        let enqueued = self.outlet.counts().enqueued;
-        self.outlet.has_room() && self.transaction.as_ref().is_none_or(|transaction| transaction.takes(enqueued))
-    }
-
-    /// Whether rows are to be committed now: they are enough for a transaction, and all of them are acked.
-    fn is_full(&mut self, passage: &Passage, now: Instant) -> bool {
-        let (enqueued, drained) = (self.outlet.counts().enqueued, self.outlet.is_drained());
-        let Some(transaction) = &mut self.transaction else { return false };
-        // More rows are on their way until the last was read, and what the last one says of all is stored with it.
-        transaction.look(enqueued, (false, true), now - self.epoch);
-        drained && !passage.ended && transaction.is_due(enqueued, false)
-    }
-
     /// One row on its way.
     fn take(
         &mut self,
@@ -371,61 +358,11 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Notes the last checkpoint that is delivered, and marked where rows are.
-    fn advance(&mut self, passage: &mut Passage, commit_lsn: Lsn) {
-        let Some(catch_up) = &mut self.stored.catch_up else { return };
-        let delivered = self.outlet.settled_index(commit_lsn);
-        while passage.checkpoints.front().is_some_and(|(number, _)| *number <= delivered)
-            && let Some((_, key)) = passage.checkpoints.pop_front()
-        {
-            catch_up.after = Some(key);
-        }
-    }
-
-    /// Stores what is to be stored.
-    pub(super) async fn save(&mut self) -> Result<()> {
-        let enqueued = self.outlet.counts().enqueued;
-        let is_open = self.transaction.as_ref().is_some_and(|transaction| transaction.is_open(enqueued));
-        if self.kept.as_ref() == Some(&self.stored) && !is_open {
-            return Ok(());
-        }
-        if self.transaction.is_some() && !self.outlet.is_drained() {
-            let what = "rows of a transaction are not acked; giving it up, and reading them again";
-            return Err(Error::new(Kind::KafkaUnreachable, what));
-        }
-        failpoint::reached("progress");
-        tokio::select! {
-            stored = self.store.store(&self.stored) => stored?,
-            end = end_of(&mut self.lease_end) => {
-                self.lease_end = None;
-                return Err(lease_lost(end));
-            }
-            () = told_to_leave(&mut self.stop, self.config.process.shutdown_timeout) => {
-                let cause = format!("stopped before the progress of slot {} was stored", self.config.source.slot);
-                return Err(Error::new(Kind::ShutdownTimeout, cause)
-                    .remedy("nothing is lost: what was not stored is read (again) at the next start"));
-            }
-        }
-        self.awake();
-        self.telemetry.metrics.positions_stored.inc();
-        self.kept = Some(self.stored.clone());
-        if let Some(transaction) = &mut self.transaction {
-            transaction.committed(enqueued);
-            self.outlet.committed();
-        }
-        Ok(())
-    }
-
     /// Waits for the end of the session that holds the lease.
     pub(super) async fn lease_end(&mut self) -> ControlEnd {
         let end = end_of(&mut self.lease_end).await;
         self.lease_end = None;
         end
-    }
-
-    /// Whether anything was stored.
-    pub(super) fn has_saved(&self) -> bool {
-        self.kept.is_some()
     }
 
     /// A poller looks at what is there up to this snapshot.

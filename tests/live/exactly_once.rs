@@ -1,6 +1,13 @@
 //! P14: with `guarantee = "exactly-once"`, who reads what is committed sees every event once and in order, whatever fails.
 
+mod faults;
+mod rate;
+mod table;
+
+use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
+
+use walrelay::failpoint::{POINTS, TRANSACTION_POINTS};
 
 use crate::support::checker::Findings;
 use crate::support::relay::{Relay, RelayCommand};
@@ -9,6 +16,8 @@ use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 const EXIT: Duration = Duration::from_secs(30);
+/// How a relay ends at a point where it is told to.
+const SIGABRT: i32 = 6;
 
 fn run(world: &World) -> RelayCommand {
     world.run().option("--guarantee", "exactly-once")
@@ -63,4 +72,60 @@ fn killed_again_and_again_under_load_it_brings_every_event_once() {
     assert_once(&world);
     world.wait_confirmed(ARRIVAL);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn killed_at_each_point_it_brings_every_event_once() {
+    let world = World::new();
+    let mut chance = generator("exactly once, points");
+    // At its end there is nothing left to bring.
+    for point in POINTS.into_iter().chain(TRANSACTION_POINTS).filter(|point| *point != "confirmed") {
+        let passings = match point {
+            "received" | "assembled" | "enqueued" | "acked" => chance.u32(0..=300),
+            _ => chance.u32(0..=6),
+        };
+        eprintln!("killed at {point} after {passings} passings");
+        let writers = world.workload(&Plan { writers: 3, aggregates: 8, ..Plan::default() });
+        let mut relay = run(&world).variable("FAILPOINTS", &format!("{point}={passings}*off->return")).start();
+        let status = relay.process.wait_exit(EXIT);
+        assert_eq!(status.signal(), Some(SIGABRT), "{point}: {status}");
+        writers.wait_for(5);
+        writers.stop();
+    }
+    let mut relay = relay(&world);
+    assert_once(&world);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// Rows of one transaction, of many aggregates, each with a version.
+fn one_transaction(world: &World, rows: u32) {
+    let kind = world.kind(0);
+    world.sql().run(&format!("select emit('{kind}', 'a' || n % 7, 20) from generate_series(1, {rows}) n"));
+}
+
+#[test]
+fn a_transaction_over_several_kafka_transactions_is_gone_on_with_in_its_middle() {
+    let world = World::new();
+    let small = "[delivery]\ntransaction_max_events = 500\n";
+    one_transaction(&world, 5_000);
+    for passings in [1, 3, 2] {
+        let killed =
+            run(&world).config_file(small).variable("FAILPOINTS", &format!("committing={passings}*off->return"));
+        assert_eq!(killed.start().process.wait_exit(EXIT).signal(), Some(SIGABRT));
+    }
+    let mut relay = run(&world).config_file(small).start();
+    relay.wait_ready();
+    assert_once(&world);
+    let stored = relay.metric("walrelay_positions_stored_total").unwrap_or_default();
+    assert!(stored >= 4.0, "{stored}: it is not one transaction");
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn what_cannot_be_committed_together_is_refused_with_what_to_do() {
+    let world = World::new();
+    let mut relay = run(&world).option("--state-store", "postgres").start();
+    assert_eq!(relay.wait_exit(EXIT), Some(2));
+    assert!(relay.log().contains("set state.store to kafka"), "{}", relay.log());
 }

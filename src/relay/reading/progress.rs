@@ -1,0 +1,76 @@
+//! How far reading has come, and how that is stored: beside the rows, or committed with them.
+
+use tokio::time::Instant;
+
+use super::{Passage, Reading};
+use crate::error::{Error, Kind, Result};
+use crate::failpoint;
+use crate::position::Lsn;
+use crate::relay::waiting::{end_of, lease_lost, told_to_leave};
+
+impl Reading<'_> {
+    /// Whether another row may be taken.
+    pub(super) fn has_room(&self) -> bool {
+        let enqueued = self.outlet.counts().enqueued;
+        self.outlet.has_room() && self.transaction.as_ref().is_none_or(|transaction| transaction.takes(enqueued))
+    }
+
+    /// Whether rows are to be committed now: they are enough for a transaction, and all of them are acked.
+    pub(super) fn is_full(&mut self, passage: &Passage, now: Instant) -> bool {
+        let (enqueued, drained) = (self.outlet.counts().enqueued, self.outlet.is_drained());
+        let Some(transaction) = &mut self.transaction else { return false };
+        // More rows are on their way until the last was read, and what the last one says of all is stored with it.
+        transaction.look(enqueued, (false, true), now - self.epoch);
+        drained && !passage.ended && transaction.is_due(enqueued, false)
+    }
+
+    /// Notes the last checkpoint that is delivered, and marked where rows are.
+    pub(super) fn advance(&mut self, passage: &mut Passage, commit_lsn: Lsn) {
+        let Some(catch_up) = &mut self.stored.catch_up else { return };
+        let delivered = self.outlet.settled_index(commit_lsn);
+        while passage.checkpoints.front().is_some_and(|(number, _)| *number <= delivered)
+            && let Some((_, key)) = passage.checkpoints.pop_front()
+        {
+            catch_up.after = Some(key);
+        }
+    }
+
+    /// Stores what is to be stored.
+    pub(in crate::relay) async fn save(&mut self) -> Result<()> {
+        let enqueued = self.outlet.counts().enqueued;
+        let is_open = self.transaction.as_ref().is_some_and(|transaction| transaction.is_open(enqueued));
+        if self.kept.as_ref() == Some(&self.stored) && !is_open {
+            return Ok(());
+        }
+        if self.transaction.is_some() && !self.outlet.is_drained() {
+            let what = "rows of a transaction are not acked; giving it up, and reading them again";
+            return Err(Error::new(Kind::KafkaUnreachable, what));
+        }
+        failpoint::reached("progress");
+        tokio::select! {
+            stored = self.store.store(&self.stored) => stored?,
+            end = end_of(&mut self.lease_end) => {
+                self.lease_end = None;
+                return Err(lease_lost(end));
+            }
+            () = told_to_leave(&mut self.stop, self.config.process.shutdown_timeout) => {
+                let cause = format!("stopped before the progress of slot {} was stored", self.config.source.slot);
+                return Err(Error::new(Kind::ShutdownTimeout, cause)
+                    .remedy("nothing is lost: what was not stored is read (again) at the next start"));
+            }
+        }
+        self.awake();
+        self.telemetry.metrics.positions_stored.inc();
+        self.kept = Some(self.stored.clone());
+        if let Some(transaction) = &mut self.transaction {
+            transaction.committed(enqueued);
+            self.outlet.committed();
+        }
+        Ok(())
+    }
+
+    /// Whether anything was stored.
+    pub(in crate::relay) fn has_saved(&self) -> bool {
+        self.kept.is_some()
+    }
+}

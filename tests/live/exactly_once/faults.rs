@@ -1,0 +1,203 @@
+//! Brokers that go, commits nobody hears of, and two relays where one was meant.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+
+use super::{EXIT, assert_once, relay, run};
+use crate::support::proxy::Way;
+use crate::support::relay::Relay;
+use crate::support::seed::{from_environment, generator};
+use crate::support::servers::{Kafka, Postgres};
+use crate::support::topic;
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+/// A slot that is given up soon by a server that hears nothing.
+const IMPATIENT: &str = "[slot]\nwal_sender_timeout = \"2s\"\n[delivery]\ntransaction_timeout = \"5s\"\n";
+
+fn impatient(world: &World) -> Relay {
+    run(world).config_file(IMPATIENT).start()
+}
+
+#[test]
+fn a_broker_killed_and_started_again_under_load_costs_and_repeats_nothing() {
+    let kafka = Kafka::private();
+    let world = World::on(Postgres::shared(), kafka.brokers());
+    let mut relay = relay(&world);
+    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    for _ in 0..2 {
+        writers.wait_for(60);
+        kafka.kill_hard();
+        writers.wait_for(60);
+        kafka.start();
+    }
+    writers.wait_for(60);
+    writers.stop();
+    assert_once(&world);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn commits_that_are_lost_on_the_way_are_settled_before_anything_is_sent_again() {
+    let kafka = Kafka::private();
+    let (proxy, through) = kafka.behind_proxy();
+    let mut world = World::on(Postgres::shared(), kafka.brokers());
+    let direct = std::mem::replace(&mut world.brokers, through);
+    let mut relay = impatient(&world);
+    relay.wait_ready();
+    world.brokers = direct;
+    let mut chance = generator("lost commits");
+    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    for round in 0..from_environment("WALRELAY_TEST_RESTARTS", 10) {
+        writers.wait_for(chance.u64(20..80));
+        std::thread::sleep(Duration::from_millis(chance.u64(0..100)));
+        match round % 5 {
+            // Longer than a transaction may be open: the broker gives it up, and hears of it later.
+            4 => {
+                proxy.blackhole(Way::Up);
+                std::thread::sleep(Duration::from_secs(8));
+                proxy.resume();
+            }
+            // The broker may have committed, and nobody hears of it.
+            1 | 3 => {
+                proxy.blackhole(Way::Down);
+                std::thread::sleep(Duration::from_millis(chance.u64(10..700)));
+                proxy.cut();
+                proxy.resume();
+            }
+            _ => proxy.cut(),
+        }
+    }
+    writers.wait_for(60);
+    writers.stop();
+    assert_once(&world);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn of_two_relays_one_is_at_work_and_changes_of_them_show_nowhere() {
+    let world = World::new();
+    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    let mut chance = generator("two relays");
+    let (mut one, mut other) = (impatient(&world), impatient(&world));
+    for _ in 0..from_environment("WALRELAY_TEST_RESTARTS", 10) {
+        world.wait_streaming();
+        writers.wait_for(chance.u64(5..80));
+        // Whichever it is that is at work.
+        let killed = if chance.bool() { &mut one } else { &mut other };
+        killed.kill_hard();
+        *killed = impatient(&world);
+    }
+    writers.stop();
+    assert_once(&world);
+    drop(one);
+    assert_eq!(other.terminate(EXIT), Some(0), "{}", other.log());
+}
+
+#[test]
+fn a_relay_that_stood_still_while_another_took_over_brings_nothing_to_light() {
+    let world = World::new();
+    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    let mut chance = generator("zombie");
+    let mut active = impatient(&world);
+    active.wait_ready();
+    let mut standby = impatient(&world);
+    for _ in 0..4 {
+        let before = world.wait_streaming();
+        writers.wait_for(chance.u64(20..80));
+        active.process.signal("STOP");
+        eventually("the other takes over", ARRIVAL, || world.walsender(), |pid| *pid != 0 && *pid != before);
+        writers.wait_for(40);
+        active.process.signal("CONT");
+        writers.wait_for(40);
+        std::mem::swap(&mut active, &mut standby);
+    }
+    writers.stop();
+    assert_once(&world);
+    for mut relay in [active, standby] {
+        assert!(relay.process.exited().is_none(), "{}", relay.log());
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    }
+}
+
+#[test]
+fn a_position_behind_an_open_transaction_of_somebody_else_is_waited_for() {
+    let world = World::new();
+    let topic = format!("{}.state", world.name);
+    let file = format!("[state]\ntopic = {topic:?}\n");
+    let mut first = run(&world).config_file(&file).start();
+    first.wait_ready();
+    let neighbour: BaseProducer = ClientConfig::new()
+        .set("bootstrap.servers", &world.brokers)
+        .set("transactional.id", format!("{}-neighbour", world.name))
+        .set("transaction.timeout.ms", "60000")
+        .create()
+        .unwrap();
+    neighbour.init_transactions(EXIT).unwrap();
+    neighbour.begin_transaction().unwrap();
+    neighbour.send(BaseRecord::to(&topic).partition(0).key("neighbour").payload("open")).unwrap();
+    neighbour.flush(EXIT).unwrap();
+    let writers = world.workload(&Plan::default());
+    writers.wait_for(100);
+    writers.stop();
+    world.assert_all_delivered();
+    first.kill_hard();
+
+    let mut second = run(&world).config_file(&file).start();
+    let waits = || second.log().contains("waiting for its end");
+    eventually("it waits", ARRIVAL, waits, |waits| *waits);
+    neighbour.abort_transaction(EXIT).unwrap();
+    second.wait_ready();
+    world.emit(&world.sql(), "after");
+    assert_once(&world);
+    topic::close(neighbour);
+    assert_eq!(second.terminate(EXIT), Some(0), "{}", second.log());
+}
+
+#[test]
+fn poison_among_others_is_one_dead_letter_each_and_nothing_comes_twice() {
+    let world = World::new();
+    let letters_topic = format!("{}.dead", world.name);
+    topic::create(&world.brokers, &letters_topic, 1, &[]);
+    topic::create(&world.brokers, &world.topic(0), 6, &[("max.message.bytes", "200000")]);
+    let file = format!("[delivery]\ndead_letter_topic = {letters_topic:?}\n");
+    let command = run(&world).option("--on-error", "dead-letter").config_file(&file);
+    let mut relay = command.start();
+    relay.wait_ready();
+    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    let (sql, kind) = (world.sql(), world.kind(0));
+    let mut bad = BTreeSet::new();
+    for round in 0..3 {
+        writers.wait_for(50);
+        // Several at once: what is found out of one has to outlast the transaction another one spoils.
+        for payload in
+            ["(select jsonb_agg(md5(n::text)) from generate_series(1, 12000) n)", "to_jsonb(repeat('x', 2000000))"]
+                .repeat(2)
+        {
+            let insert = format!(
+                "insert into outbox (id, aggregatetype, aggregateid, type, payload)
+                 values (gen_random_uuid(), '{kind}', 'a1', 'Bad', {payload}) returning id::text"
+            );
+            bad.insert(sql.rows(&insert, &[])[0].get::<_, String>(0));
+        }
+        if round == 1 {
+            writers.wait_for(30);
+            relay.kill_hard();
+            relay = command.start();
+            relay.wait_ready();
+        }
+    }
+    writers.wait_for(50);
+    writers.stop();
+    let findings = world.assert_all_good_delivered();
+    assert_eq!(findings.duplicates, 0);
+    let letters =
+        || topic::read(&world.brokers, &letters_topic).iter().map(|letter| letter.header("id")).collect::<Vec<_>>();
+    let found = eventually("all dead letters are there", ARRIVAL, letters, |found| found.len() >= bad.len());
+    assert_eq!((found.len(), found.into_iter().collect::<BTreeSet<_>>()), (bad.len(), bad));
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}

@@ -1,0 +1,68 @@
+//! Rows that are read from the table: before a slot, instead of one, and after one was lost.
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use super::{EXIT, SIGABRT, assert_once, run};
+use crate::support::wait::eventually;
+use crate::support::workload::Plan;
+use crate::support::world::{ARRIVAL, World};
+
+/// Many small transactions, so that a relay is killed between them.
+const SMALL: &str = "[delivery]\ntransaction_max_events = 150\n";
+
+#[test]
+fn a_backlog_killed_again_and_again_on_its_way_arrives_once() {
+    let world = World::keeping();
+    world.publish();
+    let writers = world.workload(&Plan { writers: 4, pause: Duration::ZERO, ..Plan::default() });
+    writers.wait_for(1_500);
+    for point in ["read=200*off->return", "committing=4*off->return", "caught-up=return", "stored=1*off->return"] {
+        let mut relay = run(&world).config_file(SMALL).variable("FAILPOINTS", point).start();
+        assert_eq!(relay.process.wait_exit(EXIT).signal(), Some(SIGABRT), "{point}: {}", relay.log());
+    }
+    let mut relay = run(&world).config_file(SMALL).start();
+    relay.wait_ready();
+    world.wait_streaming();
+    writers.wait_for(100);
+    writers.stop();
+    assert_once(&world);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_slot_dropped_under_load_costs_no_event_and_no_copy() {
+    let world = World::keeping();
+    world.setup();
+    let mut relay = run(&world).start();
+    relay.wait_ready();
+    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    let stored = || relay.metric("walrelay_positions_stored_total").unwrap_or_default();
+    eventually("what is published is stored", ARRIVAL, stored, |stored| *stored >= 15.0);
+    for _ in 0..5 {
+        writers.wait_for(60);
+        world.drop_slot();
+        eventually("the slot is made anew", ARRIVAL, || world.walsender(), |pid| *pid != 0);
+    }
+    writers.wait_for(60);
+    writers.stop();
+    assert_once(&world);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_poller_killed_again_and_again_brings_every_row_once() {
+    let world = World::keeping();
+    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    for _ in 0..4 {
+        let mut relay = run(&world).option("--mode", "poll").start();
+        relay.wait_ready();
+        writers.wait_for(fastrand::u64(10..200));
+        relay.kill_hard();
+    }
+    let mut relay = run(&world).option("--mode", "poll").start();
+    relay.wait_ready();
+    writers.stop();
+    assert_once(&world);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
