@@ -3,7 +3,7 @@
 # One profile and one set of features for linting and testing: librdkafka and OpenSSL are built once.
 FEATURES = --features failpoints
 
-.PHONY: help prerequisites build demo check fmt lint docs compose test soak drain takeover mutants
+.PHONY: help prerequisites build demo check fmt lint docs compose test soak drain takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16

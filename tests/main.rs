@@ -20,6 +20,7 @@
 //! | [`live::stopping`] | P10: SIGTERM drains and confirms; the second one leaves |
 //! | [`live::secrets`] | P11: no secret and no payload in any output |
 //! | [`live::tls`] | P9, P11: TLS and authentication to both sides, and who is refused for what |
+//! | [`live::exactly_once`] | P14: killed, frozen, cut off, two at once: each event is seen once (`make exactly-once` for what it costs) |
 //! | [`live::position`] | the stored position after crashes, restores and changes of server or slot |
 //! | [`live::failover`] | a standby is promoted: with everything, while behind, without the slot; another server answers |
 //! | [`live::points`] | killed at every named point between received and confirmed |

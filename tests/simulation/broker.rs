@@ -17,17 +17,51 @@ pub(super) type Logged = (u8, u64);
 /// The topic's log, and the queue of the producer that lives.
 #[derive(Debug, Default)]
 pub(super) struct Broker {
-    pub(super) log: [Vec<Logged>; PARTITIONS],
+    log: [Vec<Logged>; PARTITIONS],
     queues: [VecDeque<(Ticket, Logged)>; PARTITIONS],
     /// No broker takes anything while it is down.
     pub(super) down: bool,
     /// Times the queue was full.
     pub(super) full: u64,
+    /// How much of each log is committed, where producers have transactions.
+    committed: Option<[usize; PARTITIONS]>,
 }
 
 pub(super) type Shared = Arc<Mutex<Broker>>;
 
 impl Broker {
+    /// With producers that have transactions.
+    pub(super) fn transactional() -> Broker {
+        Broker { committed: Some([0; PARTITIONS]), ..Broker::default() }
+    }
+
+    pub(super) fn is_transactional(&self) -> bool {
+        self.committed.is_some()
+    }
+
+    /// Everything that was sent arrives, and becomes visible.
+    pub(super) fn commit(&mut self) {
+        if let Some(committed) = &mut self.committed {
+            for ((queue, log), committed) in self.queues.iter_mut().zip(&mut self.log).zip(committed) {
+                log.extend(queue.drain(..).map(|(_, logged)| logged));
+                *committed = log.len();
+            }
+        }
+    }
+
+    /// Another producer fences the last one: what that had open nobody will see.
+    fn abort(&mut self) {
+        for (log, committed) in self.log.iter_mut().zip(self.committed.into_iter().flatten()) {
+            log.truncate(committed);
+        }
+    }
+
+    /// What readers see of each partition.
+    pub(super) fn visible(&self) -> impl Iterator<Item = &[Logged]> {
+        let lengths = self.committed.unwrap_or_else(|| self.log.each_ref().map(Vec::len));
+        self.log.iter().zip(lengths).map(|(log, length)| &log[..length])
+    }
+
     /// The broker takes the oldest record of a partition and says so.
     pub(super) fn ack_one(&mut self, random: &mut fastrand::Rng) -> Option<Delivery> {
         let partition = random.usize(0..PARTITIONS);
@@ -58,6 +92,7 @@ impl Broker {
             let landed = if self.down { 0 } else { random.usize(0..=queue.len()) };
             log.extend(queue.drain(..).take(landed).map(|(_, logged)| logged));
         }
+        self.abort();
     }
 
     pub(super) fn is_empty(&self) -> bool {

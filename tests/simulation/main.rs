@@ -17,6 +17,10 @@ const RUNS: u64 = 3_000;
 const STEPS: usize = 400;
 
 fn explore(name: &str, faults: Faults, check: impl Fn(&World)) {
+    explore_from(name, |seed| World::new(seed, faults), check);
+}
+
+fn explore_from(name: &str, begin: impl Fn(u64) -> World, check: impl Fn(&World)) {
     let number = |variable: &str| std::env::var(variable).ok().and_then(|text| text.parse::<u64>().ok());
     let seeds = match number("WALRELAY_SIMULATION_SEED") {
         Some(seed) => seed..seed + 1,
@@ -24,7 +28,7 @@ fn explore(name: &str, faults: Faults, check: impl Fn(&World)) {
     };
     for seed in seeds {
         let run = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            let mut world = World::new(seed, faults);
+            let mut world = begin(seed);
             for _ in 0..STEPS {
                 world.step();
             }
@@ -56,6 +60,12 @@ fn lost_connections_and_crashed_servers_cause_no_duplicates() {
     explore("server faults", faults, |world| {
         assert_eq!(world.duplicates(), 0, "the relay lived, and sent something twice");
     });
+}
+
+#[test]
+fn committed_together_every_event_is_seen_once_whatever_fails() {
+    let check = |world: &World| assert_eq!(world.duplicates(), 0, "P14: an event is seen twice");
+    explore_from("exactly once", |seed| World::exactly_once(seed, Faults::ALL), check);
 }
 
 #[test]

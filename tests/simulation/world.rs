@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use walrelay::config::{DeliveryConfig, EventSource, OutboxConfig};
+use walrelay::config::{DeliveryConfig, EventSource, OutboxConfig, TransactionConfig};
 use walrelay::error::Error;
 use walrelay::ledger::Limits;
 use walrelay::ledger::confirm::Due;
@@ -97,6 +97,25 @@ impl World {
         }
     }
 
+    /// The same where events and position are committed together.
+    pub(super) fn exactly_once(seed: u64, faults: Faults) -> Self {
+        World { broker: Arc::new(Mutex::new(Broker::transactional())), ..World::new(seed, faults) }
+    }
+
+    fn is_transactional(&self) -> bool {
+        self.broker.lock().unwrap().is_transactional()
+    }
+
+    fn setup(&self) -> Setup {
+        let mut setup = setup();
+        if self.is_transactional() {
+            let (interval, timeout) = (Duration::from_millis(300), Duration::from_secs(3));
+            setup.delivery.transactions =
+                Some(TransactionConfig { id_prefix: "simulated-".to_owned(), max_events: 4, interval, timeout });
+        }
+        setup
+    }
+
     /// One thing happens.
     pub(super) fn step(&mut self) {
         self.now += Duration::from_millis(self.random.u64(0..200));
@@ -152,12 +171,16 @@ impl World {
 
     /// The relay connects where it must, and takes in one message where it has room.
     fn receive(&mut self) {
+        if self.is_transactional() && !self.server.is_connected() && self.core.is_some() {
+            // Every session has a producer of its own.
+            self.kill();
+        }
         if self.core.is_none() {
             let start = self.stored;
             self.reached.restarted_inside_a_transaction += u64::from(start.partial.is_some());
             self.server.disconnect();
             let sink = Producer(Arc::clone(&self.broker));
-            self.core = Some(Core::new(&setup(), start, self.stored, None, sink, self.now).expect("a core"));
+            self.core = Some(Core::new(&self.setup(), start, self.stored, None, sink, self.now).expect("a core"));
         }
         let core = self.core.as_mut().unwrap();
         if !self.server.is_connected() {
@@ -171,6 +194,7 @@ impl World {
             core.reconnected();
         }
         core.retry_pending().unwrap();
+        core.look(self.now, false);
         if !core.has_room() {
             return;
         }
@@ -198,9 +222,14 @@ impl World {
     }
 
     fn deliver(&mut self, mut deliveries: Vec<Delivery>) {
+        let is_transactional = self.is_transactional();
         let Some(core) = self.core.as_mut() else { return };
         let failed: Result<(), Error> = core.delivered(&mut deliveries);
         if failed.is_err() {
+            if is_transactional {
+                self.kill();
+                return;
+            }
             // The producer is finished. A new one starts behind what was delivered, not behind what was stored.
             let (start, now) = (core.ledger().delivered(), self.now);
             self.lose_producer();
@@ -212,8 +241,9 @@ impl World {
     /// The relay is killed with -9.
     fn kill(&mut self) {
         // What was being stored may have made it.
-        if self.random.bool() {
-            self.stored = self.storing.unwrap_or(self.stored);
+        if let Some(position) = self.storing.filter(|_| self.random.bool()) {
+            self.stored = position;
+            self.broker.lock().unwrap().commit();
         }
         self.lose_producer();
     }
@@ -230,11 +260,13 @@ impl World {
         let Some(core) = self.core.as_mut() else { return };
         if let Some(position) = self.storing.take() {
             self.stored = position;
+            self.broker.lock().unwrap().commit();
             core.stored(position);
             return;
         }
         if let Due::Progress(position) | Due::Idle(position) = core.due(self.now, false) {
             core.store_begun(self.now);
+            core.commit_begun();
             self.storing = Some(position);
         }
     }
@@ -262,7 +294,7 @@ impl World {
     }
 
     fn logged_once(&self) -> HashSet<Logged> {
-        self.broker.lock().unwrap().log.iter().flatten().copied().collect()
+        self.broker.lock().unwrap().visible().flatten().copied().collect()
     }
 
     /// I1 to I3: every committed event is there, nothing else is, and first occurrences are in version order.
@@ -271,7 +303,7 @@ impl World {
         let delivered = self.logged_once();
         assert_eq!(committed.difference(&delivered).count(), 0, "lost");
         assert_eq!(delivered.difference(&committed).count(), 0, "phantom");
-        for log in &self.broker.lock().unwrap().log {
+        for log in self.broker.lock().unwrap().visible() {
             let mut newest: HashMap<u8, u64> = HashMap::new();
             for &(aggregate, version) in log {
                 let last = newest.entry(aggregate).or_default();
@@ -284,7 +316,7 @@ impl World {
 
     pub(super) fn duplicates(&self) -> usize {
         let distinct = self.logged_once().len();
-        self.broker.lock().unwrap().log.iter().map(Vec::len).sum::<usize>() - distinct
+        self.broker.lock().unwrap().visible().map(<[Logged]>::len).sum::<usize>() - distinct
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Message;
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use crate::support::relay::Relay;
 use crate::support::seed::from_environment;
@@ -19,7 +19,12 @@ fn reader(world: &World) -> BaseConsumer {
     config.set("bootstrap.servers", &world.brokers).set("group.id", &world.name).set("auto.offset.reset", "earliest");
     config.set("isolation.level", "read_committed").set("fetch.wait.max.ms", "5");
     let consumer: BaseConsumer = config.create().expect("a consumer");
-    consumer.subscribe(&[&world.topic(0)]).expect("subscribe");
+    // Without a group, which takes seconds to form.
+    let mut assignment = TopicPartitionList::new();
+    for partition in 0..6 {
+        assignment.add_partition_offset(&world.topic(0), partition, Offset::Beginning).expect("an offset");
+    }
+    consumer.assign(&assignment).expect("assign");
     consumer
 }
 
