@@ -198,6 +198,20 @@ mod tests {
     }
 
     #[test]
+    fn what_was_acked_and_not_committed_is_still_known_when_it_comes_again() {
+        let mut poison = Poison::default();
+        poison.condemn(row(1), error("large"));
+        poison.sent(Ticket(0), row(1), true);
+        poison.clear_alone(Ticket(1));
+        assert!(!poison.is_alone(), "others may follow");
+        poison.begin();
+        assert!(poison.verdict(&row(1)).is_some());
+        poison.sent(Ticket(0), row(1), false);
+        poison.acked_below(Ticket(1));
+        assert_eq!(poison.verdict(&row(1)), None);
+    }
+
+    #[test]
     fn a_dead_letter_that_is_refused_goes_without_its_value_and_then_not_at_all() {
         let mut poison = Poison::default();
         poison.condemn(row(1), error("large"));

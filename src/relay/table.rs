@@ -90,6 +90,11 @@ pub(super) async fn run(
         {
             let facts = TableFacts::read(reader.client(), outbox).await?;
             fits(&facts, outbox, &lease.task, config)?;
+            if config.delivery.transactions.is_some() && facts.xid_column.is_none() {
+                tracing::warn!(slot = %source.slot, table = %facts.name, "rows do not tell their transaction: those that are \
+                     read from the table again after a crash may come twice: alter table {} add column xid xid8 not null \
+                     default pg_current_xact_id()", facts.name);
+            }
             tables.push(OutboxTable { number, facts });
         }
         // Behind the tables, so that a setting Postgres does not take is named.

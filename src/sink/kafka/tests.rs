@@ -11,6 +11,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use super::*;
 use crate::secret::Secret;
 
+mod committing;
 mod placing;
 
 type Cluster = MockCluster<'static, DefaultProducerContext>;

@@ -1,17 +1,19 @@
 //! Brokers that go, commits nobody hears of, and two relays where one was meant.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use walrelay::config::KafkaConfig;
+use walrelay::sink::{KafkaSink, Transactional};
 
 use super::{EXIT, assert_once, relay, run};
 use crate::support::proxy::Way;
 use crate::support::relay::Relay;
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::{Kafka, Postgres};
-use crate::support::topic;
+use crate::support::topic::{self, Record};
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
@@ -122,6 +124,35 @@ fn a_relay_that_stood_still_while_another_took_over_brings_nothing_to_light() {
         assert!(relay.process.exited().is_none(), "{}", relay.log());
         assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     }
+}
+
+#[test]
+fn of_two_producers_of_one_slot_only_the_younger_is_seen() {
+    let brokers = Kafka::shared().brokers();
+    let name = format!("fence.{:x}", fastrand::u32(..));
+    topic::create(brokers, &name, 1, &[]);
+    let config = KafkaConfig {
+        brokers: brokers.to_owned(),
+        properties: BTreeMap::new(),
+        id_headers: Vec::new(),
+        max_in_flight_bytes: 1 << 20,
+        max_in_flight_events: 100,
+    };
+    let of = Transactional { id: name.clone(), timeout: Duration::from_secs(15) };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let older = KafkaSink::transactional(&config, &of).await.unwrap();
+        older.producer().commit(&name, 0, b"k", b"before").await.unwrap();
+        older.producer().deliver(&name, 0, b"k", b"open").await.unwrap();
+        let younger = KafkaSink::transactional(&config, &of).await.unwrap();
+        let error = older.producer().commit(&name, 0, b"k", b"too late").await.unwrap_err();
+        assert!(error.cause().contains("another relay of the slot took over"), "{error}");
+        younger.producer().commit(&name, 0, b"k", b"after").await.unwrap();
+        older.close().await;
+        younger.close().await;
+    });
+    let seen: Vec<_> = topic::read(brokers, &name).iter().map(Record::value_text).collect();
+    assert_eq!(seen, ["before", "after"]);
 }
 
 #[test]
