@@ -3,6 +3,9 @@
 //! The order is load-bearing. First the slot, or the lease on the table: it decides which relay may be at work. Then the
 //! producer, which fences that of whoever was at work before and ends what it left open. Then the position, which nobody
 //! else can change any more. Read before that, it could be followed by another, and its events would come twice.
+//!
+//! The committed position is exact. What stands at the ends of topics says nothing beyond it: records of a transaction that
+//! was given up are among them, and skipping events because of those would lose them.
 
 use std::time::Duration;
 

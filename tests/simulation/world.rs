@@ -260,7 +260,9 @@ impl World {
         let Some(core) = self.core.as_mut() else { return };
         if let Some(position) = self.storing.take() {
             self.stored = position;
-            self.broker.lock().unwrap().commit();
+            let mut broker = self.broker.lock().unwrap();
+            assert!(!broker.is_transactional() || broker.is_empty(), "P14: events are on their way behind {position}");
+            broker.commit();
             core.stored(position);
             return;
         }
