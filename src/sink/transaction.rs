@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::Producer as _;
 
 use super::context::code;
@@ -21,8 +21,8 @@ use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 
-/// How long one question to the coordinator may take before it is looked whether anybody still wants the answer.
-const INIT_SLICE: Duration = Duration::from_secs(1);
+/// How long an answer of the coordinator is waited for before it is looked whether anybody still wants the answer.
+const SLICE: Duration = Duration::from_secs(1);
 /// How long a coordinator has to end what another producer left open: longer than an election of it.
 const INIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often it is looked whether every record of a transaction is acked: a small part of what a commit takes.
@@ -71,7 +71,7 @@ impl Inner {
     fn init_transactions(&self, id: &str) -> Result<()> {
         let deadline = Instant::now() + INIT_TIMEOUT;
         loop {
-            let Err(error) = self.client.init_transactions(INIT_SLICE) else { return Ok(()) };
+            let Err(error) = self.client.init_transactions(SLICE) else { return Ok(()) };
             let waits = matches!(&error, KafkaError::Transaction(error) if error.is_retriable());
             if !waits || Instant::now() > deadline || self.closing.load(Ordering::Relaxed) {
                 let known = self.explain(&error);
@@ -93,11 +93,19 @@ impl Inner {
         let Some(transaction) = &self.transaction else { return Err(Error::new(Kind::Bug, "no transactions here")) };
         let deadline = Instant::now() + transaction.of.timeout;
         let committed = loop {
-            // The library's own wait looks ten times a second.
-            match self.client.flush(Duration::ZERO) {
-                Ok(()) => break self.client.commit_transaction(deadline.saturating_duration_since(Instant::now())),
-                Err(error) if Instant::now() > deadline || self.has_failed() => break Err(error),
-                Err(_) => std::thread::sleep(FLUSH_EVERY),
+            let waited = self.client.flush(Duration::ZERO).and_then(|()| {
+                let left = deadline.saturating_duration_since(Instant::now());
+                self.client.commit_transaction(left.min(SLICE))
+            });
+            match waited {
+                Ok(()) => break Ok(()),
+                Err(error) if Instant::now() > deadline || self.has_failed() || !is_under_way(&error) => {
+                    break Err(error);
+                }
+                // The library's own wait looks ten times a second.
+                Err(KafkaError::Flush(_)) => std::thread::sleep(FLUSH_EVERY),
+                // The commit goes on, and is waited for again: it is not sent again.
+                Err(_) => {}
             }
         };
         let Err(error) = committed else {
@@ -129,6 +137,15 @@ impl Inner {
 
     fn explain(&self, error: &KafkaError) -> Error {
         self.fatal(Subject::default()).unwrap_or_else(|| faults::explain(code(error), Subject::default()))
+    }
+}
+
+/// Whether what was asked for is still being done.
+fn is_under_way(error: &KafkaError) -> bool {
+    match error {
+        KafkaError::Flush(code) => *code == RDKafkaErrorCode::OperationTimedOut,
+        KafkaError::Transaction(error) => error.code() == RDKafkaErrorCode::OperationTimedOut && error.is_retriable(),
+        _ => false,
     }
 }
 

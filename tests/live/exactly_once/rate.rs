@@ -49,7 +49,7 @@ fn drained(postgres: &Postgres, brokers: &str, rows: u64, (guarantee, interval):
         ));
     }
     let consumer = reader(&world);
-    let _relay = start(&world, guarantee, interval);
+    let relay = start(&world, guarantee, interval);
     let (mut seen, mut from) = (0, None);
     let deadline = Instant::now() + Duration::from_secs(300);
     while seen < rows * 9 / 10 {
@@ -63,6 +63,8 @@ fn drained(postgres: &Postgres, brokers: &str, rows: u64, (guarantee, interval):
     }
     let rate = (rows * 8 / 10) as f64 / from.expect("a tenth").elapsed().as_secs_f64();
     topic::close(consumer);
+    drop(relay);
+    world.drop_slot();
     rate
 }
 
@@ -104,6 +106,8 @@ fn latency(postgres: &Postgres, brokers: &str, per_second: u64, (guarantee, inte
     );
     writer.join().expect("a writer");
     topic::close(consumer);
+    drop(relay);
+    world.drop_slot();
     // The first ones find out where partitions are.
     let mut took = took.split_off(took.len() / 5);
     took.sort_by(f64::total_cmp);
