@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::layers::Settings;
 use super::setting::{self, Setting};
-use super::{Config, OutboxConfig, StoreKind};
+use super::{Config, OnError, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 
 const WORDS: &str = "at-least-once or exactly-once";
@@ -78,6 +78,12 @@ impl Settings {
                 "set state.store to kafka, or delivery.guarantee to at-least-once",
             );
         }
+        if config.delivery.on_error == OnError::Park {
+            return refuse(
+                "commits in Kafka only, and events would be parked in Postgres beside it",
+                "set delivery.on_error to stop, dead-letter or skip, or delivery.guarantee to at-least-once",
+            );
+        }
         let marks = |outbox: &&OutboxConfig| {
             outbox.upkeep.writes() || outbox.upkeep.writes_failed() || outbox.upkeep.pending.is_some()
         };
@@ -136,6 +142,10 @@ mod tests {
                 "needs the position where the events are",
             ),
             ("delivery.guarantee = 'exactly-once'\nstate.store = 'slot'", "needs the position where the events are"),
+            (
+                "delivery.guarantee = 'exactly-once'\ndelivery.on_error = 'park'",
+                "would be parked in Postgres beside it",
+            ),
             ("delivery.guarantee = 'exactly-once'\noutbox.delete = 'acked'", "would be marked or deleted beside it"),
             (
                 "delivery.guarantee = 'exactly-once'\noutbox.mark = 'done = true'",

@@ -359,7 +359,8 @@ impl Relay {
 
     /// What an earlier process published and did not store comes again.
     fn expect_again(&self, core: &mut Core<KafkaSink>, session: &Session) {
-        if !self.config.delivery.reads_tails {
+        // What is committed with its position does not come again.
+        if !self.config.delivery.reads_tails || self.is_transactional() {
             return;
         }
         let (server, outboxes) = (session.server(), &self.config.outboxes);
