@@ -142,11 +142,9 @@ impl Inner {
 
 /// Whether what was asked for is still being done.
 fn is_under_way(error: &KafkaError) -> bool {
-    match error {
-        KafkaError::Flush(code) => *code == RDKafkaErrorCode::OperationTimedOut,
-        KafkaError::Transaction(error) => error.code() == RDKafkaErrorCode::OperationTimedOut && error.is_retriable(),
-        _ => false,
-    }
+    let is_timeout = code(error) == RDKafkaErrorCode::OperationTimedOut;
+    let goes_on = matches!(error, KafkaError::Transaction(error) if error.is_retriable());
+    is_timeout && (goes_on || matches!(error, KafkaError::Flush(_)))
 }
 
 impl KafkaSink {
