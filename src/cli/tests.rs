@@ -253,7 +253,7 @@ fn the_help_of_run_has_examples_and_exit_codes() {
           --over-budget <WHAT>           What to do with a slot that keeps more; unready by default
                                          [env: WALRELAY_OVER_BUDGET] [possible values: unready, give-up]
           --on-error <WHAT>              What to do with an event that cannot be delivered; stop by
-                                         default [env: WALRELAY_ON_ERROR] [possible values: stop,
+                                         default [env: WALRELAY_ON_ERROR] [possible values: stop, park,
                                          dead-letter, skip]
           --guarantee <HOW>              How often an event arrives; at-least-once by default [env:
                                          WALRELAY_GUARANTEE] [possible values: at-least-once,

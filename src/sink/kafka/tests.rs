@@ -300,7 +300,7 @@ async fn a_topic_we_may_not_write_to_is_a_refusal_that_names_it() {
     enqueue_numbers(&mut sink, 0..1);
     let failed = delivered(&mut sink, 1).await;
     let Delivery::Failed(Ticket(0), error) = &failed[0] else { panic!("acked") };
-    assert_eq!(error.kind(), Kind::KafkaRefused);
+    assert_eq!((error.kind(), error.topic()), (Kind::TopicRefused, Some(TOPIC)));
     assert!(error.what_to_do().unwrap().contains(&format!("--topic {TOPIC}")), "{error:?}");
 }
 
