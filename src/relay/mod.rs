@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::{Config, OnError, StoreKind};
+use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
@@ -33,6 +33,8 @@ mod found;
 mod jobs;
 mod kept;
 mod lease;
+mod leaving;
+mod outage;
 pub mod outlet;
 pub mod poison;
 mod pulse;
@@ -402,109 +404,6 @@ impl Relay {
             Some(Life::New(sink, _)) => sink.close().await,
             Some(Life::Running(core)) => core.into_sink().close().await,
             None => {}
-        }
-    }
-
-    /// A stop ends here. What a session did not wait for because Postgres went away, or was away, is waited for now.
-    async fn leave(&mut self, stop: &mut StopSignal) -> Result<()> {
-        let until = stop.since().unwrap_or_else(Instant::now) + self.config.process.shutdown_timeout;
-        let acked = match &mut self.life {
-            // A session that ended because of the stop has waited.
-            Some(Life::Running(core)) if !self.told && !core.is_drained() && stop.asked() == Stop::Drain => {
-                self.telemetry.health.stopping();
-                let in_flight = core.ledger().in_flight_events();
-                tracing::info!(in_flight, "stopping without Postgres: waiting for acks all the same");
-                drain::drain(core, until, stop).await?
-            }
-            Some(Life::Running(_) | Life::New(..)) | None => self.is_drained(),
-        };
-        self.left(acked)
-    }
-
-    /// Whether nothing is in flight. What a producer had that was given up is not counted.
-    fn is_drained(&self) -> bool {
-        match &self.life {
-            // What is acked and not committed is not there for anybody.
-            Some(Life::Running(core)) => core.is_drained() && !core.has_open_transaction(),
-            Some(Life::New(..)) | None => true,
-        }
-    }
-
-    /// The last word: well where nothing was left in flight.
-    fn left(&self, acked: bool) -> Result<()> {
-        let (left, settled) = match &self.life {
-            Some(Life::Running(core)) => {
-                (core.ledger().in_flight_events() + usize::from(core.is_pending()), core.is_settled())
-            }
-            Some(Life::New(..)) | None => (0, false),
-        };
-        // The slot alone remembers nothing it was not told.
-        let remembered = self.told || settled && self.config.state.store != StoreKind::Slot;
-        let slot = &self.config.source.slot;
-        if acked {
-            if remembered {
-                tracing::info!("stopped: everything received was acked");
-            } else {
-                tracing::info!(
-                    "stopped: nothing is in flight; what Postgres could not be told of is sent (again) at the next start"
-                );
-            }
-            return Ok(());
-        }
-        let untold = if remembered { "" } else { ", and Postgres not told of all that were" };
-        let cause = format!("stopped with {left} events of slot {slot} not acked{untold}");
-        Err(Error::new(Kind::ShutdownTimeout, cause)
-            .remedy("nothing is lost: what was not confirmed is sent (again) at the next start"))
-    }
-
-    /// A producer that ended because events are being found out about ended for a reason: the next one need not wait.
-    fn note_learned(&mut self) {
-        let poison = match &self.life {
-            Some(Life::Running(core)) => core.poison(),
-            Some(Life::New(..)) | None => &self.poison,
-        };
-        if std::mem::replace(&mut self.learned, poison.learned()) < poison.learned() {
-            self.backoff.reset();
-        }
-    }
-
-    /// Reports an outage once, and says how long to wait before the next try. None where a topic was tried often enough, and
-    /// events for it are to be given up.
-    ///
-    /// # Errors
-    /// The same, where the relay is to stop instead.
-    fn failed(&mut self, error: &Error) -> Result<Option<Duration>> {
-        let wait = self.backoff.next_wait();
-        let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
-        self.telemetry.metrics.retry(side);
-        self.telemetry.metrics.error(error.kind());
-        self.telemetry.connected(side, false);
-        let slot = &self.config.source.slot;
-        if let Some(topic) = error.topic() {
-            let delivery = &self.config.delivery;
-            let (tries, wait) = self.refusals.refused(topic, &delivery.retry, Instant::now(), fastrand::f64());
-            let wait_ms = wait.map(|wait| wait.as_millis());
-            self.failing = Some(error.kind());
-            if wait.is_none() && delivery.on_error == OnError::Stop {
-                return Err(error.clone());
-            }
-            tracing::warn!(%slot, %error, fix = error.what_to_do(), tries, wait_ms, "a topic refuses records");
-            return Ok(wait);
-        }
-        if self.failing.replace(error.kind()) == Some(error.kind()) {
-            tracing::debug!(%slot, %error, tries = self.backoff.tries(), wait_ms = wait.as_millis(), "still failing");
-        } else {
-            tracing::warn!(%slot, %error, fix = error.what_to_do(), "interrupted; trying again until it works");
-        }
-        Ok(Some(wait))
-    }
-
-    fn recovered(&mut self, start: Position) {
-        self.telemetry.connected(Side::Postgres, true);
-        let slot = &self.config.source.slot;
-        match self.failing.take() {
-            Some(_) => tracing::info!(%slot, tries = self.backoff.tries(), position = %start, "streaming again"),
-            None => tracing::info!(%slot, position = %start, "streaming"),
         }
     }
 }

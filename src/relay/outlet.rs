@@ -3,6 +3,7 @@
 //! Every source of events uses it: the stream through [`super::core::Core`], rows of the table through
 //! `reading`. One at a time has the sink, so that no two sources publish at once (P2).
 
+mod acks;
 mod again;
 mod giving_up;
 mod parking;
@@ -310,66 +311,6 @@ impl<S: Sink> Outlet<S> {
     /// Waits for deliveries. Safe to cancel.
     pub async fn next_deliveries(&mut self, into: &mut Vec<Delivery>) {
         self.sink.deliveries(into).await;
-    }
-
-    /// Waits for acks of what is in flight, until `until` or the producer fails.
-    pub async fn drain(&mut self, until: Instant) {
-        let mut deliveries = Vec::new();
-        while !self.is_drained() {
-            let waited = tokio::time::timeout_at(until, self.next_deliveries(&mut deliveries)).await;
-            let taken = self.delivered(&mut deliveries).and_then(|()| self.retry_pending());
-            if waited.is_err() || taken.is_err() {
-                return;
-            }
-        }
-    }
-
-    /// Takes in what the broker said.
-    ///
-    /// # Errors
-    /// The first failure, with the event it happened to. Every ack beside it was taken in; the producer is finished. One of an
-    /// event that can be given up heals: the next producer finds out which it is.
-    pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
-        let mut failure = None;
-        // What was acked is cleared of suspicion before anything is suspected.
-        let (mut refused, is_on) = (Vec::new(), self.giving_up.is_on());
-        for delivery in deliveries.drain(..) {
-            match delivery {
-                Delivery::Acked(ticket) => {
-                    failpoint::reached("acked");
-                    let bytes = self.ledger.acked(ticket).map_err(contradiction)?;
-                    self.counts.acked_bytes += bytes as u64;
-                    self.counts.acked += 1;
-                }
-                Delivery::Failed(ticket, error) => {
-                    if is_on && error.kind().disposition() == Disposition::GiveUp {
-                        refused.push((ticket, error.clone()));
-                    }
-                    if let Some(told) = self.giving_up.refused_by_topic(&error) {
-                        failure.get_or_insert(told);
-                        continue;
-                    }
-                    let found = self.ledger.whereabouts(ticket);
-                    failure.get_or_insert_with(|| match found {
-                        Some(at) => error.of_event(at.commit_lsn, at.index),
-                        None => error,
-                    });
-                }
-            }
-        }
-        if is_on {
-            let acked_below = self.ledger.next_undelivered();
-            self.giving_up.acked_below(acked_below);
-        }
-        match failure {
-            None => Ok(()),
-            Some(failure) => Err(self.giving_up.judge(refused, failure)),
-        }
-    }
-
-    /// Whether everything taken in is acked.
-    pub fn is_drained(&self) -> bool {
-        self.pending.is_none() && self.ledger.in_flight_events() == 0
     }
 
     /// The ledger.

@@ -5,7 +5,8 @@
 //! | [`mark`] | rows are marked or deleted once they were acked |
 //! | [`cleanup`] | rows that are published and old are deleted, in batches |
 //! | [`partition`] | the same for whole partitions |
-//! | [`parked`] | where events wait that cannot be delivered yet |
+//! | `writer` | the statements that do that |
+//! | [`parked`], `waiting` | where events wait that cannot be delivered yet |
 //! | [`published`] | which rows are published, as a condition in SQL |
 //! | [`stored`] | whether what a relay stored may be believed here |
 //! | [`table`] | an outbox table as the catalogs describe it |
@@ -22,6 +23,8 @@ pub mod partition;
 pub mod published;
 pub mod stored;
 pub mod table;
+mod waiting;
+mod writer;
 
 pub use mark::{Batch, Failure, Marker, RowId, Wanted};
 

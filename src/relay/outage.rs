@@ -1,0 +1,64 @@
+//! What is told of an outage, and how long is waited before the next try.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Life, Relay};
+use crate::config::OnError;
+use crate::error::{Error, Result};
+use crate::position::Position;
+use crate::telemetry::Side;
+
+impl Relay {
+    /// A producer that ended because events are being found out about ended for a reason: the next one need not wait.
+    pub(super) fn note_learned(&mut self) {
+        let poison = match &self.life {
+            Some(Life::Running(core)) => core.poison(),
+            Some(Life::New(..)) | None => &self.poison,
+        };
+        if std::mem::replace(&mut self.learned, poison.learned()) < poison.learned() {
+            self.backoff.reset();
+        }
+    }
+
+    /// Reports an outage once, and says how long to wait before the next try. None where a topic was tried often enough, and
+    /// events for it are to be given up.
+    ///
+    /// # Errors
+    /// The same, where the relay is to stop instead.
+    pub(super) fn failed(&mut self, error: &Error) -> Result<Option<Duration>> {
+        let wait = self.backoff.next_wait();
+        let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
+        self.telemetry.metrics.retry(side);
+        self.telemetry.metrics.error(error.kind());
+        self.telemetry.connected(side, false);
+        let slot = &self.config.source.slot;
+        if let Some(topic) = error.topic() {
+            let delivery = &self.config.delivery;
+            let (tries, wait) = self.refusals.refused(topic, &delivery.retry, Instant::now(), fastrand::f64());
+            let wait_ms = wait.map(|wait| wait.as_millis());
+            self.failing = Some(error.kind());
+            if wait.is_none() && delivery.on_error == OnError::Stop {
+                return Err(error.clone());
+            }
+            tracing::warn!(%slot, %error, fix = error.what_to_do(), tries, wait_ms, "a topic refuses records");
+            return Ok(wait);
+        }
+        if self.failing.replace(error.kind()) == Some(error.kind()) {
+            tracing::debug!(%slot, %error, tries = self.backoff.tries(), wait_ms = wait.as_millis(), "still failing");
+        } else {
+            tracing::warn!(%slot, %error, fix = error.what_to_do(), "interrupted; trying again until it works");
+        }
+        Ok(Some(wait))
+    }
+
+    pub(super) fn recovered(&mut self, start: Position) {
+        self.telemetry.connected(Side::Postgres, true);
+        let slot = &self.config.source.slot;
+        match self.failing.take() {
+            Some(_) => tracing::info!(%slot, tries = self.backoff.tries(), position = %start, "streaming again"),
+            None => tracing::info!(%slot, position = %start, "streaming"),
+        }
+    }
+}
