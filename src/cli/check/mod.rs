@@ -118,7 +118,7 @@ async fn upkeep(session: &Session, config: &Config) -> Result<()> {
     let wanted = match upkeep::Wanted::by(config) {
         // Nothing is changed by a look.
         upkeep::Wanted::Room => upkeep::Wanted::RoomIfThere,
-        wanted => wanted,
+        wanted @ (upkeep::Wanted::NoRoom | upkeep::Wanted::RoomIfThere) => wanted,
     };
     Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, wanted).await?;
     Ok(())
