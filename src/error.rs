@@ -62,7 +62,7 @@ pub enum Kind {
     NotVerified,
     /// `config import`: something was left that changes, or may change, what consumers see.
     NotCarried,
-    /// `replay`: no row was what was asked for. `dead-letters`: no letter was.
+    /// `replay`: no row was what was asked for. `dead-letters`: no letter was. `parked`: no event was.
     NothingMatched,
     /// A prerequisite on this machine is missing.
     Prerequisite,

@@ -17,19 +17,19 @@ pub struct Filters {
     /// With one of these keys; may be given again
     #[arg(long, value_name = "KEY", num_args = 1..)]
     pub aggregate: Vec<String>,
-    /// Of one of these classes: unroutable, too-large, rejected; may be given again
+    /// Of one of these classes: unroutable, too-large, rejected, refused, and behind for parked ones; may be given again
     #[arg(long, value_name = "CLASS", num_args = 1..)]
     pub class: Vec<String>,
     /// For one of these topics; may be given again
     #[arg(long, value_name = "TOPIC", num_args = 1..)]
     pub topic: Vec<String>,
-    /// Given up at this time or later: a timestamp, in UTC unless it names a zone, or a duration for so long ago, such as 2h
+    /// Given up or parked at this time or later: a timestamp, in UTC unless it names a zone, or a duration for so long ago, such as 2h
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
-    /// Given up before this time
+    /// Given up or parked before this time
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
-    /// Given up longer ago than this, such as 7d
+    /// Given up or parked longer ago than this, such as 7d
     #[arg(long, value_name = "DURATION", conflicts_with = "until")]
     pub older_than: Option<String>,
 }

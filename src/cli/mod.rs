@@ -23,6 +23,7 @@ pub mod import;
 pub mod init;
 pub mod load;
 pub mod output;
+pub mod parked;
 pub mod prompt;
 pub mod replay;
 pub mod run;
@@ -37,6 +38,7 @@ pub mod verify;
 pub use cleanup::CleanupArgs;
 pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
 pub use dead_letters::DeadLettersCommand;
+pub use parked::ParkedCommand;
 pub use replay::ReplayArgs;
 pub use verify::VerifyArgs;
 
@@ -78,6 +80,9 @@ pub enum Command {
     /// List events that were given up, send them again, or settle them
     #[command(name = "dead-letters", subcommand, after_help = dead_letters::HELP)]
     DeadLetters(DeadLettersCommand),
+    /// List events that wait, have them tried again, or drop them
+    #[command(subcommand, after_help = parked::HELP)]
+    Parked(ParkedCommand),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),

@@ -6,7 +6,7 @@ use crate::cli::load::Loaded;
 use crate::cli::output::{Failure, Outcome, shell_word};
 use crate::cli::{
     CheckArgs, CheckConfigArgs, Command, ConfigCommand, ReplayArgs, RunArgs, VerifyArgs, check, check_config, cleanup,
-    dead_letters, import, init, replay, setup, status, teardown, verify,
+    dead_letters, import, init, parked, replay, setup, status, teardown, verify,
 };
 use crate::config::layers::holds_password;
 use crate::demo;
@@ -48,6 +48,7 @@ fn typed(command: &Command) -> Vec<Typed<'_>> {
         Command::Teardown(args) => (&args.common, args.publication.as_deref(), None),
         Command::Status(args) => (&args.common, None, None),
         Command::Cleanup(args) => (&args.common, None, args.table.as_deref()),
+        Command::Parked(command) => (command.common(), None, None),
         Command::DeadLetters(command) => return command.typed(),
         Command::Config(ConfigCommand::Init(_) | ConfigCommand::Import(_)) | Command::Demo(_) => return Vec::new(),
     };
@@ -65,7 +66,7 @@ fn typed(command: &Command) -> Vec<Typed<'_>> {
 }
 
 /// What each command takes of it.
-const TAKES: [(&str, &[&str]); 10] = [
+const TAKES: [(&str, &[&str]); 13] = [
     ("run", &["config", "database-url", "slot", "publication", "table"]),
     ("setup", &["config", "database-url", "slot", "publication", "table"]),
     ("teardown", &["config", "database-url", "slot", "publication"]),
@@ -76,6 +77,9 @@ const TAKES: [(&str, &[&str]); 10] = [
     ("dead-letters list", &["config", "slot"]),
     ("dead-letters replay", &["config", "slot"]),
     ("dead-letters discard", &["config", "slot"]),
+    ("parked list", &["config", "database-url", "slot"]),
+    ("parked retry", &["config", "database-url", "slot"]),
+    ("parked drop", &["config", "database-url", "slot"]),
 ];
 
 /// The commands in `remedy` with the flags this one has: without them they would be about another table. A command is
@@ -108,6 +112,7 @@ async fn done(command: &Command) -> Outcome {
         Command::Verify(args) => verify::verify(args).await,
         Command::Replay(args) => Box::pin(replay::replay(args)).await,
         Command::DeadLetters(command) => Box::pin(dead_letters::dead_letters(command)).await,
+        Command::Parked(command) => Box::pin(parked::parked(command)).await,
         Command::CheckConfig(args) => check_config::check_config(args),
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,

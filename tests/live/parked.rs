@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::support::relay::RelayCommand;
+use serde_json::Value;
+
+use crate::support::relay::{RelayCommand, last_words};
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::sql::Sql;
@@ -36,6 +38,28 @@ fn small() -> World {
 
 fn parking(world: &World) -> RelayCommand {
     world.run().option("--on-error", "park")
+}
+
+/// One of the commands on what waits.
+fn command(world: &World, name: &str) -> RelayCommand {
+    RelayCommand::new("parked").flag(name).option("--slot", &world.name).option("--database-url", &world.database_url)
+}
+
+/// Its exit code, the JSON it printed, and its words.
+#[track_caller]
+fn ran(command: &RelayCommand) -> (i32, Value, String) {
+    let output = command.clone().flag("--json").output();
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!words.contains("panicked"), "{words}");
+    (output.status.code().unwrap(), serde_json::from_slice(&output.stdout).unwrap_or(Value::Null), words)
+}
+
+/// The same of one that succeeds.
+#[track_caller]
+fn well(command: &RelayCommand) -> Value {
+    let (code, json, words) = ran(command);
+    assert_eq!(code, 0, "{words}");
+    json
 }
 
 /// Ids of the events that wait, each with its class.
@@ -122,7 +146,9 @@ fn waits_and_goes_on(mode: &[&str]) {
     eventually("some are delivered", ARRIVAL, || number_parked(&sql), |count| *count < left);
     relay.kill_hard();
     let writers = world.workload(&Plan { writers: 2, aggregates: 12, ..Plan::default() });
-    sql.run("update walrelay.parked set asked = 'retry'");
+    let again = command(&world, "retry").flag("--all").flag("--yes").output();
+    // By now there may be nothing left.
+    assert!(matches!(again.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&again.stderr));
     // Between the ack of what waited and the moment that is written down.
     let mut relay = run().variable("FAILPOINTS", "retried=1*off->return").start();
     relay.wait_exit(ARRIVAL);
@@ -160,7 +186,7 @@ fn what_is_dropped_lets_its_aggregate_go_on() {
     ));
     eventually("two wait", ARRIVAL, || number_parked(&sql), |count| *count == 2);
     eventually("the other does not", ARRIVAL, || world.delivered(), |count| *count == 1);
-    sql.run("update walrelay.parked set asked = 'drop' where class = 'unroutable'");
+    command(&world, "drop").option("--class", "unroutable").flag("--yes").succeed();
     eventually("none waits", ARRIVAL, || number_parked(&sql), |count| *count == 0);
     world.emit(&sql, "a");
     eventually("what was behind it is there", ARRIVAL, || world.delivered(), |count| *count == 3);
@@ -219,5 +245,99 @@ fn a_topic_that_is_not_there_stops_the_relay_once_it_was_tried_often_enough() {
     eventually("it is tried", ARRIVAL, || relay.log(), |log| log.contains("a topic refuses records"));
     topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[]);
     world.assert_all_delivered();
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
+    let world = small();
+    let sql = world.sql();
+    let (code, _, words) = ran(&command(&world, "list"));
+    assert!(code == 1 && last_words(&words).0.contains("nothing is parked"), "{words}");
+    let mut relay = parking(&world).start();
+    relay.wait_ready();
+    let first = large(&sql, &world, 1);
+    let emitted = |kind: &str, aggregate: &str| {
+        let version = sql.number(&format!("select emit('{kind}', '{aggregate}', 20)"));
+        sql.text(&format!(
+            "select id::text from outbox where aggregateid = '{aggregate}' and payload ->> 'v' = '{version}'"
+        ))
+    };
+    let aggregate = format!("{}-1", world.kind(0));
+    let behind: Vec<String> = (0..3).map(|_| emitted(&world.kind(0), &aggregate)).collect();
+    let other = large(&sql, &world, 2);
+    let lost = emitted("not a topic", "c");
+    eventually("six wait", ARRIVAL, || number_parked(&sql), |count| *count == 6);
+
+    // Listed: what holds up an aggregate, and all that are behind it if wanted. No payload.
+    let json = well(&command(&world, "list"));
+    let row_ids = |json: &Value| -> Vec<String> {
+        json["events"].as_array().unwrap().iter().map(|event| event["row_id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(row_ids(&json), [first.clone(), other.clone(), lost.clone()]);
+    assert_eq!((&json["matched"], &json["aggregates"], &json["classes"]["behind"]), (&6.into(), &3.into(), &3.into()));
+    assert_eq!((&json["events"][0]["behind"], &json["events"][0]["attempts"]), (&3.into(), &1.into()));
+    assert!(!json.to_string().contains("filling"), "{json}");
+    assert_eq!(row_ids(&well(&command(&world, "list").flag("--all"))).len(), 6);
+    assert_eq!(row_ids(&well(&command(&world, "list").option("--id", &behind[1]))), behind[1..2]);
+    assert_eq!(row_ids(&well(&command(&world, "list").option("--class", "unroutable"))), [lost.as_str()]);
+    assert_eq!(row_ids(&well(&command(&world, "list").option("--topic", &world.topic(0)))).len(), 2);
+    assert_eq!(row_ids(&well(&command(&world, "list").option("--outbox", "public.outbox"))).len(), 3);
+    let of = |name: &str| command(&world, name).option("--aggregate", &aggregate);
+    assert_eq!(well(&of("list"))["matched"], 4);
+    assert_eq!(ran(&command(&world, "list").option("--older-than", "1h")).0, 1);
+    let text = command(&world, "list").succeed();
+    assert!(text.contains("when asked") && text.contains("6 events of 3 aggregates: 3 behind, 2 too-large"), "{text}");
+
+    // Shown: sizes, and values only if they are asked for.
+    let show = command(&world, "show").flag(&first);
+    let text = show.succeed();
+    assert!(
+        text.contains("0 before it, and 3 behind it") && text.contains("payload") && !text.contains("filling"),
+        "{text}"
+    );
+    let json = well(&show);
+    let payload = |json: &Value| {
+        let columns = json["events"][0]["columns"].as_array().unwrap().clone();
+        columns.into_iter().find(|column| column["name"] == "payload").unwrap()
+    };
+    assert!(payload(&json)["bytes"].as_i64().unwrap() > 200_000 && payload(&json)["value"].is_null());
+    assert!(payload(&well(&show.clone().flag("--payload")))["value"].as_str().unwrap().contains("filling"));
+    assert_eq!(ran(&command(&world, "show").flag("none")).0, 1);
+
+    // Asked for nothing, for everything and something, without a terminal, and only to look: nothing is changed.
+    let asked = || sql.number("select count(*) from walrelay.parked where asked is not null or attempts > 1");
+    assert_eq!(ran(&command(&world, "drop")).0, 2);
+    assert_eq!(ran(&of("retry").flag("--all")).0, 2);
+    assert_eq!(ran(&of("drop")).0, 2);
+    let json = well(&of("drop").flag("--dry-run"));
+    assert_eq!((&json["matched"], &json["asked"], &json["dry_run"]), (&4.into(), &0.into(), &true.into()));
+    assert_eq!(well(&of("retry").flag("--dry-run"))["relay_runs"], true);
+    assert_eq!((asked(), number_parked(&sql)), (0, 6));
+
+    // Tried again, the attempts counted, by the first of its aggregate whichever was named.
+    let json = well(&command(&world, "retry").option("--id", &behind[2]).flag("--yes"));
+    assert_eq!((&json["asked"], &json["waiting"]), (&1.into(), &4.into()));
+    let attempts =
+        || sql.number(&format!("select attempts from walrelay.parked where convert_from(row_id, 'UTF8') = '{first}'"));
+    eventually("it was tried again", ARRIVAL, attempts, |attempts| *attempts == 2);
+    assert_eq!(number_parked(&sql), 6);
+
+    // What is dropped is exactly what was named, and what is behind it arrives; with no relay, once there is one.
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    let words = command(&world, "drop").option("--id", &first).flag("--yes").succeed();
+    assert!(words.contains("never delivered by the relay") && words.contains("once one is started"), "{words}");
+    assert!(command(&world, "list").succeed().contains("asked to drop"));
+    let mut relay = parking(&world).start();
+    eventually("others wait", ARRIVAL, || number_parked(&sql), |count| *count == 2);
+    eventually("those behind are there", ARRIVAL, || world.delivered(), |count| *count == 3);
+    topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
+    let json = well(&command(&world, "retry").flag("--all").flag("--yes"));
+    assert_eq!((&json["asked"], &json["relay_runs"]), (&2.into(), &true.into()));
+    eventually("it is delivered", ARRIVAL, || world.delivered(), |count| *count == 4);
+    eventually("one waits", ARRIVAL, || parked(&sql), |parked| parked.iter().all(|(id, _)| *id == lost));
+    well(&command(&world, "drop").flag("--all").flag("--yes"));
+    eventually("none waits", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    assert_eq!(ran(&command(&world, "list")).0, 1);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

@@ -1,0 +1,19 @@
+-- Behind chosen.sql. $9 with those that wait behind another, $10 how many. The oldest first.
+select c.id, c.outbox, c.row_id, c.key, c.topic, c.class, c.error, c.attempts, c.asked,
+    (extract(epoch from c.parked_at) * 1000)::bigint as parked_ms,
+    (extract(epoch from c.next_at) * 1000)::bigint as next_ms,
+    (extract(epoch from pg_catalog.clock_timestamp()) * 1000)::bigint as now_ms,
+    case
+        when c.key is null then 0
+        else (
+            select count(*) from walrelay.parked f
+            where f.slot = $1 and f.outbox = c.outbox and f.key = c.key and f.id > c.id
+        )
+    end as behind
+from chosen c
+where $9 or c.class <> 'behind' or not exists (
+    select from walrelay.parked h
+    where h.slot = $1 and h.outbox = c.outbox and h.key = c.key and h.id < c.id
+)
+order by c.id
+limit $10

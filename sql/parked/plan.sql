@@ -1,0 +1,16 @@
+-- Behind chosen.sql. What a retry or a drop is about. One row: the first event of each aggregate, the events that are meant, and
+-- how many events the aggregates have.
+, aggregates as (
+    select a.first, a.events
+    from (select distinct c.outbox, c.key, c.alone from chosen c) d
+    cross join lateral (
+        select min(p.id) as first, count(*) as events
+        from walrelay.parked p
+        where d.alone is null and p.slot = $1 and p.outbox = d.outbox and p.key = d.key
+    ) of_key
+    cross join lateral (select coalesce(d.alone, of_key.first) as first, greatest(of_key.events, 1) as events) a
+)
+select
+    (select coalesce(array_agg(a.first order by a.first), '{}') from aggregates a) as heads,
+    (select coalesce(array_agg(c.id order by c.id), '{}') from chosen c) as events,
+    (select coalesce(sum(a.events), 0)::bigint from aggregates a) as waiting
