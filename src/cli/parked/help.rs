@@ -3,7 +3,7 @@
 pub(in crate::cli) const HELP: &str = "\
 Examples:
   walrelay parked list --config walrelay.toml
-  walrelay parked show --config walrelay.toml 83f6ad62-1ffc-48cf-bc96-745c1a2094fd
+  walrelay parked show --config walrelay.toml 4828198b
   walrelay parked retry --config walrelay.toml --class too-large
   walrelay parked drop --config walrelay.toml --id 4828198b
 
