@@ -380,6 +380,11 @@ impl<'a> Reading<'a> {
         self.retrying.begin_due(self.marker.as_ref(), self.outlet.waiting(), Instant::now());
     }
 
+    /// Whether events wait that are tried once it is stored how far all is published.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.outlet.waiting() > 0 && self.store.known().borrow().is_none()
+    }
+
     /// What is being tried of events that wait comes to its end.
     pub(super) async fn finish_retrying(&mut self) {
         if self.stop.asked() < Stop::Now {

@@ -308,7 +308,7 @@ impl Work<'_> {
             // The log was not beyond this when an earlier snapshot was taken, either.
             let before = self.reading.stored.published.take();
             self.reading.stored.published = Some(published(until, (lsn, Some(flushed)), floor, before.as_ref()));
-            if read > 0 || stored_at.elapsed() >= IDLE_STORE {
+            if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.is_waited_for() {
                 stored_at = Instant::now();
                 self.reading.save().await?;
             }

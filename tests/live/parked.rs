@@ -16,6 +16,10 @@ use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 const EXIT: Duration = Duration::from_secs(30);
+/// How long everything that waits may take to be delivered while more comes.
+const DRAINED: Duration = Duration::from_secs(150);
+/// Pause of writers while what waits is delivered: it ends, although more comes.
+const SLOWLY: Duration = Duration::from_millis(40);
 
 /// Emits an event that is larger than [`small`] lets the broker take, compressed or not.
 const LARGE: &str = "
@@ -145,7 +149,7 @@ fn waits_and_goes_on(mode: &[&str]) {
     let left = waiting.len() as i64;
     eventually("some are delivered", ARRIVAL, || number_parked(&sql), |count| *count < left);
     relay.kill_hard();
-    let writers = world.workload(&Plan { writers: 2, aggregates: 12, ..Plan::default() });
+    let writers = world.workload(&Plan { writers: 2, aggregates: 12, pause: SLOWLY, ..Plan::default() });
     let again = command(&world, "retry").flag("--all").flag("--yes").output();
     // By now there may be nothing left.
     assert!(matches!(again.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&again.stderr));
@@ -155,7 +159,7 @@ fn waits_and_goes_on(mode: &[&str]) {
     let mut relay = start();
     relay.wait_ready();
     writers.wait_for(50);
-    eventually("all are delivered", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    eventually("all are delivered", DRAINED, || number_parked(&sql), |count| *count == 0);
     writers.wait_for(50);
     writers.stop();
     world.assert_all_delivered();
@@ -214,15 +218,14 @@ fn a_topic_that_is_not_there_is_tried_again_until_somebody_makes_it() {
     let file = format!("[delivery]\nretry_base = \"300ms\"\nretry_cap = \"1s\"\n{NO_TOPICS}");
     let mut relay = parking(&world).config_file(&file).start();
     relay.wait_ready();
-    let slowly = Duration::from_millis(40);
-    let writers = world.workload(&Plan { writers: 2, aggregates: 6, pause: slowly, ..Plan::default() });
+    let writers = world.workload(&Plan { writers: 2, aggregates: 6, pause: SLOWLY, ..Plan::default() });
     let attempts = || sql.number("select coalesce(max(attempts), 0) from walrelay.parked where class = 'refused'");
     eventually("it is tried again by itself", ARRIVAL, attempts, |attempts| *attempts >= 2);
     // The other topic is not held up by that.
     let there = world.delivered();
     eventually("others arrive", ARRIVAL, || world.delivered(), |count| *count > there + 50);
     topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[]);
-    eventually("none waits", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    eventually("none waits", DRAINED, || number_parked(&sql), |count| *count == 0);
     writers.wait_for(50);
     writers.stop();
     world.assert_all_delivered();
