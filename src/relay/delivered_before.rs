@@ -6,7 +6,7 @@
 //! position" would not do: topics are shared, and the position of another slot's relay says nothing of this one's events.
 //!
 //! Records are remembered by what hashes to 64 bits under random keys, and only those at or above the stored position:
-//! some thirty bytes each, at most [`REMEMBERED_MAX`] (P4). What was not seen or not remembered is published again, and
+//! some thirty bytes each, at most 100,000 (P4). What was not seen or not remembered is published again, and
 //! with it everything behind it of the same key: a copy of an old event never comes last where a newer one was skipped
 //! (P2).
 

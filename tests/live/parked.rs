@@ -267,7 +267,7 @@ fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
         ))
     };
     let aggregate = format!("{}-1", world.kind(0));
-    let behind: Vec<String> = (0..3).map(|_| emitted(&world.kind(0), &aggregate)).collect();
+    let behind: Vec<String> = (0..3).map(|_| emitted(world.kind(0), &aggregate)).collect();
     let other = large(&sql, &world, 2);
     let lost = emitted("not a topic", "c");
     eventually("six wait", ARRIVAL, || number_parked(&sql), |count| *count == 6);
