@@ -65,8 +65,8 @@
 //!   LSN. The confirmed LSN is the commit end of the longest prefix of transactions whose every event is acked and
 //!   whose position is stored. It never passes that, and never goes back.
 //! - **P2, order.** Per aggregate, Kafka order is commit order, across retries, reconnects and restarts.
-//! - **P3, nothing skipped.** What cannot be decoded, routed or produced stops the relay and names row and LSN, or is given
-//!   up as was asked for: alone, counted, and with a line in the log.
+//! - **P3, nothing skipped.** What cannot be decoded, routed or produced stops the relay and names row and LSN; or, as was
+//!   asked for, it waits with all that follows of its aggregate, or is given up: alone, counted, and with a line in the log.
 //! - **P4, memory.** Bounded by bytes in flight, whatever the size of a transaction; none is buffered whole.
 //! - **P5, back-pressure.** When Kafka is slow, reading stops and status updates go on; a silent peer is dead.
 //! - **P6, idle.** With nothing in flight the keepalive's position is confirmed, so an idle outbox pins no WAL.

@@ -33,7 +33,7 @@ use crate::state::kafka::KafkaStore;
 use crate::state::postgres::{PostgresStore, SlotStore};
 use crate::state::{ServerIdentity, Store, Stored};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::Waiting;
+use crate::upkeep::parked::{self, Waiting};
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -146,6 +146,7 @@ impl Session {
         if source.give_up_over_budget || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
             fitness::look(config, warn).await?;
         }
+        parked::none_left_behind(sql.client(), config).await?;
         if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await? {
             let cause = format!("another relay of slot {} is reading the table; standing by", source.slot);
             return Err(Error::new(Kind::SlotActive, cause));

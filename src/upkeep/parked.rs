@@ -7,7 +7,7 @@
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
-use crate::config::{OutboxConfig, SlotName};
+use crate::config::{Config, OnError, OutboxConfig, SlotName, setting};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Place, Via};
@@ -22,6 +22,7 @@ const DUE: &str = include_str!("../../sql/parked/due.sql");
 const EVENTS: &str = include_str!("../../sql/parked/events.sql");
 const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
 const FAILED: &str = include_str!("../../sql/parked/failed.sql");
+const COUNT: &str = include_str!("../../sql/parked/count.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
 /// Class of an event that waits for one before it.
@@ -320,6 +321,31 @@ fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
     };
     let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
     Ok(Held { id: get(row, 0)?, event, class: get(row, 11)?, error: get(row, 12)?, attempts })
+}
+
+/// Whether nothing waits that a relay of this configuration would leave behind: it would let events overtake it.
+///
+/// # Errors
+/// [`Kind::Config`] where something does; those of the connection.
+pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
+    let told = |failed: Failed| failed.told(DOING);
+    if config.delivery.on_error == OnError::Park || usable(client).await.map_err(told)? != "usable" {
+        return Ok(());
+    }
+    let slot = &config.source.slot;
+    let row = answered(DOING, client.query_one(COUNT, &[&slot.as_str()])).await.map_err(told)?;
+    let count: i64 = get(&row, 0).map_err(told)?;
+    if count == 0 {
+        return Ok(());
+    }
+    let cause = format!(
+        "{count} events of slot {slot} are parked, and {} is not park: later events of their aggregates would overtake them",
+        setting::ON_ERROR.key
+    );
+    Err(Error::new(Kind::Config, cause).remedy(
+        "start with on_error = \"park\" until nothing waits: walrelay parked list shows it, walrelay parked retry sends it, and \
+         walrelay parked drop gives it up",
+    ))
 }
 
 /// Makes sure that the table is there and ours to use.

@@ -190,6 +190,15 @@ fn what_is_dropped_lets_its_aggregate_go_on() {
     ));
     eventually("two wait", ARRIVAL, || number_parked(&sql), |count| *count == 2);
     eventually("the other does not", ARRIVAL, || world.delivered(), |count| *count == 1);
+    // Whoever does not look at what waits would let later events overtake it.
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    for mode in ["slot", "auto"] {
+        let mut relay = world.run().option("--mode", mode).start();
+        assert_eq!(relay.wait_exit(ARRIVAL), Some(2), "{}", relay.log());
+        assert!(relay.log().contains("2 events of slot"), "{}", relay.log());
+    }
+    let mut relay = parking(&world).start();
+    relay.wait_ready();
     command(&world, "drop").option("--class", "unroutable").flag("--yes").succeed();
     eventually("none waits", ARRIVAL, || number_parked(&sql), |count| *count == 0);
     world.emit(&sql, "a");

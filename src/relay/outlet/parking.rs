@@ -8,6 +8,8 @@ use crate::upkeep::parked::Waiting;
 
 /// Events that may wait: what an operator can look through, and some 20 MB of memory.
 const EVENTS_MAX: usize = 100_000;
+/// How many more may where that many wait at the start: what was asked meanwhile is done first, and takes a moment.
+const AT_START: usize = 10_000;
 
 /// Which events wait in the table of parked events, by their ids and by their aggregates.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +19,8 @@ pub(super) struct Parking {
     aggregates: HashMap<usize, HashMap<Vec<u8>, usize>>,
     /// Topics that refused an event which waits.
     refusing: HashSet<String>,
+    /// How many more may wait.
+    beyond: usize,
 }
 
 impl Parking {
@@ -51,8 +55,8 @@ impl Parking {
     /// # Errors
     /// Too many do.
     pub(super) fn park(&mut self, waiting: Waiting) -> Result<(), Error> {
-        if self.rows.len() >= EVENTS_MAX {
-            let cause = format!("{EVENTS_MAX} events are parked, and no more may be");
+        if self.rows.len() >= EVENTS_MAX + self.beyond {
+            let cause = format!("{} events are parked, and no more may be", self.rows.len());
             return Err(Error::new(Kind::Event, cause).remedy(
                 "see them with walrelay parked list; while the relay is stopped, mark what is to be sent or dropped with \
                  walrelay parked retry or drop, which is done first once it is started",
@@ -95,6 +99,8 @@ impl Parking {
     pub(super) fn begin(&mut self, waiting: impl Iterator<Item = Waiting>) {
         *self = Parking::default();
         waiting.for_each(|waiting| self.put(waiting));
+        let over = self.rows.len().checked_sub(EVENTS_MAX);
+        self.beyond = over.map_or(0, |over| over + AT_START);
     }
 }
 
@@ -144,10 +150,15 @@ mod tests {
     fn no_more_than_somebody_can_look_through_wait() {
         let mut parking = Parking::default();
         let id = |number: usize| (0, number.to_be_bytes().to_vec());
-        parking.begin((0..EVENTS_MAX).map(|number| Waiting { row: id(number), key: None, refused_by: None }));
+        let of = |count: usize| (1..=count).map(|number| Waiting { row: id(number), key: None, refused_by: None });
+        // Whoever stopped for that and was told what to do gets the time for it.
+        parking.begin(of(EVENTS_MAX));
+        parking.park(waiting(0, 1, None)).unwrap();
+        parking.begin(of(EVENTS_MAX - 1));
+        parking.park(waiting(0, 2, None)).unwrap();
         let error = parking.park(waiting(0, 1, None)).unwrap_err();
         assert!(error.kind().halts() && error.what_to_do().is_some(), "{error}");
         parking.release(&Waiting { row: id(7), key: None, refused_by: None });
-        parking.park(waiting(0, 1, None)).unwrap();
+        parking.park(waiting(0, 3, None)).unwrap();
     }
 }
