@@ -199,7 +199,9 @@ fn poison_among_others_is_one_dead_letter_each_and_nothing_comes_twice() {
     let command = run(&world).option("--on-error", "dead-letter").config_file(&file);
     let mut relay = command.start();
     relay.wait_ready();
-    let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
+    // Each poison takes producers of its own to be found out, each with a fence.
+    let pause = Duration::from_millis(20);
+    let writers = world.workload(&Plan { writers: 4, pause, ..Plan::default() });
     let (sql, kind) = (world.sql(), world.kind(0));
     let mut bad = BTreeSet::new();
     for round in 0..3 {
@@ -224,6 +226,8 @@ fn poison_among_others_is_one_dead_letter_each_and_nothing_comes_twice() {
     }
     writers.wait_for(50);
     writers.stop();
+    let lost = || world.check().lost.len();
+    eventually("all others arrive", 4 * ARRIVAL, lost, |lost| *lost == 0);
     let findings = world.assert_all_good_delivered();
     assert_eq!(findings.duplicates, 0);
     let letters =
