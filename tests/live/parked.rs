@@ -15,6 +15,8 @@ use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
+/// Aggregates that come to wait; finding each out takes some producers.
+const ROUNDS: u32 = 2;
 const EXIT: Duration = Duration::from_secs(30);
 /// How long everything that waits may take to be delivered while more comes.
 const DRAINED: Duration = Duration::from_secs(150);
@@ -88,7 +90,7 @@ fn all_others_arrived(world: &World, sql: &Sql) {
         let waits: BTreeSet<String> = parked(sql).into_iter().map(|(id, _)| id).collect();
         lost.symmetric_difference(&waits).cloned().collect::<Vec<_>>()
     };
-    eventually("all others have arrived", ARRIVAL, differs, Vec::is_empty);
+    eventually("all others have arrived", DRAINED, differs, Vec::is_empty);
 }
 
 /// Events of an aggregate that wait in another order than that of their places.
@@ -117,7 +119,7 @@ fn waits_and_goes_on(mode: &[&str]) {
     let mut bad = BTreeSet::new();
     let mut relay = start();
     relay.wait_ready();
-    for round in 0..4 {
+    for round in 0..ROUNDS {
         bad.insert(large(&sql, &world, round));
         bad.insert(large(&sql, &world, round));
         writers.wait_for(events / 40 + chance.u64(..events / 40));
@@ -135,8 +137,8 @@ fn waits_and_goes_on(mode: &[&str]) {
     let waiting = parked(&sql);
     // The first of each aggregate was tried; the second large one waits behind it.
     let tried: BTreeSet<&String> = waiting.iter().filter(|(_, class)| class == "too-large").map(|(id, _)| id).collect();
-    assert!(tried.len() == 4 && tried.iter().all(|id| bad.contains(*id)), "{tried:?} of {bad:?}");
-    assert!(waiting.len() > 8, "others wait behind them: {}", waiting.len());
+    assert!(tried.len() == ROUNDS as usize && tried.iter().all(|id| bad.contains(*id)), "{tried:?} of {bad:?}");
+    assert!(waiting.len() > 2 * ROUNDS as usize, "others wait behind them: {}", waiting.len());
     let gauge = || relay.metric("walrelay_waiting_events").unwrap_or_default();
     eventually("it says how many wait", ARRIVAL, gauge, |count| *count == waiting.len() as f64);
     if mode.is_empty() {
@@ -147,7 +149,7 @@ fn waits_and_goes_on(mode: &[&str]) {
     topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
     sql.run("update walrelay.parked set asked = 'retry'");
     let left = waiting.len() as i64;
-    eventually("some are delivered", ARRIVAL, || number_parked(&sql), |count| *count < left);
+    eventually("some are delivered", DRAINED, || number_parked(&sql), |count| *count < left);
     relay.kill_hard();
     let writers = world.workload(&Plan { writers: 2, aggregates: 12, pause: SLOWLY, ..Plan::default() });
     let again = command(&world, "retry").flag("--all").flag("--yes").output();
