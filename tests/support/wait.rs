@@ -2,10 +2,20 @@
 
 use std::fmt::Debug;
 use std::panic::Location;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a condition is looked at.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Tells threads of a scope to end, however the one that holds this ends: the scope waits for them.
+pub(crate) struct Stopped<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Calls `look` until it gives something or `deadline` has passed.
 pub(crate) fn until<T>(deadline: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {

@@ -103,7 +103,7 @@ impl World {
         let sql = self.sql();
         eventually(
             "the slot is dropped",
-            ARRIVAL,
+            3 * ARRIVAL,
             || {
                 let pid = self.walsender();
                 if pid != 0 {

@@ -43,12 +43,13 @@ fn a_table_that_is_rewritten_while_its_slot_is_made_loses_nothing() {
     streaming(&world, &mut relay);
     let (sql, stop) = (world.sql(), std::sync::atomic::AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _stopped = crate::support::wait::Stopped(&stop);
         scope.spawn(|| {
             let rewriter = world.sql();
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 let rewrite = "alter table outbox alter aggregatetype type varchar(255) using lower(aggregatetype)";
                 rewriter.try_run(rewrite).unwrap_or_default();
-                rewriter.run("select pg_sleep(0.05)");
+                rewriter.run("select pg_sleep(0.1)");
             }
         });
         for _ in 0..6 {
@@ -57,7 +58,6 @@ fn a_table_that_is_rewritten_while_its_slot_is_made_loses_nothing() {
             }
             world.drop_slot();
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     world.emit(&sql, "a");
     world.assert_all_delivered();

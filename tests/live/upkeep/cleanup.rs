@@ -190,6 +190,7 @@ fn rows_that_are_held_are_left_and_writers_go_on() {
     );
     let (stop, writes, slowest) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let _stopped = crate::support::wait::Stopped(&stop);
         scope.spawn(|| {
             let sql = world.sql();
             while !stop.load(Ordering::Relaxed) {

@@ -27,6 +27,7 @@ fn a_table_in_use_gets_its_column_and_nobody_waits_long() {
     let (stop, slowest, writes) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let setup = world.command("setup").flag("--add-xid-column");
     std::thread::scope(|scope| {
+        let _stopped = crate::support::wait::Stopped(&stop);
         scope.spawn(|| {
             let sql = world.sql();
             while !stop.load(Ordering::Relaxed) {

@@ -30,7 +30,7 @@ pub(crate) const SECOND: i32 = 2;
 const SESSION_MS: u32 = 6000;
 
 /// How many tests can have a proxy before one broker.
-const DOORS: usize = 8;
+const DOORS: usize = 32;
 
 /// A broker with its log directory; the process comes and goes.
 pub(crate) struct Kafka {
