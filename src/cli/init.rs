@@ -2,7 +2,7 @@
 
 use crate::cli::InitArgs;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, aligned, note, print, print_line, shell_word, write_file};
+use crate::cli::output::{Outcome, aligned, note, print, print_json, shell_word, write_file};
 use crate::cli::session::Session;
 use crate::cli::table::{self, Table};
 use crate::config::layers::{Origin, Settings, holds_password};
@@ -45,8 +45,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
         write_file(output, &suggestion.toml, args.target.force)?;
     }
     if args.json {
-        let json = serde_json::to_string_pretty(&suggestion);
-        return print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?);
+        return print_json(&suggestion);
     }
     if args.target.output.is_none() {
         print(&suggestion.toml)?;

@@ -1,5 +1,6 @@
 //! What commands print, and how they end.
 
+use serde::Serialize;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
@@ -45,6 +46,15 @@ pub fn print(text: &str) -> Outcome {
 /// As [`print()`].
 pub fn print_line(text: impl std::fmt::Display) -> Outcome {
     print(&format!("{text}\n"))
+}
+
+/// Prints a value as JSON, for people to read and programs to parse.
+///
+/// # Errors
+/// As [`print()`], and [`Kind::Bug`] for what is no JSON.
+pub fn print_json(value: &impl Serialize) -> Outcome {
+    let json = serde_json::to_string_pretty(value);
+    print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)
 }
 
 /// Writes `text` into a file of its own; over one that exists only with `force`.

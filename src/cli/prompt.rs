@@ -3,16 +3,38 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::Duration;
 
+use crate::cli::output::{Outcome, note, print};
 use crate::error::{Error, Kind, Result};
 
 /// How long the answer of a person is waited for by whoever holds something open meanwhile.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// Shows what would be done, and asks for it unless that is answered already; beside JSON it is shown only to whoever is asked.
+///
+/// # Errors
+/// As [`confirm`], and where nobody answers; those of [`print()`].
+pub async fn shown_and_confirmed(
+    text: &str,
+    (is_json, is_answered): (bool, bool),
+    question: impl FnOnce() -> String,
+    otherwise: &str,
+) -> Outcome {
+    match is_json {
+        false => print(text)?,
+        true if !is_answered => note(text.trim_end()),
+        true => {}
+    }
+    if !is_answered {
+        confirm_in_time(question(), otherwise).await?;
+    }
+    Ok(())
+}
+
 /// As [`confirm`], and does not wait for ever; `otherwise` says what did not happen then.
 ///
 /// # Errors
 /// [`Kind::Config`], as there and where nobody answers.
-pub async fn confirm_in_time(question: String, otherwise: &str) -> Result<()> {
+async fn confirm_in_time(question: String, otherwise: &str) -> Result<()> {
     let asked = tokio::task::spawn_blocking(move || confirm(&question));
     match tokio::time::timeout(ANSWER_TIMEOUT, asked).await {
         Ok(answer) => answer.map_err(|error| Error::new(Kind::Bug, format!("the question ended: {error}")))?,

@@ -10,7 +10,7 @@ use crate::support::seed::{from_environment, generator};
 use crate::support::servers::kafka::Listener;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
-use crate::support::wait::eventually;
+use crate::support::wait::{Stopped, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -26,15 +26,6 @@ fn crashes() -> (Duration, Duration) {
     let seconds = from_environment("WALRELAY_TEST_CRASH_SECONDS", 15);
     let period = from_environment("WALRELAY_TEST_CRASH_PERIOD_MS", 1_500);
     (Duration::from_secs(seconds), Duration::from_millis(period))
-}
-
-/// Lets writers end however a test ends.
-struct Stop<'s>(&'s AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Four writers with aggregates of their own commit some 2,000 events a second until `stop`.
@@ -63,7 +54,7 @@ fn a_relay_killed_every_few_seconds_under_load_publishes_next_to_nothing_twice()
             let (world, stop) = (&world, &stop);
             scope.spawn(move || write(world, number, stop));
         }
-        let _stop = Stop(&stop);
+        let _stopped = Stopped(&stop);
         while started.elapsed() < lasts || kills < KILLS_MIN {
             let before = world.delivered();
             let mut relay = world.run().variable("WALRELAY_DELIVERY_READ_TAILS", &read_tails).start();

@@ -8,7 +8,7 @@ pub mod sample;
 use crate::cli::CheckArgs;
 use crate::cli::check_config;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_line};
+use crate::cli::output::{Outcome, note, print, print_json};
 use crate::cli::session::Session;
 use crate::cli::table::{self, Table};
 use crate::config::{Config, OutboxConfig, TableName};
@@ -89,8 +89,7 @@ pub async fn check(args: &CheckArgs) -> Outcome {
         return Err(error.into());
     }
     if args.json {
-        let json = serde_json::to_string_pretty(&report);
-        print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)?;
+        print_json(&report)?;
     } else {
         print(&report.text())?;
     }

@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use super::{ListArgs, aside, filtered, no_topic, nothing, now_ms};
 use crate::cli::given_up::{age, cell, counted, cut, table, time, width};
-use crate::cli::output::{Outcome, print, print_line};
+use crate::cli::output::{Outcome, print, print_json};
 use crate::cli::verify::Teller;
 use crate::config::layers::Flags;
 use crate::dead_letters::{At, Counts, Letter, Outcome as Settles, Scan, Wanted, Which};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::event::Shown;
 use crate::sink::options::Options;
 
@@ -149,7 +149,7 @@ impl Oldest {
 /// that is settled, and what is fetched ahead.
 ///
 /// # Errors
-/// [`Kind::NothingMatched`] where there is none, or no topic; [`Kind::Config`]; what Kafka gives.
+/// [`crate::error::Kind::NothingMatched`] where there is none, or no topic; [`crate::error::Kind::Config`]; what Kafka gives.
 pub async fn list(args: &ListArgs) -> Outcome {
     let config = args.settings.load(Flags::new())?;
     let now_ms = now_ms();
@@ -160,8 +160,7 @@ pub async fn list(args: &ListArgs) -> Outcome {
     let found = aside(move || read(options, topic, &wanted, which, limit)).await?;
     let Some(listing) = found else { return Err(no_topic(&config.delivery.dead_letter_topic).into()) };
     if args.json {
-        let json = serde_json::to_string_pretty(&listing);
-        print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)?;
+        print_json(&listing)?;
     } else {
         print(&listing.text(args.settled, now_ms, width()))?;
     }

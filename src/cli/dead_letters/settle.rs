@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::report::Report;
 use super::{SettleArgs, aside, filtered, no_topic, nothing, now_ms};
-use crate::cli::output::{Outcome, note, print, print_line};
-use crate::cli::prompt::confirm_in_time;
+use crate::cli::output::{Outcome, note, print, print_json, print_line};
+use crate::cli::prompt::shown_and_confirmed;
 use crate::cli::put;
 use crate::cli::verify::Teller;
 use crate::config::Config;
@@ -56,14 +56,8 @@ pub async fn settle(args: &SettleArgs, outcome: Settles) -> Outcome {
     for missing in settling.missing(&report.topics(), CHECK_TIMEOUT).await? {
         report.note(format!("topic {missing} does not exist, or this user may not see it"));
     }
-    match args.json {
-        false => print(&report.text())?,
-        true if !args.yes => note(report.text().trim_end()),
-        true => {}
-    }
-    if !args.yes {
-        confirm_in_time(report.question(), "nothing was changed").await?;
-    }
+    let question = || report.question();
+    shown_and_confirmed(&report.text(), (args.json, args.yes), question, "nothing was changed").await?;
     let (sender, receiver) = mpsc::channel(LETTERS_AHEAD);
     let reading = tokio::task::spawn_blocking(move || choose(&scan, &wanted, outcome, &reserved, &sender));
     let (mut teller, of) = (Teller::new(), report.chosen());
@@ -97,8 +91,7 @@ fn printed(args: &SettleArgs, report: &Report) -> Outcome {
     if !args.json {
         return print(&report.text());
     }
-    let json = serde_json::to_string_pretty(report);
-    print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)
+    print_json(report)
 }
 
 /// Nothing that is given is not everything.

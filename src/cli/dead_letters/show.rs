@@ -9,12 +9,12 @@ use serde::Serialize;
 use super::list::Listed;
 use super::{ShowArgs, aside, no_topic, nothing, now_ms};
 use crate::cli::given_up::{age, cell};
-use crate::cli::output::{Outcome, aligned, note, print, print_line};
+use crate::cli::output::{Outcome, aligned, note, print, print_json};
 use crate::cli::verify::Teller;
 use crate::config::layers::Flags;
 use crate::dead_letters::letter::Header;
 use crate::dead_letters::{Counts, Letter, Outcome as Settles, Scan, Wanted, Which};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::sink::options::Options;
 
 /// How many are shown.
@@ -70,8 +70,7 @@ pub async fn show(args: &ShowArgs) -> Outcome {
         note(format_args!("note: the first {} of {} letters are shown", shown.len(), counts.matched));
     }
     if args.json {
-        let json = serde_json::to_string_pretty(&serde_json::json!({ "letters": shown }));
-        return print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?);
+        return print_json(&serde_json::json!({ "letters": shown }));
     }
     let texts: Vec<_> = shown.iter().map(|shown| shown.text(&config.delivery.dead_letter_topic, now_ms())).collect();
     print(&texts.join("\n"))

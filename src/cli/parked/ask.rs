@@ -4,8 +4,8 @@ use super::chosen::Chosen;
 use super::list::counts;
 use super::plan::{Ask, Plan};
 use super::{AskArgs, count, nothing, opened};
-use crate::cli::output::{Outcome, note, print, print_line};
-use crate::cli::prompt::confirm_in_time;
+use crate::cli::output::{Outcome, print, print_json, print_line};
+use crate::cli::prompt::shown_and_confirmed;
 use crate::cli::session::{Session, column};
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
@@ -37,14 +37,8 @@ pub(super) async fn ask(args: &AskArgs, ask: Ask) -> Outcome {
     if args.dry_run {
         return if args.json { printed(&plan) } else { print(&plan.text()) };
     }
-    match args.json {
-        false => print(&plan.text())?,
-        true if !args.yes => note(plan.text().trim_end()),
-        true => {}
-    }
-    if !args.yes {
-        confirm_in_time(plan.question(), "nothing was changed").await?;
-    }
+    let question = || plan.question();
+    shown_and_confirmed(&plan.text(), (args.json, args.yes), question, "nothing was changed").await?;
     let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] = [&slot.as_str(), &plan.ids, &ask.word()];
     let asked = session.client().execute(ASK, &values).await;
     plan.asked = asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
@@ -76,6 +70,5 @@ async fn planned(session: &Session, of: (&SlotName, &Chosen), ask: Ask, dry_run:
 }
 
 fn printed(plan: &Plan) -> Outcome {
-    let json = serde_json::to_string_pretty(plan);
-    print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)
+    print_json(plan)
 }

@@ -9,9 +9,9 @@ use tokio_postgres::types::ToSql;
 use super::chosen::Chosen;
 use super::{ListArgs, count, next_try, nothing, opened};
 use crate::cli::given_up::{age, cell, counted, cut, table, time, width};
-use crate::cli::output::{Outcome, print, print_line};
+use crate::cli::output::{Outcome, print, print_json};
 use crate::cli::session::{Session, column};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::event::Shown;
 use crate::upkeep::parked::BEHIND;
 
@@ -73,7 +73,7 @@ pub struct Listing {
 /// Lists events that wait. Changes nothing. In memory are those that are listed.
 ///
 /// # Errors
-/// [`Kind::NothingMatched`] where there is none; [`Kind::Config`]; what Postgres gives.
+/// [`crate::error::Kind::NothingMatched`] where there is none; [`crate::error::Kind::Config`]; what Postgres gives.
 pub async fn list(args: &ListArgs) -> Outcome {
     let (slot, session) = opened(&args.common).await?;
     let chosen = Chosen::new(&slot, &args.choice)?;
@@ -90,8 +90,7 @@ pub async fn list(args: &ListArgs) -> Outcome {
     }
     listing.counts = counts(&session, &chosen).await?;
     if args.json {
-        let json = serde_json::to_string_pretty(&listing);
-        print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)?;
+        print_json(&listing)?;
     } else if listing.counts.matched > 0 {
         print(&listing.text(width()))?;
     }
@@ -127,7 +126,7 @@ impl Listed {
     /// Of names and keys 200 characters are kept, of what happened 1000.
     ///
     /// # Errors
-    /// [`Kind::Bug`] for a row of another query.
+    /// [`crate::error::Kind::Bug`] for a row of another query.
     pub(super) fn of(row: &Row) -> Result<Listed> {
         let (parked_ms, next_ms): (i64, Option<i64>) = (column(row, "parked_ms")?, column(row, "next_ms")?);
         Ok(Listed {

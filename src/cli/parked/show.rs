@@ -6,9 +6,9 @@ use tokio_postgres::Row;
 use super::list::{Listed, name};
 use super::{ShowArgs, count, nothing, opened};
 use crate::cli::given_up::time;
-use crate::cli::output::{Outcome, aligned, print, print_line};
+use crate::cli::output::{Outcome, aligned, print, print_json};
 use crate::cli::session::column;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 
 const SHOW: &str = include_str!("../../../sql/parked/show.sql");
 /// An id may be in several outboxes.
@@ -46,7 +46,7 @@ struct ShownColumn {
 /// Shows an event that waits. Changes nothing.
 ///
 /// # Errors
-/// [`Kind::NothingMatched`] where there is none; what Postgres gives.
+/// [`crate::error::Kind::NothingMatched`] where there is none; what Postgres gives.
 pub(super) async fn show(args: &ShowArgs) -> Outcome {
     let (slot, session) = opened(&args.common).await?;
     let (name, id) = (slot.as_str(), args.id.as_bytes());
@@ -56,8 +56,7 @@ pub(super) async fn show(args: &ShowArgs) -> Outcome {
         return Err(nothing(&slot, true).into());
     }
     if args.json {
-        let json = serde_json::to_string_pretty(&serde_json::json!({ "slot": name, "events": events }));
-        return print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?);
+        return print_json(&serde_json::json!({ "slot": name, "events": events }));
     }
     let texts: Vec<_> = events.iter().map(Event::text).collect();
     print(&texts.join("\n"))

@@ -9,8 +9,8 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_line};
-use crate::cli::prompt::confirm_in_time;
+use crate::cli::output::{Outcome, note, print, print_json, print_line};
+use crate::cli::prompt::shown_and_confirmed;
 use crate::cli::verify::{Teller, range};
 use crate::cli::{RelaySettings, put};
 use crate::config::layers::Flags;
@@ -132,15 +132,9 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
     for missing in sink.check(&topics, CHECK_TIMEOUT).await?.missing {
         report.note(format!("topic {missing} does not exist, or this user may not see it"));
     }
-    match args.json {
-        false => print(&report.text())?,
-        true if !args.yes => note(report.text().trim_end()),
-        true => {}
-    }
-    if !args.yes {
-        // Meanwhile a transaction is open, behind which no table is vacuumed.
-        confirm_in_time(format!("Publish {} again?", report.rows()), "nothing was published").await?;
-    }
+    // Meanwhile a transaction is open, behind which no table is vacuumed.
+    let question = || format!("Publish {} again?", report.rows());
+    shown_and_confirmed(&report.text(), (args.json, args.yes), question, "nothing was published").await?;
     let stop = on_signals()?;
     let mut teller = Teller::new();
     let (published, ended) = replay
@@ -168,8 +162,7 @@ fn printed(args: &ReplayArgs, report: &Report) -> Outcome {
     if !args.json {
         return print(&report.text());
     }
-    let json = serde_json::to_string_pretty(report);
-    print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)
+    print_json(report)
 }
 
 /// The configuration; of several outboxes only the one that `--table` names, if it names one.

@@ -14,7 +14,7 @@ use clap::Args;
 
 use crate::cli::RelaySettings;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_line};
+use crate::cli::output::{Outcome, note, print, print_json};
 use crate::cli::session::Session;
 use crate::cli::table;
 use crate::config::unit::parse_duration;
@@ -150,8 +150,7 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
 
     report.found(comparison.findings(), &absent, &cut);
     if args.json {
-        let json = serde_json::to_string_pretty(&report);
-        print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)?;
+        print_json(&report)?;
     } else {
         print(&report.text(args.unknown))?;
     }
