@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication, TopicResult,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Header, Headers, Message, OwnedHeaders};
 use rdkafka::metadata::Metadata;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
@@ -15,6 +17,8 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use super::wait;
 
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The same of all the clients that ask for one thing.
+const ADMIN_PATIENCE: Duration = Duration::from_secs(100);
 
 /// One record, as the broker has it.
 #[derive(Debug, Clone, PartialEq)]
@@ -185,8 +189,24 @@ fn admin(brokers: &str) -> AdminClient<DefaultClientContext> {
     config.create().expect("an admin client")
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+/// What the broker answers to a request of an administrator. A client that found no broker is given up for the next one.
+fn answered<T>(brokers: &str, request: impl AsyncFn(&AdminClient<DefaultClientContext>) -> KafkaResult<T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let mut last = None;
+    let answer = wait::until(ADMIN_PATIENCE, || {
+        let admin = admin(brokers);
+        let answer = runtime.block_on(async { tokio::time::timeout(PATIENCE, request(&admin)).await });
+        close(admin);
+        match answer {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(error)) => {
+                last = Some(error);
+                None
+            }
+            Err(_) => None,
+        }
+    });
+    answer.unwrap_or_else(|| panic!("no answer from {brokers} within {ADMIN_PATIENCE:?}: {last:?}"))
 }
 
 /// Makes a topic and waits until its partitions have leaders.
@@ -196,14 +216,10 @@ pub(crate) fn create(brokers: &str, topic: &str, partitions: i32, settings: &[(&
 
 /// Changes settings of a topic.
 pub(crate) fn alter(brokers: &str, topic: &str, settings: &[(&str, &str)]) {
-    let admin = admin(brokers);
     let altered = settings
         .iter()
         .fold(AlterConfig::new(ResourceSpecifier::Topic(topic)), |altered, (name, value)| altered.set(name, value));
-    let done =
-        block_on(async { tokio::time::timeout(PATIENCE, admin.alter_configs([&altered], &AdminOptions::new())).await });
-    let done = done.expect("an answer of the broker").expect("alter a topic");
-    close(admin);
+    let done = answered(brokers, async |admin| admin.alter_configs([&altered], &AdminOptions::new()).await);
     assert!(done.iter().all(Result::is_ok), "{done:?}");
 }
 
@@ -218,12 +234,10 @@ fn make<'a>(brokers: &str, mut new: NewTopic<'a>, settings: &[(&'a str, &'a str)
     for (name, value) in settings {
         new = new.set(name, value);
     }
-    let admin = admin(brokers);
-    let made =
-        block_on(async { tokio::time::timeout(PATIENCE, admin.create_topics([&new], &AdminOptions::new())).await });
-    let made = made.expect("an answer of the broker").expect("create a topic");
-    close(admin);
-    assert!(made.iter().all(Result::is_ok), "{made:?}");
+    let made = answered(brokers, async |admin| admin.create_topics([&new], &AdminOptions::new()).await);
+    // Whoever was not answered the first time may have made it all the same.
+    let there = |made: &TopicResult| matches!(made, Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)));
+    assert!(made.iter().all(there), "{made:?}");
     let expected = usize::try_from(new.num_partitions).expect("a count of partitions");
     super::wait::eventually("it has leaders", PATIENCE, || partitions(brokers, new.name), |found| *found == expected);
 }
