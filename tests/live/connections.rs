@@ -157,3 +157,24 @@ fn a_second_relay_waits_for_the_slot_and_takes_over() {
     assert_eq!(world.assert_all_delivered().duplicates, 0);
     assert_ne!(world.wait_streaming(), walsender);
 }
+
+#[test]
+fn everything_goes_over_a_unix_socket() {
+    let postgres = Postgres::private(15, &[]);
+    let world = World::on(&postgres, Kafka::shared().brokers());
+    let mut relay = world.run().option("--database-url", &postgres.url_by_socket(&world.name)).start();
+    relay.wait_ready();
+    world.emit(&world.sql(), "a");
+    world.assert_all_delivered();
+    world.wait_confirmed(ARRIVAL);
+    let by_tcp =
+        "select count(*) from pg_stat_activity where application_name like 'walrelay%' and client_addr is not null
+                  and application_name <> 'walrelay-tests'";
+    assert_eq!(
+        world.sql().number(by_tcp),
+        0,
+        "{}",
+        world.sql().text("select string_agg(application_name, ' ') from pg_stat_activity")
+    );
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}

@@ -73,16 +73,19 @@ impl Process {
 
     /// Highest resident memory so far, in bytes; `None` once it has ended.
     pub(crate) fn resident_peak_bytes(&self) -> Option<u64> {
+        self.memory_bytes("VmHWM:")
+    }
+
+    /// A field of `/proc/PID/status` that is a size, such as `VmRSS:`.
+    pub(crate) fn memory_bytes(&self, field: &str) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
         Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
     }
 
     /// User and system time so far, in milliseconds (clock ticks of 10 ms); `None` once it has ended.
     pub(crate) fn cpu_ms(&self) -> Option<u64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        Some((fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?) * 10)
+        cpu_ms_of(self.pid())
     }
 }
 
@@ -125,6 +128,13 @@ fn all_of(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
         from.map(|mut from| from.read_to_end(&mut all)).transpose().expect("its output");
         all
     })
+}
+
+/// User and system time of a process so far, in milliseconds (clock ticks of 10 ms); `None` once it has ended.
+pub(crate) fn cpu_ms_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    Some((fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?) * 10)
 }
 
 /// Sends a signal by name to a process of ours that is not our child (a walsender, say).

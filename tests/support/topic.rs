@@ -209,9 +209,9 @@ fn answered<T>(brokers: &str, request: impl AsyncFn(&AdminClient<DefaultClientCo
     answer.unwrap_or_else(|| panic!("no answer from {brokers} within {ADMIN_PATIENCE:?}: {last:?}"))
 }
 
-/// Makes a topic and waits until its partitions have leaders.
+/// Makes a topic with as many replicas as its brokers make of one, and waits until its partitions have leaders.
 pub(crate) fn create(brokers: &str, topic: &str, partitions: i32, settings: &[(&str, &str)]) {
-    make(brokers, NewTopic::new(topic, partitions, TopicReplication::Fixed(1)), settings);
+    make(brokers, NewTopic::new(topic, partitions, TopicReplication::Fixed(-1)), settings);
 }
 
 /// Changes settings of a topic.

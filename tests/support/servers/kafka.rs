@@ -96,7 +96,13 @@ impl Kafka {
     pub(crate) fn guarded(listeners: &[Listener]) -> Kafka {
         let rights = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
                       super.users=User:ANONYMOUS\nallow.everyone.if.no.acl.found=true\n";
-        Kafka::node(1, free_port(), SESSION_MS, listeners, rights)
+        Kafka::configured(SESSION_MS, listeners, rights)
+    }
+
+    /// One of its own, with these lines of `server.properties` instead of the ones the tests have.
+    #[track_caller]
+    pub(crate) fn configured(session_ms: u32, listeners: &[Listener], lines: &str) -> Kafka {
+        Kafka::node(1, free_port(), session_ms, listeners, lines)
     }
 
     /// One of its own that stays the leader of its topics however long it is frozen: its session outlasts any test. For

@@ -54,7 +54,7 @@ impl Postgres {
     #[track_caller]
     pub(crate) fn private(major: u32, settings: &[(&str, &str)]) -> Postgres {
         let rules = format!(
-            "host all {GUARDED_ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n\
+            "local all all trust\nlocal replication postgres trust\nhost all {GUARDED_ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n\
              host replication postgres 127.0.0.1/32 trust\n"
         );
         Postgres::made(major, settings, &rules, &[])
@@ -79,8 +79,9 @@ impl Postgres {
         let made = output_of(initdb, START_DEADLINE);
         assert!(made.status.success(), "initdb failed: {}", String::from_utf8_lossy(&made.stderr));
 
+        let sockets = server.data.parent().expect("a directory around the data").display();
         let mut configuration = format!(
-            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\nwal_level = logical\n\
+            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{sockets}'\nwal_level = logical\n\
              max_replication_slots = 20\nmax_wal_senders = 20\nmax_connections = 200\nshared_buffers = 64MB\n\
              fsync = off\nmax_wal_size = 4GB\nlc_messages = 'C'\n"
         );
@@ -173,6 +174,14 @@ impl Postgres {
             Some((_, rest)) => format!("postgres://{user_and_password}@{rest}"),
             None => url,
         }
+    }
+
+    /// The URL of a database, reached over the server's Unix socket.
+    pub(crate) fn url_by_socket(&self, database: &str) -> String {
+        let directory = self.data.parent().expect("a directory around the data").display();
+        let address = self.address();
+        let (_, port) = address.rsplit_once(':').expect("host and port");
+        format!("postgres:///{database}?user=postgres&host={directory}&port={port}")
     }
 
     /// Host and port, for a proxy in front.

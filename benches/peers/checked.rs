@@ -1,0 +1,141 @@
+//! What is in the topic, against what was committed: lost, duplicated, out of order, and when each record was appended.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::Message;
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+use crate::support::topic::close;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a topic holds of rows that were numbered from 1 on. Of each row the first record counts.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    /// By number, when it was first appended, in ms since the Unix epoch; at index 0 is nobody. 0 for none.
+    pub(crate) appended_at_ms: Vec<i64>,
+    pub(crate) records: u64,
+    pub(crate) duplicated: u64,
+    /// First records that came after a later one of their aggregate.
+    pub(crate) out_of_order: u64,
+    pub(crate) lost: u64,
+}
+
+impl Verdict {
+    /// What keeps the run from counting; empty where nothing does.
+    pub(crate) fn fault(&self, duplicates_count: bool) -> String {
+        let mut faults = Vec::new();
+        let mut say = |count: u64, what: &str| {
+            if count > 0 {
+                faults.push(format!("{count} {what}"));
+            }
+        };
+        say(self.lost, "lost");
+        say(self.out_of_order, "out of order");
+        say(if duplicates_count { self.duplicated } else { 0 }, "duplicated");
+        faults.join(", ")
+    }
+
+    /// All times of appending, sorted.
+    pub(crate) fn sorted_ms(&self) -> Vec<i64> {
+        let mut times: Vec<i64> = self.appended_at_ms.iter().copied().filter(|ms| *ms > 0).collect();
+        times.sort_unstable();
+        times
+    }
+}
+
+/// Counts the records of a topic again and again, with one client.
+pub(crate) struct Counter {
+    consumer: Option<BaseConsumer>,
+    topic: String,
+    partitions: i32,
+}
+
+impl Counter {
+    pub(crate) fn new(brokers: &str, topic: &str, partitions: i32) -> Counter {
+        Counter { consumer: Some(consumer(brokers)), topic: topic.to_owned(), partitions }
+    }
+
+    /// How many records the topic holds now.
+    pub(crate) fn count(&self) -> u64 {
+        let consumer = self.consumer.as_ref().expect("a consumer");
+        let ends = (0..self.partitions).map(|partition| consumer.fetch_watermarks(&self.topic, partition, PATIENCE));
+        ends.map(|end| end.map_or(0, |(low, high)| u64::try_from(high - low).unwrap_or(0))).sum()
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        self.consumer.take().map(close);
+    }
+}
+
+fn consumer(brokers: &str) -> BaseConsumer {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("group.id", "walrelay-bench").set("enable.auto.commit", "false");
+    config.set("log_level", "0").set("enable.partition.eof", "true").set("queued.max.messages.kbytes", "65536");
+    config.create().expect("a consumer")
+}
+
+/// Reads the topic to its end. `rows` is the greatest number there can be, and `is_row` says which numbers are rows.
+pub(crate) fn read(brokers: &str, topic: &str, partitions: i32, rows: u64, is_row: impl Fn(usize) -> bool) -> Verdict {
+    let consumer = consumer(brokers);
+    let mut assignment = TopicPartitionList::new();
+    for partition in 0..partitions {
+        assignment.add_partition_offset(topic, partition, Offset::Beginning).expect("an offset");
+    }
+    consumer.assign(&assignment).expect("assign");
+    let rows = usize::try_from(rows).expect("a number of rows");
+    let mut verdict =
+        Verdict { appended_at_ms: vec![0; rows + 1], records: 0, duplicated: 0, out_of_order: 0, lost: 0 };
+    let mut newest: HashMap<Vec<u8>, u64> = HashMap::new();
+    let mut left = partitions;
+    while left > 0 {
+        match consumer.poll(PATIENCE).expect("the end of the topic") {
+            Ok(message) => {
+                verdict.records += 1;
+                let Some(number) = message.payload().and_then(numbered) else {
+                    panic!("{topic}: a record without a number");
+                };
+                let slot = usize::try_from(number).ok().and_then(|number| verdict.appended_at_ms.get_mut(number));
+                let slot = slot.unwrap_or_else(|| panic!("{topic}: there is no row {number}"));
+                if *slot != 0 {
+                    verdict.duplicated += 1;
+                    continue;
+                }
+                *slot = message.timestamp().to_millis().unwrap_or(-1);
+                let key = message.key().unwrap_or_default();
+                match newest.get_mut(key) {
+                    Some(newest) if *newest > number => verdict.out_of_order += 1,
+                    Some(newest) => *newest = number,
+                    None => {
+                        newest.insert(key.to_vec(), number);
+                    }
+                }
+            }
+            Err(KafkaError::PartitionEOF(_)) => left -= 1,
+            Err(error) => panic!("{topic}: {error}"),
+        }
+    }
+    close(consumer);
+    let missing = |(number, ms): (usize, &i64)| *ms == 0 && is_row(number);
+    verdict.lost = verdict.appended_at_ms.iter().enumerate().skip(1).filter(|of| missing(*of)).count() as u64;
+    verdict
+}
+
+/// The number in a payload, wherever its format has put it: the digits behind `seq`.
+fn numbered(payload: &[u8]) -> Option<u64> {
+    let at = payload.windows(3).position(|window| window == b"seq")? + 3;
+    number(payload.get(at..)?)
+}
+
+/// The first number in `text`.
+pub(crate) fn number(text: &[u8]) -> Option<u64> {
+    let digits = text.iter().skip_while(|byte| !byte.is_ascii_digit()).take_while(|byte| byte.is_ascii_digit());
+    digits.copied().try_fold(None, |number: Option<u64>, digit| {
+        Some(Some(number.unwrap_or(0).checked_mul(10)?.checked_add(u64::from(digit - b'0'))?))
+    })?
+}

@@ -1,0 +1,129 @@
+//! The servers everybody shares, and the seats contestants take at them.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+
+use crate::contestant::Contestant;
+use crate::load::PUBLICATION;
+use crate::support::guardian::run_directory;
+use crate::support::servers::{Cluster, Kafka, Postgres};
+use crate::support::sql::Sql;
+use crate::support::topic;
+use crate::support::wait::eventually;
+
+/// The database of the benches.
+pub(crate) const DATABASE: &str = "bench";
+/// Partitions of every topic.
+pub(crate) const PARTITIONS: i32 = 8;
+/// Kind of every event, and so the end of its topic's name.
+pub(crate) const KIND: &str = "order";
+
+/// As a server comes, apart from room for a long backlog. Commits wait for the disk.
+const POSTGRES: [(&str, &str); 6] = [
+    ("fsync", "on"),
+    ("max_wal_size", "32GB"),
+    ("shared_buffers", "256MB"),
+    ("checkpoint_timeout", "1h"),
+    ("track_commit_timestamp", "on"),
+    ("max_replication_slots", "60"),
+];
+/// As a broker comes, where the tests have it smaller; it is not given up while it is busy.
+const KAFKA: &str = "num.network.threads=3\nnum.io.threads=8\n";
+const SESSION_MS: u32 = 60_000;
+
+/// A broker, or three with all topics on each.
+enum Brokers {
+    One(Kafka),
+    Three(Cluster),
+}
+
+/// Postgres and Kafka for one bench. Both end with the value.
+pub(crate) struct Lab {
+    pub(crate) postgres: Postgres,
+    kafka: Brokers,
+    pub(crate) sql: Sql,
+}
+
+impl Lab {
+    pub(crate) fn start(replicated: bool) -> Lab {
+        let postgres = Postgres::private(15, &POSTGRES);
+        let kafka = if replicated {
+            Brokers::Three(Cluster::start())
+        } else {
+            Brokers::One(Kafka::configured(SESSION_MS, &[], KAFKA))
+        };
+        postgres.sql().run(&format!("create database {DATABASE}"));
+        let sql = Sql::connect(&postgres.url(DATABASE));
+        Lab { postgres, kafka, sql }
+    }
+
+    pub(crate) fn brokers(&self) -> &str {
+        match &self.kafka {
+            Brokers::One(kafka) => kafka.brokers(),
+            Brokers::Three(cluster) => cluster.brokers(),
+        }
+    }
+
+    /// A seat at a copy of the slot `template`, or at a slot of its own that begins now.
+    pub(crate) fn seat(&self, template: Option<&str>) -> Seat {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let slot = format!("bench_{number}");
+        match template {
+            Some(template) => self.sql.run(&format!("select pg_copy_logical_replication_slot('{template}', '{slot}')")),
+            None => self.sql.run(&format!("select pg_create_logical_replication_slot('{slot}', 'pgoutput')")),
+        }
+        let prefix = format!("bench{number}.");
+        let topic = format!("{prefix}{KIND}");
+        topic::create(self.brokers(), &topic, PARTITIONS, &[]);
+        let directory = run_directory().join(&slot);
+        std::fs::create_dir(&directory).expect("a directory for a contestant");
+        Seat { slot, prefix, topic, directory, publication: PUBLICATION.to_owned(), table: "public.outbox".to_owned() }
+    }
+
+    /// Drops the slot once nobody reads it any more, and the topic.
+    pub(crate) fn clear(&self, seat: &Seat) {
+        let drop = format!("select pg_drop_replication_slot('{}')", seat.slot);
+        eventually(
+            "the slot can be dropped",
+            Duration::from_secs(60),
+            || self.sql.try_run(&drop).is_ok(),
+            |done| *done,
+        );
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", self.brokers()).set("log_level", "0");
+        let admin: AdminClient<DefaultClientContext> = config.create().expect("an admin client");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let gone = runtime.block_on(admin.delete_topics(&[&seat.topic], &AdminOptions::new()));
+        gone.expect("an answer of the broker");
+        topic::close(admin);
+    }
+
+    /// The process that sends the slot's changes, while somebody reads them.
+    pub(crate) fn walsender(&self, seat: &Seat) -> Option<u32> {
+        let pid = format!("select active_pid from pg_replication_slots where slot_name = '{}'", seat.slot);
+        self.sql.text(&pid).parse().ok()
+    }
+}
+
+/// What a contestant is given: a slot, a topic, a directory.
+#[derive(Debug, Clone)]
+pub(crate) struct Seat {
+    pub(crate) slot: String,
+    /// Of topics; the rest is the kind of event.
+    pub(crate) prefix: String,
+    pub(crate) topic: String,
+    pub(crate) directory: PathBuf,
+    pub(crate) publication: String,
+    pub(crate) table: String,
+}
+
+/// Says who is at it.
+pub(crate) fn announce(contestant: Contestant, load: &str, round: u32) {
+    eprintln!("  round {round}: {} at {load} ...", contestant.name());
+}

@@ -1,0 +1,210 @@
+//! From the commit to the broker's log, and to the slot's confirmed position, at rates an outbox has.
+
+use std::io::Read;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::Asked;
+use crate::checked;
+use crate::contestant::{
+    CONNECT, CONNECT_LATENCY, Contestant, RECVLOGICAL, SERVER_LATENCY, WALRELAY, WALRELAY_SOCKET, Way, recvlogical,
+};
+use crate::cpu::Watched;
+use crate::lab::{DATABASE, Lab, PARTITIONS, Seat, announce};
+use crate::load::{self, Steady};
+use crate::results::{Run, percentile};
+use crate::support::guardian;
+use crate::support::process::cpu_ms_of;
+use crate::support::sql::Sql;
+use crate::support::wait::until;
+
+const RATES: [u64; 3] = [500, 2_000, 10_000];
+/// What is not measured: a JVM compiles, connections are made.
+const WARM_UP_S: u64 = 15;
+const SECONDS: u64 = 20;
+/// How long what was committed last may take to arrive.
+const ARRIVAL: Duration = Duration::from_secs(60);
+
+pub(crate) fn single(asked: &Asked, found: &mut dyn FnMut(Run)) {
+    at_rates(asked, false, found);
+}
+
+/// Three brokers, every record on all of them before it is acked.
+pub(crate) fn replicated(asked: &Asked, found: &mut dyn FnMut(Run)) {
+    at_rates(asked, true, found);
+}
+
+fn at_rates(asked: &Asked, replicated: bool, found: &mut dyn FnMut(Run)) {
+    let mut all = vec![RECVLOGICAL, WALRELAY, WALRELAY_SOCKET, CONNECT_LATENCY, SERVER_LATENCY, CONNECT];
+    if replicated {
+        all.retain(|contestant| !matches!(contestant, Contestant::Recvlogical(_)) && *contestant != WALRELAY_SOCKET);
+    }
+    let lab = Lab::start(replicated);
+    load::steady_schema(&lab.sql);
+    for round in 1..=asked.rounds {
+        for rate in RATES {
+            let load = format!("{rate}/s");
+            for contestant in Contestant::and_guest(asked.among(&all)) {
+                announce(contestant, &load, round);
+                let run = Run::new(&load, contestant.name(), round);
+                found(measured(&lab, contestant, rate, asked.seconds.unwrap_or(SECONDS), run));
+            }
+        }
+    }
+}
+
+/// A turn at one rate, on an empty outbox.
+fn measured(lab: &Lab, who: Contestant, rate: u64, seconds: u64, run: Run) -> Run {
+    lab.sql.run("truncate outbox; alter sequence seq restart");
+    let seat = lab.seat(None);
+    let run = match who {
+        Contestant::Recvlogical(way) => to_a_pipe(lab, &seat, way, rate, seconds, run),
+        _ => to_kafka(lab, &seat, who, rate, seconds, run),
+    };
+    lab.clear(&seat);
+    run
+}
+
+/// When each row was committed, in ms since the Unix epoch with the fraction the server keeps; by number, at index 0 nobody.
+fn committed_ms(sql: &Sql) -> Vec<f64> {
+    let rows = sql.rows(
+        "select (payload->>'seq')::bigint, (extract(epoch from pg_xact_commit_timestamp(xmin)) * 1000)::float8 from outbox",
+        &[],
+    );
+    let last = rows.iter().map(|row| row.get::<_, i64>(0)).max().unwrap_or(0);
+    let mut times = vec![f64::NAN; usize::try_from(last).expect("a number") + 1];
+    for row in rows {
+        times[usize::try_from(row.get::<_, i64>(0)).expect("a number")] = row.get(1);
+    }
+    times
+}
+
+fn to_kafka(lab: &Lab, seat: &Seat, who: Contestant, rate: u64, seconds: u64, run: Run) -> Run {
+    let mut running = who.start(lab, seat, "", &[]);
+    // It reads the slot before anything is measured.
+    if until(ARRIVAL, || lab.walsender(seat)).is_none() {
+        return run.faulty(&format!("it never came: {}", running.process().log_tail(3)));
+    }
+    let load = Steady::begin(lab, rate, WARM_UP_S + seconds);
+    std::thread::sleep(Duration::from_secs(WARM_UP_S));
+    let mut walsender = Watched::default();
+    walsender.look(lab.walsender(seat));
+    let (began_at_ms, began) = (crate::drain::now_ms() as f64, Instant::now());
+    let (relay_before, walsender_before) = (running.process().cpu_ms().unwrap_or(0), walsender.used_ms());
+    let confirmed = confirmations(lab, seat, Duration::from_secs(seconds).saturating_sub(Duration::from_secs(1)));
+    load.wait();
+    let elapsed_ms = began.elapsed().as_secs_f64() * 1_000.0;
+    walsender.look(walsender.pid);
+    let relay_ms = running.process().cpu_ms().unwrap_or(0).saturating_sub(relay_before) as f64;
+    let committed = committed_ms(&lab.sql);
+    let rows = committed.len() as u64 - 1;
+    let counter = checked::Counter::new(lab.brokers(), &seat.topic, PARTITIONS);
+    let all_here = until(ARRIVAL, || (counter.count() >= rows).then_some(()));
+    let peak = running.process().resident_peak_bytes().unwrap_or(0);
+    drop(running);
+    let verdict = checked::read(lab.brokers(), &seat.topic, PARTITIONS, rows, |number| !committed[number].is_nan());
+    let fault = verdict.fault(true);
+    if all_here.is_none() || !fault.is_empty() {
+        return run.faulty(&format!("not everything once and in order: {fault}"));
+    }
+    // The broker's clock ticks in whole milliseconds, and half of one is lost on average.
+    let arrived = verdict.appended_at_ms.iter().map(|ms| *ms as f64 + 0.5);
+    let run = with_percentiles(run, &committed, arrived.collect(), began_at_ms);
+    let mut confirmed = confirmed;
+    confirmed.sort_by(f64::total_cmp);
+    run.with("confirmed_p50_ms", percentile(&confirmed, 0.5))
+        .with("confirmed_p99_ms", percentile(&confirmed, 0.99))
+        .with("relay_percent", relay_ms * 100.0 / elapsed_ms)
+        .with("walsender_percent", (walsender.used_ms() - walsender_before) as f64 * 100.0 / elapsed_ms)
+        .with("peak_mib", peak as f64 / f64::from(1 << 20))
+}
+
+/// Of what was committed from `since_ms` on.
+fn with_percentiles(run: Run, committed: &[f64], arrived: Vec<f64>, since_ms: f64) -> Run {
+    let pairs = committed.iter().zip(arrived).skip(1).filter(|(committed, _)| **committed >= since_ms);
+    let mut latencies: Vec<f64> = pairs.map(|(committed, arrived)| (arrived - committed).max(0.0)).collect();
+    latencies.sort_by(f64::total_cmp);
+    [("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99), ("p999_ms", 0.999), ("max_ms", 1.0)]
+        .into_iter()
+        .fold(run, |run, (name, share)| run.with(name, percentile(&latencies, share)))
+        .with("events", latencies.len() as f64)
+}
+
+/// Commits a row now and then and watches the slot until it is confirmed: from commit to confirmed, in milliseconds.
+fn confirmations(lab: &Lab, seat: &Seat, during: Duration) -> Vec<f64> {
+    let sql = Sql::connect(&lab.postgres.url(DATABASE));
+    let (ends, mut found) = (Instant::now() + during, Vec::new());
+    let confirmed = format!(
+        "select confirmed_flush_lsn - $1::text::pg_lsn >= 0 from pg_replication_slots where slot_name = '{}'",
+        seat.slot
+    );
+    while Instant::now() < ends {
+        sql.run("select emit(99, 1)");
+        let (at, lsn) = (Instant::now(), sql.text("select pg_current_wal_flush_lsn()"));
+        while Instant::now() < ends + ARRIVAL && !sql.rows(&confirmed, &[&lsn])[0].get::<_, bool>(0) {
+            std::thread::sleep((at.elapsed() / 10).clamp(Duration::from_micros(500), Duration::from_millis(100)));
+        }
+        found.push(at.elapsed().as_secs_f64() * 1_000.0);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    found
+}
+
+/// What arrives at a reader that does nothing else: the reference for everybody who also has to publish.
+fn to_a_pipe(lab: &Lab, seat: &Seat, way: Way, rate: u64, seconds: u64, run: Run) -> Run {
+    static ENDED: AtomicBool = AtomicBool::new(false);
+    ENDED.store(false, Ordering::Relaxed);
+    let mut command = recvlogical(lab, seat, way, "-", None);
+    command.args(["-F", "0"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().expect("pg_recvlogical");
+    guardian::watch(child.id());
+    let mut output = child.stdout.take().expect("its output");
+    let reader = std::thread::spawn(move || {
+        let (mut chunk, mut left, mut arrived) = (vec![0; 1 << 16], Vec::new(), Vec::new());
+        while let Ok(length @ 1..) = output.read(&mut chunk) {
+            let now_ms =
+                std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock").as_secs_f64()
+                    * 1_000.0;
+            left.extend_from_slice(&chunk[..length]);
+            let mut from = 0;
+            // A number counts as arrived with what follows it.
+            while let Some(at) = left[from..].windows(3).position(|window| window == b"seq") {
+                let begins = from + at + 3;
+                let Some(length) = left[begins..].iter().position(|byte| *byte == b',') else { break };
+                if let Some(number) = checked::number(&left[begins..begins + length]) {
+                    arrived.push((number, now_ms));
+                }
+                from = begins + length;
+            }
+            left.drain(..from.max(left.len().saturating_sub(64).min(from)));
+        }
+        arrived
+    });
+    if until(ARRIVAL, || lab.walsender(seat)).is_none() {
+        return run.faulty("it never came");
+    }
+    let load = Steady::begin(lab, rate, WARM_UP_S + seconds);
+    std::thread::sleep(Duration::from_secs(WARM_UP_S));
+    let (began_at_ms, began) = (crate::drain::now_ms() as f64, Instant::now());
+    let before = cpu_ms_of(child.id()).unwrap_or(0);
+    load.wait();
+    let relay_ms = cpu_ms_of(child.id()).unwrap_or(0).saturating_sub(before) as f64;
+    let elapsed_ms = began.elapsed().as_secs_f64() * 1_000.0;
+    let committed = committed_ms(&lab.sql);
+    // It has a second for the rest, and is read to its end.
+    std::thread::sleep(Duration::from_secs(1));
+    child.kill().and_then(|()| child.wait()).expect("end pg_recvlogical");
+    guardian::release(child.id());
+    let mut times = vec![f64::NAN; committed.len()];
+    for (number, ms) in reader.join().expect("a reader") {
+        if let Some(time) = usize::try_from(number).ok().and_then(|number| times.get_mut(number)) {
+            *time = ms;
+        }
+    }
+    let lost = times.iter().zip(&committed).skip(1).filter(|(time, row)| time.is_nan() && !row.is_nan()).count();
+    if lost > 0 {
+        return run.faulty(&format!("{lost} did not arrive"));
+    }
+    with_percentiles(run, &committed, times, began_at_ms).with("relay_percent", relay_ms * 100.0 / elapsed_ms)
+}
