@@ -2,39 +2,10 @@
 # scripts/prerequisites; Debezium and Kafka Connect come through Maven, by version, and stay beside the test servers.
 # shellcheck shell=bash disable=SC2034
 
-debezium=3.7.0.Final
-kafka=4.3.1
-log4j=2.25.1
-servers=$(cd "${WALRELAY_TEST_SERVERS:-target/test-servers}" && pwd)
+# shellcheck source=scripts/debezium-fetch.sh
+. scripts/debezium-fetch.sh
+fetch_connect
 programs=/usr/lib/postgresql/15/bin
-peer=$servers/debezium
-
-say() { echo "${0##*/}: $*" >&2; }
-
-# --- Debezium -----------------------------------------------------------------------------------------------------
-
-if [ "$(cat "$peer/stamp" 2>/dev/null || true)" != "debezium $debezium, kafka $kafka" ]; then
-    say "fetching Debezium $debezium and Kafka Connect $kafka"
-    rm -rf "$peer"
-    mkdir -p "$peer/plugins" "$peer/work"
-    cat >"$peer/work/pom.xml" <<XML
-<project>
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>walrelay.test</groupId><artifactId>connect</artifactId><version>1</version><packaging>pom</packaging>
-  <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>connect-runtime</artifactId><version>$kafka</version></dependency>
-    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>$log4j</version></dependency>
-  </dependencies>
-</project>
-XML
-    mvn -q -B -Dstyle.color=never -f "$peer/work/pom.xml" dependency:copy-dependencies \
-        -DincludeScope=runtime -DoutputDirectory="$peer/libs" >&2
-    mvn -q -B -Dstyle.color=never dependency:copy -DoutputDirectory="$peer/work" \
-        "-Dartifact=io.debezium:debezium-connector-postgres:$debezium:tar.gz:plugin" >&2
-    tar -xzf "$peer/work"/*.tar.gz -C "$peer/plugins"
-    rm -rf "$peer/work"
-    echo "debezium $debezium, kafka $kafka" >"$peer/stamp"
-fi
 
 # --- servers ------------------------------------------------------------------------------------------------------
 
