@@ -1,7 +1,7 @@
 //! The tests, in one binary: the servers they need are started once, when the first test asks.
 //!
 //! [`simulation`] drives the core through seeded schedules of a model. [`support`] is the lab, and tests itself. [`tidy`]
-//! holds the repository to its house rules. [`live`] runs `walrelay` as an operator does, one module per promise:
+//! holds the repository to its house rules, [`allocations`] an event to what it costs. [`live`] runs `walrelay` as an operator does, one module per promise:
 //!
 //! | module | what breaks, and what must hold |
 //! |---|---|
@@ -47,6 +47,7 @@
     reason = "a test that panics has failed, and its helpers are tests too"
 )]
 
+mod allocations;
 mod live;
 #[path = "simulation/main.rs"]
 mod simulation;

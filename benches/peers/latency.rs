@@ -110,7 +110,7 @@ fn to_kafka(lab: &Lab, seat: &Seat, who: Contestant, rate: u64, seconds: u64, ru
     }
     // The broker's clock ticks in whole milliseconds, and half of one is lost on average.
     let arrived = verdict.appended_at_ms.iter().map(|ms| *ms as f64 + 0.5);
-    let run = with_percentiles(run, &committed, arrived.collect(), began_at_ms);
+    let run = with_percentiles(run, &committed, arrived.collect(), (began_at_ms, elapsed_ms / 1_000.0));
     let mut confirmed = confirmed;
     confirmed.sort_by(f64::total_cmp);
     run.with("confirmed_p50_ms", percentile(&confirmed, 0.5))
@@ -121,14 +121,14 @@ fn to_kafka(lab: &Lab, seat: &Seat, who: Contestant, rate: u64, seconds: u64, ru
 }
 
 /// Of what was committed from `since_ms` on.
-fn with_percentiles(run: Run, committed: &[f64], arrived: Vec<f64>, since_ms: f64) -> Run {
+fn with_percentiles(run: Run, committed: &[f64], arrived: Vec<f64>, (since_ms, seconds): (f64, f64)) -> Run {
     let pairs = committed.iter().zip(arrived).skip(1).filter(|(committed, _)| **committed >= since_ms);
     let mut latencies: Vec<f64> = pairs.map(|(committed, arrived)| (arrived - committed).max(0.0)).collect();
     latencies.sort_by(f64::total_cmp);
     [("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99), ("p999_ms", 0.999), ("max_ms", 1.0)]
         .into_iter()
         .fold(run, |run, (name, share)| run.with(name, percentile(&latencies, share)))
-        .with("events", latencies.len() as f64)
+        .with("achieved_per_s", latencies.len() as f64 / seconds)
 }
 
 /// Commits a row now and then and watches the slot until it is confirmed: from commit to confirmed, in milliseconds.
@@ -206,5 +206,6 @@ fn to_a_pipe(lab: &Lab, seat: &Seat, way: Way, rate: u64, seconds: u64, run: Run
     if lost > 0 {
         return run.faulty(&format!("{lost} did not arrive"));
     }
-    with_percentiles(run, &committed, times, began_at_ms).with("relay_percent", relay_ms * 100.0 / elapsed_ms)
+    with_percentiles(run, &committed, times, (began_at_ms, elapsed_ms / 1_000.0))
+        .with("relay_percent", relay_ms * 100.0 / elapsed_ms)
 }

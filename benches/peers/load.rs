@@ -1,10 +1,12 @@
 //! Rows to relay: a backlog that waits, and a rate that is held.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use crate::lab::{DATABASE, KIND, Lab};
 use crate::support::guardian::run_directory;
+use crate::support::process::Process;
 use crate::support::sql::Sql;
 
 pub(crate) const PUBLICATION: &str = "bench";
@@ -79,14 +81,15 @@ pub(crate) fn steady_schema(sql: &Sql) {
         "create sequence seq;
          create function emit(client int, rows int) returns void language sql as $$
              insert into outbox select e.id, e.kind, 'aggregate-' || client || '-' || (random() * 250)::int, e.type, e.payload
-             from generate_series(1, rows), lateral (select nextval('seq') as n) s, event(s.n, 1000, 110) e
+             from generate_series(1, rows) row, lateral (select nextval('seq') + 0 * row as n) s, event(s.n, 1000, 110) e
          $$",
     );
 }
 
 /// Transactions at a rate, by `pgbench`: one to three rows each, at random times.
 pub(crate) struct Steady {
-    child: std::process::Child,
+    process: Process,
+    deadline: Duration,
 }
 
 impl Steady {
@@ -107,16 +110,14 @@ impl Steady {
         let address = lab.postgres.address();
         let (host, port) = address.rsplit_once(':').expect("host and port");
         let mut command = Command::new(lab.postgres.program("pgbench"));
-        command.args([
-            "-n", "-M", "prepared", "-c", "4", "-j", "1", "-h", host, "-p", port, "-U", "postgres", "-d", DATABASE,
-        ]);
-        command.args(["-T", &seconds.to_string(), "-R", &per_s.to_string(), "-f"]).arg(file);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        Steady { child: command.spawn().expect("pgbench") }
+        command.args(["-n", "-M", "prepared", "-c", "4", "-j", "1", "-h", host, "-p", port, "-U", "postgres"]);
+        command.args(["-T", &seconds.to_string(), "-R", &per_s.to_string(), "-f"]).arg(&file).arg(DATABASE);
+        let process = Process::start("pgbench", command, &file.with_extension("log"));
+        Steady { process, deadline: Duration::from_secs(seconds + 120) }
     }
 
     pub(crate) fn wait(mut self) {
-        let ended = self.child.wait().expect("pgbench");
-        assert!(ended.success(), "pgbench: {ended}");
+        let ended = self.process.wait_exit(self.deadline);
+        assert!(ended.success(), "pgbench: {ended}: {}", self.process.log_tail(20));
     }
 }

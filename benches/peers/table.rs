@@ -58,6 +58,7 @@ fn columns(bench: &str) -> Vec<Column> {
         "growth" => vec![rate(), Ratio("events_per_s", REFERENCE, "× pg_recvlogical")],
         "latency" | "replicated" => {
             return vec![
+                Median("achieved_per_s", "achieved/s", 0),
                 Median("p50_ms", "p50", 1),
                 Median("p95_ms", "p95", 1),
                 Median("p99_ms", "p99", 1),

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use walrelay::position::Lsn;
 
+use crate::support::pgoutput;
+
 /// OID of the outbox table in the model.
 const TABLE_OID: u32 = 16_384;
 
@@ -143,7 +145,7 @@ fn messages(transaction: &Transaction, relation_sent: bool, random: &mut fastran
     let mut queue = VecDeque::new();
     let mut push = |wal_start: u64, body: Vec<u8>| queue.push_back(Sent::Data { wal_start: Lsn::new(wal_start), body });
     let (commit, end) = (transaction.commit_lsn.as_u64(), transaction.end_lsn.as_u64());
-    push(commit, [b"B".as_slice(), &commit.to_be_bytes(), &0_i64.to_be_bytes(), &7_u32.to_be_bytes()].concat());
+    push(commit, pgoutput::begin(commit, 7));
     if !relation_sent && !transaction.events.is_empty() {
         push(0, relation());
     }
@@ -160,36 +162,17 @@ fn messages(transaction: &Transaction, relation_sent: bool, random: &mut fastran
         };
         push(wal_start, body);
     }
-    let body = [b"C\0".as_slice(), &commit.to_be_bytes(), &end.to_be_bytes(), &0_i64.to_be_bytes()].concat();
-    push(end, body);
+    push(end, pgoutput::commit(commit, end));
     queue
 }
 
 fn relation() -> Vec<u8> {
-    let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"];
-    let mut body = [b"R".as_slice(), &TABLE_OID.to_be_bytes(), b"public\0outbox\0d"].concat();
-    body.extend(u16::try_from(columns.len()).unwrap().to_be_bytes());
-    for column in columns {
-        body.push(0);
-        body.extend(column.as_bytes());
-        body.push(0);
-        body.extend(25_u32.to_be_bytes());
-        body.extend((-1_i32).to_be_bytes());
-    }
-    body
+    pgoutput::relation(TABLE_OID, &["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| (name, 25)))
 }
 
 fn insert(aggregate: u8, version: u64) -> Vec<u8> {
-    let values =
-        [format!("{aggregate}-{version}"), "order".into(), aggregate.to_string(), "t".into(), version.to_string()];
-    let mut body = [b"I".as_slice(), &TABLE_OID.to_be_bytes(), b"N"].concat();
-    body.extend(u16::try_from(values.len()).unwrap().to_be_bytes());
-    for value in values {
-        body.push(b't');
-        body.extend(u32::try_from(value.len()).unwrap().to_be_bytes());
-        body.extend(value.as_bytes());
-    }
-    body
+    let (id, aggregate, version) = (format!("{aggregate}-{version}"), aggregate.to_string(), version.to_string());
+    pgoutput::insert(TABLE_OID, &[&id, "order", &aggregate, "t", &version])
 }
 
 /// What a row would say, in a message.

@@ -3,6 +3,7 @@
 pub(crate) mod certificates;
 pub(crate) mod checker;
 pub(crate) mod guardian;
+pub(crate) mod pgoutput;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod relay;

@@ -1,0 +1,107 @@
+//! What an event costs in allocations, from a message of the slot to its ack: the same on every machine, unlike time.
+//! Counted on the thread of the one loop; what librdkafka allocates by itself is not.
+
+use std::collections::BTreeMap;
+
+use rdkafka::mocking::MockCluster;
+use walrelay::config::{DeliveryConfig, KafkaConfig, OutboxConfig};
+use walrelay::ledger::Limits;
+use walrelay::position::{Lsn, Position};
+use walrelay::relay::core::{Core, Setup};
+use walrelay::sink::KafkaSink;
+
+use crate::support::pgoutput;
+
+/// Allocations of one event, in hundredths. Where this goes up, say in the commit what it buys; where it goes down,
+/// lower it.
+const HUNDREDTHS_PER_EVENT: u64 = 400;
+/// Batches of acks differ from run to run, and each takes a few.
+const SLACK: u64 = 25;
+
+const TABLE_OID: u32 = 16_384;
+const PER_TRANSACTION: u64 = 100;
+const TRANSACTIONS: u64 = 50;
+
+/// A stream of transactions that goes on where it was left.
+struct Stream {
+    wal: u64,
+    row: u64,
+}
+
+impl Stream {
+    /// Messages of so many transactions, with their LSNs.
+    fn next(&mut self, transactions: u64) -> Vec<(Lsn, Vec<u8>)> {
+        let mut messages = Vec::new();
+        for _ in 0..transactions {
+            let (commit, end) = (self.wal + 8_000, self.wal + 8_064);
+            messages.push((Lsn::new(commit), pgoutput::begin(commit, 7)));
+            for at in 0..PER_TRANSACTION {
+                self.row += 1;
+                let id = format!("00000000-0000-4000-8000-{:012}", self.row);
+                let payload = format!(r#"{{"seq": {}, "note": "{}"}}"#, self.row, "n".repeat(270));
+                let values = [&id, "order", &format!("aggregate-{}", self.row % 1_000), "OrderCreated", &payload];
+                messages.push((Lsn::new(self.wal + at * 80), pgoutput::insert(TABLE_OID, &values)));
+            }
+            messages.push((Lsn::new(end), pgoutput::commit(commit, end)));
+            self.wal = end;
+        }
+        messages
+    }
+}
+
+/// Takes the messages in, and waits until everything is acked.
+async fn relay(core: &mut Core<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) {
+    let mut deliveries = Vec::with_capacity(messages.len());
+    for (wal_start, body) in messages {
+        core.data(*wal_start, body).unwrap();
+    }
+    while core.ledger().in_flight_events() > 0 {
+        core.next_deliveries(&mut deliveries).await;
+        core.delivered(&mut deliveries).unwrap();
+    }
+    core.take_finished();
+}
+
+#[test]
+fn an_event_costs_as_many_allocations_as_it_did() {
+    let cluster = MockCluster::new(1).unwrap();
+    cluster.create_topic("outbox.event.order", 6, 1).unwrap();
+    let kafka = KafkaConfig {
+        brokers: cluster.bootstrap_servers(),
+        properties: BTreeMap::new(),
+        id_headers: vec!["id".to_owned()],
+        max_in_flight_bytes: 64 << 20,
+        max_in_flight_events: 100_000,
+    };
+    let setup = Setup {
+        slot: "counted".parse().unwrap(),
+        outboxes: vec![OutboxConfig::default()],
+        limits: Limits { events: kafka.max_in_flight_events, bytes: kafka.max_in_flight_bytes },
+        delivery: DeliveryConfig::default(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _in_it = runtime.enter();
+    let sink = KafkaSink::connect(&kafka).unwrap();
+    let start = Position::at(Lsn::new(1_000));
+    let mut core = Core::new(&setup, start, start, None, sink, std::time::Duration::ZERO).unwrap();
+    core.set_origin("7000000000000000000", 1);
+    let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| (name, 25));
+    let mut stream = Stream { wal: 1_000, row: 0 };
+
+    // Partitions are opened, and buffers grow to what they need.
+    let mut first = stream.next(TRANSACTIONS);
+    first.insert(1, (Lsn::ZERO, pgoutput::relation(TABLE_OID, &columns)));
+    runtime.block_on(relay(&mut core, &first));
+
+    let messages = stream.next(TRANSACTIONS);
+    let counted = allocation_counter::measure(|| runtime.block_on(relay(&mut core, &messages)));
+    let hundredths = counted.count_total * 100 / (TRANSACTIONS * PER_TRANSACTION);
+    assert!(
+        hundredths.abs_diff(HUNDREDTHS_PER_EVENT) <= SLACK,
+        "an event costs {}.{:02} allocations, and {}.{:02} are committed in tests/allocations.rs",
+        hundredths / 100,
+        hundredths % 100,
+        HUNDREDTHS_PER_EVENT / 100,
+        HUNDREDTHS_PER_EVENT % 100,
+    );
+}
