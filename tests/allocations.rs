@@ -14,9 +14,9 @@ use crate::support::pgoutput;
 
 /// Allocations of one event, in hundredths. Where this goes up, say in the commit what it buys; where it goes down,
 /// lower it.
-const HUNDREDTHS_PER_EVENT: u64 = 400;
+const HUNDREDTHS_PER_EVENT: u64 = 100;
 /// Batches of acks differ from run to run, and each takes a few.
-const SLACK: u64 = 25;
+const SLACK: u64 = 10;
 
 const TABLE_OID: u32 = 16_384;
 const PER_TRANSACTION: u64 = 100;

@@ -36,6 +36,7 @@ mod lease;
 mod leaving;
 mod outage;
 pub mod outlet;
+mod pace;
 pub mod poison;
 mod pulse;
 mod pump;

@@ -29,6 +29,7 @@ use crate::relay::core::{Core, Taken};
 use crate::relay::jobs::{Done, Jobs};
 use crate::relay::kept::Kept;
 use crate::relay::outlet::RowId;
+use crate::relay::pace::Pace;
 use crate::relay::pulse::Pulse;
 use crate::relay::report::Report;
 use crate::relay::retention::Known;
@@ -51,12 +52,6 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How soon a record is offered again to a full sink if no delivery comes first.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(5);
-/// Reads that follow each other this fast mean a backlog.
-const BUSY_WITHIN: Duration = Duration::from_micros(300);
-/// How long the next read then waits. The walsender sends each row by itself, and waking a sleeping reader for each costs
-/// both sides more than the row: whoever reads less often under load gets more for less. It is a millisecond of latency
-/// where there is a backlog, and nothing elsewhere.
-const REST: Duration = Duration::from_millis(1);
 /// Messages taken in before everything else gets its turn: some 200 kB, a millisecond's work.
 const MESSAGES_PER_TURN: usize = 512;
 
@@ -135,8 +130,7 @@ pub(super) async fn run(
         paired_at: u64::MAX,
         noticed: None,
         backlog: false,
-        last_read: now,
-        rest_until: now,
+        pace: Pace::new(now),
         core,
         session,
         config,
@@ -200,9 +194,7 @@ struct Pump<'a> {
     noticed: Option<Notice>,
     /// Whether messages were left in the buffer for the next turn.
     backlog: bool,
-    /// When something was last read, and until when the next read waits.
-    last_read: Instant,
-    rest_until: Instant,
+    pace: Pace,
 }
 
 impl Pump<'_> {
@@ -217,7 +209,8 @@ impl Pump<'_> {
             }
             let now = Instant::now();
             self.look_for_stall(now);
-            self.core.look(now - self.epoch, self.backlog || self.rest_until > now);
+            let rests = self.pace.rests_until(now, self.core.counts().assembled).is_some();
+            self.core.look(now - self.epoch, self.backlog || rests);
             self.begin_jobs(now);
             let feedback = self.tell_server(now)?;
             if self.report.next <= now {
@@ -373,7 +366,7 @@ impl Pump<'_> {
     /// Waits for whatever comes first; the order is in the module's documentation.
     async fn next_input(&mut self, wake: Instant) -> Input {
         let room = self.reads();
-        let rests = self.rest_until > Instant::now();
+        let rests = self.pace.rests_until(Instant::now(), self.core.counts().assembled).is_some();
         let (reads, backlog) = (room && !rests, room && self.backlog);
         let next_stop = if self.stop_heard { Stop::Now } else { Stop::Drain };
         tokio::select! {
@@ -397,7 +390,7 @@ impl Pump<'_> {
         let soon = now + RETRY_INTERVAL;
         let store = self.core.wake_at().map(|since| (self.epoch + since).max(soon));
         let retry = self.core.is_pending().then_some(soon);
-        let rest = (self.rest_until > now).then_some(self.rest_until);
+        let rest = self.pace.rests_until(now, self.core.counts().assembled);
         let leave = self.leaving.as_ref().map(|leaving| leaving.until);
         let due = feedback.min(self.report.next).min(self.jobs.wake_at().max(soon));
         [store, retry, leave, rest].into_iter().flatten().fold(due, Instant::min)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{BUSY_WITHIN, Ended, Input, LAST_WORDS, Leaving, Pump, REST, SERVER_SHUTDOWN_GRACE};
+use super::{Ended, Input, LAST_WORDS, Leaving, Pump, SERVER_SHUTDOWN_GRACE};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
@@ -49,10 +49,7 @@ impl Pump<'_> {
                     self.report.received_bytes += read as u64;
                     let now = Instant::now();
                     self.feedback.heard(now);
-                    if now.duration_since(self.last_read) < BUSY_WITHIN + REST {
-                        self.rest_until = now + REST;
-                    }
-                    self.last_read = now;
+                    self.pace.read(now, read, self.core.counts().assembled);
                 }
                 Ok(())
             }
