@@ -25,7 +25,7 @@ use crate::upkeep::{Batch, Failure, Marker, RowId};
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// After a try that could not be made.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Looks take this small a part of the time, however many events wait.
+/// Looks take this small a part of the time, however many events wait. The tries that follow have waits of their own.
 const LOOK_SHARE: u32 = 20;
 /// Aggregates of one pass.
 const HEADS_MAX: i64 = 200;
@@ -46,6 +46,8 @@ pub(super) struct Tried {
     pub(super) accepting: Vec<String>,
     /// Events that were sent.
     pub(super) sent: u64,
+    /// What it took to find out which are due.
+    looked: Duration,
 }
 
 /// The passes, one at a time.
@@ -53,7 +55,6 @@ pub(super) struct Tried {
 pub(super) struct Retrying {
     of: Arc<(Config, Known)>,
     pass: Option<Pass>,
-    begun_at: Instant,
     next: Instant,
     told: bool,
 }
@@ -72,13 +73,12 @@ impl Retrying {
     pub(super) fn new(config: &Config, known: &Known) -> Retrying {
         let now = Instant::now();
         let of = Arc::new((config.clone(), Arc::clone(known)));
-        Retrying { of, pass: None, begun_at: now, next: now, told: false }
+        Retrying { of, pass: None, next: now, told: false }
     }
 
     /// Begins a pass where one is due: `waiting` events wait.
     pub(super) fn begin_due(&mut self, marker: Option<&Arc<Marker>>, waiting: usize, now: Instant) {
         let Some(marker) = marker.filter(|_| waiting > 0 && self.pass.is_none() && self.next <= now) else { return };
-        self.begun_at = now;
         let (marker, of) = (Arc::clone(marker), Arc::clone(&self.of));
         self.pass = Some(Pass(tokio::spawn(async move { pass(&marker, &of.0, &of.1).await })));
     }
@@ -102,8 +102,8 @@ impl Retrying {
         let slot = &self.of.0.source.slot;
         match ended.unwrap_or_else(|error| Err(Error::new(Kind::Bug, error))) {
             Ok(tried) => {
-                let took = now.duration_since(self.begun_at);
-                self.next = now + if tried.sent > 0 { Duration::ZERO } else { LOOK_INTERVAL.max(took * LOOK_SHARE) };
+                self.next =
+                    now + if tried.sent > 0 { Duration::ZERO } else { LOOK_INTERVAL.max(tried.looked * LOOK_SHARE) };
                 self.told = false;
                 if tried.sent > 0 {
                     tracing::info!(%slot, events = tried.sent, "events that waited were delivered");
@@ -126,9 +126,12 @@ impl Retrying {
 async fn pass(marker: &Marker, config: &Config, known: &Known) -> Result<Tried> {
     let mut tried = Tried::default();
     let Some(stored) = known.borrow().clone() else { return Ok(tried) };
+    let began = Instant::now();
     drop_asked(marker, config, &mut tried).await?;
     let mut line = Line { config, sink: None, next: 0, refusing: HashMap::new() };
-    for head in marker.due(HEADS_MAX).await? {
+    let due = marker.due(HEADS_MAX).await?;
+    tried.looked = began.elapsed();
+    for head in due {
         let ended = aggregate(marker, &mut line, (head, &stored), &mut tried).await;
         if let Err(error) = ended {
             // What was sent before is to be told all the same.
