@@ -150,6 +150,8 @@ pub struct Error {
     cause: String,
     remedy: Option<String>,
     topic: Option<String>,
+    attempts: u32,
+    max_attempts: Option<u32>,
 }
 
 /// The result of anything an operator can be told about.
@@ -158,7 +160,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with its cause; add the remedy with [`Error::remedy`] wherever a person has to act.
     pub fn new(kind: Kind, cause: impl fmt::Display) -> Self {
-        Error { kind, cause: cause.to_string(), remedy: None, topic: None }
+        Error { kind, cause: cause.to_string(), remedy: None, topic: None, attempts: 1, max_attempts: None }
     }
 
     /// What the operator can do.
@@ -192,6 +194,30 @@ impl Error {
     /// The topic that refuses records, where that is what happened.
     pub fn topic(&self) -> Option<&str> {
         self.topic.as_deref()
+    }
+
+    /// How often that was tried by now.
+    #[must_use]
+    pub fn after(mut self, attempts: u32) -> Self {
+        self.attempts = attempts;
+        self
+    }
+
+    /// How often the event it happened to may be tried, where that says so itself.
+    #[must_use]
+    pub fn within(mut self, max_attempts: Option<u32>) -> Self {
+        self.max_attempts = max_attempts;
+        self
+    }
+
+    /// See [`Error::after`].
+    pub fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// See [`Error::within`].
+    pub fn max_attempts(&self) -> Option<u32> {
+        self.max_attempts
     }
 
     /// What kind it is.

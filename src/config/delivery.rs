@@ -39,6 +39,12 @@ pub struct RetryConfig {
 }
 
 impl RetryConfig {
+    /// The same for an event that may be tried `max_attempts` times in all, if it says so; once it is tried whatever it says.
+    #[must_use]
+    pub fn within(self, max_attempts: Option<u32>) -> RetryConfig {
+        RetryConfig { attempts: max_attempts.map_or(self.attempts, |max| max.saturating_sub(1)), ..self }
+    }
+
     /// How long to wait after so many tries have failed, the first of all among them; none where that was the last.
     /// `chance` is below 1.
     pub fn wait(&self, failed: u32, chance: f64) -> Option<Duration> {
@@ -49,6 +55,12 @@ impl RetryConfig {
         let wait = self.base.checked_mul(longer).unwrap_or(self.cap).min(self.cap);
         Some(wait.mul_f64(1.0 - chance * f64::from(self.jitter_percent.min(100)) / 100.0))
     }
+}
+
+/// How often an event may be tried, by the text of its column; none where that is no whole number.
+pub fn max_attempts(text: &[u8]) -> Option<u32> {
+    let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
 }
 
 impl Default for DeliveryConfig {
@@ -138,5 +150,23 @@ impl Settings {
                 .remedy("set outbox.mark_failed, such as status = 'FAILED', last_error = :error"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_says_how_often_it_is_tried_in_all_and_once_at_least() {
+        let retry = DeliveryConfig::default().retry;
+        for (text, tries) in [("3", 2), ("1", 0), ("0", 0), ("-7", 0), ("99999999999", u32::MAX - 1)] {
+            assert_eq!(retry.within(max_attempts(text.as_bytes())).attempts, tries, "{text}");
+        }
+        for text in ["", "three", "2.5", "3 ", "99999999999999999999"] {
+            assert_eq!(max_attempts(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(max_attempts(b"\xff"), None);
+        assert_eq!(retry.within(None), retry);
     }
 }

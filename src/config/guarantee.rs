@@ -84,13 +84,11 @@ impl Settings {
                 "set delivery.on_error to stop, dead-letter or skip, or delivery.guarantee to at-least-once",
             );
         }
-        let marks = |outbox: &&OutboxConfig| {
-            outbox.upkeep.writes() || outbox.upkeep.writes_failed() || outbox.upkeep.pending.is_some()
-        };
+        let marks = |outbox: &&OutboxConfig| outbox.upkeep.writes_any() || outbox.upkeep.pending.is_some();
         if let Some(outbox) = config.outboxes.iter().find(marks) {
             return refuse(
                 &format!("commits in Kafka only, and rows of {} would be marked or deleted beside it", outbox.source),
-                "remove outbox.pending, mark, mark_failed and delete (outbox.retention clears the table), or set \
+                "remove outbox.pending, mark, mark_failed, mark_waiting and delete (outbox.retention clears the table), or set \
                  delivery.guarantee to at-least-once",
             );
         }

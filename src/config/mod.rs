@@ -214,6 +214,8 @@ pub struct OutboxConfig {
     pub event_type: String,
     /// Column with the record's value.
     pub payload: String,
+    /// Column with how often the event is tried in all; NULL and none: as often as all others.
+    pub max_attempts: Option<String>,
     /// Every column that is needed, each once. A column's index is its *place*; place 0 is the id's.
     pub columns: Vec<String>,
     /// How the table itself is read and kept.
@@ -235,6 +237,8 @@ pub struct Upkeep {
     pub mark: Option<String>,
     /// SQL assignments for a row whose event was given up; `:error`, `:class` and `:attempts` are put in.
     pub mark_failed: Option<String>,
+    /// SQL assignments for a row whose event was tried and waits; `:next_attempt_at` is put in, too.
+    pub mark_waiting: Option<String>,
     /// Whether a row is deleted once it was acked.
     pub delete: bool,
     /// How long published rows are kept.
@@ -254,9 +258,9 @@ impl Upkeep {
         self.pending.is_some() || self.delete
     }
 
-    /// Whether something is done to a row whose event was given up.
-    pub fn writes_failed(&self) -> bool {
-        self.delete || self.mark_failed.is_some()
+    /// Whether anything is ever done to a row.
+    pub fn writes_any(&self) -> bool {
+        self.writes() || self.mark_failed.is_some() || self.mark_waiting.is_some()
     }
 }
 
@@ -281,6 +285,7 @@ impl OutboxConfig {
         let headers = route.headers.iter().map(|(_, template)| template);
         let columns = templates.chain(headers).flat_map(Template::columns).map(str::to_owned);
         let columns = columns.chain(route.partition.clone()).chain(route.timestamp.clone());
+        let columns = columns.chain(self.max_attempts.clone());
         for column in columns.chain(route.value.columns().into_iter().map(str::to_owned)).collect::<Vec<_>>() {
             self.need(&column);
         }
@@ -402,9 +407,19 @@ impl Default for OutboxConfig {
             ["id", "aggregatetype", "aggregateid", "type", "payload"].map(str::to_owned);
         let (source, columns) = (EventSource::Table(TableName::debezium()), Vec::new());
         let route = RouteConfig::default();
-        let upkeep = Upkeep::default();
-        let mut outbox =
-            OutboxConfig { source, id, aggregate_type, aggregate_id, event_type, payload, columns, upkeep, route };
+        let (max_attempts, upkeep) = (None, Upkeep::default());
+        let mut outbox = OutboxConfig {
+            source,
+            id,
+            aggregate_type,
+            aggregate_id,
+            event_type,
+            payload,
+            max_attempts,
+            columns,
+            upkeep,
+            route,
+        };
         outbox.need_only_routed();
         outbox
     }

@@ -69,6 +69,7 @@ impl Settings {
             time: column(&setting::TIME)?,
             mark: sql(&setting::MARK)?,
             mark_failed: sql(&setting::MARK_FAILED)?,
+            mark_waiting: sql(&setting::MARK_WAITING)?,
             delete: match self.checked(&setting::DELETE, "never or acked", |_| true)?.as_str() {
                 "never" => false,
                 "acked" => true,
@@ -146,6 +147,10 @@ impl Settings {
             aggregate_id: column(&setting::COLUMN_AGGREGATE_ID)?,
             event_type: column(&setting::COLUMN_TYPE)?,
             payload: column(&setting::COLUMN_PAYLOAD)?,
+            max_attempts: self
+                .unless_empty(&setting::COLUMN_MAX_ATTEMPTS)
+                .map(|_| column(&setting::COLUMN_MAX_ATTEMPTS))
+                .transpose()?,
             columns: Vec::new(),
             upkeep: Upkeep::default(),
             route: RouteConfig::default(),
@@ -316,6 +321,16 @@ mod tests {
         let columns: Vec<_> = outboxes.iter().map(|outbox| outbox.columns.join(" ")).collect();
         assert_eq!(columns, ["id aggregatetype aggregateid m a p t payload", "id aggregatetype aggregateid payload"]);
         assert!(outboxes.iter().skip(1).all(|outbox| outbox.route.headers_from.is_none()));
+    }
+
+    #[test]
+    fn how_often_an_event_may_be_tried_is_read_with_it() {
+        let text = "[outbox.columns]\nmax_attempts = 'max_retries'\n[outbox]\nmark_waiting = 'n = :attempts'";
+        let outboxes = settings(text).outboxes().unwrap();
+        let [outbox] = outboxes.as_slice() else { panic!("{}", outboxes.len()) };
+        assert_eq!(outbox.max_attempts.as_deref(), Some("max_retries"));
+        assert_eq!(outbox.columns.join(" "), "id aggregatetype aggregateid max_retries payload");
+        assert_eq!(outbox.upkeep.mark_waiting.as_deref(), Some("n = :attempts"));
     }
 
     #[test]

@@ -150,6 +150,8 @@ pub const TIME: Setting = text("outbox.time", None, None);
 pub const MARK: Setting = text("outbox.mark", None, None);
 /// What is set on a row that was given up. Nothing: where rows say that they are pending, it has to be said.
 pub const MARK_FAILED: Setting = text("outbox.mark_failed", None, None);
+/// What is set on a row each time its event was tried and waits. Nothing: a row stays pending while its event waits.
+pub const MARK_WAITING: Setting = text("outbox.mark_waiting", None, None);
 /// Whether a row goes once it was acked. Never: the table is what everything can be recovered from.
 pub const DELETE: Setting =
     Setting { key: "outbox.delete", flag: None, default: Some("never"), form: Form::OneOf(&["never", "acked"]) };
@@ -174,6 +176,8 @@ pub const COLUMN_AGGREGATE_ID: Setting = text("outbox.columns.aggregateid", None
 pub const COLUMN_TYPE: Setting = text("outbox.columns.type", None, Some("type"));
 /// Column of the record's value.
 pub const COLUMN_PAYLOAD: Setting = text("outbox.columns.payload", None, Some("payload"));
+/// Column with how often the event is tried. None: all are tried alike.
+pub const COLUMN_MAX_ATTEMPTS: Setting = text("outbox.columns.max_attempts", None, None);
 
 /// Text before the aggregate type in the topic. The Outbox Event Router's: consumers need not change.
 pub const TOPIC_PREFIX: Setting = text("route.topic_prefix", None, Some("outbox.event."));
@@ -374,6 +378,7 @@ pub const ALL: &[Setting] = &[
     TIME,
     MARK,
     MARK_FAILED,
+    MARK_WAITING,
     DELETE,
     RETENTION,
     NOTIFY,
@@ -382,6 +387,7 @@ pub const ALL: &[Setting] = &[
     COLUMN_AGGREGATE_ID,
     COLUMN_TYPE,
     COLUMN_PAYLOAD,
+    COLUMN_MAX_ATTEMPTS,
     TOPIC_PREFIX,
     TOPIC,
     KEY,

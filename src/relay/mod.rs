@@ -77,30 +77,9 @@ use self::stop::{Stop, StopSignal};
 /// Everything that [halts](Kind::halts), and [`Kind::ShutdownTimeout`] where a stop left events not acked. Faults
 /// that heal are retried here with back-off and never returned.
 pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> Result<()> {
-    let known = Known::default();
     let retention = config.clone();
-    let mut relay = Relay {
-        epoch: Instant::now(),
-        backoff: Backoff::new(fastrand::Rng::new()),
-        life: None,
-        sessions: 0,
-        served: None,
-        warned: HashSet::new(),
-        failing: None,
-        told: true,
-        walsender_pid: None,
-        pulse: Pulse::start(config.source.wal_sender_timeout)?,
-        polls_instead: None,
-        poison: Poison::default(),
-        learned: 0,
-        refusals: Refusals::default(),
-        inside: Vec::new(),
-        begun: Begun::default(),
-        asked: Vec::new(),
-        known: Arc::clone(&known),
-        config,
-        telemetry,
-    };
+    let mut relay = Relay::new(config, telemetry)?;
+    let known = Arc::clone(&relay.known);
     let result = tokio::select! {
         biased;
         result = Box::pin(relay.run(&mut stop)) => result,
@@ -179,6 +158,32 @@ impl Life {
 }
 
 impl Relay {
+    /// Nothing is connected, and nothing is known.
+    fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
+        Ok(Relay {
+            epoch: Instant::now(),
+            backoff: Backoff::new(fastrand::Rng::new()),
+            life: None,
+            sessions: 0,
+            served: None,
+            warned: HashSet::new(),
+            failing: None,
+            told: true,
+            walsender_pid: None,
+            pulse: Pulse::start(config.source.wal_sender_timeout)?,
+            polls_instead: None,
+            poison: Poison::default(),
+            learned: 0,
+            refusals: Refusals::default(),
+            inside: Vec::new(),
+            begun: Begun::default(),
+            asked: Vec::new(),
+            known: Known::default(),
+            config,
+            telemetry,
+        })
+    }
+
     async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
             let error = match self.one_session(stop).await {
@@ -218,11 +223,8 @@ impl Relay {
                 } else if error.kind().ends_producer() {
                     self.begin_new_life().await;
                 }
-                if wait.is_none()
-                    && let Some(topic) = error.topic()
-                {
-                    // For a while no event for it is tried.
-                    self.poison.refuse(topic, &error, Instant::now() + self.config.delivery.retry.cap);
+                if wait.is_none() {
+                    self.give_topic_up(&error);
                 }
                 let wait = wait.unwrap_or_default();
                 tokio::select! {

@@ -28,6 +28,9 @@ impl Relay {
     /// # Errors
     /// The same, where the relay is to stop instead.
     pub(super) fn failed(&mut self, error: &Error) -> Result<Option<Duration>> {
+        if error.kind().halts() {
+            return Err(error.clone());
+        }
         let wait = self.backoff.next_wait();
         let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
         self.telemetry.metrics.retry(side);
@@ -36,7 +39,8 @@ impl Relay {
         let slot = &self.config.source.slot;
         if let Some(topic) = error.topic() {
             let delivery = &self.config.delivery;
-            let (tries, wait) = self.refusals.refused(topic, &delivery.retry, Instant::now(), fastrand::f64());
+            let retry = delivery.retry.within(error.max_attempts());
+            let (tries, wait) = self.refusals.refused(topic, &retry, Instant::now(), fastrand::f64());
             let wait_ms = wait.map(|wait| wait.as_millis());
             self.failing = Some(error.kind());
             if wait.is_none() && delivery.on_error == OnError::Stop {
@@ -53,6 +57,14 @@ impl Relay {
         Ok(Some(wait))
     }
 
+    /// The topic that refused a record was tried often enough: for a while events for it are given up.
+    pub(super) fn give_topic_up(&mut self, error: &Error) {
+        if let Some(topic) = error.topic() {
+            let told = error.clone().after(self.refusals.tries(topic));
+            self.poison.refuse(topic, &told, Instant::now() + self.config.delivery.retry.cap);
+        }
+    }
+
     pub(super) fn recovered(&mut self, start: Position) {
         self.telemetry.connected(Side::Postgres, true);
         let slot = &self.config.source.slot;
@@ -62,3 +74,6 @@ impl Relay {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -50,6 +50,8 @@ struct About {
     kept: Option<Outcome>,
     /// The event, where those that the broker refuses are given up.
     id: Option<RowId>,
+    /// How often it may be tried, where it says so itself.
+    max_attempts: Option<u32>,
 }
 
 /// Counts since the outlet began, for the metrics.
@@ -187,7 +189,8 @@ impl<S: Sink> Outlet<S> {
         let id = self.giving_up.is_on().then(|| (event.outbox, event.id().to_vec()));
         let verdict = id.as_ref().and_then(|id| self.giving_up.poison.verdict(id)).cloned();
         let router = self.routers.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
-        let settles = self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?;
+        let settles = self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+        let max_attempts = settles.max_attempts(event, &self.slot);
         let routed = match router.route(event) {
             Ok(routed) => routed,
             Err(error) => {
@@ -211,14 +214,14 @@ impl<S: Sink> Outlet<S> {
         }
         if self.giving_up.poison.has_refusing()
             && let Some(error) =
-                routed.with_record(|record| self.giving_up.poison.refusal(record.topic, Instant::now()))
+                routed.with_record(|record| self.giving_up.refusal(record.topic, max_attempts, Instant::now()))
             && let Some(id) = id
         {
             let record = routed.with_record(OwnedRecord::of);
             return self.give_up(event, id, record, &Verdict { error, without_value: false });
         }
         let kept = settles.acked.then(|| Outcome::Acked((event.outbox, event.id().to_vec())));
-        let about = About { place: event.place, committed_at_us: event.committed_at_us, kept, id };
+        let about = About { place: event.place, committed_at_us: event.committed_at_us, kept, id, max_attempts };
         let pending = |record: &Record<'_>, about, alone, unread| {
             Some(Pending { record: OwnedRecord::of(record), about, row: Shown::of(event.id()), alone, unread })
         };
@@ -381,6 +384,7 @@ fn enqueued(
     let ticket = ledger.next();
     counts.enqueued += 1;
     kept.extend(about.kept.map(|row| (ticket, row, xid)));
+    giving_up.sent(ticket, about.max_attempts);
     if let Some(id) = about.id {
         giving_up.poison.sent(ticket, id, alone);
     }

@@ -72,11 +72,12 @@ impl Poison {
         !self.refusing.is_empty()
     }
 
-    /// Why an event for `topic` is given up now, if it is.
-    pub fn refusal(&mut self, topic: &str, now: Instant) -> Option<Error> {
+    /// Why an event for `topic` is given up now, if it is: where `suffices` says that the topic was tried often enough for
+    /// it. Where it was not, the event is tried, and what then becomes of the topic is learned anew.
+    pub fn refusal(&mut self, topic: &str, now: Instant, suffices: impl FnOnce(u32) -> bool) -> Option<Error> {
         let (error, until) = self.refusing.get(topic)?;
         match until {
-            Some(until) if now < *until => Some(error.clone()),
+            Some(until) if now < *until && suffices(error.attempts()) => Some(error.clone()),
             Some(_) => {
                 self.refusing.remove(topic);
                 None

@@ -30,6 +30,11 @@ impl Refusals {
         *last = now;
         (*failed, retry.wait(*failed, chance))
     }
+
+    /// How often `topic` refused a record in a row.
+    pub(super) fn tries(&self, topic: &str) -> u32 {
+        self.0.get(topic).map_or(1, |(failed, _)| *failed)
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::config::Config;
+use crate::config::delivery::max_attempts;
+use crate::config::{Config, OutboxConfig};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Place, Polled, Shown, Via};
 use crate::failpoint;
@@ -19,7 +20,7 @@ use crate::route::{OwnedRecord, Router};
 use crate::sink::{Delivery, EnqueueError, KafkaSink, Sink as _, Ticket};
 use crate::state::Stored;
 use crate::upkeep::parked::{BEHIND, Head, Held, Waiting};
-use crate::upkeep::{Batch, Failure, Marker, RowId};
+use crate::upkeep::{Batch, FailedAgain, Failure, Marker, RowId};
 
 /// How often it is looked whether any is due, while any waits.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -128,6 +129,10 @@ async fn pass(marker: &Marker, config: &Config, known: &Known) -> Result<Tried> 
     let Some(stored) = known.borrow().clone() else { return Ok(tried) };
     let began = Instant::now();
     drop_asked(marker, config, &mut tried).await?;
+    let asked = marker.ask_for_pending().await?;
+    if asked > 0 {
+        tracing::info!(slot = %config.source.slot, events = asked, "rows of events that wait are pending again; trying them");
+    }
     let mut line = Line { config, sink: None, next: 0, refusing: HashMap::new() };
     let due = marker.due(HEADS_MAX).await?;
     tried.looked = began.elapsed();
@@ -221,7 +226,11 @@ async fn fail(marker: &Marker, config: &Config, (held, is_told): (&Held, bool), 
     let attempts = if held.class == BEHIND { 1 } else { held.attempts.saturating_add(1) };
     let failure = Failure { class: error.kind().class(), cause: error.cause().to_owned(), attempts };
     let wait = match error.kind().disposition() {
-        Disposition::RetryThenGiveUp => config.delivery.retry.wait(attempts, fastrand::f64()),
+        Disposition::RetryThenGiveUp => {
+            let column = config.outboxes.get(held.event.row.0).and_then(|outbox| outbox.max_attempts.as_deref());
+            let max = column.and_then(|column| held.event.text(column)).and_then(max_attempts);
+            config.delivery.retry.within(max).wait(attempts, fastrand::f64())
+        }
         Disposition::GiveUp | Disposition::Retry | Disposition::Halt => None,
     };
     let (slot, row) = (&config.source.slot, Shown::of(&held.event.row.1));
@@ -229,7 +238,9 @@ async fn fail(marker: &Marker, config: &Config, (held, is_told): (&Held, bool), 
     if is_told {
         tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms, "an event that waits failed again");
     }
-    marker.failed_again(held.id, &failure, wait_ms).await
+    let row = held.event.row.clone();
+    let again = FailedAgain { id: held.id, row, failure, retry_in_ms: wait_ms };
+    marker.settle(&Batch { failed_again: vec![again], ..Batch::default() }).await.map(|_| ())
 }
 
 /// Whether an event is behind the stored position: it does not come again, and so not behind those that were parked later.
@@ -266,7 +277,10 @@ impl Line<'_> {
         let outbox = self.config.outboxes.get(event.row.0);
         let outbox =
             outbox.ok_or_else(|| Error::new(Kind::Bug, "an event waits of an outbox that is not configured"))?;
-        let mut router = Router::new(outbox).map_err(|error| Error::new(Kind::Bug, error))?;
+        // How often it may be tried is no part of the record, and was not kept of one that waited before that was asked for.
+        let mut outbox = OutboxConfig { max_attempts: None, ..outbox.clone() };
+        outbox.need_only_routed();
+        let mut router = Router::new(&outbox).map_err(|error| Error::new(Kind::Bug, error))?;
         router.set_origin(&stored.server.system_identifier, stored.server.timeline);
         let mut polled = match Polled::new(&outbox.columns, held.described()) {
             Ok(polled) => polled,

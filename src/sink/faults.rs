@@ -231,6 +231,12 @@ pub fn certificate_refusal(reason: &str) -> Option<Error> {
     })
 }
 
+/// Every row: its codes, their kind, and what to do.
+#[cfg(test)]
+pub(crate) fn rows() -> impl Iterator<Item = (&'static [RDKafkaErrorCode], Kind, &'static str)> {
+    FAULTS.iter().map(|fault| (fault.codes, fault.kind, fault.remedy))
+}
+
 fn find(code: RDKafkaErrorCode) -> Option<&'static Fault> {
     FAULTS.iter().find(|fault| fault.codes.contains(&code))
 }

@@ -1,5 +1,6 @@
 //! Which columns SQL assignments set, as far as that can be told without a parser of SQL: more names at worst.
 
+use crate::config::Upkeep;
 use crate::config::sql::{Piece, pieces};
 
 /// The names in `sql`, keywords among them.
@@ -26,6 +27,14 @@ pub fn assigned(assignments: &str) -> Vec<String> {
         }
     }
     targets
+}
+
+/// Whether a row that was marked as one that waits is pending only where somebody set it so: `outbox.mark_waiting` sets a
+/// column that `outbox.pending` looks at.
+pub fn asks_by_pending(upkeep: &Upkeep) -> bool {
+    let (Some(mark), Some(pending)) = (&upkeep.mark_waiting, &upkeep.pending) else { return false };
+    let looked_at = names(pending);
+    assigned(mark).iter().any(|column| looked_at.contains(column))
 }
 
 /// `sql` with what stands for each `:name` outside of text constants and quoted names; `::` is a cast.
@@ -71,6 +80,17 @@ mod tests {
         ] {
             assert_eq!(assigned(sql), expected, "{sql}");
         }
+    }
+
+    #[test]
+    fn a_row_that_waits_is_asked_for_where_its_mark_sets_what_pending_looks_at() {
+        let asks = |pending: Option<&str>, mark: Option<&str>| {
+            let (pending, mark_waiting) = (pending.map(str::to_owned), mark.map(str::to_owned));
+            asks_by_pending(&Upkeep { pending, mark_waiting, ..Upkeep::default() })
+        };
+        assert!(asks(Some("status in ('NEW', 'AGAIN')"), Some("n = 1, Status = 'FAILED'")));
+        assert!(!asks(Some("sent = false"), Some("last_error = :error, n = sent::int")));
+        assert!(!asks(None, Some("status = 'FAILED'")) && !asks(Some("status = 'NEW'"), None));
     }
 
     #[test]

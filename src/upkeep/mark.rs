@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
-use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Statement};
 
 use crate::config::{Config, OnError, OutboxConfig, SlotName};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
+use crate::upkeep::assignment::asks_by_pending;
 use crate::upkeep::parked::{Parked, Room};
-use crate::upkeep::writer::{Writer, Written, writer};
+use crate::upkeep::writer::{Writer, Written, ask_statement, writer};
 use crate::upkeep::{Failed, answered, bound};
 
 /// Ids of one statement: what a server does in a fraction of a second.
@@ -34,6 +35,8 @@ pub struct Marker {
     writers: Vec<Option<Writer>>,
     /// Where events wait that cannot be delivered yet, if they do.
     pub(super) room: Option<Room>,
+    /// What finds rows that wait and that somebody set to pending, by the outbox.
+    pub(super) asks: Vec<(String, Statement)>,
     /// Whether a transaction may be open: a call that was cancelled leaves one. Whoever uses the session holds this.
     pub(super) open: Mutex<bool>,
 }
@@ -52,6 +55,19 @@ pub struct Failure {
 /// A row by the index of its outbox and the text of its id.
 pub type RowId = (usize, Vec<u8>);
 
+/// An event that waits and was tried in vain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedAgain {
+    /// The row of the table of parked events.
+    pub id: i64,
+    /// Its own row.
+    pub row: RowId,
+    /// What happened.
+    pub failure: Failure,
+    /// After how many milliseconds it is tried again; none where somebody has to ask.
+    pub retry_in_ms: Option<i64>,
+}
+
 /// Rows to be written to in one transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
@@ -61,6 +77,8 @@ pub struct Batch {
     pub failed: Vec<(RowId, Failure)>,
     /// Events that are to wait.
     pub parked: Vec<Arc<Parked>>,
+    /// Events that waited and were tried in vain.
+    pub failed_again: Vec<FailedAgain>,
     /// Rows of the table of parked events that wait no more.
     pub unparked: Vec<i64>,
     /// The lower halves of the ids of transactions that wrote them, which others may not see yet.
@@ -72,8 +90,9 @@ struct Part<'a> {
     writer: &'a Writer,
     written: &'a Written,
     ids: Vec<&'a str>,
-    /// Of each, where they were given up.
+    /// Of each, where they failed; and in how many milliseconds each is tried again.
     failures: Vec<&'a Failure>,
+    waits_ms: Vec<Option<i64>>,
 }
 
 /// Whether events may have to wait.
@@ -120,7 +139,7 @@ impl Marker {
         outboxes: &[OutboxConfig],
         wanted: Wanted,
     ) -> Result<Option<Marker>> {
-        let writes = |outbox: &&OutboxConfig| outbox.upkeep.writes() || outbox.upkeep.mark_failed.is_some();
+        let writes = |outbox: &&OutboxConfig| outbox.upkeep.writes_any();
         if outboxes.iter().find(writes).is_none() && wanted == Wanted::NoRoom {
             return Ok(None);
         }
@@ -138,7 +157,13 @@ impl Marker {
             Wanted::RoomIfThere => Room::look(session.client(), slot, outboxes).await?,
             Wanted::Room => Some(Room::open(session.client(), slot, outboxes).await?),
         };
-        Ok(Some(Marker { session, writers, room, open: Mutex::new(false) }))
+        let mut asks = Vec::new();
+        for (outbox, table) in outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))) {
+            if room.is_some() && asks_by_pending(&outbox.upkeep) {
+                asks.push((outbox.source.to_string(), ask_statement(session.client(), outbox, table).await?));
+            }
+        }
+        Ok(Some(Marker { session, writers, room, asks, open: Mutex::new(false) }))
     }
 
     /// Marks or deletes these rows, in one transaction, and gives how many were written.
@@ -155,7 +180,8 @@ impl Marker {
     /// [`Kind::Config`] where constraints or triggers of the table do not let the mark be.
     pub async fn settle(&self, batch: &Batch) -> Result<u64> {
         let parts = self.parts(batch)?;
-        if parts.is_empty() && batch.parked.is_empty() && batch.unparked.is_empty() {
+        let moves = !batch.parked.is_empty() || !batch.unparked.is_empty() || !batch.failed_again.is_empty();
+        if parts.is_empty() && !moves {
             return Ok(0);
         }
         self.until_visible(&batch.xids).await?;
@@ -222,19 +248,24 @@ impl Marker {
                 let mut ids = ids.collect::<Result<Vec<_>>>()?;
                 ids.sort_unstable();
                 ids.dedup();
-                let part = |ids: &[&'a str]| Part { writer, written, ids: ids.to_vec(), failures: Vec::new() };
+                let part = |ids: &[&'a str]| Part {
+                    writer,
+                    written,
+                    ids: ids.to_vec(),
+                    failures: Vec::new(),
+                    waits_ms: Vec::new(),
+                };
                 parts.extend(ids.chunks(ROWS_PER_STATEMENT).map(part));
             }
             if let Some(written) = &writer.failed {
-                let of = batch.failed.iter().filter(|((outbox, _), _)| *outbox == index);
-                let pairs = of.map(|((_, id), failure)| Ok((text(written, id)?, failure)));
-                let mut pairs = pairs.collect::<Result<Vec<_>>>()?;
-                pairs.sort_by_key(|(id, _)| *id);
-                pairs.dedup_by_key(|(id, _)| *id);
-                parts.extend(pairs.chunks(ROWS_PER_STATEMENT).map(|pairs| {
-                    let (ids, failures) = pairs.iter().copied().unzip();
-                    Part { writer, written, ids, failures }
-                }));
+                let of = batch.failed.iter().map(|(row, failure)| (row, failure, None));
+                parts.extend(failed((writer, index), written, of)?);
+            }
+            if let Some(written) = &writer.waiting {
+                let parked = batch.parked.iter();
+                let parked = parked.filter_map(|event| Some((&event.row, event.why.as_ref()?, event.retry_in_ms)));
+                let again = batch.failed_again.iter().map(|event| (&event.row, &event.failure, event.retry_in_ms));
+                parts.extend(failed((writer, index), written, parked.chain(again))?);
             }
         }
         Ok(parts)
@@ -267,10 +298,34 @@ impl Marker {
     }
 }
 
-/// Events begin to wait, or have waited.
+/// What is written to rows of outbox `index` whose events failed.
+fn failed<'a>(
+    (writer, index): (&'a Writer, usize),
+    written: &'a Written,
+    rows: impl Iterator<Item = (&'a RowId, &'a Failure, Option<i64>)>,
+) -> Result<Vec<Part<'a>>> {
+    let of = rows.filter(|((outbox, _), ..)| *outbox == index);
+    let of = of.map(|((_, id), failure, wait_ms)| Ok((text(written, id)?, failure, wait_ms)));
+    let mut of = of.collect::<Result<Vec<_>>>()?;
+    of.sort_by_key(|(id, ..)| *id);
+    of.dedup_by_key(|(id, ..)| *id);
+    let part = |rows: &[(&'a str, &'a Failure, Option<i64>)]| Part {
+        writer,
+        written,
+        ids: rows.iter().map(|(id, ..)| *id).collect(),
+        failures: rows.iter().map(|(_, failure, _)| *failure).collect(),
+        waits_ms: rows.iter().map(|(.., wait_ms)| *wait_ms).collect(),
+    };
+    Ok(of.chunks(ROWS_PER_STATEMENT).map(part).collect())
+}
+
+/// Events begin to wait, wait on, or have waited.
 async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), Failed> {
     for event in &batch.parked {
         room.park(client, event).await?;
+    }
+    for event in &batch.failed_again {
+        room.failed(client, event).await?;
     }
     if batch.unparked.is_empty() { Ok(()) } else { room.remove(client, &batch.unparked).await }
 }
@@ -281,7 +336,7 @@ async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, 
     answered("beginning a transaction", client.batch_execute(BEGIN)).await.map_err(|failed| (None, failed))?;
     let mut count = 0;
     for part in parts {
-        let Part { writer, written, ids, failures } = part;
+        let Part { writer, written, ids, failures, waits_ms } = part;
         let executed = if failures.is_empty() {
             answered(&written.doing, client.execute(&written.statement, &[ids])).await
         } else {
@@ -289,11 +344,11 @@ async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, 
             let classes: Vec<&str> = failures.iter().map(|failure| failure.class).collect();
             let attempts = failures.iter().map(|failure| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
             let attempts: Vec<i32> = attempts.collect();
-            let values: [&(dyn ToSql + Sync); 4] = [ids, &causes, &classes, &attempts];
+            let values: [&(dyn ToSql + Sync); 5] = [ids, &causes, &classes, &attempts, waits_ms];
             answered(&written.doing, client.execute(&written.statement, &values)).await
         };
         count += executed.map_err(|failed| (Some(part), failed))?;
-        if let Some(still_pending) = &writer.still_pending {
+        if let Some(still_pending) = writer.still_pending.as_ref().filter(|_| !written.leaves_pending) {
             let answer = answered(&written.doing, client.query_one(still_pending, &[ids])).await;
             let still = answer.and_then(|row| row.try_get::<_, i64>(0).map_err(Failed::Refused));
             if still.map_err(|failed| (Some(part), failed))? > 0 {

@@ -26,7 +26,7 @@ pub mod table;
 mod waiting;
 mod writer;
 
-pub use mark::{Batch, Failure, Marker, RowId, Wanted};
+pub use mark::{Batch, FailedAgain, Failure, Marker, RowId, Wanted};
 
 use std::time::Duration;
 

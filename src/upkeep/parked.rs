@@ -12,7 +12,7 @@ use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Place, Via};
 use crate::position::Lsn;
-use crate::upkeep::{Failed, Failure, RowId, answered};
+use crate::upkeep::{Failed, FailedAgain, Failure, RowId, answered};
 
 const CREATE: &str = include_str!("../../sql/parked/create.sql");
 const EXISTS: &str = include_str!("../../sql/parked/exists.sql");
@@ -78,6 +78,11 @@ impl Parked {
             why: None,
             retry_in_ms: None,
         }
+    }
+
+    /// What was kept of a column, where it was and is not NULL.
+    pub fn text(&self, name: &str) -> Option<&[u8]> {
+        self.columns.iter().find(|column| column.name == name)?.text.as_deref()
     }
 
     /// What it holds of memory, in bytes.
@@ -182,6 +187,11 @@ impl Room {
         })
     }
 
+    /// Whose events wait here.
+    pub(super) fn slot(&self) -> &str {
+        &self.slot
+    }
+
     /// Which events wait. Those of an outbox that is not configured any more are left out: nobody can route them.
     pub(super) async fn index(&self, client: &Client) -> Result<Vec<Waiting>, Failed> {
         let rows = answered(DOING, client.query(INDEX, &[&self.slot])).await?;
@@ -223,14 +233,11 @@ impl Room {
         rows.iter().filter_map(|row| dropped(row).transpose()).collect()
     }
 
-    /// It was tried and failed.
-    pub(super) async fn failed(
-        &self,
-        client: &Client,
-        (id, failure, retry_in_ms): (i64, &Failure, Option<i64>),
-    ) -> Result<(), Failed> {
+    /// Inside a transaction of the caller's: it was tried and failed.
+    pub(super) async fn failed(&self, client: &Client, event: &FailedAgain) -> Result<(), Failed> {
+        let FailedAgain { id, failure, retry_in_ms, .. } = event;
         let attempts = i32::try_from(failure.attempts).unwrap_or(i32::MAX);
-        let values: [&(dyn ToSql + Sync); 5] = [&id, &failure.class, &failure.cause, &attempts, &retry_in_ms];
+        let values: [&(dyn ToSql + Sync); 5] = [id, &failure.class, &failure.cause, &attempts, retry_in_ms];
         answered(DOING, client.execute(FAILED, &values)).await.map(|_| ())
     }
 

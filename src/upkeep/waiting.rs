@@ -33,20 +33,31 @@ impl Marker {
         self.in_room(async |room, client| room.events(client, head, limit).await).await
     }
 
+    /// Asks for a try of events that wait and whose rows somebody set to pending; gives how many.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`], and those of `outbox.pending`.
+    pub async fn ask_for_pending(&self) -> Result<u64> {
+        let mut asked = 0;
+        for (outbox, statement) in &self.asks {
+            let ask = async |room: &Room, client: &Client| {
+                answered(
+                    "looking for rows that wait and are pending",
+                    client.execute(statement, &[&room.slot(), outbox]),
+                )
+                .await
+            };
+            asked += self.in_room(ask).await?;
+        }
+        Ok(asked)
+    }
+
     /// Events that somebody asked to be dropped: row of the table, what waits, and why.
     ///
     /// # Errors
     /// As [`Marker::waiting`].
     pub async fn dropped(&self, limit: i64) -> Result<Vec<(i64, Waiting, Failure)>> {
         self.in_room(async |room, client| room.dropped(client, limit).await).await
-    }
-
-    /// An event that waits was tried and failed; it is tried again after so many milliseconds, or once somebody asks.
-    ///
-    /// # Errors
-    /// As [`Marker::waiting`].
-    pub async fn failed_again(&self, id: i64, failure: &Failure, retry_in_ms: Option<i64>) -> Result<()> {
-        self.in_room(async |room, client| room.failed(client, (id, failure, retry_in_ms)).await).await
     }
 
     async fn in_room<T: Default>(&self, ask: impl AsyncFnOnce(&Room, &Client) -> Result<T, Failed>) -> Result<T> {

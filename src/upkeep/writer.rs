@@ -19,6 +19,8 @@ pub(super) struct Writer {
     pub(super) acked: Option<Written>,
     /// To rows whose events were given up.
     pub(super) failed: Option<Written>,
+    /// To rows whose events were tried and wait.
+    pub(super) waiting: Option<Written>,
     /// Counts rows that are pending all the same.
     pub(super) still_pending: Option<Statement>,
 }
@@ -31,6 +33,8 @@ pub(super) struct Written {
     /// The setting with the operator's assignments; none where rows are deleted.
     pub(super) key: Option<&'static str>,
     pub(super) statement: Statement,
+    /// Whether rows may be pending after it.
+    pub(super) leaves_pending: bool,
 }
 
 /// The statement up to its rows.
@@ -43,14 +47,20 @@ fn statement(table: &TableName, is_partitioned: bool, mark: Option<&str>) -> Res
     })
 }
 
-/// The statement that marks rows whose events were given up, up to which rows: `walrelay_…` are what is put in.
+/// The statement that marks rows whose events failed, up to which rows: `walrelay_…` are what is put in.
 fn statement_of_failed(table: &TableName, is_partitioned: bool, mark: &str) -> Result<String> {
-    let names = [("error", "walrelay_error"), ("class", "walrelay_class"), ("attempts", "walrelay_attempts")];
+    const NEXT: &str = "(clock_timestamp() + walrelay_wait_ms * interval '1 millisecond')";
+    let names = [
+        ("error", "walrelay_error"),
+        ("class", "walrelay_class"),
+        ("attempts", "walrelay_attempts"),
+        ("next_attempt_at", NEXT),
+    ];
     let head = statement(table, is_partitioned, Some(&assignment::with_values(mark, &names)))?;
     let head = head.strip_suffix("where ").unwrap_or(&head);
     Ok(format!(
-        "{head}from unnest($1::text[], $2::text[], $3::text[], $4::int4[]) \
-         as walrelay_failed(walrelay_id, walrelay_error, walrelay_class, walrelay_attempts) where "
+        "{head}from unnest($1::text[], $2::text[], $3::text[], $4::int4[], $5::int8[]) \
+         as walrelay_failed(walrelay_id, walrelay_error, walrelay_class, walrelay_attempts, walrelay_wait_ms) where "
     ))
 }
 
@@ -60,7 +70,8 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
     let (column, id_type) = (quote_ident(&id.name)?, &id.type_name);
     let is_partitioned = table.kind == "p";
     let (upkeep, role) = (&outbox.upkeep, quoted_name(&table.role));
-    let mut writer = Writer { table: name.clone(), role, acked: None, failed: None, still_pending: None };
+    let mut writer =
+        Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, still_pending: None };
     if upkeep.delete && !id.is_unique {
         let cause = format!("{} is acked, and several rows of {name} may have one {}", setting::DELETE.key, id.name);
         let remedy = format!(
@@ -81,15 +92,24 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
         writer.acked =
             Some(writer.written(client, &table, (doing, key, upkeep.mark.as_deref()), (sql, 1, explain)).await?);
     }
-    if let Some(mark) = &upkeep.mark_failed {
-        let (key, doing) = (Some(setting::MARK_FAILED.key), format!("marking rows of {name} that failed"));
+    let failing = async |writer: &Writer, key: &'static str, doing: String, mark: &str| {
         let head = statement_of_failed(name, is_partitioned, mark)?;
         let sql = format!("{head}{column} = walrelay_id::{id_type}");
         let mut explain = format!("explain {sql}");
-        for (parameter, of) in [("$1", "text"), ("$2", "text"), ("$3", "text"), ("$4", "int4")] {
+        for (parameter, of) in [("$1", "text"), ("$2", "text"), ("$3", "text"), ("$4", "int4"), ("$5", "int8")] {
             explain = explain.replace(parameter, &format!("(select '{{}}'::{of}[])"));
         }
-        writer.failed = Some(writer.written(client, &table, (doing, key, Some(mark)), (sql, 4, explain)).await?);
+        writer.written(client, &table, (doing, Some(key), Some(mark)), (sql, 5, explain)).await
+    };
+    if let Some(mark) = &upkeep.mark_failed {
+        let doing = format!("marking rows of {name} that failed");
+        writer.failed = Some(failing(&writer, setting::MARK_FAILED.key, doing, mark).await?);
+    }
+    if let Some(mark) = &upkeep.mark_waiting {
+        let doing = format!("marking rows of {name} that wait");
+        let leaves_pending = !assignment::asks_by_pending(upkeep);
+        let written = failing(&writer, setting::MARK_WAITING.key, doing, mark).await?;
+        writer.waiting = Some(Written { leaves_pending, ..written });
     }
     if let Some(pending) = &upkeep.pending
         && let Some(written) = writer.acked.as_ref().filter(|written| written.key.is_some())
@@ -102,6 +122,26 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
         writer.still_pending = Some(prepared.map_err(|failed| writer.told(&deleting, &failed))?);
     }
     Ok(writer)
+}
+
+/// What asks for events that wait to be tried again where somebody set their rows to pending: what marked them as rows that
+/// wait had set them to something else. `$1` the slot, `$2` the outbox.
+pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Statement> {
+    let table = Table::look(client, name).await?;
+    let id = table.needed(name, &outbox.id, setting::COLUMN_ID.key)?;
+    let (column, id_type, of) = (quote_ident(&id.name)?, &id.type_name, quote_table(name)?);
+    let pending = outbox.upkeep.pending.as_deref().unwrap_or("false");
+    let waiting = "w.slot = $1 and w.outbox = $2 and w.class <> 'behind' and w.asked is null";
+    let doing = format!("looking for rows of {name} that wait and are pending");
+    let sql = format!(
+        "update walrelay.parked as w set asked = 'retry' where {waiting} and w.row_id = any (array(
+             select pg_catalog.convert_to({column}::text, 'UTF8') from {of}
+             where {column} = any (array(
+                 select pg_catalog.convert_from(w.row_id, 'UTF8') from walrelay.parked as w where {waiting}
+             )::{id_type}[]) and ({pending}
+             )))"
+    );
+    answered(&doing, client.prepare(&sql)).await.map_err(|failed| failed.told(&doing))
 }
 
 impl Writer {
@@ -124,7 +164,7 @@ impl Writer {
             let cause = format!("{key} of {} has parameters such as $2, and nothing is put in for them", self.table);
             return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
         }
-        let written = Written { doing, key, statement };
+        let written = Written { doing, key, statement, leaves_pending: false };
         // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
         // one starts without running.
         let explained = answered(&written.doing, client.batch_execute(&explain)).await;

@@ -27,6 +27,7 @@ impl<S: Sink> Outlet<S> {
     /// event that can be given up heals: the next producer finds out which it is.
     pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
         let mut failure = None;
+        self.giving_up.limit(deliveries);
         // What was acked is cleared of suspicion before anything is suspected.
         let (mut refused, is_on) = (Vec::new(), self.giving_up.is_on());
         for delivery in deliveries.drain(..) {
@@ -53,10 +54,7 @@ impl<S: Sink> Outlet<S> {
                 }
             }
         }
-        if is_on {
-            let acked_below = self.ledger.next_undelivered();
-            self.giving_up.acked_below(acked_below);
-        }
+        self.giving_up.acked_below(self.ledger.next_undelivered());
         match failure {
             None => Ok(()),
             Some(failure) => Err(self.giving_up.judge(refused, failure)),

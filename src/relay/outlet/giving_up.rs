@@ -1,5 +1,9 @@
 //! What becomes of an event that cannot be delivered, where the relay is not to stop for it.
 
+use std::collections::{HashMap, VecDeque};
+
+use tokio::time::Instant;
+
 use super::settling::{Failed, Outcome};
 use super::{About, Outlet, Pending, contradiction, no_such_outbox};
 use crate::config::{DeliveryConfig, OnError};
@@ -8,7 +12,7 @@ use crate::event::{Event, Shown};
 use crate::relay::poison::{Poison, Verdict};
 use crate::route::OwnedRecord;
 use crate::route::dead_letter::Reason;
-use crate::sink::{Sink, Ticket};
+use crate::sink::{Delivery, Sink, Ticket};
 use crate::upkeep::{Failure, RowId};
 
 /// How events are given up, and what is known of them.
@@ -16,11 +20,50 @@ use crate::upkeep::{Failure, RowId};
 pub(super) struct GivingUp {
     pub(super) delivery: DeliveryConfig,
     pub(super) poison: Poison,
+    /// How often events in flight may be tried, of those that say so, by ascending ticket.
+    limits: VecDeque<(Ticket, u32)>,
 }
 
 impl GivingUp {
     pub(super) fn new(delivery: &DeliveryConfig) -> GivingUp {
-        GivingUp { delivery: delivery.clone(), poison: Poison::default() }
+        GivingUp { delivery: delivery.clone(), poison: Poison::default(), limits: VecDeque::new() }
+    }
+
+    /// An event was enqueued that may be tried so often.
+    #[inline]
+    pub(super) fn sent(&mut self, ticket: Ticket, max_attempts: Option<u32>) {
+        self.limits.extend(max_attempts.map(|max| (ticket, max)));
+    }
+
+    /// Says in each failure how often the first event that its topic refused may be tried.
+    pub(super) fn limit(&self, deliveries: &mut [Delivery]) {
+        if self.limits.is_empty() {
+            return;
+        }
+        let mut first: HashMap<String, Ticket> = HashMap::new();
+        for delivery in deliveries.iter() {
+            if let Delivery::Failed(ticket, error) = delivery
+                && let Some(topic) = error.topic()
+            {
+                let of = first.entry(topic.to_owned()).or_insert(*ticket);
+                *of = (*of).min(*ticket);
+            }
+        }
+        for delivery in deliveries {
+            if let Delivery::Failed(_, error) = delivery
+                && let Some(ticket) = error.topic().and_then(|topic| first.get(topic))
+            {
+                let at = self.limits.binary_search_by_key(ticket, |(sent, _)| *sent).ok();
+                let max = at.and_then(|at| self.limits.get(at)).map(|(_, max)| *max);
+                *error = error.clone().within(max);
+            }
+        }
+    }
+
+    /// Why an event for `topic` is given up now, if it is: its topic was tried as often as it may be.
+    pub(super) fn refusal(&mut self, topic: &str, max_attempts: Option<u32>, now: Instant) -> Option<Error> {
+        let retry = self.delivery.retry.within(max_attempts);
+        self.poison.refusal(topic, now, |attempts| attempts > retry.attempts)
     }
 
     /// Whether events are given up at all.
@@ -30,6 +73,7 @@ impl GivingUp {
 
     /// Everything up to this ticket was acked. What is not committed comes again, and what is known of it counts then.
     pub(super) fn acked_below(&mut self, ticket: Ticket) {
+        self.limits.drain(..self.limits.partition_point(|(sent, _)| *sent < ticket));
         match self.delivery.transactions {
             Some(_) => self.poison.clear_alone(ticket),
             None => self.poison.acked_below(ticket),
@@ -87,7 +131,7 @@ impl<S: Sink> Outlet<S> {
             return self.park(event, &record, &verdict.error);
         }
         let settles = self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?;
-        let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), 1);
+        let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
         let kept = match settles.failed {
             Failed::Nothing => None,
             Failed::SameAsAcked => Some(Outcome::Acked(id.clone())),
@@ -98,7 +142,13 @@ impl<S: Sink> Outlet<S> {
         let dead_lettered = self.giving_up.delivery.on_error == OnError::DeadLetter;
         let outcome = if dead_lettered { "dead-letter" } else { "skip" };
         tracing::warn!(slot = %self.slot, outbox, row = %row, place = %event.place, class, cause, outcome, "an event was given up");
-        let about = About { place: event.place, committed_at_us: event.committed_at_us, kept, id: Some(id) };
+        let about = About {
+            place: event.place,
+            committed_at_us: event.committed_at_us,
+            kept,
+            id: Some(id),
+            max_attempts: None,
+        };
         if dead_lettered {
             let (slot, place) = (&self.slot, event.place);
             let reason = Reason { slot, outbox, row: event.id(), place, class, cause, attempts };

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::Outlet;
-use crate::config::OutboxConfig;
+use crate::config::delivery::max_attempts;
+use crate::config::{OutboxConfig, SlotName};
+use crate::event::{Event, Shown};
 use crate::position::Lsn;
 use crate::sink::{Sink, Ticket};
 use crate::upkeep::parked::Parked;
@@ -34,6 +36,12 @@ pub(super) struct Settles {
     pub(super) acked: bool,
     /// What is done to rows whose events are given up.
     pub(super) failed: Failed,
+    /// Whether rows are marked whose events were tried and wait.
+    pub(super) waiting: bool,
+    /// The place of the column with how often an event may be tried.
+    max_attempts: Option<usize>,
+    /// Whether it was said that one holds no number.
+    told: bool,
 }
 
 /// What is done to rows whose events are given up.
@@ -57,7 +65,22 @@ impl Settles {
             columns: outbox.columns.clone(),
             acked: outbox.upkeep.writes(),
             failed,
+            waiting: outbox.upkeep.mark_waiting.is_some(),
+            max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.place(column)),
+            told: false,
         }
+    }
+
+    /// How often `event` may be tried, where it says so itself.
+    #[inline]
+    pub(super) fn max_attempts(&mut self, event: &Event<'_>, slot: &SlotName) -> Option<u32> {
+        let text = event.row.get(self.max_attempts?)?;
+        let max = max_attempts(text);
+        if max.is_none() && !std::mem::replace(&mut self.told, true) {
+            let (outbox, row) = (self.name.as_str(), Shown::of(event.id()));
+            tracing::warn!(%slot, outbox, %row, "outbox.columns.max_attempts has no whole number; such rows are tried as all others");
+        }
+        max
     }
 }
 
@@ -80,8 +103,11 @@ impl<S: Sink> Outlet<S> {
                 Outcome::Failed(row, failure) => batch.failed.push((row.clone(), failure.clone())),
                 Outcome::Parked(event) => {
                     batch.parked.push(Arc::clone(event));
-                    // Nothing is written to its row.
-                    continue;
+                    let is_marked = self.outboxes.get(event.row.0).is_some_and(|settles| settles.waiting);
+                    if event.why.is_none() || !is_marked {
+                        // Nothing is written to its row.
+                        continue;
+                    }
                 }
             }
             batch.xids.extend(xid);

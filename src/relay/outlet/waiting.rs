@@ -105,11 +105,12 @@ impl<S: Sink> Outlet<S> {
         (key, topic): (Option<Vec<u8>>, String),
         why: Option<(Failure, Disposition)>,
     ) -> Result<()> {
-        let settles = self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?;
+        let settles = self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+        let max_attempts = settles.max_attempts(event, &self.slot);
         let mut parked = Parked::of(event, &settles.columns, key, Some(topic).filter(|topic| !topic.is_empty()));
         if let Some((why, disposition)) = why {
             if disposition == Disposition::RetryThenGiveUp {
-                let wait = self.giving_up.delivery.retry.wait(why.attempts, fastrand::f64());
+                let wait = self.giving_up.delivery.retry.within(max_attempts).wait(why.attempts, fastrand::f64());
                 parked.retry_in_ms = wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
             }
             parked.why = Some(why);

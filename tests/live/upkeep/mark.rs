@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use walrelay::error::{Error, Kind};
-use walrelay::upkeep::{Batch, Failure, Marker, RowId, Wanted};
+use walrelay::upkeep::{Batch, FailedAgain, Failure, Marker, RowId, Wanted};
 
 use super::{conninfo, database, outboxes, runtime, waits_for_lock};
 use crate::support::servers::Postgres;
@@ -274,4 +274,39 @@ fn a_row_that_failed_is_marked_as_that_with_why_and_how_often() {
         world.sql().text(&format!("select {rows} from outbox")),
         "1,SENT,0 2,FAILED,1,no,rejected:: 3,FAILED,4,it's \"bad,rejected::"
     );
+}
+
+#[test]
+fn a_row_that_waits_is_marked_with_when_it_is_tried_next_and_may_stay_pending_where_nothing_asks_by_that() {
+    let world = database(
+        "create table outbox (id bigint primary key, status text, n int not null default 0, next_at timestamptz);
+         insert into outbox select n, 'NEW' from generate_series(1, 3) n",
+    );
+    let toml = |mark: &str| {
+        format!(
+            "[slot]\nname = \"orders\"\n[outbox]\npending = \"status = 'NEW'\"\nmark = \"status = 'SENT'\"\nmark_waiting = \"{mark}\"\n\
+             [route]\ntopic = \"a\"\nkey = \"{{id}}\"\n[format]\nvalue = \"{{status}}\"\n"
+        )
+    };
+    let runtime = runtime();
+    let again = |id: &str, retry_in_ms| {
+        let failure = Failure { class: "refused", cause: "no".to_owned(), attempts: 3 };
+        FailedAgain { id: 0, row: row(0, id), failure, retry_in_ms }
+    };
+    let batch = || Batch { failed_again: vec![again("3", Some(3_600_000)), again("1", None)], ..Batch::default() };
+    let stays =
+        runtime.block_on(marker(&world.database_url, &toml("n = :attempts, next_at = :next_attempt_at"))).unwrap();
+    assert_eq!(runtime.block_on(stays.settle(&batch())), Ok(2));
+    let rows =
+        "string_agg(concat_ws(',', id, status, n, round(extract(epoch from next_at - now()) / 3600)), ' ' order by id)";
+    assert_eq!(world.sql().text(&format!("select {rows} from outbox")), "1,NEW,3 2,NEW,0 3,NEW,3,1");
+
+    // What sets the status has to set it to something else, or every look would ask for a try.
+    let idle = runtime.block_on(marker(&world.database_url, &toml("status = lower(status)"))).unwrap();
+    assert_eq!(runtime.block_on(idle.settle(&batch())), Ok(2));
+    world.sql().run("update outbox set status = 'NEW'");
+    let wrong = runtime.block_on(marker(&world.database_url, &toml("status = upper(status)"))).unwrap();
+    let error = runtime.block_on(wrong.settle(&batch())).unwrap_err();
+    assert_eq!(error.kind(), Kind::Config);
+    assert!(error.cause().contains("are pending after outbox.mark_waiting"), "{error}");
 }

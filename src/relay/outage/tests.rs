@@ -1,0 +1,369 @@
+//! Every row of the error tables, by a sink that fails so: what becomes of the event, of the relay, and what is said.
+
+use std::collections::BTreeSet;
+use std::mem::take;
+
+use rdkafka::error::RDKafkaErrorCode::{self, *};
+
+use super::*;
+use crate::config::layers::{Environment, Flags, Settings};
+use crate::config::{Config, setting};
+use crate::decode::{Value, wire};
+use crate::error::{Disposition, Kind};
+use crate::event::replay::COLUMNS;
+use crate::position::Lsn;
+use crate::relay::core::{Core, Counts, Setup};
+use crate::route::Record;
+use crate::sink::faults::{Subject, explain, rows};
+use crate::sink::{Delivery, EnqueueError, Sink, Ticket};
+use crate::telemetry::Telemetry;
+
+const TOPIC: &str = "outbox.event.order";
+/// Tries behind the first.
+const ATTEMPTS: usize = 2;
+/// Lives of a producer after which it is still tried.
+const LIVES: usize = 12;
+const PLACED: [Value<'static>; 5] =
+    [Value::Text(b"7"), Value::Text(b"order"), Value::Text(b"o-1"), Value::Text(b"Placed"), Value::Text(b"{}")];
+
+/// What is to become of an event for each code there is: that, and the exit code where the relay ends.
+const EXPECTED: &[(&[RDKafkaErrorCode], Disposition, u8)] = &[
+    (&[MessageSizeTooLarge, MessageBatchTooLarge, InvalidMessageSize], Disposition::GiveUp, 21),
+    (&[InvalidMessage, InvalidRecord, InvalidTimestamp], Disposition::GiveUp, 21),
+    (&[TopicAuthorizationFailed], Disposition::RetryThenGiveUp, 31),
+    (&[ClusterAuthorizationFailed], Disposition::Halt, 31),
+    (&[GroupAuthorizationFailed, DelegationTokenAuthorizationFailed], Disposition::Halt, 31),
+    (&[TransactionalIdAuthorizationFailed], Disposition::Halt, 31),
+    (&[InvalidTransactionTimeout], Disposition::Halt, 31),
+    (&[InvalidProducerEpoch, InvalidProducerIdMapping, ProducerFenced, Fenced], Disposition::Retry, 30),
+    (
+        &[
+            Authentication,
+            SaslAuthenticationFailed,
+            UnsupportedSASLMechanism,
+            IllegalSASLState,
+            SecurityDisabled,
+            DelegationTokenExpired,
+            DelegationTokenNotFound,
+            DelegationTokenAuthDisabled,
+        ],
+        Disposition::Halt,
+        31,
+    ),
+    (&[SSL], Disposition::Halt, 31),
+    (&[UnknownTopicOrPartition, UnknownTopic, UnknownTopicId], Disposition::RetryThenGiveUp, 31),
+    (&[UnknownPartition], Disposition::GiveUp, 21),
+    (&[InvalidTopic, InvalidArgument], Disposition::Halt, 31),
+    (
+        &[
+            PolicyViolation,
+            UnsupportedFeature,
+            UnsupportedVersion,
+            UnsupportedForMessageFormat,
+            UnsupportedCompressionType,
+            BadCompression,
+            InvalidRequiredAcks,
+            InvalidConfig,
+            InvalidReplicationFactor,
+            InvalidPartitions,
+            NotImplemented,
+        ],
+        Disposition::Halt,
+        31,
+    ),
+    (&[Fatal, GaplessGuarantee, Inconsistent, OutOfOrderSequenceNumber, UnknownProducerId], Disposition::Retry, 30),
+    (&[NoOffset], Disposition::Retry, 30),
+    (&[PurgeQueue, PurgeInflight, InvalidDifferentRecord, BrokerDestroy, DestroyBroker], Disposition::Retry, 30),
+    (
+        &[
+            BrokerTransportFailure,
+            AllBrokersDown,
+            Resolve,
+            OperationTimedOut,
+            RequestTimedOut,
+            NetworkException,
+            BrokerNotAvailable,
+            TimedOutQueue,
+            MessageTimedOut,
+        ],
+        Disposition::Retry,
+        30,
+    ),
+    (
+        &[
+            LeaderNotAvailable,
+            NotLeaderForPartition,
+            NotEnoughReplicas,
+            NotEnoughReplicasAfterAppend,
+            ISRInsufficient,
+            ReplicaNotAvailable,
+            KafkaStorageError,
+        ],
+        Disposition::Retry,
+        30,
+    ),
+];
+
+/// When a record is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum At {
+    Enqueue,
+    Delivery,
+}
+
+/// Fails every record but dead letters.
+#[derive(Debug)]
+struct Failing(RDKafkaErrorCode, At, Vec<Delivery>);
+
+impl Sink for Failing {
+    fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        let Failing(code, at, told) = self;
+        let error = explain(*code, Subject { topic: Some(record.topic), ..Subject::default() });
+        match at {
+            _ if Some(record.topic) == setting::DEAD_LETTER_TOPIC.default => told.push(Delivery::Acked(ticket)),
+            At::Enqueue => return Err(EnqueueError::Refused(error)),
+            At::Delivery => told.push(Delivery::Failed(ticket, error)),
+        }
+        Ok(())
+    }
+
+    async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
+        into.append(&mut self.2);
+    }
+}
+
+/// What it came to.
+#[derive(Debug)]
+enum Came {
+    /// The relay ended.
+    Ended(Error),
+    /// The relay went on behind the event.
+    WentOn(Counts),
+    /// It is tried for as long as it takes.
+    TriesOn,
+}
+
+fn relay(on_error: &str) -> Relay {
+    let flags = [
+        (setting::DATABASE_URL.key, "postgres://relay@127.0.0.1/shop"),
+        (setting::SLOT.key, "orders"),
+        (setting::BROKERS.key, "127.0.0.1:9092"),
+        (setting::ON_ERROR.key, on_error),
+    ];
+    let flags = Flags::from(flags.map(|(key, value)| (key, value.to_owned())));
+    let mut config: Config = Settings::new(&flags, &Environment::new(), None).config(false).unwrap();
+    config.delivery.retry.attempts = u32::try_from(ATTEMPTS).unwrap();
+    Relay::new(config, Telemetry::new(Duration::from_secs(60))).unwrap()
+}
+
+/// One event through a producer's life: what ended that.
+async fn live(core: &mut Core<Failing>, row: &[Value<'_>]) -> Result<()> {
+    for message in
+        [wire::begin(100, 9, 1), wire::relation(16_384, "public", "outbox", &COLUMNS), wire::insert(16_384, row)]
+    {
+        core.data(Lsn::new(5), &message)?;
+    }
+    // One that waits to be in flight alone is offered again.
+    core.retry_pending()?;
+    let mut deliveries = Vec::new();
+    core.next_deliveries(&mut deliveries).await;
+    core.delivered(&mut deliveries)?;
+    assert!(core.is_drained());
+    Ok(())
+}
+
+/// Lives follow one another as in [`Relay::run`]; gives what came of it, and the waits between.
+async fn driven(on_error: &str, (code, at): (RDKafkaErrorCode, At), row: &[Value<'_>]) -> (Came, Vec<Duration>) {
+    let (mut relay, mut waits) = (relay(on_error), Vec::new());
+    relay.config.outboxes[0] = crate::event::replay::outbox();
+    let setup = Setup::of(&relay.config);
+    for _ in 0..LIVES {
+        let (start, sink) = (Position::default(), Failing(code, at, Vec::new()));
+        let mut core = Core::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
+        core.remember(take(&mut relay.poison));
+        let Err(error) = live(&mut core, row).await else { return (Came::WentOn(core.counts()), waits) };
+        relay.poison = core.take_poison();
+        match relay.failed(&error) {
+            Err(error) => return (Came::Ended(error), waits),
+            Ok(None) => relay.give_topic_up(&error),
+            Ok(Some(wait)) => waits.push(wait),
+        }
+    }
+    (Came::TriesOn, waits)
+}
+
+/// How many events were given up as `on_error` says, and how many in any way.
+fn given_up(on_error: &str, counts: &Counts) -> (u64, u64) {
+    let as_said = match on_error {
+        "park" => counts.parked,
+        "dead-letter" => counts.dead_lettered,
+        _ => counts.skipped,
+    };
+    (as_said, counts.parked + counts.dead_lettered + counts.skipped)
+}
+
+#[test]
+fn every_row_of_the_table_of_brokers_errors_is_expected_here() {
+    let names = |codes: &[RDKafkaErrorCode]| codes.iter().map(|code| format!("{code:?}")).collect::<BTreeSet<_>>();
+    let expected: Vec<_> = EXPECTED.iter().map(|(codes, ..)| names(codes)).collect();
+    assert_eq!(rows().map(|(codes, ..)| names(codes)).collect::<Vec<_>>(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_error_of_a_broker_has_its_consequence_its_exit_code_and_its_remedy() {
+    for ((codes, kind, remedy), (_, disposition, exit_code)) in rows().zip(EXPECTED) {
+        assert_eq!((kind.disposition(), kind.exit_code()), (*disposition, *exit_code), "{codes:?}");
+        for on_error in ["stop", "park", "dead-letter", "skip"] {
+            for (code, at) in codes.iter().flat_map(|code| [(*code, At::Enqueue), (*code, At::Delivery)]) {
+                let of = format!("{code:?} at {at:?} with {on_error}");
+                let (came, waits) = driven(on_error, (code, at), &PLACED).await;
+                let ends = match disposition {
+                    Disposition::Retry => {
+                        assert!(matches!(came, Came::TriesOn) && waits.len() == LIVES, "{of}: {came:?}");
+                        continue;
+                    }
+                    Disposition::Halt => true,
+                    Disposition::GiveUp | Disposition::RetryThenGiveUp => on_error == "stop",
+                };
+                match came {
+                    Came::Ended(error) if ends => {
+                        assert_eq!((error.kind(), error.kind().exit_code()), (kind, *exit_code), "{of}");
+                        assert_eq!(error.what_to_do(), Some(remedy.replace("{topic}", TOPIC).as_str()), "{of}");
+                        assert!(!remedy.is_empty() && error.cause().contains(TOPIC), "{of}: {error}");
+                    }
+                    Came::WentOn(counts) if !ends => assert_eq!(given_up(on_error, &counts), (1, 1), "{of}"),
+                    came @ (Came::Ended(_) | Came::WentOn(_) | Came::TriesOn) => panic!("{of}: {came:?}"),
+                }
+                // Where an event that is refused waits, its topic is none of the relay's business any more.
+                let retried = *disposition == Disposition::RetryThenGiveUp && (on_error != "park" || at == At::Enqueue);
+                match retried {
+                    true => assert_eq!(waits.len(), ATTEMPTS, "{of}: {waits:?}"),
+                    // To find out which event it was takes lives, and no attempts.
+                    false => assert!(waits.len() <= if ends { 0 } else { 2 }, "{of}: {waits:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_no_table_lists_is_tried_for_as_long_as_it_takes() {
+    for on_error in ["stop", "park", "dead-letter", "skip"] {
+        let (came, waits) = driven(on_error, (Unknown, At::Delivery), &PLACED).await;
+        assert!(matches!(came, Came::TriesOn) && waits.len() == LIVES, "{on_error}: {came:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_without_a_route_ends_the_relay_or_is_given_up_as_was_asked() {
+    let mut row = PLACED;
+    row[1] = Value::Null;
+    for on_error in ["stop", "park", "dead-letter", "skip"] {
+        match driven(on_error, (NoError, At::Delivery), &row).await {
+            (Came::Ended(error), _) if on_error == "stop" => {
+                assert_eq!((error.kind(), error.kind().exit_code()), (Kind::Event, 20));
+                assert!(error.cause().contains("aggregatetype") && error.what_to_do().is_some(), "{error}");
+            }
+            (Came::WentOn(counts), _) => assert_eq!(given_up(on_error, &counts), (1, 1), "{on_error}"),
+            (came, _) => panic!("{on_error}: {came:?}"),
+        }
+    }
+}
+
+/// The one behind it, so that all of them are looked at; no arm for all others, so that none is forgotten.
+fn next(kind: Kind) -> Option<Kind> {
+    Some(match kind {
+        Kind::Config => Kind::PostgresUnreachable,
+        Kind::PostgresUnreachable => Kind::PostgresRefused,
+        Kind::PostgresRefused => Kind::PostgresUnfit,
+        Kind::PostgresUnfit => Kind::SlotActive,
+        Kind::SlotActive => Kind::SlotUnusable,
+        Kind::SlotUnusable => Kind::Publication,
+        Kind::Publication => Kind::PositionMismatch,
+        Kind::PositionMismatch => Kind::Event,
+        Kind::Event => Kind::Record,
+        Kind::Record => Kind::RecordTooLarge,
+        Kind::RecordTooLarge => Kind::KafkaUnreachable,
+        Kind::KafkaUnreachable => Kind::TopicRefused,
+        Kind::TopicRefused => Kind::KafkaRefused,
+        Kind::KafkaRefused => Kind::ShutdownTimeout,
+        Kind::ShutdownTimeout => Kind::Unhealthy,
+        Kind::Unhealthy => Kind::NotVerified,
+        Kind::NotVerified => Kind::NotCarried,
+        Kind::NotCarried => Kind::NothingMatched,
+        Kind::NothingMatched => Kind::Prerequisite,
+        Kind::Prerequisite => Kind::Bug,
+        Kind::Bug => return None,
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_kind_of_error_ends_the_relay_with_its_code_and_remedy_or_is_tried_again() {
+    let mut seen = Vec::new();
+    for kind in std::iter::successors(Some(Kind::Config), |kind| next(*kind)) {
+        let mut relay = relay("stop");
+        let error = Error::new(kind, "the test says so").of_topic(TOPIC).remedy("mend it");
+        // Only a topic is tried a number of times.
+        let error = if kind == Kind::TopicRefused { error } else { Error::new(kind, error.cause()).remedy("mend it") };
+        let tries = (0..LIVES).take_while(|_| relay.failed(&error).is_ok()).count();
+        let ended = relay.failed(&error).err();
+        let code =
+            ended.as_ref().map(|ended| (ended.kind().exit_code(), ended.what_to_do().unwrap_or_default().to_owned()));
+        seen.push((kind, tries, code.as_ref().map(|(code, _)| *code)));
+        assert!(code.is_none_or(|(_, remedy)| remedy == "mend it"), "{kind:?}");
+    }
+    let expected = [
+        (Kind::Config, 0, Some(2)),
+        (Kind::PostgresUnreachable, LIVES, None),
+        (Kind::PostgresRefused, 0, Some(11)),
+        (Kind::PostgresUnfit, 0, Some(12)),
+        (Kind::SlotActive, LIVES, None),
+        (Kind::SlotUnusable, 0, Some(14)),
+        (Kind::Publication, 0, Some(15)),
+        (Kind::PositionMismatch, 0, Some(16)),
+        (Kind::Event, 0, Some(20)),
+        (Kind::Record, 0, Some(21)),
+        (Kind::RecordTooLarge, 0, Some(21)),
+        (Kind::KafkaUnreachable, LIVES, None),
+        (Kind::TopicRefused, ATTEMPTS, Some(31)),
+        (Kind::KafkaRefused, 0, Some(31)),
+        (Kind::ShutdownTimeout, 0, Some(3)),
+        (Kind::Unhealthy, 0, Some(1)),
+        (Kind::NotVerified, 0, Some(1)),
+        (Kind::NotCarried, 0, Some(1)),
+        (Kind::NothingMatched, 0, Some(1)),
+        (Kind::Prerequisite, 0, Some(4)),
+        (Kind::Bug, 0, Some(70)),
+    ];
+    assert_eq!(seen, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
+    let columns = [COLUMNS.as_slice(), &["max"]].concat();
+    for (max, retries) in [("1", 0), ("0", 0), ("-3", 0), ("2", 1), ("6", 5), ("many", ATTEMPTS)] {
+        let mut relay = relay("stop");
+        let outbox = &mut relay.config.outboxes[0];
+        *outbox = crate::event::replay::outbox();
+        outbox.max_attempts = Some("max".to_owned());
+        outbox.need_only_routed();
+        let setup = Setup::of(&relay.config);
+        let row = [PLACED.as_slice(), &[Value::Text(max.as_bytes())]].concat();
+        let mut tried = 0;
+        let ended = loop {
+            let (start, sink) = (Position::default(), Failing(UnknownTopic, At::Delivery, Vec::new()));
+            let mut core = Core::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
+            let described = wire::relation(16_384, "public", "outbox", &columns);
+            for message in [wire::begin(100, 9, 1), described, wire::insert(16_384, &row)] {
+                core.data(Lsn::new(5), &message).unwrap();
+            }
+            let mut deliveries = Vec::new();
+            core.next_deliveries(&mut deliveries).await;
+            match relay.failed(&core.delivered(&mut deliveries).unwrap_err()) {
+                Ok(_) => tried += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((tried, ended.kind()), (retries, Kind::TopicRefused), "{max}");
+    }
+}
