@@ -28,6 +28,7 @@ mod publication;
 mod recovery;
 mod remedies;
 mod replay;
+mod retries;
 mod schema;
 mod secrets;
 mod shutdown;
