@@ -3,7 +3,7 @@
 # One profile and one set of features for linting and testing: librdkafka and OpenSSL are built once.
 FEATURES = --features failpoints
 
-.PHONY: help prerequisites build demo check fmt lint docs compose test soak drain takeover exactly-once mutants
+.PHONY: help prerequisites build demo check fmt lint docs compose test bench soak takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -41,9 +41,14 @@ soak: prerequisites ## a minute of chaos per test, twenty restarts, five million
 	WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_RESTARTS=20 WALRELAY_TEST_ROWS=5000000 \
 		cargo test --locked $(FEATURES) --test walrelay -- --test-threads=1 --nocapture live::order live::position live::memory
 
-drain: prerequisites build ## how fast 300 000 waiting events drain, beside pg_recvlogical (release build)
-	WALRELAY_TEST_BINARY=$(CURDIR)/target/release/walrelay \
-		cargo test --locked $(FEATURES) --test walrelay -- --ignored --nocapture drains_at_a_rate
+# What is measured, how often, and more options of the bench (`make bench BENCH=page`, `OPTIONS='--help'`).
+BENCH =
+ROUNDS = 3
+OPTIONS =
+
+bench: prerequisites ## walrelay beside its peers: rate, latency, memory, kills; the page is target/bench/benchmarks.md
+	scripts/bench-peer --fetch
+	cargo bench --locked --bench peers -- $(BENCH) --rounds $(ROUNDS) $(OPTIONS)
 
 takeover: prerequisites ## how long a stand-by takes to take over: killed, stopped, cut off; slot and table
 	cargo test --locked $(FEATURES) --test walrelay -- --test-threads=1 --ignored --nocapture a_stand_by_takes_over

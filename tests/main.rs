@@ -34,7 +34,6 @@
 //! | [`live::bad_input`] | rows no record can be made of, tables no events can be read from: one line names them |
 //! | [`live::cloudevents`] | what the documentation shows is read by the official SDK of another language |
 //! | [`live::upkeep`] | rows marked, deleted and cleaned up, and a column added, with others at work |
-//! | [`live::drain`] | how fast a backlog drains, beside `pg_recvlogical` (`make drain`) |
 //!
 //! Environment: `WALRELAY_TEST_SEED`, `WALRELAY_TEST_BROKERS`, `WALRELAY_TEST_DATABASE_URL` (a superuser's),
 //! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, `WALRELAY_TEST_BINARY` (another `walrelay` than the one just built), and

@@ -9,7 +9,6 @@ mod confirm;
 mod connections;
 mod copies;
 mod dead_letters;
-mod drain;
 mod exactly_once;
 mod failover;
 mod given_up;
