@@ -309,7 +309,7 @@ impl<'c> Settling<'c> {
                     self.progress.sent += 1;
                     self.unmarked.push_back(number);
                 }
-                Delivery::Failed(Ticket(number), error) => {
+                Delivery::Refused(Ticket(number), error) | Delivery::Failed(Ticket(number), error) => {
                     failed = failed.or_else(|| Some(self.named(number, &error)));
                     self.land(number);
                 }
@@ -332,7 +332,7 @@ impl<'c> Settling<'c> {
                 Delivery::Acked(Ticket(number)) => {
                     self.progress.settled += u64::from(self.land(number));
                 }
-                Delivery::Failed(Ticket(number), error) => {
+                Delivery::Refused(Ticket(number), error) | Delivery::Failed(Ticket(number), error) => {
                     let error = Error::new(error.kind(), format!("it cannot be settled: {}", error.cause()));
                     failed = failed.or_else(|| Some(self.named(number, &error)));
                 }

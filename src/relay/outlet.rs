@@ -5,6 +5,7 @@
 
 mod acks;
 mod again;
+mod apart;
 mod giving_up;
 mod parking;
 mod settling;
@@ -21,12 +22,13 @@ use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits};
 use crate::position::Position;
 use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
+use crate::relay::outlet::apart::{Alone, InFlightAlone};
 use crate::relay::outlet::giving_up::GivingUp;
 use crate::relay::outlet::parking::Parking;
 use crate::relay::outlet::settling::{Kept, Outcome, Settles};
-use crate::relay::poison::{Poison, Verdict};
+use crate::relay::poison::{Like, Poison, Verdict};
 use crate::route::{OwnedRecord, Record, Router};
-use crate::sink::{Delivery, EnqueueError, Sink};
+use crate::sink::{Delivery, EnqueueError, Sink, Ticket};
 pub use crate::upkeep::RowId;
 
 /// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
@@ -35,8 +37,10 @@ struct Pending {
     record: OwnedRecord,
     about: About,
     row: Shown,
-    /// Whether it waits until nothing is in flight, because it may be one the broker refuses.
-    alone: bool,
+    /// It waits until nothing is in flight, because it may be one the broker refuses.
+    alone: Option<Alone>,
+    /// Its ticket, where it has one: it is the dead letter of an event that was refused.
+    ticket: Option<Ticket>,
     /// Its outbox, while nobody knows whether it was delivered before: the tail of its topic has to be read first.
     unread: Option<usize>,
 }
@@ -112,6 +116,8 @@ pub struct Outlet<S> {
     ledger: Ledger,
     sink: S,
     pending: Option<Pending>,
+    /// The event that is in flight alone, because the broker may refuse it.
+    apart: Option<InFlightAlone>,
     /// Rows to be marked or deleted once their ticket is delivered, in the order of their tickets.
     kept: VecDeque<Kept>,
     /// Those of them that are being marked or deleted now.
@@ -142,6 +148,7 @@ impl<S: Sink> Outlet<S> {
             ledger: Ledger::new(start, setup.limits),
             sink,
             pending: None,
+            apart: None,
             kept: VecDeque::new(),
             settling: Vec::new(),
             xid: None,
@@ -165,8 +172,8 @@ impl<S: Sink> Outlet<S> {
 
     /// A new connection sends again what was not taken in.
     pub fn reconnected(&mut self) {
-        // It was not enqueued, so the server sends its event again.
-        self.pending = None;
+        // What has no ticket was not taken in, so the server sends its event again.
+        self.pending.take_if(|pending| pending.ticket.is_none());
     }
 
     /// Whether another event may be taken in (P4, P5): rows that wait to be marked count, too.
@@ -223,21 +230,23 @@ impl<S: Sink> Outlet<S> {
         let kept = settles.acked.then(|| Outcome::Acked((event.outbox, event.id().to_vec())));
         let about = About { place: event.place, committed_at_us: event.committed_at_us, kept, id, max_attempts };
         let pending = |record: &Record<'_>, about, alone, unread| {
-            Some(Pending { record: OwnedRecord::of(record), about, row: Shown::of(event.id()), alone, unread })
+            let row = Shown::of(event.id());
+            Some(Pending { record: OwnedRecord::of(record), about, row, alone, unread, ticket: None })
         };
-        let suspect = self.giving_up.is_suspect(about.id.as_ref());
+        let suspect = routed.with_record(|record| self.giving_up.suspects(about.id.as_ref(), record));
+        let alone = suspect.then(|| self.giving_up.alone(event, &settles.columns));
         if let Some(before) = &mut self.before {
             match routed.with_record(|record| before.judge(event.place, event.outbox, record)) {
                 Before::Publish => {}
                 Before::Delivered => return self.delivered_before(about),
                 Before::Unread => {
-                    self.pending = routed.with_record(|record| pending(record, about, suspect, Some(event.outbox)));
+                    self.pending = routed.with_record(|record| pending(record, about, alone, Some(event.outbox)));
                     return Ok(());
                 }
             }
         }
-        if suspect {
-            self.pending = routed.with_record(|record| pending(record, about, true, None));
+        if alone.is_some() {
+            self.pending = routed.with_record(|record| pending(record, about, alone, None));
             return self.retry_pending();
         }
         let refused = routed.with_record(|record| match self.sink.enqueue(record, self.ledger.next()) {
@@ -249,14 +258,14 @@ impl<S: Sink> Outlet<S> {
                     &mut self.kept,
                     &mut self.giving_up,
                     &mut self.ledger,
-                    (about, bytes, self.xid, false),
+                    (about, bytes, self.xid, None),
                 )?;
                 Ok(None)
             }
             // Which one finished the producer is told with the deliveries.
             Err(full @ (EnqueueError::Full | EnqueueError::Finished)) => {
                 self.counts.queue_full += u64::from(matches!(full, EnqueueError::Full));
-                self.pending = pending(record, about, false, None);
+                self.pending = pending(record, about, None, None);
                 Ok(None)
             }
             Err(EnqueueError::Refused(error)) => match about.id {
@@ -289,15 +298,21 @@ impl<S: Sink> Outlet<S> {
 
     /// Offers a record to the sink, and keeps it for later where there is no room. Gives it back where it can never be taken.
     fn offer(&mut self, pending: Pending) -> Result<Option<(Pending, Error)>> {
-        if pending.alone && self.ledger.in_flight_events() > 0 {
+        if pending.alone.is_some() && self.ledger.in_flight_events() > 0 {
             self.pending = Some(pending);
             return Ok(None);
+        }
+        if pending.alone.is_some() {
+            return self.offer_apart(pending);
+        }
+        if let Some(ticket) = pending.ticket {
+            return self.offer_again(pending, ticket);
         }
         let (ticket, xid) = (self.ledger.next(), self.xid);
         let bytes = pending.record.with_record(|record| self.sink.enqueue(record, ticket).map(|()| bytes_of(record)));
         match bytes {
             Ok(bytes) => {
-                let of = (pending.about, bytes, xid, pending.alone);
+                let of = (pending.about, bytes, xid, None);
                 enqueued(&mut self.counts, &mut self.kept, &mut self.giving_up, &mut self.ledger, of)?;
             }
             Err(EnqueueError::Full | EnqueueError::Finished) => self.pending = Some(pending),
@@ -379,7 +394,7 @@ fn enqueued(
     kept: &mut VecDeque<Kept>,
     giving_up: &mut GivingUp,
     ledger: &mut Ledger,
-    (about, bytes, xid, alone): (About, usize, Option<u32>, bool),
+    (about, bytes, xid, alone): (About, usize, Option<u32>, Option<Like>),
 ) -> Result<()> {
     let ticket = ledger.next();
     counts.enqueued += 1;

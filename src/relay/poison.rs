@@ -2,13 +2,18 @@
 //!
 //! A broker that refuses a record refuses what came with it in the same batch, and says the same of each; and after the
 //! first refusal the producer is finished. So whatever was refused is *suspect*. The next producer sends suspects alone: one
-//! that is acked is cleared, and one that is refused alone is *condemned*, to be given up when it comes again.
+//! that is acked is cleared, and one that is refused alone is given up. Where sending it has finished a producer all the same,
+//! it is *condemned*, to be given up when it comes again.
+//!
+//! One that was refused is seldom the last of its kind. What is [`Like`] it is suspect before it was ever sent, so that it
+//! finishes no producer and takes none with it, until enough of those were taken in a row.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use tokio::time::Instant;
 
-use crate::error::Error;
+use crate::error::{Error, Kind};
+use crate::route::Record;
 use crate::sink::Ticket;
 use crate::upkeep::RowId;
 
@@ -24,6 +29,57 @@ pub struct Verdict {
     pub without_value: bool,
 }
 
+/// Topics of which it is remembered what they refuse.
+const TOPICS_MAX: usize = 1_000;
+/// So many of a kind are taken in a row before the next one is no longer suspect.
+const TAKEN_MAX: u32 = 100;
+
+/// What of a record may be why it is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Like {
+    topic: String,
+    bytes: usize,
+    keyed: bool,
+}
+
+impl Like {
+    /// Of this record.
+    pub fn of(record: &Record<'_>) -> Like {
+        Like { topic: record.topic.to_owned(), bytes: bytes_of(record), keyed: record.key.is_some() }
+    }
+}
+
+fn bytes_of(record: &Record<'_>) -> usize {
+    record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len)
+}
+
+/// What a topic refused.
+#[derive(Debug, Clone)]
+struct Refused {
+    kind: Kind,
+    /// The smallest.
+    bytes: usize,
+    keyed: bool,
+    /// How many like it were taken since.
+    taken: u32,
+}
+
+impl Refused {
+    fn is_for_size(&self) -> bool {
+        self.kind == Kind::RecordTooLarge
+    }
+
+    fn is_like(&self, bytes: usize, keyed: bool) -> bool {
+        if self.is_for_size() { bytes >= self.bytes } else { keyed == self.keyed }
+    }
+
+    /// One like it was taken. Whether the next one is suspect.
+    fn is_still_refused(&mut self) -> bool {
+        self.taken += 1;
+        self.taken < TAKEN_MAX
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug, Clone, Default)]
 pub struct Poison {
@@ -32,7 +88,9 @@ pub struct Poison {
     /// Events that are in flight, by ascending ticket.
     in_flight: VecDeque<(Ticket, RowId)>,
     /// The one that is in flight alone.
-    alone: Option<Ticket>,
+    alone: Option<(Ticket, Like)>,
+    /// By topic, what is refused by it.
+    unlike: HashMap<String, Vec<Refused>>,
     /// How often something was learned.
     learned: u64,
     /// Topics that refuse records, what they said, and until when they are not tried, if they are at all.
@@ -92,13 +150,21 @@ impl Poison {
     }
 
     /// Whether this event has to be in flight alone.
-    pub fn is_suspect(&self, row: &RowId) -> bool {
-        self.suspects.contains(row)
+    #[inline]
+    pub fn is_suspect(&self, row: &RowId, record: &Record<'_>) -> bool {
+        !(self.suspects.is_empty() && self.unlike.is_empty()) && (self.suspects.contains(row) || self.is_like(record))
     }
 
-    /// It was enqueued; `alone`, where nothing else was in flight.
-    pub fn sent(&mut self, ticket: Ticket, row: RowId, alone: bool) {
-        self.alone = alone.then_some(ticket);
+    fn is_like(&self, record: &Record<'_>) -> bool {
+        let refused = self.unlike.get(record.topic);
+        refused.is_some_and(|refused| {
+            refused.iter().any(|refused| refused.is_like(bytes_of(record), record.key.is_some()))
+        })
+    }
+
+    /// It was enqueued; `alone`, where nothing else was in flight and nothing will be until it is acked or refused.
+    pub fn sent(&mut self, ticket: Ticket, row: RowId, alone: Option<Like>) {
+        self.alone = alone.map(|like| (ticket, like));
         self.in_flight.push_back((ticket, row));
     }
 
@@ -109,7 +175,40 @@ impl Poison {
 
     /// Everything up to this ticket was acked: only whether one is in flight alone follows.
     pub fn clear_alone(&mut self, ticket: Ticket) {
-        self.alone = self.alone.filter(|alone| *alone >= ticket);
+        let Some((_, taken)) = self.alone.take_if(|(alone, _)| *alone < ticket) else { return };
+        if let Some(refused) = self.unlike.get_mut(&taken.topic) {
+            refused.retain_mut(|refused| !refused.is_like(taken.bytes, taken.keyed) || refused.is_still_refused());
+            if refused.is_empty() {
+                self.unlike.remove(&taken.topic);
+            }
+        }
+    }
+
+    /// The one that was in flight alone is refused, and nothing of it is in flight any more: it is given up now.
+    pub fn refused_alone(&mut self, ticket: Ticket, error: &Error) {
+        self.learned += 1;
+        if self.in_flight.back().is_some_and(|(sent, _)| *sent == ticket)
+            && let Some((_, row)) = self.in_flight.pop_back()
+        {
+            self.suspects.remove(&row);
+        }
+        self.note_unlike(ticket, error);
+    }
+
+    /// What is like the one that was in flight alone is suspect from now on.
+    fn note_unlike(&mut self, ticket: Ticket, error: &Error) {
+        let Some((_, like)) = self.alone.take_if(|(alone, _)| *alone == ticket) else { return };
+        if self.unlike.len() >= TOPICS_MAX {
+            self.unlike.clear();
+        }
+        let refused = self.unlike.entry(like.topic.clone()).or_default();
+        let kind = error.kind();
+        let same =
+            |refused: &&mut Refused| refused.kind == kind && (refused.is_for_size() || refused.keyed == like.keyed);
+        match refused.iter_mut().find(same) {
+            Some(refused) => (refused.bytes, refused.taken) = (refused.bytes.min(like.bytes), 0),
+            None => refused.push(Refused { kind, bytes: like.bytes, keyed: like.keyed, taken: 0 }),
+        }
     }
 
     /// Everything up to this ticket, and not itself, was acked.
@@ -138,9 +237,10 @@ impl Poison {
             // That was its dead letter.
             return !std::mem::replace(&mut verdict.without_value, true);
         }
-        if self.alone == Some(ticket) {
+        if self.alone.as_ref().is_some_and(|(alone, _)| *alone == ticket) {
             self.suspects.remove(row);
             self.condemned.insert(row.clone(), Verdict { error: error.clone(), without_value: false });
+            self.note_unlike(ticket, error);
         } else {
             self.suspects.insert(row.clone());
         }
@@ -165,10 +265,25 @@ impl Poison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
+    use crate::route::OwnedRecord;
 
     fn row(number: u8) -> RowId {
         (0, vec![number])
+    }
+
+    fn record(bytes: usize) -> OwnedRecord {
+        let value = vec![b'x'; bytes];
+        let (key, value) = (Some(&b""[..]), Some(&value[..]));
+        OwnedRecord::of(&Record { topic: "orders", key, value, headers: &[], partition: None, timestamp_ms: None })
+    }
+
+    fn like(bytes: usize) -> Option<Like> {
+        Some(record(bytes).with_record(Like::of))
+    }
+
+    fn suspect(poison: &Poison, row: RowId) -> bool {
+        // Whatever topics refuse.
+        record(1).with_record(|record| poison.is_suspect(&row, &Record { topic: "mail", ..*record }))
     }
 
     fn error(what: &str) -> Error {
@@ -179,21 +294,21 @@ mod tests {
     fn of_a_batch_only_what_is_refused_alone_is_condemned() {
         let mut poison = Poison::default();
         for number in 0..4 {
-            poison.sent(Ticket(number.into()), row(number), false);
+            poison.sent(Ticket(number.into()), row(number), None);
         }
         poison.acked_below(Ticket(1));
         assert!(poison.refused(Ticket(2), &error("large")) && poison.refused(Ticket(3), &error("large")));
         assert!(!poison.refused(Ticket(0), &error("large")), "it was acked");
         poison.begin();
-        assert!(!poison.is_suspect(&row(1)) && poison.is_suspect(&row(2)) && poison.is_suspect(&row(3)));
-        poison.sent(Ticket(1), row(2), true);
+        assert!(!suspect(&poison, row(1)) && suspect(&poison, row(2)) && suspect(&poison, row(3)));
+        poison.sent(Ticket(1), row(2), like(10));
         assert!(poison.is_alone());
         poison.acked_below(Ticket(2));
-        assert!(!poison.is_alone() && !poison.is_suspect(&row(2)));
-        poison.sent(Ticket(2), row(3), true);
+        assert!(!poison.is_alone() && !suspect(&poison, row(2)));
+        poison.sent(Ticket(2), row(3), like(20));
         assert!(poison.refused(Ticket(2), &error("too large")));
         poison.begin();
-        assert!(!poison.is_suspect(&row(3)) && !poison.is_alone());
+        assert!(!suspect(&poison, row(3)) && !poison.is_alone());
         assert_eq!(poison.verdict(&row(3)).map(|verdict| verdict.error.cause()), Some("too large"));
         assert_eq!(poison.verdict(&row(2)), None);
     }
@@ -202,12 +317,12 @@ mod tests {
     fn what_was_acked_and_not_committed_is_still_known_when_it_comes_again() {
         let mut poison = Poison::default();
         poison.condemn(row(1), error("large"));
-        poison.sent(Ticket(0), row(1), true);
+        poison.sent(Ticket(0), row(1), like(10));
         poison.clear_alone(Ticket(1));
         assert!(!poison.is_alone(), "others may follow");
         poison.begin();
         assert!(poison.verdict(&row(1)).is_some());
-        poison.sent(Ticket(0), row(1), false);
+        poison.sent(Ticket(0), row(1), None);
         poison.acked_below(Ticket(1));
         assert_eq!(poison.verdict(&row(1)), None);
     }
@@ -218,11 +333,49 @@ mod tests {
         poison.condemn(row(1), error("large"));
         for expected in [true, false] {
             poison.begin();
-            poison.sent(Ticket(0), row(1), false);
+            poison.sent(Ticket(0), row(1), None);
             assert_eq!(poison.refused(Ticket(0), &error("this, too")), expected);
             assert!(poison.verdict(&row(1)).unwrap().without_value);
         }
         poison.acked_below(Ticket(1));
         assert_eq!(poison.verdict(&row(1)), None, "when it comes again, it is tried again");
+    }
+
+    #[test]
+    fn what_is_as_large_as_what_was_refused_is_suspect_until_enough_was_taken() {
+        let too_large = Error::new(Kind::RecordTooLarge, "too large");
+        let (mut poison, sized) = (Poison::default(), |poison: &Poison, bytes| {
+            record(bytes).with_record(|record| poison.is_suspect(&row(9), record))
+        });
+        assert!(!sized(&poison, 1_000));
+        for (ticket, bytes) in [(0, 1_000), (1, 700), (2, 900)] {
+            poison.sent(Ticket(ticket), row(1), like(bytes));
+            poison.refused_alone(Ticket(ticket), &too_large);
+            assert!(!poison.is_alone() && !suspect(&poison, row(1)));
+        }
+        assert!(sized(&poison, 700) && !sized(&poison, 699));
+        poison.begin();
+        for ticket in 0..u64::from(TAKEN_MAX) {
+            assert!(sized(&poison, 800), "{ticket}");
+            poison.sent(Ticket(ticket), row(2), like(800));
+            poison.acked_below(Ticket(ticket + 1));
+        }
+        assert!(!sized(&poison, 1_000));
+    }
+
+    #[test]
+    fn of_a_topic_that_refuses_records_without_a_key_only_those_are_suspect() {
+        let mut poison = Poison::default();
+        let keyless = Like { topic: "orders".to_owned(), bytes: 5, keyed: false };
+        poison.sent(Ticket(0), row(1), Some(keyless));
+        poison.refused_alone(Ticket(0), &error("no key"));
+        let is_suspect = |key| {
+            let value = Some(&b"{}"[..]);
+            let record = Record { topic: "orders", key, value, headers: &[], partition: None, timestamp_ms: None };
+            poison.is_suspect(&row(2), &record)
+        };
+        assert!(is_suspect(None) && !is_suspect(Some(b"k")));
+        // Refused alone, and so no suspect any more, is the row itself.
+        assert!(!suspect(&poison, row(1)));
     }
 }

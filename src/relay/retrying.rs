@@ -321,15 +321,14 @@ impl Line<'_> {
         };
         let sent = sent(&mut sink, (self.next, records), until).await;
         self.next += records.len() as u64;
-        match &sent {
-            Ok((_, None)) => self.sink = Some(sink),
-            Ok((_, Some(error))) => {
-                self.refusing.extend(error.topic().map(|topic| (topic.to_owned(), error.clone())));
-                sink.close().await;
-            }
-            Err(_) => sink.close().await,
+        if let Ok((_, Some(error), _)) = &sent {
+            self.refusing.extend(error.topic().map(|topic| (topic.to_owned(), error.clone())));
         }
-        sent
+        match &sent {
+            Ok((.., true)) => self.sink = Some(sink),
+            Ok((.., false)) | Err(_) => sink.close().await,
+        }
+        sent.map(|(acked, failure, _)| (acked, failure))
     }
 
     async fn end(self) {
@@ -339,17 +338,23 @@ impl Line<'_> {
     }
 }
 
+/// As [`Line::send`], and whether the producer goes on. One record is sent apart, so that it does when that is refused.
 async fn sent(
     sink: &mut KafkaSink,
     (base, records): (u64, &[OwnedRecord]),
     until: Instant,
-) -> Result<(usize, Option<Error>)> {
+) -> Result<(usize, Option<Error>, bool)> {
     let away = || Error::new(Kind::KafkaUnreachable, "Kafka did not ack events that waited");
     let (mut acked, mut failure, mut deliveries) = (vec![false; records.len()], None, Vec::new());
     let mut next = 0;
     loop {
         while let Some(record) = records.get(next).filter(|_| failure.is_none()) {
-            match record.with_record(|record| sink.enqueue(record, Ticket(base + next as u64))) {
+            let ticket = Ticket(base + next as u64);
+            let enqueued = record.with_record(|record| match records.len() {
+                1 => sink.enqueue_apart(record, ticket),
+                _ => sink.enqueue(record, ticket),
+            });
+            match enqueued {
                 Ok(()) => next += 1,
                 Err(EnqueueError::Full | EnqueueError::Finished) => break,
                 Err(EnqueueError::Refused(error)) => failure = Some(error),
@@ -358,7 +363,7 @@ async fn sent(
         let first = acked.iter().position(|acked| !acked).unwrap_or(records.len());
         // What was enqueued before a refusal is still waited for.
         if first == next && (failure.is_some() || next == records.len()) {
-            return judged(first, failure);
+            return judged(first, failure, true);
         }
         timeout_at(until, sink.deliveries(&mut deliveries)).await.map_err(|_| away())?;
         let mut ended = None;
@@ -368,21 +373,22 @@ async fn sent(
                     let place = usize::try_from(ticket.0.wrapping_sub(base)).unwrap_or(usize::MAX);
                     acked.get_mut(place).into_iter().for_each(|acked| *acked = true);
                 }
+                Delivery::Refused(_, error) => _ = ended.get_or_insert((error, true)),
                 // The first says most.
-                Delivery::Failed(_, error) => _ = ended.get_or_insert(error),
+                Delivery::Failed(_, error) => _ = ended.get_or_insert((error, false)),
             }
         }
-        if ended.is_some() {
+        if let Some((error, goes_on)) = ended {
             let first = acked.iter().position(|acked| !acked).unwrap_or(records.len());
-            return judged(first, ended);
+            return judged(first, Some(error), goes_on);
         }
     }
 }
 
 /// What is about no record is no failure of one.
-fn judged(acked: usize, failure: Option<Error>) -> Result<(usize, Option<Error>)> {
+fn judged(acked: usize, failure: Option<Error>, goes_on: bool) -> Result<(usize, Option<Error>, bool)> {
     match failure {
         Some(error) if matches!(error.kind().disposition(), Disposition::Retry | Disposition::Halt) => Err(error),
-        failure => Ok((acked, failure)),
+        failure => Ok((acked, failure, goes_on)),
     }
 }

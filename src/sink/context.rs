@@ -18,7 +18,7 @@ use super::connection::Tracker;
 use super::faults::{self, Subject};
 use super::placement::Placement;
 use super::redact::Redactor;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::Shown;
 
 /// What an ack without an offset stands for: librdkafka infers one from the ack of a later batch, or from Kafka taking
@@ -51,6 +51,14 @@ impl Failure {
 pub(super) struct Reports {
     pub(super) acked: Vec<Ticket>,
     pub(super) failed: Vec<Failure>,
+    /// Records that were sent apart, and are refused for what they are.
+    pub(super) refused: Vec<Failure>,
+}
+
+impl Reports {
+    fn is_empty(&self) -> bool {
+        self.acked.is_empty() && self.failed.is_empty() && self.refused.is_empty()
+    }
 }
 
 /// Shared between the sink and the polling thread.
@@ -112,6 +120,8 @@ pub(super) struct Context {
     /// Whether what librdkafka says is for the debug log.
     pub(super) quiet: bool,
     pub(super) placement: Placement,
+    /// Whether what is refused ends nothing.
+    pub(super) apart: bool,
 }
 
 impl Context {
@@ -151,7 +161,7 @@ impl ProducerContext<Placement> for Context {
         }
         let ticket = Ticket(opaque as u64);
         let mut reports = self.shared.reports();
-        let first = reports.acked.is_empty() && reports.failed.is_empty();
+        let first = reports.is_empty();
         let code = match result {
             Ok(message) if message.offset() >= 0 => {
                 reports.acked.push(ticket);
@@ -161,10 +171,15 @@ impl ProducerContext<Placement> for Context {
             Err((error, message)) => Some((code(error), message)),
         };
         if let Some((code, message)) = code {
-            self.shared.failed.store(true, Ordering::Release);
             let record_bytes = message.payload_len() + message.key_len();
             let (topic, partition) = (message.topic().to_owned(), message.partition());
-            reports.failed.push(Failure { ticket, code, topic, partition, record_bytes, label: self.label(message) });
+            let failure = Failure { ticket, code, topic, partition, record_bytes, label: self.label(message) };
+            if self.apart && faults::kind(code).disposition() == Disposition::GiveUp {
+                reports.refused.push(failure);
+            } else {
+                self.shared.failed.store(true, Ordering::Release);
+                reports.failed.push(failure);
+            }
         }
         drop(reports);
         if first {

@@ -11,6 +11,7 @@ use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::apart::Apart;
 use super::connection::{Connection, Tracker};
 use super::context::{Context, Failure, Reports, Shared, code, opaque};
 use super::faults::{self, Subject};
@@ -84,21 +85,25 @@ impl KafkaSink {
         let tracker = Arc::new(Tracker::new(quiet));
         let closing = Arc::new(AtomicBool::new(false));
         let last_error = Arc::new(Mutex::new(String::new()));
-        let context = Context {
+        let context = |apart| Context {
             shared: Arc::clone(&shared),
             tracker: Arc::clone(&tracker),
             redactor: options.redactor.clone(),
             id_headers: options.id_headers.clone(),
-            suspicion,
+            suspicion: suspicion.clone(),
             last_error: Arc::clone(&last_error),
             closing: Arc::clone(&closing),
             quiet,
             placement: Placement::new(),
+            apart,
         };
+        let apart = Apart::new(context(true), options.clone().apart());
+        let context = context(false);
+        drop(suspicion);
         let client: ThreadedProducer<Context, Placement> =
             options.client.create_with_context(context).map_err(|error| options.creation_error(&error))?;
         let (gone, transaction) = (watch::Sender::new(()), of.map(Transaction::new));
-        let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone, transaction });
+        let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone, transaction, apart });
         let weak = Arc::downgrade(&inner);
         std::thread::Builder::new()
             .name("kafka-probe".to_owned())
@@ -186,11 +191,14 @@ impl KafkaSink {
     /// Moves what is to be reported; whether there was anything.
     fn take_reports(&mut self, into: &mut Vec<Delivery>) -> bool {
         mem::swap(&mut self.spare, &mut *self.inner.shared.reports());
-        let mut any = !self.spare.acked.is_empty();
+        let mut any = !self.spare.acked.is_empty() || !self.spare.refused.is_empty();
         self.openings.at(Instant::now());
         let opened = self.openings.acked(&self.spare.acked);
         self.release(opened);
         into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
+        for failure in mem::take(&mut self.spare.refused) {
+            into.push(Delivery::Refused(failure.ticket, self.explain(&failure)));
+        }
         self.failures.append(&mut self.spare.failed);
         if !self.failures.is_empty() {
             let now = Instant::now();
@@ -241,12 +249,7 @@ impl KafkaSink {
     fn report_failures(&mut self, into: &mut Vec<Delivery>) {
         self.order_failures();
         for failure in mem::take(&mut self.failures) {
-            let error = self.explain(&failure);
-            let error = match &failure.label {
-                Some(label) => error.of_row(label),
-                None => error,
-            };
-            into.push(Delivery::Failed(failure.ticket, error));
+            into.push(Delivery::Failed(failure.ticket, self.explain(&failure)));
         }
     }
 
@@ -263,7 +266,11 @@ impl KafkaSink {
         let subject = failure.subject();
         let error = faults::explain(failure.code, subject);
         let is_plain = error.kind().halts() || error.kind() == Kind::TopicRefused;
-        if is_plain { error } else { self.inner.fatal(subject).unwrap_or(error) }
+        let error = if is_plain { error } else { self.inner.fatal(subject).unwrap_or(error) };
+        match &failure.label {
+            Some(label) => error.of_row(label),
+            None => error,
+        }
     }
 
     fn next_turn(&mut self) -> u32 {
@@ -319,6 +326,21 @@ impl Sink for KafkaSink {
         Err(EnqueueError::Refused(self.inner.refusal(&error, subject)))
     }
 
+    fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        if self.inner.transaction.is_some() || self.inner.shared.failed.load(Ordering::Acquire) {
+            // Only what belongs to a transaction may be seen.
+            return self.enqueue(record, ticket);
+        }
+        if let Some(error) = self.too_large(record) {
+            return Err(EnqueueError::Refused(error));
+        }
+        opaque(ticket).map_err(EnqueueError::Refused)?;
+        let hash = record.key.map_or_else(|| self.next_turn(), hash);
+        let Err(error) = self.inner.send_apart(record, ticket, hash) else { return Ok(()) };
+        let subject = Subject { topic: Some(record.topic), ..Subject::default() };
+        Err(EnqueueError::Refused(self.inner.refusal(&error, subject)))
+    }
+
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
         loop {
             if self.take_reports(into) {
@@ -347,11 +369,19 @@ impl Sink for KafkaSink {
 
 /// Hands a record to librdkafka, which copies it.
 fn send(inner: &Inner, record: &Record<'_>, ticket: Ticket) -> Result<(), KafkaError> {
+    inner.send(for_librdkafka(record, ticket)?)
+}
+
+/// A record as librdkafka wants it.
+pub(super) fn for_librdkafka<'a>(
+    record: &Record<'a>,
+    ticket: Ticket,
+) -> Result<BaseRecord<'a, [u8], [u8], usize>, KafkaError> {
     let headers = (!record.headers.is_empty()).then(|| {
         let headers = OwnedHeaders::new_with_capacity(record.headers.len());
         record.headers.iter().fold(headers, |headers, (key, value)| headers.insert(Header { key, value: *value }))
     });
-    inner.send(BaseRecord {
+    Ok(BaseRecord {
         topic: record.topic,
         partition: record.partition,
         payload: record.value,

@@ -10,6 +10,7 @@
 //! | `consumer`, [`tail`] | reading: a client that leaves no trace, and the newest records of a topic |
 //! | [`redact`] | secrets out of librdkafka's words |
 //! | `context` | librdkafka's callbacks, on its polling thread |
+//! | `apart` | records that may be refused, through a producer beside the other |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
 //! | [`producer`] | the producer's life, and a handle on it for the position |
 //! | `transaction` | records and the position behind them, visible together; who may write |
@@ -17,6 +18,7 @@
 
 use std::future::Future;
 
+mod apart;
 mod closing;
 pub mod connection;
 pub(crate) mod consumer;
@@ -55,6 +57,8 @@ pub struct Ticket(pub u64);
 pub enum Delivery {
     /// The broker has it, as durably as `acks=all` makes it.
     Acked(Ticket),
+    /// It was sent apart, and the broker refuses it for what it is. The producer goes on.
+    Refused(Ticket, Error),
     /// It was not delivered, or nobody can tell. The producer is finished: nothing behind this record may count.
     Failed(Ticket, Error),
 }
@@ -81,6 +85,15 @@ pub trait Sink: Send {
     /// # Errors
     /// [`EnqueueError`]; the record was not taken.
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError>;
+
+    /// The same for a record that the broker may refuse: where that is all that happens, nothing else comes to its end. Call
+    /// only with nothing in flight, and enqueue nothing before it is reported. A sink that cannot send apart sends as always.
+    ///
+    /// # Errors
+    /// As [`Sink::enqueue`].
+    fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        self.enqueue(record, ticket)
+    }
 
     /// Waits until there is something to report and appends it to `into`, in no particular order across partitions.
     /// After [`EnqueueError::Full`] it returns within a millisecond even with nothing appended: offer the record again.

@@ -114,6 +114,12 @@ impl Options {
         Ok(options)
     }
 
+    /// The same for a producer that sends one record at a time, and goes on where one is refused: nothing is behind it.
+    pub(super) fn apart(mut self) -> Options {
+        self.client.set("enable.gapless.guarantee", "false").set("linger.ms", "0");
+        self
+    }
+
     /// Options for a client that only reads, describes and creates: the same brokers, seen with the same eyes.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig, ThreadedProducer};
 use tokio::sync::{oneshot, watch};
 
+use super::apart::Apart;
 use super::connection::{Connection, Tracker};
 use super::context::{Context, Shared, code};
 use super::faults::{self, Subject};
@@ -40,17 +41,22 @@ pub(super) struct Inner {
     pub(super) gone: watch::Sender<()>,
     /// Where records are sent in transactions.
     pub(super) transaction: Option<Transaction>,
+    /// Where records go that may be refused, once there was one.
+    pub(super) apart: Apart,
 }
 
 impl Inner {
     /// Hands one record to librdkafka, which copies it.
     pub(super) fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
         self.begin_transaction()?;
-        // Counted first: its report can come before `send` returns.
+        self.counted(|| self.client.send(record).map_err(|(error, _)| error))
+    }
+
+    /// A record is counted first: its report can come before `send` returns.
+    pub(super) fn counted(&self, send: impl FnOnce() -> Result<(), KafkaError>) -> Result<(), KafkaError> {
         self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
-        self.client.send(record).map_err(|(error, _)| {
+        send().inspect_err(|_| {
             self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
-            error
         })
     }
 
@@ -136,6 +142,7 @@ pub(super) fn retire(inner: Arc<Inner>) {
     let end = move || {
         inner.abort_transaction();
         inner.client.purge(PurgeConfig::default().queue().inflight());
+        inner.apart.purge();
         let mut inner = inner;
         loop {
             // Others hold it for the length of one call; freeing it blocks, so it has to happen here.
@@ -219,6 +226,7 @@ impl Producer {
         let records = Some(inner.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
         inner.shared.failed.store(true, Ordering::Release);
         inner.client.purge(PurgeConfig::default().queue().inflight().non_blocking());
+        inner.apart.purge();
         Some(records)
     }
 

@@ -20,6 +20,7 @@ mod outboxes;
 mod parked;
 mod partitions;
 mod points;
+mod poison;
 mod polled;
 mod position;
 mod pressure;

@@ -34,9 +34,15 @@ impl<S: Sink> Outlet<S> {
             match delivery {
                 Delivery::Acked(ticket) => {
                     failpoint::reached("acked");
+                    self.acked_apart(ticket);
                     let bytes = self.ledger.acked(ticket).map_err(contradiction)?;
                     self.counts.acked_bytes += bytes as u64;
                     self.counts.acked += 1;
+                }
+                Delivery::Refused(ticket, error) => {
+                    if let Err(error) = self.refused_apart(ticket, error) {
+                        failure.get_or_insert(error);
+                    }
                 }
                 Delivery::Failed(ticket, error) => {
                     if is_on && error.kind().disposition() == Disposition::GiveUp {

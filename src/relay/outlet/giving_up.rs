@@ -8,10 +8,10 @@ use super::settling::{Failed, Outcome};
 use super::{About, Outlet, Pending, contradiction, no_such_outbox};
 use crate::config::{DeliveryConfig, OnError};
 use crate::error::{Error, Kind, Result};
-use crate::event::{Event, Shown};
+use crate::event::{Event, Place, Shown};
 use crate::relay::poison::{Poison, Verdict};
-use crate::route::OwnedRecord;
 use crate::route::dead_letter::Reason;
+use crate::route::{OwnedRecord, Record};
 use crate::sink::{Delivery, Sink, Ticket};
 use crate::upkeep::{Failure, RowId};
 
@@ -22,6 +22,15 @@ pub(super) struct GivingUp {
     pub(super) poison: Poison,
     /// How often events in flight may be tried, of those that say so, by ascending ticket.
     limits: VecDeque<(Ticket, u32)>,
+}
+
+/// An event that is given up, as far as its record does not tell.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GivenUp {
+    pub(super) place: Place,
+    pub(super) committed_at_us: i64,
+    /// Its ticket, where it was sent and refused.
+    pub(super) ticket: Option<Ticket>,
 }
 
 impl GivingUp {
@@ -80,8 +89,10 @@ impl GivingUp {
         }
     }
 
-    pub(super) fn is_suspect(&self, id: Option<&RowId>) -> bool {
-        id.is_some_and(|id| self.poison.is_suspect(id))
+    /// Whether this event, where events are given up, has to be in flight alone.
+    #[inline]
+    pub(super) fn suspects(&self, id: Option<&RowId>, record: &Record<'_>) -> bool {
+        id.is_some_and(|id| self.poison.is_suspect(id, record))
     }
 
     /// What follows from `failure`, the first that was told, where these were `refused`.
@@ -130,35 +141,41 @@ impl<S: Sink> Outlet<S> {
         if self.giving_up.delivery.on_error == OnError::Park {
             return self.park(event, &record, &verdict.error);
         }
-        let settles = self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?;
+        let of = GivenUp { place: event.place, committed_at_us: event.committed_at_us, ticket: None };
+        self.dead_letter_or_skip(&of, id, record, verdict)
+    }
+
+    /// The same where events do not wait.
+    pub(super) fn dead_letter_or_skip(
+        &mut self,
+        event: &GivenUp,
+        id: RowId,
+        record: OwnedRecord,
+        verdict: &Verdict,
+    ) -> Result<()> {
+        let settles = self.outboxes.get(id.0).ok_or_else(no_such_outbox)?;
         let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
         let kept = match settles.failed {
             Failed::Nothing => None,
             Failed::SameAsAcked => Some(Outcome::Acked(id.clone())),
             Failed::Marked => Some(Outcome::Failed(id.clone(), Failure { class, cause: cause.to_owned(), attempts })),
         };
-        let (outbox, row) = (settles.name.as_str(), Shown::of(event.id()));
+        let (outbox, row) = (settles.name.as_str(), Shown::of(&id.1));
         let topic = &self.giving_up.delivery.dead_letter_topic;
         let dead_lettered = self.giving_up.delivery.on_error == OnError::DeadLetter;
         let outcome = if dead_lettered { "dead-letter" } else { "skip" };
         tracing::warn!(slot = %self.slot, outbox, row = %row, place = %event.place, class, cause, outcome, "an event was given up");
-        let about = About {
-            place: event.place,
-            committed_at_us: event.committed_at_us,
-            kept,
-            id: Some(id),
-            max_attempts: None,
-        };
         if dead_lettered {
             let (slot, place) = (&self.slot, event.place);
-            let reason = Reason { slot, outbox, row: event.id(), place, class, cause, attempts };
+            let reason = Reason { slot, outbox, row: &id.1, place, class, cause, attempts };
             let letter = record.into_dead_letter(topic, &reason);
             let record = if verdict.without_value { letter.without_value() } else { letter };
             self.counts.dead_lettered += 1;
-            if let Some(id) = &about.id {
-                self.giving_up.poison.give_up(id, verdict);
-            }
-            let refused = self.offer(Pending { record, about, row, alone: false, unread: None })?;
+            self.giving_up.poison.give_up(&id, verdict);
+            let (committed_at_us, max_attempts) = (event.committed_at_us, None);
+            let about = About { place, committed_at_us, kept, id: Some(id), max_attempts };
+            let refused =
+                self.offer(Pending { record, about, row, alone: None, unread: None, ticket: event.ticket })?;
             let Some((pending, _)) = refused else { return Ok(()) };
             // What is too large for the producer is so in any topic.
             let record = pending.record.without_value();
@@ -168,17 +185,23 @@ impl<S: Sink> Outlet<S> {
             };
         }
         self.counts.skipped += 1;
-        if let Some(id) = &about.id {
-            self.giving_up.poison.forget(id);
+        self.giving_up.poison.forget(&id);
+        match event.ticket {
+            Some(ticket) => self.done_with(ticket, kept),
+            None => self.done_without_kafka(kept, event.committed_at_us),
         }
-        self.done_without_kafka(about.kept, about.committed_at_us)
     }
 
     /// Nothing of an event goes to Kafka; what is to be written of it holds the position back until it is.
     pub(super) fn done_without_kafka(&mut self, kept: Option<Outcome>, committed_at_us: i64) -> Result<()> {
         let ticket = self.ledger.next();
-        self.kept.extend(kept.map(|outcome| (ticket, outcome, self.xid)));
         self.ledger.enqueued(0, committed_at_us).map_err(contradiction)?;
+        self.done_with(ticket, kept)
+    }
+
+    /// The event with this ticket is done with, but for what is to be written of it.
+    pub(super) fn done_with(&mut self, ticket: Ticket, kept: Option<Outcome>) -> Result<()> {
+        self.kept.extend(kept.map(|outcome| (ticket, outcome, self.xid)));
         self.ledger.acked(ticket).map_err(contradiction)?;
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::{Outlet, no_such_outbox};
 use crate::error::{Disposition, Error, Result};
 use crate::event::{Event, Shown};
 use crate::route::{OwnedRecord, Record};
-use crate::sink::Sink;
+use crate::sink::{Sink, Ticket};
 use crate::upkeep::parked::{Parked, Waiting};
 use crate::upkeep::{Failure, RowId};
 
@@ -64,20 +64,37 @@ impl<S: Sink> Outlet<S> {
 
     /// `event` cannot be delivered, and waits; what comes of its aggregate from now on waits behind it.
     pub(super) fn park(&mut self, event: &Event<'_>, record: &OwnedRecord, error: &Error) -> Result<()> {
-        let (key, topic) = record.with_record(|record| (record.key.map(<[u8]>::to_vec), record.topic.to_owned()));
-        let row = (event.outbox, event.id().to_vec());
-        if self.parking.holds(&row) {
-            return self.done_without_kafka(None, event.committed_at_us);
+        let settles = self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+        let max_attempts = settles.max_attempts(event, &self.slot);
+        let parked = Parked::of(event, &settles.columns, None, None);
+        self.park_kept(parked, (max_attempts, None), record, error)
+    }
+
+    /// The same of an event that may be tried so often, that was taken in under `ticket`, if it was, and of which this is kept.
+    pub(super) fn park_kept(
+        &mut self,
+        mut parked: Parked,
+        (max_attempts, ticket): (Option<u32>, Option<Ticket>),
+        record: &OwnedRecord,
+        error: &Error,
+    ) -> Result<()> {
+        if self.parking.holds(&parked.row) {
+            return self.waits(None, ticket, parked.committed_at_us);
         }
         let (class, cause) = (error.kind().class(), error.cause());
-        let (slot, name) = (&self.slot, self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?.name.as_str());
+        let (outbox, id) = &parked.row;
+        let (slot, name) = (&self.slot, self.outboxes.get(*outbox).ok_or_else(no_such_outbox)?.name.as_str());
         tracing::warn!(
-            %slot, outbox = name, row = %Shown::of(event.id()), place = %event.place, class, cause, outcome = "park",
+            %slot, outbox = name, row = %Shown::of(id), place = %parked.place, class, cause, outcome = "park",
             "an event cannot be delivered, and waits"
         );
         let why = Failure { class, cause: cause.to_owned(), attempts: 1 };
-        self.giving_up.poison.forget(&row);
-        self.begin_to_wait(event, (key, topic), Some((why, error.kind().disposition())))
+        self.giving_up.poison.forget(&parked.row);
+        record.with_record(|record| {
+            parked.key = record.key.map(<[u8]>::to_vec);
+            parked.topic = Some(record.topic.to_owned()).filter(|topic| !topic.is_empty());
+        });
+        self.begin_to_wait(parked, (max_attempts, ticket), Some((why, error.kind().disposition())))
     }
 
     /// `event` could be delivered, were it not for what waits.
@@ -88,26 +105,29 @@ impl<S: Sink> Outlet<S> {
         of: (Option<Vec<u8>>, String),
         behind: Behind,
     ) -> Result<()> {
-        match behind {
-            Behind::Itself => self.done_without_kafka(None, event.committed_at_us),
-            Behind::Aggregate => self.begin_to_wait(event, of, None),
+        let settles = self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+        let max_attempts = settles.max_attempts(event, &self.slot);
+        let (key, topic) = of;
+        let why = match behind {
+            Behind::Itself => return self.done_without_kafka(None, event.committed_at_us),
+            Behind::Aggregate => None,
             Behind::Topic => {
-                let cause = format!("topic {} takes no records: behind one that was tried", of.1);
+                let cause = format!("topic {topic} takes no records: behind one that was tried");
                 let why = Failure { class: crate::error::Kind::TopicRefused.class(), cause, attempts: 1 };
-                self.begin_to_wait(event, of, Some((why, Disposition::RetryThenGiveUp)))
+                Some((why, Disposition::RetryThenGiveUp))
             }
-        }
+        };
+        let topic = Some(topic).filter(|topic| !topic.is_empty());
+        let parked = Parked::of(event, &settles.columns, key, topic);
+        self.begin_to_wait(parked, (max_attempts, None), why)
     }
 
     fn begin_to_wait(
         &mut self,
-        event: &Event<'_>,
-        (key, topic): (Option<Vec<u8>>, String),
+        mut parked: Parked,
+        (max_attempts, ticket): (Option<u32>, Option<Ticket>),
         why: Option<(Failure, Disposition)>,
     ) -> Result<()> {
-        let settles = self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
-        let max_attempts = settles.max_attempts(event, &self.slot);
-        let mut parked = Parked::of(event, &settles.columns, key, Some(topic).filter(|topic| !topic.is_empty()));
         if let Some((why, disposition)) = why {
             if disposition == Disposition::RetryThenGiveUp {
                 let wait = self.giving_up.delivery.retry.within(max_attempts).wait(why.attempts, fastrand::f64());
@@ -115,12 +135,20 @@ impl<S: Sink> Outlet<S> {
             }
             parked.why = Some(why);
         }
-        self.parking
-            .park(waiting_as(&parked))
-            .map_err(|error| error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index))?;
+        self.parking.park(waiting_as(&parked)).map_err(|error| {
+            error.of_row(Shown::of(&parked.row.1)).of_event(parked.place.commit_lsn, parked.place.index)
+        })?;
         self.counts.parked += 1;
         self.parked_bytes += parked.bytes();
-        self.done_without_kafka(Some(Outcome::Parked(Arc::new(parked))), event.committed_at_us)
+        let committed_at_us = parked.committed_at_us;
+        self.waits(Some(Outcome::Parked(Arc::new(parked))), ticket, committed_at_us)
+    }
+
+    fn waits(&mut self, kept: Option<Outcome>, ticket: Option<Ticket>, committed_at_us: i64) -> Result<()> {
+        match ticket {
+            Some(ticket) => self.done_with(ticket, kept),
+            None => self.done_without_kafka(kept, committed_at_us),
+        }
     }
 }
 

@@ -83,7 +83,7 @@ async fn delivered_too(sink: &mut KafkaSink, mut deliveries: Vec<Delivery>, coun
 fn acked(deliveries: &[Delivery]) -> Vec<u64> {
     let ticket = |delivery: &Delivery| match delivery {
         Delivery::Acked(ticket) => ticket.0,
-        Delivery::Failed(ticket, error) => panic!("{ticket:?} failed: {error}"),
+        Delivery::Refused(ticket, error) | Delivery::Failed(ticket, error) => panic!("{ticket:?} failed: {error}"),
     };
     let mut tickets: Vec<u64> = deliveries.iter().map(ticket).collect();
     tickets.sort_unstable();

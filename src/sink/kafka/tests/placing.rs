@@ -47,7 +47,7 @@ async fn a_partition_that_is_not_there_is_a_refusal() {
         Err(EnqueueError::Refused(error)) => error,
         Err(error) => panic!("{error:?}"),
         Ok(()) => match delivered(&mut sink, 1).await.remove(0) {
-            Delivery::Failed(_, error) => error,
+            Delivery::Refused(_, error) | Delivery::Failed(_, error) => error,
             Delivery::Acked(_) => panic!("acked"),
         },
     };

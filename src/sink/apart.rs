@@ -1,0 +1,67 @@
+//! Records that the broker may refuse go through a producer of their own, one at a time.
+//!
+//! To the sink's own producer a refusal is the end, because records behind the refused one may be on their way. Here nothing
+//! is: a record is sent when nothing else is in flight, and nothing is sent before it is reported. So a refusal leaves no
+//! gap, and librdkafka goes on with a new epoch. Its order among others is kept by waiting, not by sequence numbers.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{Producer as _, PurgeConfig, ThreadedProducer};
+
+use super::Ticket;
+use super::context::Context;
+use super::kafka::for_librdkafka;
+use super::options::Options;
+use super::placement::Placement;
+use super::producer::Inner;
+use crate::route::Record;
+
+type Client = ThreadedProducer<Context, Placement>;
+
+/// The producer beside the sink's own: made with the first record for it, and there until that one ends.
+pub(super) struct Apart(Mutex<State>);
+
+enum State {
+    /// What it will be made of.
+    Unused(Box<(Context, Options)>),
+    Made(Client),
+    /// It could not be made.
+    Failed,
+}
+
+impl Apart {
+    pub(super) fn new(context: Context, options: Options) -> Apart {
+        Apart(Mutex::new(State::Unused(Box::new((context, options)))))
+    }
+
+    /// Gives up what was not acked.
+    pub(super) fn purge(&self) {
+        if let State::Made(client) = &*self.state() {
+            client.purge(PurgeConfig::default().queue().inflight().non_blocking());
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Hands one record, whose key has this hash, to the producer beside. librdkafka copies it.
+    pub(super) fn send_apart(&self, record: &Record<'_>, ticket: Ticket, hash: u32) -> Result<(), KafkaError> {
+        let record = for_librdkafka(record, ticket)?;
+        let mut state = self.apart.state();
+        if let State::Unused(_) = &*state
+            && let State::Unused(of) = std::mem::replace(&mut *state, State::Failed)
+        {
+            let (context, options) = *of;
+            *state = State::Made(options.client.create_with_context(context)?);
+        }
+        let State::Made(client) = &*state else {
+            return Err(KafkaError::MessageProduction(RDKafkaErrorCode::Fail));
+        };
+        client.context().placement.expect(None, hash);
+        self.counted(|| client.send(record).map_err(|(error, _)| error))
+    }
+}

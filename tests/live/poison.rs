@@ -1,0 +1,121 @@
+//! P3: a burst of different events that the broker refuses costs a moment each and no producer, whatever becomes of them.
+
+use std::time::{Duration, Instant};
+
+use crate::support::relay::{Relay, RelayCommand};
+use crate::support::seed::from_environment;
+use crate::support::servers::kafka::PARTITIONS;
+use crate::support::sql::Sql;
+use crate::support::topic;
+use crate::support::wait::eventually;
+use crate::support::world::World;
+
+const EXIT: Duration = Duration::from_secs(30);
+/// How long the burst may take. Without others at work it takes a small part of that.
+const BURST: Duration = Duration::from_secs(60);
+/// Producers that are finished by the first of the burst, and by chance.
+const FINISHED_MAX: f64 = 5.0;
+
+/// How many are refused, and how many good events come with each.
+const REFUSED: u64 = 50;
+
+/// Noise that no compression brings below what the broker takes in a record of topic 0.
+const LARGE: &str = "(select jsonb_agg(md5(random()::text)) from generate_series(1, 1000 + 200 * $n) n)";
+
+/// Topic 0 takes no record of more than 20 kB.
+fn world() -> World {
+    let world = World::keeping();
+    world.setup();
+    topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[("max.message.bytes", "20000")]);
+    topic::create(&world.brokers, &dead_letters(&world), 1, &[]);
+    world
+}
+
+fn dead_letters(world: &World) -> String {
+    format!("{}.dead", world.name)
+}
+
+fn run(world: &World, on_error: &str) -> RelayCommand {
+    let file = format!("[delivery]\ndead_letter_topic = {:?}\n", dead_letters(world));
+    world.run().option("--on-error", on_error).config_file(&file)
+}
+
+/// Commits good events with one that is refused after each so many, each of an aggregate of its own.
+fn write(world: &World, sql: &Sql) {
+    let good = from_environment("WALRELAY_TEST_EVENTS", 5_000) / REFUSED;
+    let kind = world.kind(0);
+    for number in 0..REFUSED {
+        let large = LARGE.replace("$n", &(number % 7).to_string());
+        sql.run(&format!(
+            "begin;
+             select emit('{kind}', 'good-' || n % 40, 20) from generate_series(1, {}) n;
+             insert into outbox (id, aggregatetype, aggregateid, type, payload)
+             values (gen_random_uuid(), '{kind}', 'bad-{number}', 'Bad', {large});
+             select emit('{kind}', 'good-' || n % 40, 20) from generate_series(1, {}) n;
+             commit",
+            good / 2,
+            good - good / 2
+        ));
+    }
+}
+
+/// Writes them, and waits until all good ones have arrived and `given_up` says that all others were.
+fn burst(world: &World, relay: &mut Relay, given_up: impl Fn(&Relay, &Sql) -> bool) {
+    let sql = world.sql();
+    write(world, &sql);
+    let (began, committed) = (Instant::now(), world.committed());
+    eventually("all are given up", BURST, || given_up(relay, &sql), |done| *done);
+    let good = committed - i64::try_from(REFUSED).unwrap();
+    eventually("all others have arrived", BURST, || world.delivered(), |count| *count >= good);
+    let took = began.elapsed();
+    let findings = world.assert_all_good_delivered();
+    eprintln!("{REFUSED} of {committed} refused: {took:?}, {} copies", findings.duplicates);
+    let finished = relay.metric("walrelay_retries_total{side=\"kafka\"}").unwrap_or_default();
+    assert!(finished <= FINISHED_MAX, "{finished} producers for {REFUSED} events");
+}
+
+fn metric(relay: &Relay, name: &str) -> bool {
+    relay.metric(name).unwrap_or_default() >= REFUSED as f64
+}
+
+#[test]
+fn a_burst_of_dead_letters_takes_a_moment_each() {
+    let world = world();
+    let mut relay = run(&world, "dead-letter").start();
+    relay.wait_ready();
+    burst(&world, &mut relay, |relay, _| metric(relay, "walrelay_dead_lettered_events_total"));
+    let letters = topic::read(&world.brokers, &dead_letters(&world));
+    assert_eq!(letters.len() as u64, REFUSED);
+    assert!(letters.iter().all(|letter| letter.header("walrelay-error-class") == "too-large"));
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_burst_that_is_skipped_takes_a_moment_each() {
+    let world = world();
+    let mut relay = run(&world, "skip").start();
+    relay.wait_ready();
+    burst(&world, &mut relay, |relay, _| metric(relay, "walrelay_skipped_events_total"));
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+fn is_parked(mode: &str) {
+    let world = world();
+    let mut relay = run(&world, "park").option("--mode", mode).start();
+    relay.wait_ready();
+    let parked = |sql: &Sql| sql.number("select count(*) from walrelay.parked");
+    let all = i64::try_from(REFUSED).unwrap();
+    burst(&world, &mut relay, |_, sql| parked(sql) >= all);
+    assert_eq!(parked(&world.sql()), all, "nothing else waits");
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_burst_that_is_parked_takes_a_moment_each() {
+    is_parked("slot");
+}
+
+#[test]
+fn a_burst_that_a_poller_parks_takes_a_moment_each() {
+    is_parked("poll");
+}
