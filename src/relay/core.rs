@@ -309,14 +309,13 @@ impl<S: Sink> Core<S> {
         }
     }
 
-    /// The store has it.
-    pub fn stored(&mut self, position: Position) {
+    /// The store has it. Gives the events that were committed with it, where events are.
+    pub fn stored(&mut self, position: Position) -> Option<u64> {
         self.confirm.stored(position);
         let enqueued = self.outlet.counts().enqueued;
-        if let Some(transaction) = &mut self.transaction {
-            transaction.committed(enqueued);
-            self.outlet.committed();
-        }
+        let events = self.transaction.as_mut()?.committed(enqueued);
+        self.outlet.committed();
+        Some(events)
     }
 
     /// The store that was begun will not happen.

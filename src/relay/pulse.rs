@@ -31,9 +31,36 @@ struct Beat {
     bound_ms: u64,
     /// When the loop last said that it goes on.
     last_ms: AtomicU64,
-    /// The producer that must not go on without the loop.
-    guarded: Mutex<Option<Producer>>,
+    /// What must not go on without the loop.
+    guarded: Mutex<Guarded>,
     given_up: AtomicBool,
+}
+
+/// Producers that are given up.
+#[derive(Debug, Default)]
+struct Guarded {
+    own: Option<Producer>,
+    beside: Option<Producer>,
+}
+
+/// The same for a producer beside the loop's own. Whoever has one sends nothing without [`Beside::check`].
+#[derive(Debug, Clone)]
+pub(super) struct Beside(Arc<Beat>);
+
+impl Beside {
+    /// From here on this producer is given up with the loop's own, instead of the one before.
+    pub(super) fn guard(&self, producer: Option<Producer>) {
+        self.0.guarded().beside = producer;
+    }
+
+    /// Whether the loop goes on.
+    ///
+    /// # Errors
+    /// It did not for so long that another relay may have the slot.
+    pub(super) fn check(&self) -> Result<()> {
+        let stood_ms = self.0.stood_ms();
+        if stood_ms > self.0.bound_ms { Err(stood_still(stood_ms)) } else { Ok(()) }
+    }
 }
 
 impl Pulse {
@@ -45,7 +72,7 @@ impl Pulse {
         let beat = Arc::new(Beat {
             bound_ms: millis(lease::bearable(wal_sender_timeout)),
             last_ms: AtomicU64::new(now_ms()),
-            guarded: Mutex::new(None),
+            guarded: Mutex::default(),
             given_up: AtomicBool::new(false),
         });
         let weak = Arc::downgrade(&beat);
@@ -59,12 +86,17 @@ impl Pulse {
     /// From here on this producer depends on [`Pulse::beat`], until [`Pulse::release`].
     pub(super) fn guard(&self, producer: Producer) {
         self.0.last_ms.store(now_ms(), Ordering::Release);
-        *self.0.guarded() = Some(producer);
+        self.0.guarded().own = Some(producer);
     }
 
     /// Nothing depends on it any more.
     pub(super) fn release(&self) {
-        *self.0.guarded() = None;
+        *self.0.guarded() = Guarded::default();
+    }
+
+    /// For a producer beside that one.
+    pub(super) fn beside(&self) -> Beside {
+        Beside(Arc::clone(&self.0))
     }
 
     /// The loop goes on. To be called when it has waited, before anything else is done.
@@ -76,8 +108,7 @@ impl Pulse {
         let stood_ms = now.saturating_sub(self.0.last_ms.load(Ordering::Acquire));
         if stood_ms > self.0.bound_ms {
             self.0.give_up(stood_ms);
-            let what = format!("this process stood still for {stood_ms} ms; another relay may have the slot");
-            return Err(Error::new(Kind::PostgresUnreachable, what));
+            return Err(stood_still(stood_ms));
         }
         if self.0.given_up.load(Ordering::Acquire) {
             let what = "what was in flight was given up, because another relay may have the slot";
@@ -94,12 +125,16 @@ impl Pulse {
 }
 
 impl Beat {
-    fn guarded(&self) -> std::sync::MutexGuard<'_, Option<Producer>> {
+    fn guarded(&self) -> std::sync::MutexGuard<'_, Guarded> {
         self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn stood_ms(&self) -> u64 {
+        now_ms().saturating_sub(self.last_ms.load(Ordering::Acquire))
+    }
+
     fn look(&self) {
-        let stood_ms = now_ms().saturating_sub(self.last_ms.load(Ordering::Acquire));
+        let stood_ms = self.stood_ms();
         if stood_ms > self.bound_ms {
             self.give_up(stood_ms);
         }
@@ -108,16 +143,29 @@ impl Beat {
     /// An empty queue is left alone: nothing is put into it without a beat before.
     fn give_up(&self, stood_ms: u64) {
         let mut guarded = self.guarded();
-        let Some(records) = guarded.as_ref().and_then(Producer::give_up) else { return };
-        *guarded = None;
+        let own = guarded.own.as_ref().and_then(Producer::give_up);
+        let beside = guarded.beside.as_ref().and_then(Producer::give_up);
+        guarded.own.take_if(|_| own.is_some());
+        guarded.beside.take_if(|_| beside.is_some());
         drop(guarded);
-        self.given_up.store(true, Ordering::Release);
+        if own.is_none() && beside.is_none() {
+            return;
+        }
+        if own.is_some() {
+            self.given_up.store(true, Ordering::Release);
+        }
+        let records = own.unwrap_or_default() + beside.unwrap_or_default();
         tracing::warn!(
             records,
             silent_ms = stood_ms,
             "Postgres may have given the slot to another relay: what Kafka has not acked is given up, and read again"
         );
     }
+}
+
+fn stood_still(stood_ms: u64) -> Error {
+    let what = format!("this process stood still for {stood_ms} ms; another relay may have the slot");
+    Error::new(Kind::PostgresUnreachable, what)
 }
 
 fn watch(beat: &Weak<Beat>) {
@@ -159,7 +207,12 @@ fn millis(of: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::config::KafkaConfig;
+    use crate::route::Record;
+    use crate::sink::{EnqueueError, KafkaSink, Sink as _, Ticket};
 
     #[test]
     fn a_loop_that_goes_on_may_and_one_that_stood_still_for_two_thirds_of_the_timeout_may_not() {
@@ -173,5 +226,37 @@ mod tests {
         assert_eq!(error.kind(), Kind::PostgresUnreachable);
         assert!(error.cause().starts_with("this process stood still for 2"), "{error}");
         assert!(!pulse.take_given_up(), "nothing was guarded");
+    }
+
+    /// A producer nobody answers, with one record in its queue.
+    fn stuck() -> KafkaSink {
+        let mut sink = KafkaSink::connect(&KafkaConfig {
+            brokers: "127.0.0.1:1".to_owned(),
+            properties: BTreeMap::new(),
+            id_headers: Vec::new(),
+            max_in_flight_bytes: 1_000,
+            max_in_flight_events: 10,
+        })
+        .unwrap();
+        sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(0)).unwrap();
+        sink
+    }
+
+    #[tokio::test]
+    async fn the_producer_of_events_that_wait_is_given_up_as_well() {
+        let pulse = Pulse::start(Duration::from_secs(3_000)).unwrap();
+        let (mut own, mut beside) = (stuck(), stuck());
+        pulse.guard(own.producer());
+        pulse.beside().guard(Some(beside.producer()));
+        pulse.0.look();
+        let finished = |sink: &mut KafkaSink| {
+            let again = sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(1));
+            matches!(again, Err(EnqueueError::Finished))
+        };
+        assert!(pulse.beside().check().is_ok() && !finished(&mut own) && !finished(&mut beside));
+        pulse.0.last_ms.store(now_ms() - 2_100_000, Ordering::Release);
+        assert!(pulse.beside().check().is_err());
+        pulse.0.look();
+        assert!(finished(&mut own) && finished(&mut beside) && pulse.take_given_up());
     }
 }

@@ -112,7 +112,7 @@ pub(super) async fn run(
         leaving: None,
         stop_heard: false,
         jobs: Jobs::new(now),
-        retrying: Retrying::new(config, known),
+        retrying: Retrying::new(config, known, Some(pulse.beside())),
         kafka: core.sink().watch_connection(),
         refused: Box::pin(refused(core.sink().producer())),
         control_end: Box::pin(session.control.closed()),

@@ -127,7 +127,7 @@ impl<'a> Reading<'a> {
         let mut kafka = outlet.sink().watch_connection();
         telemetry.connected(Side::Kafka, *kafka.borrow_and_update() == Connection::Up);
         Reading {
-            retrying: Retrying::new(config, store.known()),
+            retrying: Retrying::new(config, store.known(), None),
             counts: outlet.counts(),
             outlet,
             store,

@@ -15,6 +15,7 @@ use crate::config::{Config, OutboxConfig};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Place, Polled, Shown, Via};
 use crate::failpoint;
+use crate::relay::pulse::Beside;
 use crate::relay::retention::Known;
 use crate::route::{OwnedRecord, Router};
 use crate::sink::{Delivery, EnqueueError, KafkaSink, Sink as _, Ticket};
@@ -54,7 +55,7 @@ pub(super) struct Tried {
 /// The passes, one at a time.
 #[derive(Debug)]
 pub(super) struct Retrying {
-    of: Arc<(Config, Known)>,
+    of: Arc<(Config, Known, Option<Beside>)>,
     pass: Option<Pass>,
     next: Instant,
     told: bool,
@@ -71,9 +72,10 @@ impl Drop for Pass {
 }
 
 impl Retrying {
-    pub(super) fn new(config: &Config, known: &Known) -> Retrying {
+    /// `beside`, where the loop has a pulse.
+    pub(super) fn new(config: &Config, known: &Known, beside: Option<Beside>) -> Retrying {
         let now = Instant::now();
-        let of = Arc::new((config.clone(), Arc::clone(known)));
+        let of = Arc::new((config.clone(), Arc::clone(known), beside));
         Retrying { of, pass: None, next: now, told: false }
     }
 
@@ -81,7 +83,7 @@ impl Retrying {
     pub(super) fn begin_due(&mut self, marker: Option<&Arc<Marker>>, waiting: usize, now: Instant) {
         let Some(marker) = marker.filter(|_| waiting > 0 && self.pass.is_none() && self.next <= now) else { return };
         let (marker, of) = (Arc::clone(marker), Arc::clone(&self.of));
-        self.pass = Some(Pass(tokio::spawn(async move { pass(&marker, &of.0, &of.1).await })));
+        self.pass = Some(Pass(tokio::spawn(async move { pass(&marker, &of).await })));
     }
 
     /// The session ends. What a pass has written down by then, and only that, is in the table when the next one reads it.
@@ -124,7 +126,7 @@ impl Retrying {
     }
 }
 
-async fn pass(marker: &Marker, config: &Config, known: &Known) -> Result<Tried> {
+async fn pass(marker: &Marker, (config, known, beside): &(Config, Known, Option<Beside>)) -> Result<Tried> {
     let mut tried = Tried::default();
     let Some(stored) = known.borrow().clone() else { return Ok(tried) };
     let began = Instant::now();
@@ -133,7 +135,7 @@ async fn pass(marker: &Marker, config: &Config, known: &Known) -> Result<Tried> 
     if asked > 0 {
         tracing::info!(slot = %config.source.slot, events = asked, "rows of events that wait are pending again; trying them");
     }
-    let mut line = Line { config, sink: None, next: 0, refusing: HashMap::new() };
+    let mut line = Line { config, beside: beside.as_ref(), sink: None, next: 0, refusing: HashMap::new() };
     let due = marker.due(HEADS_MAX).await?;
     tried.looked = began.elapsed();
     for head in due {
@@ -252,6 +254,8 @@ fn is_stored(place: Place, stored: &Stored) -> bool {
 /// The producer of a pass.
 struct Line<'a> {
     config: &'a Config,
+    /// Gives the producer up should the process stand still.
+    beside: Option<&'a Beside>,
     sink: Option<KafkaSink>,
     /// The ticket of the next record: a sink never sees one twice.
     next: u64,
@@ -319,6 +323,11 @@ impl Line<'_> {
             Some(sink) => sink,
             None => KafkaSink::connect(&self.config.kafka)?,
         };
+        if let Some(beside) = self.beside {
+            beside.guard(Some(sink.producer()));
+            // Only what is in a queue is given up, and nothing is put there without this.
+            beside.check()?;
+        }
         let sent = sent(&mut sink, (self.next, records), until).await;
         self.next += records.len() as u64;
         if let Ok((_, Some(error), _)) = &sent {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::config::{Config, Mode, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
@@ -71,6 +71,8 @@ pub(super) struct Session {
 pub(super) struct AnyStore {
     kind: AnyKind,
     known: Known,
+    /// How long the last store took.
+    pub(super) took: Duration,
 }
 
 enum AnyKind {
@@ -94,11 +96,13 @@ impl AnyStore {
     }
 
     pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
+        let began = Instant::now();
         match &mut self.kind {
             AnyKind::Kafka(store) => store.store(stored).await,
             AnyKind::Postgres(store) => store.store(stored).await,
             AnyKind::Slot(store) => store.store(stored).await,
         }?;
+        self.took = began.elapsed();
         // What is still to be caught up with is not published, whatever the snapshot says.
         self.known.send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
         Ok(())
@@ -378,7 +382,7 @@ pub(super) async fn read_position(
                 }
                 StoreKind::Slot => AnyKind::Slot(SlotStore),
             };
-            let mut store = AnyStore { kind, known: Arc::clone(known) };
+            let mut store = AnyStore { kind, known: Arc::clone(known), took: Duration::ZERO };
             let loaded = store.load().await?;
             Ok::<_, Error>((store, loaded))
         };

@@ -140,6 +140,7 @@ pub(super) async fn run(
     };
     work.reading.finish_retrying().await;
     work.reading.tell(Instant::now());
+    work.reading.count_given_up();
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
     let (clean, begun) = (work.reading.outlet.is_drained(), work.reading.has_saved());

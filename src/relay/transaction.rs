@@ -96,9 +96,11 @@ impl Transaction {
         self.committing = true;
     }
 
-    /// It is done, for everything that was enqueued.
-    pub(super) fn committed(&mut self, enqueued: u64) {
+    /// It is done, for everything that was enqueued. Gives the events that were in it.
+    pub(super) fn committed(&mut self, enqueued: u64) -> u64 {
+        let events = enqueued - self.committed;
         (self.committed, self.open, self.closed, self.committing) = (enqueued, None, false, false);
+        events
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::Ticket;
 use super::connection::Tracker;
+use super::doubt::{Doubt, Doubts};
 use super::faults::{self, Subject};
 use super::placement::Placement;
 use super::redact::Redactor;
@@ -69,6 +70,8 @@ pub(super) struct Shared {
     pub(super) wake: Notify,
     /// A record was not delivered: none behind it may be taken.
     pub(super) failed: AtomicBool,
+    /// Whether anything of this producer may reach a broker late.
+    pub(super) doubts: Doubts,
     /// Records librdkafka has taken and not reported on. Its own count includes log lines nobody has polled.
     pub(super) outstanding: AtomicUsize,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
@@ -119,6 +122,8 @@ pub(super) struct Context {
     pub(super) closing: Arc<AtomicBool>,
     /// Whether what librdkafka says is for the debug log.
     pub(super) quiet: bool,
+    /// What a person wants to hear of it.
+    pub(super) heard: RDKafkaLogLevel,
     pub(super) placement: Placement,
     /// Whether what is refused ends nothing.
     pub(super) apart: bool,
@@ -193,10 +198,14 @@ impl ProducerContext<Placement> for Context {
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        // What is for debugging says it of connections that were ended on purpose.
+        if (level as i32) < RDKafkaLogLevel::Debug as i32 {
+            self.shared.doubts.note(Doubt::of_line(facility, text));
+        }
         // The one property librdkafka calls experimental is set on purpose; warning of it at each start alarms for nothing.
         let known = facility == "CONFWARN" && text.contains("enable.gapless.guarantee");
         // What is given up when a producer ends is known, and sounds like a disaster in librdkafka's words.
-        let unheard = known || self.quiet || self.closing.load(Ordering::Relaxed);
+        let unheard = known || self.quiet || level as i32 > self.heard as i32 || self.closing.load(Ordering::Relaxed);
         log(&self.redactor, if unheard { RDKafkaLogLevel::Debug } else { level }, facility, text);
     }
 

@@ -94,6 +94,7 @@ impl KafkaSink {
             last_error: Arc::clone(&last_error),
             closing: Arc::clone(&closing),
             quiet,
+            heard: options.heard,
             placement: Placement::new(),
             apart,
         };

@@ -13,7 +13,7 @@
 //! | `apart` | records that may be refused, through a producer beside the other |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
 //! | [`producer`] | the producer's life, and a handle on it for the position |
-//! | `transaction` | records and the position behind them, visible together; who may write |
+//! | `transaction`, `doubt` | records and the position behind them, visible together; who may write, and who no more |
 //! | [`kafka`] | [`Sink`] |
 
 use std::future::Future;
@@ -23,6 +23,7 @@ mod closing;
 pub mod connection;
 pub(crate) mod consumer;
 mod context;
+mod doubt;
 pub mod faults;
 mod files;
 pub mod kafka;

@@ -73,6 +73,8 @@ pub struct Options {
     pub message_max_bytes: usize,
     /// Takes secrets out of what librdkafka says.
     pub redactor: Redactor,
+    /// What is said aloud of librdkafka's log.
+    pub(super) heard: RDKafkaLogLevel,
     /// Names of headers that hold an event's id.
     pub id_headers: Vec<String>,
 }
@@ -111,6 +113,11 @@ impl Options {
         let mut options = Options::producer(config)?;
         options.client.set("transactional.id", &of.id);
         options.client.set("transaction.timeout.ms", of.timeout.as_millis().to_string());
+        // That a connection broke is a line of the log, and has to be heard of.
+        options.client.set("log.connection.close", "true");
+        if (options.client.log_level as i32) < RDKafkaLogLevel::Info as i32 {
+            options.client.set_log_level(RDKafkaLogLevel::Info);
+        }
         Ok(options)
     }
 
@@ -168,7 +175,8 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
     };
     client.set_log_level(level);
     let redactor = Redactor::new(&config.properties);
-    let mut options = Options { client, message_max_bytes: 0, redactor, id_headers: config.id_headers.clone() };
+    let mut options =
+        Options { client, message_max_bytes: 0, redactor, heard: level, id_headers: config.id_headers.clone() };
     let native = options.client.create_native_config().map_err(|error| options.creation_error(&error))?;
     let limit = native.get("message.max.bytes").map_err(|error| options.creation_error(&error))?;
     options.message_max_bytes =

@@ -77,7 +77,7 @@ impl Inner {
         if matches!(error, KafkaError::Nul(_)) {
             return Error::new(Kind::Record, "a topic name holds a NUL character").remedy("correct the aggregate type");
         }
-        self.fatal(subject).unwrap_or_else(|| faults::explain(code(error), subject))
+        self.fatal(subject).or_else(|| self.doubt(error)).unwrap_or_else(|| faults::explain(code(error), subject))
     }
 
     /// Asks any broker for the cluster's metadata. Blocks.

@@ -1,9 +1,9 @@
 //! Kafka transactions: records and the position behind them become visible together, and of two producers with one
 //! transactional id only the younger may write.
 //!
-//! A transaction begins with the first record after a commit. Whatever goes wrong with one ends its producer: librdkafka
-//! does not have KIP-890, so that a commit nobody answered can end a *later* transaction of the same producer. The next
-//! producer's [`KafkaSink::transactional`] settles what became of it, and what was committed says where to go on.
+//! A transaction begins with the first record after a commit. Whatever goes wrong with one ends its producer, and so does
+//! what may have gone wrong unseen: librdkafka does not have KIP-890, so that a commit that was sent twice can end a *later*
+//! transaction of the same producer (see `doubt`). The next producer's [`KafkaSink::transactional`] settles what became of it, and what was committed says where to go on.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::Producer as _;
 
 use super::context::code;
+use super::doubt::Doubt;
 use super::faults::{self, Subject};
 use super::kafka::KafkaSink;
 use super::options::Options;
@@ -29,6 +30,9 @@ const INIT_TIMEOUT: Duration = Duration::from_secs(60);
 const FLUSH_EVERY: Duration = Duration::from_millis(1);
 /// How long giving up an open transaction may take. Whoever comes next does it otherwise, or the coordinator in its time.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What no transaction begins with, where something of an earlier one may come late.
+const DOUBTFUL: RDKafkaErrorCode = RDKafkaErrorCode::State;
 
 /// Who a transactional producer is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +65,9 @@ impl Inner {
         let Some(transaction) = &self.transaction else { return Ok(()) };
         let mut is_open = transaction.is_open();
         if !*is_open {
+            if self.shared.doubts.any().is_some() {
+                return Err(KafkaError::MessageProduction(DOUBTFUL));
+            }
             self.client.begin_transaction()?;
             *is_open = true;
         }
@@ -92,9 +99,12 @@ impl Inner {
     fn commit_transaction(&self) -> Result<()> {
         let Some(transaction) = &self.transaction else { return Err(Error::new(Kind::Bug, "no transactions here")) };
         let deadline = Instant::now() + transaction.of.timeout;
+        let mut asked_at = None;
         let committed = loop {
             let waited = self.client.flush(Duration::ZERO).and_then(|()| {
-                let left = deadline.saturating_duration_since(Instant::now());
+                let now = Instant::now();
+                asked_at.get_or_insert(now);
+                let left = deadline.saturating_duration_since(now);
                 self.client.commit_transaction(left.min(SLICE))
             });
             match waited {
@@ -104,11 +114,12 @@ impl Inner {
                 }
                 // The library's own wait looks ten times a second.
                 Err(KafkaError::Flush(_)) => std::thread::sleep(FLUSH_EVERY),
-                // The commit goes on, and is waited for again: it is not sent again.
+                // The commit goes on, and is waited for again. Only librdkafka itself sends it again: see `doubt`.
                 Err(_) => {}
             }
         };
         let Err(error) = committed else {
+            self.shared.doubts.note(asked_at.and_then(|asked_at| Doubt::of_commit(asked_at.elapsed())));
             *transaction.is_open() = false;
             return Ok(());
         };
@@ -129,6 +140,14 @@ impl Inner {
         {
             tracing::debug!(%error, "an open transaction was left to whoever comes next");
         }
+    }
+
+    /// Why `error` says that nothing more is sent, where it is no word of librdkafka's.
+    pub(super) fn doubt(&self, error: &KafkaError) -> Option<Error> {
+        let doubt = self.shared.doubts.any().filter(|_| code(error) == DOUBTFUL)?;
+        let what =
+            format!("{doubt}, and something of this producer may come late; the next transaction is another one's");
+        Some(Error::new(Kind::KafkaUnreachable, what))
     }
 
     fn has_failed(&self) -> bool {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -98,6 +98,14 @@ pub struct Instruments {
     pub status_updates: Counter,
     /// Positions stored durably.
     pub positions_stored: Counter,
+    /// Kafka transactions that were committed.
+    pub committed_transactions: Counter,
+    /// Kafka transactions that were begun and given up.
+    pub given_up_transactions: Counter,
+    /// Events in those that were committed.
+    pub committed_events: Counter,
+    /// Seconds from the request to commit one to the answer.
+    pub transaction_commit_seconds: Histogram,
     /// Looks at the catalog while running.
     pub catalog_checks: Counter,
     /// 1 while another relay is at work and this one waits to take over.
@@ -179,6 +187,10 @@ impl Instruments {
             keepalives: Counter::default(),
             status_updates: Counter::default(),
             positions_stored: Counter::default(),
+            committed_transactions: Counter::default(),
+            given_up_transactions: Counter::default(),
+            committed_events: Counter::default(),
+            transaction_commit_seconds: Histogram::new(COMMIT_TO_ACK_SECONDS),
             catalog_checks: Counter::default(),
             standing_by: Gauge::default(),
             reads_table: Gauge::default(),
@@ -198,6 +210,13 @@ impl Instruments {
             oldest_unacked_commit_us: AtomicI64::new(NO_COMMIT_TIME),
             started: Instant::now(),
         }
+    }
+
+    /// A Kafka transaction of so many events was committed, which took so long.
+    pub fn transaction(&self, events: u64, took: Duration) {
+        self.committed_transactions.inc();
+        self.committed_events.inc_by(events);
+        self.transaction_commit_seconds.observe(took.as_secs_f64());
     }
 
     /// One more attempt that failed and will be repeated after a pause.
@@ -352,6 +371,9 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::KEEPALIVES, "Keepalives from Postgres", &of.keepalives);
     counter(names::STATUS_UPDATES, "Status updates sent to Postgres", &of.status_updates);
     counter(names::POSITIONS_STORED, "Positions stored", &of.positions_stored);
+    counter(names::COMMITTED_TRANSACTIONS, "Kafka transactions committed", &of.committed_transactions);
+    counter(names::GIVEN_UP_TRANSACTIONS, "Kafka transactions given up", &of.given_up_transactions);
+    counter(names::COMMITTED_EVENTS, "Events in committed Kafka transactions", &of.committed_events);
     counter(names::CATALOG_CHECKS, "Checks of publication, table and slot while running", &of.catalog_checks);
     all.register(names::IN_FLIGHT_EVENTS, "Records enqueued and not acknowledged", of.in_flight_events.clone());
     all.register(names::IN_FLIGHT_BYTES, "Bytes of key and value in those", of.in_flight_bytes.clone());
@@ -368,6 +390,8 @@ fn registry(of: &Arc<Instruments>) -> Registry {
         "Process id of that transaction, 0 for none",
         of.oldest_transaction_pid.clone(),
     );
+    let commit_seconds = of.transaction_commit_seconds.clone();
+    all.register(names::TRANSACTION_COMMIT_SECONDS, "Time a commit in Kafka takes", commit_seconds);
     all.register(
         names::COMMIT_TO_ACK_SECONDS,
         "Time from the commit in Postgres to the broker's acknowledgement",

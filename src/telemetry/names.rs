@@ -46,6 +46,11 @@ pub(super) const CONNECTION_STATE: &str = "connection_state";
 pub(super) const IGNORED_MESSAGES: &str = "ignored_messages";
 pub(super) const ERRORS: &str = "errors";
 
+pub(super) const COMMITTED_TRANSACTIONS: &str = "committed_transactions";
+pub(super) const GIVEN_UP_TRANSACTIONS: &str = "given_up_transactions";
+pub(super) const COMMITTED_EVENTS: &str = "committed_events";
+pub(super) const TRANSACTION_COMMIT_SECONDS: &str = "transaction_commit_seconds";
+
 pub(super) const COMMIT_TO_ACK_SECONDS: &str = "commit_to_ack_seconds";
 pub(super) const UPTIME_SECONDS: &str = "uptime_seconds";
 pub(super) const BUILD: &str = "build";

@@ -59,6 +59,7 @@ impl Pump<'_> {
     async fn job_done(&mut self, done: Done) -> Result<()> {
         match done {
             Done::Stored(store, position, result) => {
+                let took = store.took;
                 self.session.store = Some(store);
                 if let Err(error) = result {
                     let error = Box::pin(self.why_not_stored(error)).await;
@@ -71,7 +72,9 @@ impl Pump<'_> {
                 }
                 self.telemetry.metrics.positions_stored.inc();
                 failpoint::reached("stored");
-                self.core.stored(position);
+                if let Some(events) = self.core.stored(position) {
+                    self.telemetry.metrics.transaction(events, took);
+                }
             }
             Done::Looked(result, then_store) => {
                 let judged = result.and_then(|now| {

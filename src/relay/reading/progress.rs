@@ -63,10 +63,19 @@ impl Reading<'_> {
         self.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
         if let Some(transaction) = &mut self.transaction {
-            transaction.committed(enqueued);
+            let events = transaction.committed(enqueued);
+            self.telemetry.metrics.transaction(events, self.store.took);
             self.outlet.committed();
         }
         Ok(())
+    }
+
+    /// Nothing more is read. What of it is not committed never will be.
+    pub(in crate::relay) fn count_given_up(&self) {
+        let enqueued = self.outlet.counts().enqueued;
+        if self.transaction.as_ref().is_some_and(|transaction| transaction.is_open(enqueued)) {
+            self.telemetry.metrics.given_up_transactions.inc();
+        }
     }
 
     /// Whether anything was stored.

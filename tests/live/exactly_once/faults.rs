@@ -236,3 +236,62 @@ fn poison_among_others_is_one_dead_letter_each_and_nothing_comes_twice() {
     assert_eq!((found.len(), found.into_iter().collect::<BTreeSet<_>>()), (bad.len(), bad));
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
+
+#[test]
+fn a_producer_whose_commit_was_sent_twice_begins_no_other_transaction() {
+    let kafka = Kafka::private();
+    let (proxy, through) = kafka.behind_proxy();
+    let name = format!("late.{:x}", fastrand::u32(..));
+    topic::create(kafka.brokers(), &name, 1, &[]);
+    let config = KafkaConfig {
+        brokers: through,
+        properties: BTreeMap::new(),
+        id_headers: Vec::new(),
+        max_in_flight_bytes: 1 << 20,
+        max_in_flight_events: 100,
+    };
+    let of = Transactional { id: name.clone(), timeout: Duration::from_secs(15) };
+    let seen = || topic::read(kafka.brokers(), &name).iter().map(Record::value_text).collect::<Vec<_>>();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let sink = KafkaSink::transactional(&config, &of).await.unwrap();
+        sink.producer().commit(&name, 0, b"k", b"first").await.unwrap();
+        // Acked already, so that the commit is all that is on its way.
+        sink.producer().deliver(&name, 0, b"k", b"second").await.unwrap();
+        let (producer, topic) = (sink.producer(), name.clone());
+        let commit = tokio::spawn(async move { producer.commit(&topic, 0, b"k", b"position").await });
+        // From here on nobody hears of anything: whatever of it arrives is done, and asked for once more.
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(0..20))).await;
+        proxy.blackhole(Way::Down);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxy.cut();
+        proxy.resume();
+        commit.await.unwrap().unwrap();
+        let error = sink.producer().commit(&name, 0, b"k", b"too soon").await.unwrap_err();
+        assert!(error.cause().contains("may come late"), "{error}");
+        let next = KafkaSink::transactional(&config, &of).await.unwrap();
+        next.producer().commit(&name, 0, b"k", b"third").await.unwrap();
+        sink.close().await;
+        next.close().await;
+    });
+    assert_eq!(seen(), ["first", "second", "position", "third"]);
+}
+
+#[test]
+fn behind_a_connection_that_broke_events_go_through_another_producer() {
+    let kafka = Kafka::private();
+    let (proxy, through) = kafka.behind_proxy();
+    let mut world = World::on(Postgres::shared(), kafka.brokers());
+    let direct = std::mem::replace(&mut world.brokers, through);
+    let mut relay = relay(&world);
+    world.brokers = direct;
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    eventually("it arrives", ARRIVAL, || world.delivered(), |count| *count >= 1);
+    proxy.cut();
+    eventually("that is noticed", ARRIVAL, || relay.log(), |log| log.contains("in state UP"));
+    world.emit(&sql, "a");
+    assert_once(&world);
+    assert!(relay.log().contains("may come late"), "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
