@@ -33,7 +33,18 @@ select
     array(
         select a.pid from pg_catalog.pg_stat_activity a
         where a.application_name = 'walrelay/' || $1::text || '/stand-by' order by a.pid
-    ) as stand_by_pids
+    ) as stand_by_pids,
+    -- The session beside the stream, or the one that reads the table, says so by its name. One that was cut off says nothing.
+    (
+        select case a.application_name
+            when 'walrelay/' || $1::text || '/exactly-once' then 'exactly-once'
+            when 'walrelay/' || $1::text || '/control' then 'at-least-once'
+        end
+        from pg_catalog.pg_locks h join pg_catalog.pg_stat_activity a on a.pid = h.pid
+        where h.locktype = 'advisory' and h.classid = $2::int4::oid and h.objid = $3::int4::oid and h.objsubid = 2 and h.granted
+            and h.database = (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())
+        order by h.mode = 'ExclusiveLock' desc, a.backend_start limit 1
+    ) as guarantee
 from (
     select case
         when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_receive_lsn()

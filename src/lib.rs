@@ -90,6 +90,7 @@
 //! - No transaction is held in memory, and nothing is streamed before its commit: protocol version 1.
 //! - No record is ever produced a second time by the same producer. A failed delivery ends the producer; a new one
 //!   starts again behind the delivered position. So does a commit that failed or was not answered: none is tried again.
+//!   Only what is refused with nothing else in flight ends nothing: it is given up where it stands.
 //! - No LSN is ever passed to `START_REPLICATION`: the server decides where the slot is, the relay drops what it
 //!   has already delivered.
 //! - No heartbeat table, no `pg_current_wal_lsn()` that is confirmed, no polling for progress.

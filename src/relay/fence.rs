@@ -53,6 +53,12 @@ pub(super) async fn own(
     }
 }
 
+/// What the session is called that lasts as long as the work: it says what is promised.
+pub(super) fn session_name(config: &Config) -> String {
+    let what = if config.delivery.transactions.is_some() { "exactly-once" } else { "control" };
+    format!("walrelay/{}/{what}", config.source.slot)
+}
+
 impl Relay {
     /// Whether every session has a producer of its own.
     pub(super) fn is_transactional(&self) -> bool {

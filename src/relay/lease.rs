@@ -64,7 +64,7 @@ impl Lease {
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Lease> {
         let source = &config.source;
-        let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
+        let sql = SqlSession::connect(&source.database, &fence::session_name(config)).await?;
         if !hold(sql.client(), &source.slot, Hold::Alone, source.wal_sender_timeout).await? {
             let cause = format!("another relay of slot {} is at work; standing by", source.slot);
             return Err(Error::new(Kind::SlotActive, cause));

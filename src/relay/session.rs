@@ -128,7 +128,7 @@ impl Session {
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Opened> {
         let source = &config.source;
-        let sql = SqlSession::connect(&source.database, &format!("walrelay/{}/control", source.slot)).await?;
+        let sql = SqlSession::connect(&source.database, &fence::session_name(config)).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         if let Some(why) = polls(config, &facts, polls_instead) {
             return Ok(Opened::Table(why));

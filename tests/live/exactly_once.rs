@@ -12,6 +12,7 @@ use walrelay::failpoint::{POINTS, TRANSACTION_POINTS};
 use crate::support::checker::Findings;
 use crate::support::relay::{Relay, RelayCommand};
 use crate::support::seed::{from_environment, generator};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -43,6 +44,9 @@ fn everything_arrives_once_and_a_restart_goes_on_behind_it() {
     let mut first = relay(&world);
     let writers = world.workload(&Plan::default());
     writers.wait_for(200);
+    let status = world.command("status").flag("--json").output().stdout;
+    let status: serde_json::Value = serde_json::from_slice(&status).unwrap();
+    assert_eq!(status["guarantee"], "exactly-once", "{status}");
     assert_eq!(first.terminate(EXIT), Some(0), "{}", first.log());
     writers.wait_for(50);
     let mut second = relay(&world);
@@ -50,6 +54,14 @@ fn everything_arrives_once_and_a_restart_goes_on_behind_it() {
     writers.stop();
     assert_once(&world);
     world.wait_confirmed(ARRIVAL);
+    let count = |name: &str| second.metric(&format!("walrelay_{name}")).unwrap_or_default();
+    assert!(count("committed_transactions_total") > 0.0 && count("transaction_commit_seconds_count") > 0.0);
+    eventually(
+        "all that is acked is committed",
+        ARRIVAL,
+        || count("committed_events_total"),
+        |committed| *committed == count("acked_events_total"),
+    );
     assert_eq!(second.terminate(EXIT), Some(0), "{}", second.log());
 }
 

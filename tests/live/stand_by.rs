@@ -65,6 +65,7 @@ fn a_stand_by_says_so_costs_little_and_takes_over_within_two_seconds_of_a_clean_
     let report: serde_json::Value =
         serde_json::from_str(&world.command("status").flag("--json").succeed()).expect("a report");
     assert_eq!(report["pid"].as_i64(), Some(walsender));
+    assert_eq!(report["guarantee"], "at-least-once");
     assert_eq!(report["stand_by_pids"].as_array().map(Vec::len), Some(1), "{report}");
 
     let (cpu, connections) = (other.relay.process.cpu_ms().unwrap(), other.postgres.accepted());

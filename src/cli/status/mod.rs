@@ -95,6 +95,7 @@ async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut L
         client: column(&row, "client")?,
         table_reader_pid,
         stand_by_pids: column(&row, "stand_by_pids")?,
+        guarantee: column(&row, "guarantee")?,
         confirmed_lsn: column(&row, "confirmed_lsn")?,
         restart_lsn: column(&row, "restart_lsn")?,
         current_lsn: column(&row, "current_lsn")?,

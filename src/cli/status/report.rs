@@ -49,6 +49,8 @@ pub struct Report {
     pub table_reader_pid: Option<i32>,
     /// Sessions of relays that stand by, as far as the role may see them.
     pub stand_by_pids: Vec<i32>,
+    /// `at-least-once` or `exactly-once`, as the relay at work is configured, where the role may see its session.
+    pub guarantee: Option<String>,
     /// Up to where the relay confirmed.
     pub confirmed_lsn: Option<String>,
     /// From where WAL is kept: the start of the oldest transaction that is not confirmed.
@@ -236,6 +238,7 @@ impl Report {
             ("health", health),
             ("database", or_dash(self.database.as_deref())),
             ("relay", relay),
+            ("guarantee", or_dash(self.guarantee.as_deref())),
             ("stand-by", stand_by),
             ("last heard", heard),
             ("confirmed", or_dash(self.confirmed_lsn.as_deref())),
@@ -288,6 +291,7 @@ mod tests {
             client: Some("10.0.0.1".into()),
             table_reader_pid: None,
             stand_by_pids: vec![],
+            guarantee: Some("exactly-once".into()),
             confirmed_lsn: Some("0/2000000".into()),
             restart_lsn: Some("0/1000000".into()),
             current_lsn: Some("0/2100000".into()),
@@ -373,6 +377,7 @@ mod tests {
     health      healthy
     database    shop
     relay       backend pid 7, walrelay from 10.0.0.1
+    guarantee   exactly-once
     stand-by    none
     last heard  1.5 s ago
     confirmed   0/2000000
