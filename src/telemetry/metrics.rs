@@ -105,7 +105,7 @@ pub struct Instruments {
     /// Events in those that were committed.
     pub committed_events: Counter,
     /// Seconds from the request to commit one to the answer.
-    pub transaction_commit_seconds: Histogram,
+    pub commit_seconds: Histogram,
     /// Looks at the catalog while running.
     pub catalog_checks: Counter,
     /// 1 while another relay is at work and this one waits to take over.
@@ -190,7 +190,7 @@ impl Instruments {
             committed_transactions: Counter::default(),
             given_up_transactions: Counter::default(),
             committed_events: Counter::default(),
-            transaction_commit_seconds: Histogram::new(COMMIT_TO_ACK_SECONDS),
+            commit_seconds: Histogram::new(COMMIT_TO_ACK_SECONDS),
             catalog_checks: Counter::default(),
             standing_by: Gauge::default(),
             reads_table: Gauge::default(),
@@ -216,7 +216,7 @@ impl Instruments {
     pub fn transaction(&self, events: u64, took: Duration) {
         self.committed_transactions.inc();
         self.committed_events.inc_by(events);
-        self.transaction_commit_seconds.observe(took.as_secs_f64());
+        self.commit_seconds.observe(took.as_secs_f64());
     }
 
     /// One more attempt that failed and will be repeated after a pause.
@@ -385,13 +385,8 @@ fn registry(of: &Arc<Instruments>) -> Registry {
         "How long the oldest transaction on the server has been open",
         of.oldest_transaction_seconds.clone(),
     );
-    all.register(
-        names::OLDEST_TRANSACTION_PID,
-        "Process id of that transaction, 0 for none",
-        of.oldest_transaction_pid.clone(),
-    );
-    let commit_seconds = of.transaction_commit_seconds.clone();
-    all.register(names::TRANSACTION_COMMIT_SECONDS, "Time a commit in Kafka takes", commit_seconds);
+    all.register(names::OLDEST_TRANSACTION_PID, "Its process id, 0 for none", of.oldest_transaction_pid.clone());
+    all.register(names::TRANSACTION_COMMIT_SECONDS, "Time a commit in Kafka takes", of.commit_seconds.clone());
     all.register(
         names::COMMIT_TO_ACK_SECONDS,
         "Time from the commit in Postgres to the broker's acknowledgement",
