@@ -36,7 +36,9 @@ fn dead_letters(world: &World) -> String {
 }
 
 fn run(world: &World, on_error: &str) -> RelayCommand {
-    let file = format!("[delivery]\ndead_letter_topic = {:?}\n", dead_letters(world));
+    // Small enough for the topic, or batches of good events would be refused for their size.
+    let batches = "[kafka.properties]\n\"batch.size\" = \"16000\"\n";
+    let file = format!("[delivery]\ndead_letter_topic = {:?}\n{batches}", dead_letters(world));
     world.run().option("--on-error", on_error).config_file(&file)
 }
 
