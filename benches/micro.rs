@@ -1,6 +1,13 @@
 //! The steps of one event that need no server: decoding and assembling, routing, the ledger. In nanoseconds, by
 //! `cargo bench --bench micro`; `tests/allocations.rs` watches what does not depend on the machine.
 
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "what cannot be set up cannot be measured, and ends the run"
+)]
+
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};

@@ -69,7 +69,9 @@ impl Counter {
 
 impl Drop for Counter {
     fn drop(&mut self) {
-        self.consumer.take().map(close);
+        if let Some(consumer) = self.consumer.take() {
+            close(consumer);
+        }
     }
 }
 

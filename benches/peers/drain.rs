@@ -125,7 +125,7 @@ pub(crate) fn drained(
     let seat = lab.seat(slot);
     let run = match who {
         Contestant::Recvlogical(way) => to_nowhere(lab, &seat, way, backlog, run),
-        _ => to_kafka(lab, &seat, who, backlog, (settings, options), run),
+        Contestant::Walrelay(_) | Contestant::Peer(_) => to_kafka(lab, &seat, who, backlog, (settings, options), run),
     };
     lab.clear(&seat);
     run

@@ -60,7 +60,7 @@ fn measured(lab: &Lab, who: Contestant, rate: u64, seconds: u64, run: Run) -> Ru
     let seat = lab.seat(None);
     let run = match who {
         Contestant::Recvlogical(way) => to_a_pipe(lab, &seat, way, rate, seconds, run),
-        _ => to_kafka(lab, &seat, who, rate, seconds, run),
+        Contestant::Walrelay(_) | Contestant::Peer(_) => to_kafka(lab, &seat, who, rate, seconds, run),
     };
     lab.clear(&seat);
     run
@@ -182,6 +182,7 @@ fn to_a_pipe(lab: &Lab, seat: &Seat, way: Way, rate: u64, seconds: u64, run: Run
         arrived
     });
     if until(ARRIVAL, || lab.walsender(seat)).is_none() {
+        child.kill().and_then(|()| child.wait()).expect("end pg_recvlogical");
         return run.faulty("it never came");
     }
     let load = Steady::begin(lab, rate, WARM_UP_S + seconds);

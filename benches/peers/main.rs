@@ -9,6 +9,14 @@
 //!
 //! Each bench leaves `target/bench/NAME.json`; the page with tables and plots is made of all of them.
 
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a bench that cannot go on has failed, and it prints what it finds"
+)]
+
 #[path = "../../tests/support/mod.rs"]
 #[expect(dead_code, unused_imports, reason = "the lab of the tests: not all of it is needed here")]
 mod support;

@@ -1,4 +1,4 @@
-//! The page: what was measured, in words, tables and plots. Words come from `page.md`, figures from the results.
+//! The page: what was measured, in words, tables and plots. Words come from `page.template`, figures from the results.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::plot::{self, Series};
 use crate::results::Results;
 use crate::table;
 
-const WORDS: &str = include_str!("page.md");
+const WORDS: &str = include_str!("page.template");
 
 /// Writes `benchmarks.md` and its plots to `page`, of all results there are. A bench that never ran says so.
 pub(crate) fn write(results: &Path, page: &Path) {
