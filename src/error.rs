@@ -152,6 +152,7 @@ pub struct Error {
     topic: Option<String>,
     attempts: u32,
     max_attempts: Option<u32>,
+    record_bytes: Option<usize>,
 }
 
 /// The result of anything an operator can be told about.
@@ -160,7 +161,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with its cause; add the remedy with [`Error::remedy`] wherever a person has to act.
     pub fn new(kind: Kind, cause: impl fmt::Display) -> Self {
-        Error { kind, cause: cause.to_string(), remedy: None, topic: None, attempts: 1, max_attempts: None }
+        let (cause, remedy, topic) = (cause.to_string(), None, None);
+        Error { kind, cause, remedy, topic, attempts: 1, max_attempts: None, record_bytes: None }
     }
 
     /// What the operator can do.
@@ -208,6 +210,18 @@ impl Error {
     pub fn within(mut self, max_attempts: Option<u32>) -> Self {
         self.max_attempts = max_attempts;
         self
+    }
+
+    /// The record was refused for its size, this, or what it was sent with for theirs.
+    #[must_use]
+    pub fn of_bytes(mut self, record_bytes: usize) -> Self {
+        self.record_bytes = Some(record_bytes);
+        self
+    }
+
+    /// See [`Error::of_bytes`].
+    pub fn record_bytes(&self) -> Option<usize> {
+        self.record_bytes
     }
 
     /// See [`Error::after`].

@@ -22,6 +22,7 @@ use crate::telemetry::{Side, Telemetry};
 mod again;
 mod at_table;
 pub mod backoff;
+mod batches;
 mod begun;
 mod budget;
 pub mod core;
@@ -56,6 +57,7 @@ mod transaction;
 mod waiting;
 
 use self::backoff::Backoff;
+use self::batches::Batches;
 use self::begun::Begun;
 use self::core::{Core, Setup};
 use self::delivered_before::DeliveredBefore;
@@ -121,8 +123,11 @@ struct Relay {
     poison: Poison,
     /// How often something was learned of them so far.
     learned: u64,
+    /// How often it was a batch that was too large, and none of its records.
+    in_vain: u64,
     /// Topics that refuse records, and how often they did.
     refusals: Refusals,
+    batches: Batches,
     /// What is stored of what is published.
     known: Known,
     /// Rows the slot delivered of the transaction it went in the middle of, until the table was read.
@@ -174,7 +179,9 @@ impl Relay {
             polls_instead: None,
             poison: Poison::default(),
             learned: 0,
+            in_vain: 0,
             refusals: Refusals::default(),
+            batches: Batches::of(&config.kafka),
             inside: Vec::new(),
             begun: Begun::default(),
             asked: Vec::new(),
@@ -186,7 +193,8 @@ impl Relay {
 
     async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
-            let error = match self.one_session(stop).await {
+            let ended = self.one_session(stop).await;
+            let error = match ended.map_err(|error| self.unless_its_batch(error)) {
                 Ok(Ended::Stopped) => return self.leave(stop).await,
                 // The next session is of another kind.
                 Ok(next) if next != Ended::ServerShutDown => {

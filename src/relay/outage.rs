@@ -6,19 +6,47 @@ use tokio::time::Instant;
 
 use super::{Life, Relay};
 use crate::config::OnError;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::position::Position;
+use crate::relay::poison::Poison;
 use crate::telemetry::Side;
 
 impl Relay {
     /// A producer that ended because events are being found out about ended for a reason: the next one need not wait.
     pub(super) fn note_learned(&mut self) {
-        let poison = match &self.life {
+        let learned = self.newest_poison().learned();
+        if std::mem::replace(&mut self.learned, learned) < learned {
+            self.backoff.reset();
+        }
+    }
+
+    fn newest_poison(&self) -> &Poison {
+        match &self.life {
             Some(Life::Running(core)) => core.poison(),
             Some(Life::New(..)) | None => &self.poison,
+        }
+    }
+
+    /// What ended a session; another thing, where a record was called too large that may only have been in a batch that is. The
+    /// next batches are smaller then.
+    pub(super) fn unless_its_batch(&mut self, error: Error) -> Error {
+        let in_vain = self.newest_poison().in_vain();
+        let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
+        let halts = error.kind() == Kind::RecordTooLarge;
+        let record_bytes = error.record_bytes().filter(|_| halts).or_else(|| is_batch.then_some(0));
+        let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) else {
+            return error;
         };
-        if std::mem::replace(&mut self.learned, poison.learned()) < poison.learned() {
-            self.backoff.reset();
+        self.batches.apply(&mut self.config.kafka);
+        tracing::warn!(
+            slot = %self.config.source.slot, batch_bytes = bytes, cause = error.cause(),
+            "the broker refuses batches for their size; the next ones are smaller (to begin with that, set batch.size of the \
+             Kafka properties below max.message.bytes of the topic)"
+        );
+        if halts {
+            Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {}", error.cause()))
+        } else {
+            error
         }
     }
 

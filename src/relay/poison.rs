@@ -91,6 +91,9 @@ pub struct Poison {
     alone: Option<(Ticket, Like)>,
     /// By topic, what is refused by it.
     unlike: HashMap<String, Vec<Refused>>,
+    /// Whether a refusal for size is being looked into, and how often that was in vain: each record was taken alone.
+    looking: bool,
+    in_vain: u64,
     /// How often something was learned.
     learned: u64,
     /// Topics that refuse records, what they said, and until when they are not tried, if they are at all.
@@ -106,6 +109,11 @@ impl Poison {
             self.suspects.clear();
             self.condemned.clear();
         }
+    }
+
+    /// How often the size of a batch was refused, and of no record in it.
+    pub fn in_vain(&self) -> u64 {
+        self.in_vain
     }
 
     /// How often something was learned of events or topics: with each time it takes fewer producers to know all.
@@ -198,6 +206,7 @@ impl Poison {
     /// What is like the one that was in flight alone is suspect from now on.
     fn note_unlike(&mut self, ticket: Ticket, error: &Error) {
         let Some((_, like)) = self.alone.take_if(|(alone, _)| *alone == ticket) else { return };
+        self.looking = false;
         if self.unlike.len() >= TOPICS_MAX {
             self.unlike.clear();
         }
@@ -217,7 +226,9 @@ impl Poison {
         while self.in_flight.front().is_some_and(|(sent, _)| *sent < ticket)
             && let Some((_, row)) = self.in_flight.pop_front()
         {
-            self.suspects.remove(&row);
+            if self.suspects.remove(&row) && self.suspects.is_empty() {
+                self.in_vain += u64::from(std::mem::take(&mut self.looking));
+            }
             // What was acked of it is its dead letter, and when it comes again, somebody wants it tried again.
             self.condemned.remove(&row);
         }
@@ -242,6 +253,7 @@ impl Poison {
             self.condemned.insert(row.clone(), Verdict { error: error.clone(), without_value: false });
             self.note_unlike(ticket, error);
         } else {
+            self.looking |= error.kind() == Kind::RecordTooLarge;
             self.suspects.insert(row.clone());
         }
         true
@@ -311,6 +323,30 @@ mod tests {
         assert!(!suspect(&poison, row(3)) && !poison.is_alone());
         assert_eq!(poison.verdict(&row(3)).map(|verdict| verdict.error.cause()), Some("too large"));
         assert_eq!(poison.verdict(&row(2)), None);
+    }
+
+    #[test]
+    fn a_batch_of_which_each_record_is_taken_alone_was_too_large_itself() {
+        let too_large = Error::new(Kind::RecordTooLarge, "large");
+        for (bad, in_vain) in [(None, 1), (Some(1), 0)] {
+            let mut poison = Poison::default();
+            for number in 0..3 {
+                poison.sent(Ticket(number.into()), row(number), None);
+            }
+            for number in 0..3 {
+                assert!(poison.refused(Ticket(number), &too_large));
+            }
+            poison.begin();
+            for number in 0..3 {
+                let ticket = Ticket(number.into());
+                poison.sent(ticket, row(number), like(10));
+                match bad == Some(number) {
+                    true => poison.refused_alone(ticket, &too_large),
+                    false => poison.acked_below(Ticket(ticket.0 + 1)),
+                }
+            }
+            assert_eq!(poison.in_vain(), in_vain);
+        }
     }
 
     #[test]

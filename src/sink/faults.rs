@@ -205,6 +205,11 @@ pub fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
     {
         error = error.of_topic(topic);
     }
+    if fault.kind == Kind::RecordTooLarge
+        && let Some(bytes) = subject.record_bytes
+    {
+        error = error.of_bytes(bytes);
+    }
     if fault.remedy.is_empty() {
         return error;
     }

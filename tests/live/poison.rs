@@ -121,3 +121,33 @@ fn a_burst_that_is_parked_takes_a_moment_each() {
 fn a_burst_that_a_poller_parks_takes_a_moment_each() {
     is_parked("poll");
 }
+
+/// A topic that takes no batch as large as those the relay makes by itself, and every record that comes.
+fn takes_small_batches(on_error: &str) {
+    let world = world();
+    let sql = world.sql();
+    let kind = world.kind(0);
+    let file = format!("[delivery]\ndead_letter_topic = {:?}\n", dead_letters(&world));
+    // All of it is there at once, and what is there at once goes out together.
+    sql.run(&format!("select emit('{kind}', 'good-' || n % 40, 200) from generate_series(1, 6000) n"));
+    let mut relay = world.run().option("--on-error", on_error).config_file(&file).start();
+    world.assert_all_delivered();
+    assert!(relay.log().contains("the broker refuses batches for their size"), "{}", relay.log());
+    // By now it knows.
+    let finished = relay.metric("walrelay_retries_total{side=\"kafka\"}");
+    sql.run(&format!("select emit('{kind}', 'good-' || n % 40, 200) from generate_series(1, 6000) n"));
+    world.assert_all_delivered();
+    assert_eq!(relay.metric("walrelay_retries_total{side=\"kafka\"}"), finished);
+    assert_eq!(topic::count(&world.brokers, &dead_letters(&world)), 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn batches_become_smaller_until_the_topic_takes_them() {
+    takes_small_batches("stop");
+}
+
+#[test]
+fn batches_become_smaller_where_events_are_given_up() {
+    takes_small_batches("dead-letter");
+}
