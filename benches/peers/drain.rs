@@ -12,6 +12,7 @@ use crate::lab::{Lab, PARTITIONS, Seat, announce};
 use crate::load::{self, PER_TRANSACTION, Shape, TEMPLATE};
 use crate::results::Run;
 use crate::support::process::Process;
+use crate::table::number;
 
 /// Nobody takes longer, and is not to hold up the others.
 const DEADLINE: Duration = Duration::from_secs(600);
@@ -107,7 +108,7 @@ pub(crate) struct Backlog {
 
 impl Backlog {
     pub(crate) fn load(&self) -> String {
-        format!("{} rows", self.rows)
+        format!("{} rows", number(Some(self.rows as f64), 0))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::lab::{Lab, PARTITIONS, announce};
 use crate::load::{self, PER_TRANSACTION, Shape, TEMPLATE};
 use crate::results::Run;
 use crate::support::wait::until;
+use crate::table::number;
 
 const ROWS: u64 = 300_000;
 /// Killed when this many in a hundred are in the topic.
@@ -22,7 +23,7 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     load::template(&lab.sql);
     let rows = asked.rows(ROWS).min(ROWS);
     load::backlog(&lab.sql, rows, PER_TRANSACTION, Shape::default());
-    let load = format!("{rows} rows");
+    let load = format!("{} rows", number(Some(rows as f64), 0));
     for round in 1..=asked.rounds {
         for contestant in Contestant::and_guest(asked.among(&[WALRELAY, CONNECT, CONNECT_TUNED, SERVER, SERVER_TUNED]))
         {

@@ -16,7 +16,7 @@ pub(crate) fn run(asked: &Asked, found: &mut dyn FnMut(Run)) {
     let rows = asked.rows(ROWS);
     let end = load::backlog(&lab.sql, rows, rows, Shape::default());
     let backlog = Backlog { rows, end };
-    let load = format!("{rows} rows in one transaction");
+    let load = format!("{} in one transaction", backlog.load());
     let all = [RECVLOGICAL, WALRELAY, CONNECT_TUNED, SERVER_TUNED];
     // It takes minutes each, and what is asked is how much memory.
     for contestant in Contestant::and_guest(asked.among(&all)) {

@@ -13,13 +13,13 @@ const OURS: RGBColor = RGBColor(0, 114, 178);
 const REFERENCE: RGBColor = RGBColor(150, 150, 150);
 const OTHERS: RGBColor = RGBColor(213, 148, 66);
 const INK: RGBColor = RGBColor(40, 40, 40);
-/// Distinct for people who do not tell red from green, too.
-const SERIES: [RGBColor; 6] = [
-    OURS,
+const OURS_BY_SOCKET: RGBColor = RGBColor(86, 180, 233);
+/// Of the others in a plot of curves: distinct for people who do not tell red from green, too.
+const SERIES: [RGBColor; 5] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
-    RGBColor(120, 120, 120),
+    RGBColor(120, 94, 240),
     RGBColor(230, 159, 0),
 ];
 
@@ -33,6 +33,15 @@ fn color(name: &str) -> RGBColor {
         name if name.starts_with("walrelay") => OURS,
         name if name.starts_with("pg_recvlogical") => REFERENCE,
         _ => OTHERS,
+    }
+}
+
+fn of_series(at: usize, name: &str) -> RGBColor {
+    match name {
+        "walrelay" => OURS,
+        "walrelay-socket" => OURS_BY_SOCKET,
+        name if name.starts_with("pg_recvlogical") => REFERENCE,
+        _ => SERIES[at % SERIES.len()],
     }
 }
 
@@ -87,9 +96,16 @@ pub(crate) fn curves(file: &Path, title: &str, (x, y): (&str, &str), series: &[S
     macro_rules! drawn {
         ($ys:expr) => {{
             let mut chart = chart.build_cartesian_2d(xs.log_scale(), $ys)?;
-            chart.configure_mesh().x_desc(x).y_desc(y).x_label_formatter(&short).y_label_formatter(&short).draw()?;
+            chart
+                .configure_mesh()
+                .max_light_lines(0)
+                .x_desc(x)
+                .y_desc(y)
+                .x_label_formatter(&short)
+                .y_label_formatter(&short)
+                .draw()?;
             for (at, (name, points)) in series.iter().enumerate() {
-                let color = SERIES[at % SERIES.len()];
+                let color = of_series(at, name);
                 chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, color.filled())))?;
                 chart
                     .draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?
