@@ -90,7 +90,7 @@ pub(crate) fn curves(file: &Path, title: &str, (x, y): (&str, &str), series: &[S
     let ((x_low, x_high), (y_low, y_high)) = (over(|point| point.0), over(|point| point.1));
     let apart = y_high / y_low.max(f64::MIN_POSITIVE) > 20.0;
     let mut chart = ChartBuilder::on(&area);
-    chart.caption(title, ("sans-serif", 17)).margin(12).x_label_area_size(42).y_label_area_size(70);
+    chart.caption(title, ("sans-serif", 17)).margin(12).margin_right(36).x_label_area_size(42).y_label_area_size(70);
     let xs: Range<f64> = x_low..x_high * 1.05;
     // The two are of different types, and nothing else differs.
     macro_rules! drawn {
@@ -99,6 +99,7 @@ pub(crate) fn curves(file: &Path, title: &str, (x, y): (&str, &str), series: &[S
             chart
                 .configure_mesh()
                 .max_light_lines(0)
+                .y_labels(6)
                 .x_desc(x)
                 .y_desc(y)
                 .x_label_formatter(&short)
@@ -112,7 +113,12 @@ pub(crate) fn curves(file: &Path, title: &str, (x, y): (&str, &str), series: &[S
                     .label(name.clone())
                     .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
             }
-            chart.configure_series_labels().background_style(WHITE.mix(0.85)).border_style(INK.mix(0.3)).draw()?;
+            chart
+                .configure_series_labels()
+                .position(SeriesLabelPosition::UpperLeft)
+                .background_style(WHITE.mix(0.85))
+                .border_style(INK.mix(0.3))
+                .draw()?;
         }};
     }
     if apart {
