@@ -79,7 +79,7 @@ fn route(criterion: &mut Criterion) {
 }
 
 fn ledger(criterion: &mut Criterion) {
-    let limits = Limits { events: 1_000, bytes: 1 << 20 };
+    let limits = Limits { events: 1_000, bytes: 1 << 20, each: 0 };
     let mut group = criterion.benchmark_group("ledger");
     group.throughput(Throughput::Elements(EVENTS));
     group.bench_function("enqueued to acked", |bencher| {

@@ -76,7 +76,7 @@ fn an_event_costs_as_many_allocations_as_it_did() {
     let setup = Setup {
         slot: "counted".parse().unwrap(),
         outboxes: vec![OutboxConfig::default()],
-        limits: Limits { events: kafka.max_in_flight_events, bytes: kafka.max_in_flight_bytes },
+        limits: Limits { events: kafka.max_in_flight_events, bytes: kafka.max_in_flight_bytes, each: 0 },
         delivery: DeliveryConfig::default(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

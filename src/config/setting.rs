@@ -220,8 +220,7 @@ pub const MAX_IN_FLIGHT_BYTES: Setting = Setting {
     form: Form::Bytes(64 * KIB, 64 * GIB),
 };
 
-/// Events in flight. 100 000: librdkafka's own bound on its queue. It bounds the bookkeeping of tiny events, which the
-/// bound on payload bytes would not see.
+/// Events in flight. 100 000: librdkafka's own bound on its queue, which comes first only where more bytes are allowed.
 pub const MAX_IN_FLIGHT_EVENTS: Setting = Setting {
     key: "kafka.max_in_flight_events",
     flag: None,

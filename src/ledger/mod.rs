@@ -20,8 +20,10 @@ pub mod trail;
 pub struct Limits {
     /// Events.
     pub events: usize,
-    /// Bytes of key, value and headers.
+    /// Bytes of key, value and headers, and of what each event costs beside them.
     pub bytes: usize,
+    /// Bytes each event costs beside those, in whatever holds it until its ack.
+    pub each: usize,
 }
 
 /// What the ledger was told does not fit what it knows. Always a bug or a server that changed under our feet; the
@@ -132,7 +134,7 @@ impl Ledger {
 
     /// Whether another event may be taken in. One event may overshoot the byte limit, so that a large one passes.
     pub fn has_room(&self) -> bool {
-        self.entries.len() < self.limits.events && self.in_flight_bytes < self.limits.bytes
+        self.entries.len() < self.limits.events && self.in_flight_bytes() < self.limits.bytes
     }
 
     /// A transaction begins; everything before it was told.
@@ -262,9 +264,9 @@ impl Ledger {
         self.entries.len()
     }
 
-    /// Bytes in flight that are not acked.
+    /// Bytes in flight that are not acked, and what their events cost beside them.
     pub fn in_flight_bytes(&self) -> usize {
-        self.in_flight_bytes
+        self.in_flight_bytes.saturating_add(self.entries.len().saturating_mul(self.limits.each))
     }
 
     /// Commit time of the oldest transaction with an event that is not acked, microseconds since the Unix epoch.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const ROOMY: Limits = Limits { events: 1_000, bytes: 1 << 20 };
+const ROOMY: Limits = Limits { events: 1_000, bytes: 1 << 20, each: 0 };
 
 fn lsn(value: u64) -> Lsn {
     Lsn::new(value)
@@ -169,7 +169,7 @@ fn what_does_not_fit_is_an_error() {
 
 #[test]
 fn room_is_bounded_in_events_and_in_bytes() {
-    let mut ledger = Ledger::new(Position::default(), Limits { events: 2, bytes: 100 });
+    let mut ledger = Ledger::new(Position::default(), Limits { events: 2, bytes: 100, each: 0 });
     ledger.begin(lsn(1)).unwrap();
     ledger.enqueued(10, 0).unwrap();
     assert!(ledger.has_room());
@@ -180,6 +180,20 @@ fn room_is_bounded_in_events_and_in_bytes() {
     ledger.enqueued(200, 0).unwrap();
     ledger.acked(Ticket(1)).unwrap();
     assert!(!ledger.has_room());
+}
+
+#[test]
+fn small_events_count_what_they_cost_beside_their_bytes() {
+    let mut ledger = Ledger::new(Position::default(), Limits { events: 1_000, bytes: 1_000, each: 300 });
+    ledger.begin(lsn(1)).unwrap();
+    for _ in 0..3 {
+        assert!(ledger.has_room());
+        ledger.enqueued(50, 0).unwrap();
+    }
+    assert!(!ledger.has_room());
+    assert_eq!(ledger.in_flight_bytes(), 3 * 350);
+    ledger.acked(Ticket(0)).unwrap();
+    assert!(ledger.has_room());
 }
 
 /// What may happen to the model: a transaction of so many events, a keepalive, an ack of any event in flight.

@@ -131,7 +131,7 @@ mod tests {
         let setup = Setup {
             slot: "orders".parse().unwrap(),
             outboxes: vec![outbox()],
-            limits: Limits { events: 10, bytes: 10_000 },
+            limits: Limits { events: 10, bytes: 10_000, each: 0 },
             delivery: DeliveryConfig::default(),
         };
         let mut core =

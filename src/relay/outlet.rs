@@ -28,7 +28,7 @@ use crate::relay::outlet::parking::Parking;
 use crate::relay::outlet::settling::{Kept, Outcome, Settles};
 use crate::relay::poison::{Like, Poison, Verdict};
 use crate::route::{OwnedRecord, Record, Router};
-use crate::sink::{Delivery, EnqueueError, Sink, Ticket};
+use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink, Ticket};
 pub use crate::upkeep::RowId;
 
 /// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
@@ -99,7 +99,8 @@ pub struct Setup {
 impl Setup {
     /// What is configured.
     pub fn of(config: &Config) -> Setup {
-        let limits = Limits { events: config.kafka.max_in_flight_events, bytes: config.kafka.max_in_flight_bytes };
+        let (events, bytes) = (config.kafka.max_in_flight_events, config.kafka.max_in_flight_bytes);
+        let limits = Limits { events, bytes, each: RECORD_COST_BYTES };
         let (slot, delivery) = (config.source.slot.clone(), config.delivery.clone());
         Setup { slot, outboxes: config.outboxes.clone(), limits, delivery }
     }

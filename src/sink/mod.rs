@@ -53,6 +53,10 @@ use crate::route::Record;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
+/// What a record with two headers costs in memory beside its own bytes until it is acked: librdkafka's message and list of
+/// headers with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured.
+pub const RECORD_COST_BYTES: usize = 512;
+
 /// What became of one record.
 #[derive(Debug)]
 pub enum Delivery {

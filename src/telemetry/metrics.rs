@@ -84,11 +84,11 @@ pub struct Instruments {
     pub waiting_events: Gauge,
     /// Events that were in their topics already when they came again.
     pub delivered_before_events: Counter,
-    /// Bytes of key and value in those that were acknowledged.
+    /// Bytes of key, value and headers in those that were acknowledged.
     pub acked_bytes: Counter,
     /// Events enqueued and not acked.
     pub in_flight_events: Gauge,
-    /// Bytes of key and value in those.
+    /// Bytes in those, as `kafka.max_in_flight_bytes` counts them.
     pub in_flight_bytes: Gauge,
     /// Times the producer's queue or our own budget was full and reading stopped.
     pub queue_full: Counter,
@@ -366,7 +366,7 @@ fn registry(of: &Arc<Instruments>) -> Registry {
         "Events that came again and were in their topics already",
         &of.delivered_before_events,
     );
-    counter(names::ACKED_BYTES, "Bytes of key and value the broker acknowledged", &of.acked_bytes);
+    counter(names::ACKED_BYTES, "Bytes of key, value and headers the broker acknowledged", &of.acked_bytes);
     counter(names::QUEUE_FULL, "Times reading stopped because too much was in flight", &of.queue_full);
     counter(names::KEEPALIVES, "Keepalives from Postgres", &of.keepalives);
     counter(names::STATUS_UPDATES, "Status updates sent to Postgres", &of.status_updates);
@@ -376,7 +376,11 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::COMMITTED_EVENTS, "Events in committed Kafka transactions", &of.committed_events);
     counter(names::CATALOG_CHECKS, "Checks of publication, table and slot while running", &of.catalog_checks);
     all.register(names::IN_FLIGHT_EVENTS, "Records enqueued and not acknowledged", of.in_flight_events.clone());
-    all.register(names::IN_FLIGHT_BYTES, "Bytes of key and value in those", of.in_flight_bytes.clone());
+    all.register(
+        names::IN_FLIGHT_BYTES,
+        "Bytes in those, as kafka.max_in_flight_bytes counts them",
+        of.in_flight_bytes.clone(),
+    );
     all.register(names::WAITING_EVENTS, "Events in the table of parked events", of.waiting_events.clone());
     all.register(names::STANDING_BY, "1 while another relay is at work", of.standing_by.clone());
     all.register(names::READS_TABLE, "1 while rows are read from the table", of.reads_table.clone());

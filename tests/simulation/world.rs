@@ -328,7 +328,7 @@ fn setup() -> Setup {
     Setup {
         slot: "simulated".parse().unwrap(),
         outboxes: vec![OutboxConfig::default(), messages],
-        limits: Limits { events: 6, bytes: 1 << 20 },
+        limits: Limits { events: 6, bytes: 1 << 20, each: 0 },
         delivery: DeliveryConfig::default(),
     }
 }
