@@ -53,10 +53,15 @@ const EXPECTED: &[(&[RDKafkaErrorCode], Disposition, u8)] = &[
     (&[SSL], Disposition::Halt, 31),
     (&[UnknownTopicOrPartition, UnknownTopic, UnknownTopicId], Disposition::RetryThenGiveUp, 31),
     (&[UnknownPartition], Disposition::GiveUp, 21),
-    (&[InvalidTopic, InvalidArgument], Disposition::Halt, 31),
+    (
+        &[PolicyViolation, ThrottlingQuotaExceeded, InvalidReplicationFactor, InvalidPartitions],
+        Disposition::RetryThenGiveUp,
+        31,
+    ),
+    (&[InvalidTopic], Disposition::GiveUp, 21),
+    (&[InvalidArgument], Disposition::Halt, 31),
     (
         &[
-            PolicyViolation,
             UnsupportedFeature,
             UnsupportedVersion,
             UnsupportedForMessageFormat,
@@ -64,8 +69,6 @@ const EXPECTED: &[(&[RDKafkaErrorCode], Disposition, u8)] = &[
             BadCompression,
             InvalidRequiredAcks,
             InvalidConfig,
-            InvalidReplicationFactor,
-            InvalidPartitions,
             NotImplemented,
         ],
         Disposition::Halt,
