@@ -217,7 +217,11 @@ mod tests {
             ),
         ] {
             let error = refused(lines);
-            assert_eq!((error.kind(), error.cause(), error.what_to_do()), (Kind::Config, cause, Some(remedy)), "{lines}");
+            assert_eq!(
+                (error.kind(), error.cause(), error.what_to_do()),
+                (Kind::Config, cause, Some(remedy)),
+                "{lines}"
+            );
         }
     }
 
@@ -227,10 +231,7 @@ mod tests {
             ("[route.headers]\nWalRelay-replay = 'x'", "w.toml:5: route.headers has \"WalRelay-replay\""),
             ("route.id_header = 'walrelay-row-id'", "w.toml:4: route.id_header has \"walrelay-row-id\""),
             ("route.position_header = 'walrelay-settled'", "w.toml:4: route.position_header has \"walrelay-settled\""),
-            (
-                "[[outbox]]\ntable = 'a'\nroute.headers.walrelay-x = '1'",
-                "w.toml:6: route.headers has \"walrelay-x\"",
-            ),
+            ("[[outbox]]\ntable = 'a'\nroute.headers.walrelay-x = '1'", "w.toml:6: route.headers has \"walrelay-x\""),
         ] {
             let error = refused(lines);
             assert!(error.cause().starts_with(cause) && error.what_to_do().is_some(), "{lines}: {error}");
