@@ -105,7 +105,7 @@ impl Settings {
         ConnInfo::parse(given.map(|given| given.text.expose()), &|name| self.variable(name)).map_err(|error| {
             let cause = given.map(|given| format!("{}: {}", given.origin, error.cause()));
             let again = Error::new(Kind::Config, cause.unwrap_or_else(|| error.cause().to_owned()));
-            again.remedy(error.what_to_do().unwrap_or("write it as postgres://USER@HOST:PORT/DATABASE"))
+            again.remedy(error.own_remedy().unwrap_or("write it as postgres://USER@HOST:PORT/DATABASE"))
         })
     }
 

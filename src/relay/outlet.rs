@@ -25,7 +25,6 @@ use crate::position::Position;
 use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
 use crate::relay::outlet::apart::{Alone, InFlightAlone};
 use crate::relay::outlet::giving_up::{GivingUp, Sends};
-use crate::relay::outlet::left_out::LeftOut;
 use crate::relay::outlet::parking::Parking;
 use crate::relay::outlet::settling::{Kept, Outcome, Settles};
 use crate::relay::poison::{Like, Poison, Verdict};
@@ -128,7 +127,6 @@ pub struct Outlet<S> {
     /// The transaction that events are of, by the lower half of its id; none for rows that are read from the table.
     xid: Option<u32>,
     giving_up: GivingUp,
-    left_out: LeftOut,
     parking: Parking,
     /// Of events on their way to the table of those that wait.
     parked_bytes: usize,
@@ -157,7 +155,6 @@ impl<S: Sink> Outlet<S> {
             settling: Vec::new(),
             xid: None,
             giving_up: GivingUp::new(&setup.delivery),
-            left_out: LeftOut::default(),
             parking: Parking::default(),
             parked_bytes: 0,
             before: None,
@@ -213,7 +210,7 @@ impl<S: Sink> Outlet<S> {
             }
         };
         if let Some(header) = routed.left_out() {
-            self.left_out.tell(event, header, &settles.name, &self.slot);
+            left_out::tell(event, header, &settles.name, &self.slot);
         }
         if let (Some(verdict), Some(id)) = (verdict, &id) {
             let record = routed.with_record(OwnedRecord::of);

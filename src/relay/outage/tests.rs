@@ -396,6 +396,10 @@ async fn every_kind_of_error_ends_the_relay_with_its_code_and_remedy_or_is_tried
         let code =
             ended.as_ref().map(|ended| (ended.kind().exit_code(), ended.what_to_do().unwrap_or_default().to_owned()));
         seen.push((kind, tries, code.as_ref().map(|(code, _)| *code)));
+        // Findings of commands are no faults, and no relay comes to them.
+        let is_finding = matches!(kind, Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched);
+        assert_eq!(kind.remedy().is_none(), is_finding, "{kind:?} leaves a person alone");
+        assert!(is_finding || !kind.halts() || Error::new(kind, "bare").what_to_do().is_some(), "{kind:?}");
         assert!(code.is_none_or(|(_, remedy)| remedy == "mend it"), "{kind:?}");
     }
     let expected = [
