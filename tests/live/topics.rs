@@ -5,6 +5,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::support::relay::{Relay, RelayCommand, last_words};
+use crate::support::servers::kafka::Listener;
+use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic;
 use crate::support::wait::eventually;
@@ -22,7 +24,7 @@ fn dead(world: &World) -> String {
 fn run(world: &World, on_error: &str, lines: &str) -> RelayCommand {
     let file = format!(
         "[route]\ntopic = \"{{aggregatetype|match('(t.*)', 'outbox.event.$1')}}\"\n{lines}
-         [delivery]\ndead_letter_topic = {:?}\nretry_base = \"200ms\"\nretry_cap = \"1s\"\nretry_jitter_percent = 0
+         [delivery]\ndead_letter_topic = {:?}\nretry_attempts = 2\nretry_base = \"200ms\"\nretry_cap = \"1s\"\nretry_jitter_percent = 0
          [kafka.properties]\n\"allow.auto.create.topics\" = \"false\"\n\"topic.metadata.propagation.max.ms\" = \"1000\"\n",
         dead(world)
     );
@@ -171,6 +173,58 @@ fn waits_for_the_topic_of_dead_letters(guarantee: &str, mode: &str) {
     // What was sent behind a letter that was refused came once more, and not with each try.
     assert!(world.records(1).len() <= 40, "{} records", world.records(1).len());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+/// A Kafka whose users have to say who they are, and may do what nobody else was given the right to.
+fn guarded() -> Kafka {
+    let login = "org.apache.kafka.common.security.plain.PlainLoginModule required user_relay=\"relay\";";
+    let settings = vec![("sasl.enabled.mechanisms", "PLAIN".to_owned()), ("plain.sasl.jaas.config", login.to_owned())];
+    Kafka::guarded(&[Listener { name: "NAMED", protocol: "SASL_PLAINTEXT", settings }])
+}
+
+/// A relay as the user `relay`.
+fn named(run: RelayCommand, kafka: &Kafka, guarantee: &str) -> Relay {
+    let user = [
+        ("SECURITY_PROTOCOL", "SASL_PLAINTEXT"),
+        ("SASL_MECHANISM", "PLAIN"),
+        ("SASL_USERNAME", "relay"),
+        ("SASL_PASSWORD", "relay"),
+    ];
+    let run = run.option("--brokers", &kafka.brokers_of("NAMED")).option("--guarantee", guarantee);
+    let set = |run: RelayCommand, (name, value)| run.variable(&format!("WALRELAY_KAFKA_PROPERTY_{name}"), value);
+    let mut relay = user.into_iter().fold(run, set).start();
+    relay.wait_ready();
+    relay
+}
+
+#[test]
+fn what_may_not_be_written_to_is_named_and_healed_by_a_grant_with_either_guarantee() {
+    let kafka = guarded();
+    for guarantee in ["at-least-once", "exactly-once"] {
+        let world = World::on(Postgres::shared(), kafka.brokers());
+        for topic in [world.topic(0), world.topic(1), dead(&world)] {
+            topic::create(&world.brokers, &topic, 1, &[]);
+        }
+        for denied in [world.topic(1), dead(&world)] {
+            kafka.allow_writing("somebody", &denied);
+        }
+        let mut relay = named(run(&world, "dead-letter", ""), &kafka, guarantee);
+        let sql = world.sql();
+        world.emit(&sql, "before");
+        let id = row(&sql, Some(world.kind(1)), "denied", "{}");
+        world.emit(&sql, "behind");
+        let refused = || told(&relay, "the topic of dead letters refuses one");
+        let lines = eventually("there is no right to write letters", ARRIVAL, refused, |lines| lines.len() >= 2);
+        let (error, fix) = (lines[0]["error"].as_str().unwrap(), lines[0]["fix"].as_str().unwrap());
+        assert!(error.contains("may not use the topic") && fix.contains(&dead(&world)), "{guarantee}: {error}, {fix}");
+        assert_eq!(told(&relay, "a topic refuses records").len(), 3, "{guarantee}: as often as is configured");
+        kafka.allow_writing("relay", &dead(&world));
+        eventually("the letter is there", ARRIVAL, || letters(&world), |letters| !letters.is_empty());
+        assert_eq!(letters(&world), [(id, "refused".to_owned())], "{guarantee}");
+        world.assert_all_good_delivered();
+        world.wait_confirmed(ARRIVAL);
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    }
 }
 
 #[test]
