@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::settling::{Failed, Outcome};
 use super::{About, Outlet, Pending, contradiction, no_such_outbox};
 use crate::config::{DeliveryConfig, OnError};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
 use crate::relay::poison::{Poison, Verdict};
 use crate::route::dead_letter::Reason;
@@ -149,9 +149,11 @@ impl GivingUp {
 
     fn dead_letter_refused(&self, error: &Error) -> Error {
         let topic = &self.delivery.dead_letter_topic;
-        if error.kind() == Kind::TopicRefused {
+        match error.kind().disposition() {
+            Disposition::GiveUp => {}
             // It takes none at all, and somebody can heal that.
-            return error.clone().of_topic(topic);
+            Disposition::RetryThenGiveUp => return error.clone().of_topic(topic),
+            Disposition::Retry | Disposition::Halt => return error.clone(),
         }
         Error::new(error.kind(), format!("a dead letter was refused: {}", error.cause())).remedy(format!(
             "give topic {topic} a larger max.message.bytes and no compaction, name another one in delivery.dead_letter_topic, or \
@@ -212,7 +214,10 @@ impl<S: Sink> Outlet<S> {
             let about = About { place, committed_at_us, kept, id: Some(id), max_attempts, sends };
             let refused =
                 self.offer(Pending { record, about, row, alone: None, unread: None, ticket: event.ticket })?;
-            let Some((pending, _)) = refused else { return Ok(()) };
+            let Some((pending, error)) = refused else { return Ok(()) };
+            if error.kind().disposition() != Disposition::GiveUp {
+                return Err(self.giving_up.dead_letter_refused(&error));
+            }
             // What is too large for the producer is so in any topic.
             let record = pending.record.without_value();
             return match self.offer(Pending { record, ..pending })? {
