@@ -53,10 +53,15 @@ const EXPECTED: &[(&[RDKafkaErrorCode], Disposition, u8)] = &[
     (&[SSL], Disposition::Halt, 31),
     (&[UnknownTopicOrPartition, UnknownTopic, UnknownTopicId], Disposition::RetryThenGiveUp, 31),
     (&[UnknownPartition], Disposition::GiveUp, 21),
-    (&[InvalidTopic, InvalidArgument], Disposition::Halt, 31),
+    (
+        &[PolicyViolation, ThrottlingQuotaExceeded, InvalidReplicationFactor, InvalidPartitions],
+        Disposition::RetryThenGiveUp,
+        31,
+    ),
+    (&[InvalidTopic], Disposition::GiveUp, 21),
+    (&[InvalidArgument], Disposition::Halt, 31),
     (
         &[
-            PolicyViolation,
             UnsupportedFeature,
             UnsupportedVersion,
             UnsupportedForMessageFormat,
@@ -64,8 +69,6 @@ const EXPECTED: &[(&[RDKafkaErrorCode], Disposition, u8)] = &[
             BadCompression,
             InvalidRequiredAcks,
             InvalidConfig,
-            InvalidReplicationFactor,
-            InvalidPartitions,
             NotImplemented,
         ],
         Disposition::Halt,
@@ -185,8 +188,12 @@ async fn driven(on_error: &str, (code, at): (RDKafkaErrorCode, At), row: &[Value
         relay.poison = core.take_poison();
         match relay.failed(&error) {
             Err(error) => return (Came::Ended(error), waits),
-            Ok(None) => relay.give_topic_up(&error),
-            Ok(Some(wait)) => waits.push(wait),
+            Ok(wait) => {
+                relay.learn_of_topic(&error, wait);
+                waits.extend(wait);
+                // Longer than any wait: what is counted is tries, and a session may take long to open.
+                tokio::time::advance(Duration::from_secs(3_600)).await;
+            }
         }
     }
     (Came::TriesOn, waits)
@@ -310,6 +317,10 @@ async fn every_kind_of_error_ends_the_relay_with_its_code_and_remedy_or_is_tried
         let code =
             ended.as_ref().map(|ended| (ended.kind().exit_code(), ended.what_to_do().unwrap_or_default().to_owned()));
         seen.push((kind, tries, code.as_ref().map(|(code, _)| *code)));
+        // Findings of commands are no faults, and no relay comes to them.
+        let is_finding = matches!(kind, Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched);
+        assert_eq!(kind.remedy().is_none(), is_finding, "{kind:?} leaves a person alone");
+        assert!(is_finding || !kind.halts() || Error::new(kind, "bare").what_to_do().is_some(), "{kind:?}");
         assert!(code.is_none_or(|(_, remedy)| remedy == "mend it"), "{kind:?}");
     }
     let expected = [
@@ -367,3 +378,5 @@ async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
         assert_eq!((tried, ended.kind()), (retries, Kind::TopicRefused), "{max}");
     }
 }
+
+mod letters;
