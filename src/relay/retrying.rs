@@ -209,7 +209,7 @@ async fn aggregate(
         tried.accepting.sort_unstable();
         tried.accepting.dedup();
         let released =
-            |held: &Held| Waiting { row: held.event.row.clone(), key: held.event.key.clone(), refused_by: None };
+            |held: &Held| Waiting { row: held.event.row.clone(), place: held.event.place, key: held.event.key.clone(), refused_by: None };
         tried.released.extend(done.iter().map(released));
         match (failure, held.get(acked)) {
             (Some(error), Some(failed)) if acked == 0 && alone => {

@@ -34,6 +34,8 @@ pub(super) struct Settles {
     pub(super) columns: Vec<String>,
     /// Whether rows are marked or deleted once they were acked.
     pub(super) acked: bool,
+    /// Whether rows say for themselves that they are pending.
+    pub(super) pending: bool,
     /// What is done to rows whose events are given up.
     pub(super) failed: Failed,
     /// Whether rows are marked whose events were tried and wait.
@@ -64,6 +66,7 @@ impl Settles {
             name: outbox.source.to_string(),
             columns: outbox.columns.clone(),
             acked: outbox.upkeep.writes(),
+            pending: outbox.upkeep.pending.is_some(),
             failed,
             waiting: outbox.upkeep.mark_waiting.is_some(),
             max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.place(column)),
