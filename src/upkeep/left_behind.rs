@@ -57,7 +57,8 @@ pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
 /// # Errors
 /// As there.
 pub async fn still_none_left_behind(config: &Config) -> Result<()> {
-    let session = SqlSession::connect(&config.source.database, &format!("walrelay/{}/parked", config.source.slot)).await?;
+    let session =
+        SqlSession::connect(&config.source.database, &format!("walrelay/{}/parked", config.source.slot)).await?;
     none_left_behind(session.client(), config).await
 }
 
@@ -108,7 +109,8 @@ fn all_configured(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> 
     let Some((first, _)) = unknown.first_key_value() else { return Ok(()) };
     let counts: Vec<_> = unknown.iter().map(|(outbox, count)| format!("{count} of outbox {outbox}")).collect();
     let counts = counts.join(", ");
-    let cause = format!("events of slot {slot} are parked whose outbox is not configured, so nobody can send them: {counts}");
+    let cause =
+        format!("events of slot {slot} are parked whose outbox is not configured, so nobody can send them: {counts}");
     let (of, was) = (quote_literal(slot.as_str())?, quote_literal(first)?);
     Err(Error::new(Kind::Config, cause).remedy(format!(
         "configure it again until nothing of it waits; or give its events up: walrelay parked drop --outbox {was}; or, where it \
@@ -174,7 +176,10 @@ mod tests {
         let error = same_keys(&[left("public.outbox", Some("{user_id}"), 7)], &slot, &outboxes).unwrap_err();
         assert_eq!(error.kind(), Kind::Config);
         let cause = error.cause();
-        assert!(cause.starts_with("7 events of outbox public.outbox") && cause.contains("\"{aggregateid}\" now"), "{cause}");
+        assert!(
+            cause.starts_with("7 events of outbox public.outbox") && cause.contains("\"{aggregateid}\" now"),
+            "{cause}"
+        );
         assert!(error.what_to_do().unwrap().contains("route.key = \"{user_id}\""), "{error}");
     }
 

@@ -338,9 +338,8 @@ pub(super) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, colum
 /// Commit LSN, index and how it came, from this column on.
 fn place(row: &Row, first: usize) -> Result<Place, Failed> {
     let lsn = get::<&str>(row, first)?.parse::<Lsn>();
-    let commit_lsn = lsn.map_err(|error| {
-        Failed::Broken(Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}")))
-    })?;
+    let commit_lsn =
+        lsn.map_err(|error| Failed::Broken(Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}"))))?;
     let index = u64::try_from(get::<i64>(row, first + 1)?).unwrap_or_default();
     let via = match get::<&str>(row, first + 2)? {
         "slot" => Via::Slot,
@@ -416,7 +415,8 @@ mod tests {
 
     #[test]
     fn every_class_is_among_those_there_are() {
-        for kind in [Kind::Event, Kind::Record, Kind::RecordTooLarge, Kind::TopicRefused, Kind::KafkaRefused, Kind::Bug] {
+        for kind in [Kind::Event, Kind::Record, Kind::RecordTooLarge, Kind::TopicRefused, Kind::KafkaRefused, Kind::Bug]
+        {
             assert_eq!(class_of(kind.class()), kind.class());
         }
     }
