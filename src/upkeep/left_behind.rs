@@ -74,6 +74,15 @@ impl Marker {
     }
 }
 
+/// Whether there is a table of parked events that this role may read.
+///
+/// # Errors
+/// Those of the connection.
+pub async fn may_look(client: &Client) -> Result<bool> {
+    let state = usable(client).await.map_err(|failed| failed.told(DOING))?;
+    Ok(!matches!(state.as_str(), "missing" | "forbidden"))
+}
+
 async fn unknown(client: &Client, slot: &SlotName) -> Error {
     let role = role(client).await;
     let cause = format!(

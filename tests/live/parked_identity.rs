@@ -215,6 +215,19 @@ fn what_waits_of_an_outbox_that_is_not_configured_is_told_of_and_can_be_dropped(
 }
 
 #[test]
+fn a_replay_of_an_event_that_waits_says_so() {
+    let world = ordered();
+    let sql = world.sql();
+    one_waits(&world, &parking(&world));
+    world.emit(&sql, "b");
+    let dry = world.command("replay").option("--brokers", &world.brokers).option("--where", "true").flag("--dry-run");
+    let text = dry.succeed();
+    assert!(text.contains("events of 1 of these rows of public.outbox are parked"), "{text}");
+    let (of, text) = ("aggregateid = 'b'", "are parked");
+    assert!(!dry.clone().option("--where", of).succeed().contains(text));
+}
+
+#[test]
 fn what_waits_under_another_key_is_told_of() {
     let world = ordered();
     one_waits(&world, &parking(&world));

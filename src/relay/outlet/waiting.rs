@@ -44,7 +44,7 @@ impl<S: Sink> Outlet<S> {
             Outcome::Acked(_) | Outcome::Failed(..) => None,
         });
         let under_way: Vec<Waiting> = under_way.collect();
-        self.parking.begin(waiting.into_iter().chain(under_way));
+        self.parking.begin(waiting, under_way);
     }
 
     /// These wait no more, and these topics take records.
@@ -142,7 +142,7 @@ impl<S: Sink> Outlet<S> {
         if place.via == Via::Replay || self.parking.is_first_again(row.0) {
             tracing::warn!(
                 %slot, outbox, row = %row_id, %place,
-                "a row came whose event waits already, and is not published now; others are counted"
+                "a row came whose event waits already, by its id, and is not published now; more of them are counted"
             );
         } else {
             tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event waits already");
