@@ -364,16 +364,8 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::DEAD_LETTERED_EVENTS, "Events that went to the topic of dead letters", &of.dead_lettered_events);
     counter(names::SKIPPED_EVENTS, "Events that were given up and went nowhere", &of.skipped_events);
     counter(names::PARKED_EVENTS, "Events that began to wait in the table of parked events", &of.parked_events);
-    counter(
-        names::WAITING_AGAIN_EVENTS,
-        "Rows that came, and were not published because an event with their id waits",
-        &of.waiting_again_events,
-    );
-    counter(
-        names::DELIVERED_BEFORE_EVENTS,
-        "Events that came again and were in their topics already",
-        &of.delivered_before_events,
-    );
+    counter(names::WAITING_AGAIN_EVENTS, "Rows of ids that wait already", &of.waiting_again_events);
+    counter(names::DELIVERED_BEFORE_EVENTS, "Events that were in their topics already", &of.delivered_before_events);
     counter(names::ACKED_BYTES, "Bytes of key and value the broker acknowledged", &of.acked_bytes);
     counter(names::QUEUE_FULL, "Times reading stopped because too much was in flight", &of.queue_full);
     counter(names::KEEPALIVES, "Keepalives from Postgres", &of.keepalives);
