@@ -215,23 +215,6 @@ impl Room {
         rows.iter().filter_map(|row| waiting(row).transpose()).collect()
     }
 
-    async fn drop_orphans(&self, client: &Client) -> Result<(), Failed> {
-        loop {
-            let rows = answered(DOING, client.query(ORPHANS, &[&self.slot, &self.outboxes, &ORPHANS_MAX])).await?;
-            let mut ids = Vec::with_capacity(rows.len());
-            for row in &rows {
-                let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
-                let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
-                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "an event that waited is dropped, as was asked");
-                ids.push(get(row, 0)?);
-            }
-            if ids.is_empty() {
-                return Ok(());
-            }
-            self.remove(client, &ids).await?;
-        }
-    }
-
     /// The first of each aggregate that may be tried now, `limit` at most.
     pub(super) async fn due(&self, client: &Client, limit: i64) -> Result<Vec<Head>, Failed> {
         let rows = answered(DOING, client.query(&self.due, &[&self.slot, &limit])).await?;
@@ -313,6 +296,23 @@ impl Room {
     /// Inside a transaction of the caller's: these do not wait any more.
     pub(super) async fn remove(&self, client: &Client, ids: &[i64]) -> Result<(), Failed> {
         answered(DOING, client.execute(&self.remove, &[&ids])).await.map(|_| ())
+    }
+
+    async fn drop_orphans(&self, client: &Client) -> Result<(), Failed> {
+        loop {
+            let rows = answered(DOING, client.query(ORPHANS, &[&self.slot, &self.outboxes, &ORPHANS_MAX])).await?;
+            let mut ids = Vec::with_capacity(rows.len());
+            for row in &rows {
+                let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
+                let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
+                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "an event that waited is dropped, as was asked");
+                ids.push(get(row, 0)?);
+            }
+            if ids.is_empty() {
+                return Ok(());
+            }
+            self.remove(client, &ids).await?;
+        }
     }
 
     fn outbox(&self, row: &Row, column: usize) -> Result<Option<usize>, Failed> {
