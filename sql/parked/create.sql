@@ -19,6 +19,11 @@ create table if not exists walrelay.parked (
     parked_at timestamptz not null default now(),
     next_at timestamptz,
     asked text check (asked in ('retry', 'drop')),
-    unique (slot, outbox, row_id)
+    key_by text
 );
+alter table walrelay.parked
+    add column if not exists key_by text,
+    drop constraint if exists parked_slot_outbox_row_id_key;
+create unique index if not exists parked_of_slot on walrelay.parked (slot, outbox, row_id, commit_lsn, index);
+create unique index if not exists parked_of_table on walrelay.parked (slot, outbox, row_id) where via <> 'slot';
 create index if not exists parked_by_aggregate on walrelay.parked (slot, outbox, key, id);

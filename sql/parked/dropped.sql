@@ -1,5 +1,6 @@
 -- $1 slot, $2 how many. Events somebody asked to be dropped.
-select p.id, p.outbox, p.row_id, p.key, p.class, p.error, p.attempts
+select p.id, p.outbox, p.row_id, p.key, p.class, p.error, p.attempts, p.commit_lsn::text,
+    p.index, p.via
 from walrelay.parked p
 where p.slot = $1 and p.asked = 'drop'
 order by p.id

@@ -1,13 +1,21 @@
--- Whether the table of parked events is there and ours to use. No parameters. One row.
+-- What may be done with the table of parked events, in a word. No parameters. One row.
 -- From the catalogs: looking the name up would be an error for a role that may not use the schema.
 select coalesce((
     select case
-        when pg_catalog.has_schema_privilege(n.oid, 'usage')
-         and pg_catalog.has_table_privilege(c.oid, 'select')
-         and pg_catalog.has_table_privilege(c.oid, 'insert')
-         and pg_catalog.has_table_privilege(c.oid, 'update')
-         and pg_catalog.has_table_privilege(c.oid, 'delete') then 'usable'
-        else 'forbidden'
+        when not pg_catalog.has_schema_privilege(n.oid, 'usage')
+          or not pg_catalog.has_table_privilege(c.oid, 'select') then 'forbidden'
+        when not pg_catalog.has_table_privilege(c.oid, 'insert')
+          or not pg_catalog.has_table_privilege(c.oid, 'update')
+          or not pg_catalog.has_table_privilege(c.oid, 'delete') then 'readable'
+        when exists (
+            select from pg_catalog.pg_attribute a
+            where a.attrelid = c.oid and a.attname = 'key_by' and not a.attisdropped
+        ) and not exists (
+            select from pg_catalog.pg_constraint k
+            where k.conrelid = c.oid and k.conname = 'parked_slot_outbox_row_id_key'
+        ) then 'usable'
+        when pg_catalog.pg_has_role(c.relowner, 'usage') then 'old'
+        else 'readable'
     end
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace

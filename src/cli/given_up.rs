@@ -51,6 +51,16 @@ impl Filters {
         lists.iter().all(|list| list.is_empty()) && times.iter().all(|time| time.is_none())
     }
 
+    /// Whether the classes that are given are among those there are.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with the list.
+    pub fn has_classes(&self, known: &[&str]) -> Result<()> {
+        let Some(unknown) = self.class.iter().find(|class| !known.contains(&class.as_str())) else { return Ok(()) };
+        Err(Error::new(Kind::Config, format!("--class: there is no class {}", cell(unknown.as_bytes(), 40)))
+            .remedy(format!("the classes are {}", known.join(", "))))
+    }
+
     /// The times that are meant, seen from `now_ms`.
     ///
     /// # Errors
@@ -199,6 +209,16 @@ mod tests {
             let error = span(since, until, older_than).unwrap_err();
             assert!(error.kind() == Kind::Config && error.what_to_do().is_some(), "{since} {until} {older_than}");
         }
+    }
+
+    #[test]
+    fn a_class_there_is_not_is_refused_with_those_there_are() {
+        let of = |class: &str| Filters { class: vec!["refused".to_owned(), class.to_owned()], ..Filters::default() };
+        let known = ["refused", "too-large"];
+        assert!(Filters::default().has_classes(&known).is_ok() && of("too-large").has_classes(&known).is_ok());
+        let error = of("toolarge").has_classes(&known).unwrap_err();
+        assert_eq!((error.kind(), error.cause()), (Kind::Config, "--class: there is no class toolarge"));
+        assert_eq!(error.what_to_do(), Some("the classes are refused, too-large"));
     }
 
     #[test]

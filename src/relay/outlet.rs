@@ -27,7 +27,7 @@ use crate::relay::outlet::apart::{Alone, InFlightAlone};
 use crate::relay::outlet::giving_up::{GivingUp, Sends};
 use crate::relay::outlet::parking::Parking;
 use crate::relay::outlet::settling::{Kept, Outcome, Settles};
-use crate::relay::poison::{Like, Poison, Verdict};
+use crate::relay::poison::{EventId, Like, Poison, Verdict};
 use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink, Ticket};
 pub use crate::upkeep::RowId;
@@ -54,7 +54,7 @@ struct About {
     /// What is written to its row then.
     kept: Option<Outcome>,
     /// The event, where those that the broker refuses are given up.
-    id: Option<RowId>,
+    id: Option<EventId>,
     /// How often it may be tried, where it says so itself.
     max_attempts: Option<u32>,
     sends: Sends,
@@ -81,6 +81,8 @@ pub struct Counts {
     pub skipped: u64,
     /// Events that began to wait, because they could not be delivered or behind one that could not.
     pub parked: u64,
+    /// Events that wait already and came again, as far as their ids tell.
+    pub waiting_again: u64,
     /// Events that an earlier process had published.
     pub delivered_before: u64,
 }
@@ -196,7 +198,7 @@ impl<S: Sink> Outlet<S> {
     pub fn publish(&mut self, event: &Event<'_>) -> Result<()> {
         self.counts.assembled += 1;
         failpoint::reached("assembled");
-        let id = self.giving_up.is_on().then(|| (event.outbox, event.id().to_vec()));
+        let id = self.giving_up.is_on().then(|| EventId::of(event));
         let verdict = id.as_ref().and_then(|id| self.giving_up.poison.verdict(id)).cloned();
         let router = self.routers.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
         let settles = self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
@@ -218,8 +220,8 @@ impl<S: Sink> Outlet<S> {
             return self.give_up(event, id.clone(), record, &verdict);
         }
         if self.parking.is_any()
-            && let Some(row) = &id
-            && let Some(behind) = routed.with_record(|record| self.parking.behind(row, record))
+            && let Some(EventId { row, .. }) = &id
+            && let Some(behind) = routed.with_record(|record| self.parking.behind(row, &event.place, record))
         {
             let key = routed.with_record(|record| record.key.map(<[u8]>::to_vec));
             let topic = routed.with_record(|record| record.topic.to_owned());

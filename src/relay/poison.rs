@@ -14,12 +14,32 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::{Error, Kind};
+use crate::event::{Event, Via};
+use crate::position::Lsn;
 use crate::route::Record;
 use crate::sink::Ticket;
 use crate::upkeep::RowId;
 
 /// Events remembered. What is forgotten is found out again.
 const EVENTS_MAX: usize = 100_000;
+
+/// An event as it is told from others: by its row, and by its place where that is the same whenever it comes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EventId {
+    /// Its row. Two events have the same where an id is used again.
+    pub row: RowId,
+    /// LSN of its commit and index in the transaction, where it came by the slot.
+    at: Option<(Lsn, u64)>,
+}
+
+impl EventId {
+    /// Of this event.
+    pub fn of(event: &Event<'_>) -> EventId {
+        let place = event.place;
+        let at = (place.via == Via::Slot).then_some((place.commit_lsn, place.index));
+        EventId { row: (event.outbox, event.id().to_vec()), at }
+    }
+}
 
 /// Why an event is given up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,10 +104,10 @@ impl Refused {
 /// See the module's documentation.
 #[derive(Debug, Clone, Default)]
 pub struct Poison {
-    suspects: HashSet<RowId>,
-    condemned: HashMap<RowId, Verdict>,
+    suspects: HashSet<EventId>,
+    condemned: HashMap<EventId, Verdict>,
     /// Events that are in flight, by ascending ticket.
-    in_flight: VecDeque<(Ticket, RowId)>,
+    in_flight: VecDeque<(Ticket, EventId)>,
     /// The one that is in flight alone.
     alone: Option<(Ticket, Like)>,
     /// By topic, what is refused by it.
@@ -102,7 +122,7 @@ pub struct Poison {
     /// Topics that refused a record, the first ticket that was sent to each since, and whether that was taken.
     watched: HashMap<String, (Option<Ticket>, bool)>,
     /// Events with a dead letter that is not delivered yet.
-    lettered: HashSet<RowId>,
+    lettered: HashSet<EventId>,
 }
 
 /// For how long events for a topic are given up without a try.
@@ -199,14 +219,14 @@ impl Poison {
     }
 
     /// Why this event is given up, if it is.
-    pub fn verdict(&self, row: &RowId) -> Option<&Verdict> {
-        self.condemned.get(row)
+    pub fn verdict(&self, id: &EventId) -> Option<&Verdict> {
+        self.condemned.get(id)
     }
 
     /// Whether this event has to be in flight alone.
     #[inline]
-    pub fn is_suspect(&self, row: &RowId, record: &Record<'_>) -> bool {
-        !(self.suspects.is_empty() && self.unlike.is_empty()) && (self.suspects.contains(row) || self.is_like(record))
+    pub fn is_suspect(&self, id: &EventId, record: &Record<'_>) -> bool {
+        !(self.suspects.is_empty() && self.unlike.is_empty()) && (self.suspects.contains(id) || self.is_like(record))
     }
 
     fn is_like(&self, record: &Record<'_>) -> bool {
@@ -217,9 +237,9 @@ impl Poison {
     }
 
     /// It was enqueued; `alone`, where nothing else was in flight and nothing will be until it is acked or refused.
-    pub fn sent(&mut self, ticket: Ticket, row: RowId, alone: Option<Like>) {
+    pub fn sent(&mut self, ticket: Ticket, id: EventId, alone: Option<Like>) {
         self.alone = alone.map(|like| (ticket, like));
-        self.in_flight.push_back((ticket, row));
+        self.in_flight.push_back((ticket, id));
     }
 
     /// Whether one is in flight alone, and nothing may be enqueued behind it.
@@ -242,9 +262,9 @@ impl Poison {
     pub fn refused_alone(&mut self, ticket: Ticket, error: &Error) {
         self.learned += 1;
         if self.in_flight.back().is_some_and(|(sent, _)| *sent == ticket)
-            && let Some((_, row)) = self.in_flight.pop_back()
+            && let Some((_, id)) = self.in_flight.pop_back()
         {
-            self.suspects.remove(&row);
+            self.suspects.remove(&id);
         }
         self.note_unlike(ticket, error);
     }
@@ -273,56 +293,56 @@ impl Poison {
             *took |= first.is_some_and(|first| first < ticket);
         }
         while self.in_flight.front().is_some_and(|(sent, _)| *sent < ticket)
-            && let Some((_, row)) = self.in_flight.pop_front()
+            && let Some((_, id)) = self.in_flight.pop_front()
         {
-            if self.suspects.remove(&row) && self.suspects.is_empty() {
+            if self.suspects.remove(&id) && self.suspects.is_empty() {
                 self.in_vain += u64::from(std::mem::take(&mut self.looking));
             }
             // What was acked of it is its dead letter, and when it comes again, somebody wants it tried again.
-            self.forget(&row);
+            self.forget(&id);
         }
     }
 
     /// It was given up, and nothing of it is in flight.
-    pub fn forget(&mut self, row: &RowId) {
-        self.condemned.remove(row);
-        self.lettered.remove(row);
+    pub fn forget(&mut self, id: &EventId) {
+        self.condemned.remove(id);
+        self.lettered.remove(id);
     }
 
     /// The broker refused this one. Whether it is known from now on what to do when it comes again.
     pub fn refused(&mut self, ticket: Ticket, error: &Error) -> bool {
         self.learned += 1;
         let Ok(at) = self.in_flight.binary_search_by_key(&ticket, |(sent, _)| *sent) else { return false };
-        let Some((_, row)) = self.in_flight.get(at) else { return false };
-        if let Some(verdict) = self.condemned.get_mut(row) {
+        let Some((_, id)) = self.in_flight.get(at) else { return false };
+        if let Some(verdict) = self.condemned.get_mut(id) {
             // That was its dead letter.
             return !std::mem::replace(&mut verdict.without_value, true);
         }
         if self.alone.as_ref().is_some_and(|(alone, _)| *alone == ticket) {
-            self.suspects.remove(row);
-            self.condemned.insert(row.clone(), Verdict { error: error.clone(), without_value: false });
+            self.suspects.remove(id);
+            self.condemned.insert(id.clone(), Verdict { error: error.clone(), without_value: false });
             self.note_unlike(ticket, error);
         } else {
             self.looking |= error.kind() == Kind::RecordTooLarge;
-            self.suspects.insert(row.clone());
+            self.suspects.insert(id.clone());
         }
         true
     }
 
     /// It cannot be taken, whatever comes with it. Said twice, it is its dead letter that cannot.
-    pub fn condemn(&mut self, row: RowId, error: Error) {
+    pub fn condemn(&mut self, id: EventId, error: Error) {
         self.learned += 1;
-        match self.condemned.get_mut(&row) {
+        match self.condemned.get_mut(&id) {
             Some(verdict) => verdict.without_value = true,
-            None => self.condemned.extend([(row, Verdict { error, without_value: false })]),
+            None => self.condemned.extend([(id, Verdict { error, without_value: false })]),
         }
     }
 
     /// It is given up for this reason: what is refused of it from now on is its dead letter. Whether it was before, and its
     /// dead letter was not delivered.
-    pub fn give_up(&mut self, row: &RowId, verdict: &Verdict) -> bool {
-        self.condemned.entry(row.clone()).or_insert_with(|| verdict.clone());
-        !self.lettered.insert(row.clone())
+    pub fn give_up(&mut self, id: &EventId, verdict: &Verdict) -> bool {
+        self.condemned.entry(id.clone()).or_insert_with(|| verdict.clone());
+        !self.lettered.insert(id.clone())
     }
 }
 
@@ -331,8 +351,8 @@ mod tests {
     use super::*;
     use crate::route::OwnedRecord;
 
-    fn row(number: u8) -> RowId {
-        (0, vec![number])
+    fn row(number: u8) -> EventId {
+        EventId { row: (0, vec![number]), at: None }
     }
 
     fn record(bytes: usize) -> OwnedRecord {
@@ -345,9 +365,9 @@ mod tests {
         Some(record(bytes).with_record(Like::of))
     }
 
-    fn suspect(poison: &Poison, row: RowId) -> bool {
+    fn suspect(poison: &Poison, id: EventId) -> bool {
         // Whatever topics refuse.
-        record(1).with_record(|record| poison.is_suspect(&row, &Record { topic: "mail", ..*record }))
+        record(1).with_record(|record| poison.is_suspect(&id, &Record { topic: "mail", ..*record }))
     }
 
     fn error(what: &str) -> Error {
@@ -498,5 +518,19 @@ mod tests {
         assert!(is_suspect(None) && !is_suspect(Some(b"k")));
         // Refused alone, and so no suspect any more, is the row itself.
         assert!(!suspect(&poison, row(1)));
+    }
+
+    #[test]
+    fn another_event_of_the_same_id_is_judged_by_itself() {
+        let at = |commit_lsn, index| EventId { row: (0, b"7".to_vec()), at: Some((Lsn::new(commit_lsn), index)) };
+        let mut poison = Poison::default();
+        poison.condemn(at(100, 0), error("large"));
+        poison.sent(Ticket(0), at(200, 3), None);
+        assert!(poison.refused(Ticket(0), &error("with another")));
+        poison.begin();
+        assert!(poison.verdict(&at(100, 0)).is_some() && suspect(&poison, at(200, 3)));
+        for other in [at(100, 1), at(300, 0)] {
+            assert!(poison.verdict(&other).is_none() && !suspect(&poison, other));
+        }
     }
 }

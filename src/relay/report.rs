@@ -98,6 +98,7 @@ pub(super) fn tell_counts(telemetry: &Telemetry, counts: Counts, before: Counts)
     metrics.dead_lettered_events.inc_by(counts.dead_lettered - before.dead_lettered);
     metrics.skipped_events.inc_by(counts.skipped - before.skipped);
     metrics.parked_events.inc_by(counts.parked - before.parked);
+    metrics.waiting_again_events.inc_by(counts.waiting_again - before.waiting_again);
     metrics.delivered_before_events.inc_by(counts.delivered_before - before.delivered_before);
     metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
     if counts.dead_lettered > before.dead_lettered {

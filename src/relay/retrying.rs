@@ -208,8 +208,12 @@ async fn aggregate(
         tried.accepting.extend(records.iter().take(acked).map(|record| record.with_record(|of| of.topic.to_owned())));
         tried.accepting.sort_unstable();
         tried.accepting.dedup();
-        let released =
-            |held: &Held| Waiting { row: held.event.row.clone(), key: held.event.key.clone(), refused_by: None };
+        let released = |held: &Held| Waiting {
+            row: held.event.row.clone(),
+            place: held.event.place,
+            key: held.event.key.clone(),
+            refused_by: None,
+        };
         tried.released.extend(done.iter().map(released));
         match (failure, held.get(acked)) {
             (Some(error), Some(failed)) if acked == 0 && alone => {

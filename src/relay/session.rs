@@ -33,7 +33,8 @@ use crate::state::kafka::KafkaStore;
 use crate::state::postgres::{PostgresStore, SlotStore};
 use crate::state::{ServerIdentity, Store, Stored};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::{self, Waiting};
+use crate::upkeep::left_behind::{none_left_behind, still_none_left_behind};
+use crate::upkeep::parked::Waiting;
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -150,7 +151,7 @@ impl Session {
         if source.give_up_over_budget || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
             fitness::look(config, warn).await?;
         }
-        parked::none_left_behind(sql.client(), config).await?;
+        none_left_behind(sql.client(), config).await?;
         if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await? {
             let cause = format!("another relay of slot {} is reading the table; standing by", source.slot);
             return Err(Error::new(Kind::SlotActive, cause));
@@ -211,10 +212,14 @@ impl Session {
             let write = store.store(&identity);
             hold(&mut stream, source.wal_sender_timeout / 3, status, &control, write).await?;
         }
+        // Before the slot was ours, another relay could still park events.
         let waiting = async {
             match &marker {
-                Some(marker) => marker.waiting().await,
-                None => Ok(Vec::new()),
+                Some(marker) => {
+                    marker.none_left_behind(config).await?;
+                    marker.waiting().await
+                }
+                None => still_none_left_behind(config).await.map(|()| Vec::new()),
             }
         };
         let waiting = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, waiting).await?;

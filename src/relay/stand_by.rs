@@ -6,16 +6,22 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+use tokio_postgres::Client;
+
 use crate::error::Result;
 use crate::postgres::sql::SqlSession;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::waiting::at_once;
 use crate::relay::{Life, Relay};
 use crate::source::holder::{Holder, holder};
+use crate::upkeep::left_behind::none_left_behind;
 
 /// How long a stand-by waits between two looks, each one small query on a session that stays open. Up to as much again is
 /// added, so that two of them do not come in step.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often it is looked whether it could take over.
+const FIT_EVERY: Duration = Duration::from_secs(5);
 
 impl Relay {
     /// Waits until nobody has the slot or the table, or until told to stop. Says once for each holder who it is.
@@ -23,7 +29,7 @@ impl Relay {
     /// As soon as another relay is seen there, what this one has in flight is given up.
     ///
     /// # Errors
-    /// Of the connection only.
+    /// Of the connection; and where events wait at the beginning that it would leave behind: it could not take over.
     pub(super) async fn stand_by(&mut self, stop: &mut StopSignal) -> Result<()> {
         let source = self.config.source.clone();
         let mut waited_for: Option<Holder> = None;
@@ -32,10 +38,16 @@ impl Relay {
             tokio::time::sleep(LOOK_EVERY).await;
             let name = format!("walrelay/{}/stand-by", source.slot);
             let sql = SqlSession::connect(&source.database, &name).await?;
+            none_left_behind(sql.client(), &self.config).await?;
+            let (mut fit_at, mut told) = (Instant::now() + FIT_EVERY, false);
             while let Some(now) = holder(sql.client(), &source.slot).await? {
                 if waited_for.as_ref() != Some(&now) {
                     self.waits_for(&now).await;
                     waited_for = Some(now);
+                }
+                if fit_at <= Instant::now() {
+                    fit_at = Instant::now() + FIT_EVERY;
+                    told = self.is_unfit(sql.client(), told).await;
                 }
                 tokio::time::sleep(LOOK_EVERY.mul_f64(1.0 + fastrand::f64())).await;
             }
@@ -49,6 +61,17 @@ impl Relay {
             self.telemetry.standing_by(None);
         }
         ended
+    }
+
+    /// Whether a take-over would end this relay now, which is said unless it was `told`. It need not come to that: what waits
+    /// may be gone by then.
+    async fn is_unfit(&self, client: &Client, told: bool) -> bool {
+        let Err(error) = none_left_behind(client, &self.config).await else { return false };
+        if error.kind().halts() && !told {
+            let (slot, fix) = (&self.config.source.slot, error.what_to_do());
+            tracing::warn!(%slot, %error, fix, "this stand-by could not take over now: it would end");
+        }
+        told || error.kind().halts()
     }
 
     async fn waits_for(&mut self, holder: &Holder) {

@@ -40,7 +40,7 @@ use crate::source::lease;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::none_left_behind;
+use crate::upkeep::left_behind::none_left_behind;
 
 /// What is to be done.
 pub(super) enum Task {
@@ -98,9 +98,9 @@ pub(super) async fn run(
             }
             tables.push(OutboxTable { number, facts });
         }
-        none_left_behind(reader.client(), config).await?;
         // Behind the tables, so that a setting Postgres does not take is named.
         let marker = Marker::of(config).await?;
+        none_left_behind(reader.client(), config).await?;
         // The order in which they are read, whatever the configuration's is next time.
         tables.sort_by_key(|table| table.facts.oid);
         let waiting = match &marker {

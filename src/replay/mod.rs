@@ -5,6 +5,7 @@
 //! | [`wanted`] | what was asked for, as a condition that Postgres has looked at |
 //! | [`survey`] | what would be published: every row is read and routed, none sent |
 //! | [`publish`] | the same rows, sent and acked |
+//! | `waiting` | which of them are of events that wait |
 //!
 //! Survey and publishing read in one transaction, so that what was confirmed is what is sent. Nothing in the database
 //! changes, no position is stored and no lease is taken: a relay beside it goes on. So a replayed event comes after newer
@@ -12,6 +13,7 @@
 
 pub mod publish;
 pub mod survey;
+mod waiting;
 pub mod wanted;
 
 pub use publish::{Ended, Published};
@@ -87,6 +89,7 @@ impl<'c> Replay<'c> {
             return Err(Error::new(Kind::Config, cause).remedy("replay an outbox that is a table"));
         }
         let lsn = reader.begin(None, &tables.iter().map(|table| &table.facts).collect::<Vec<_>>()).await?.wal_end;
+        notes.extend(waiting::notes(&reader, &config.source.slot, &tables).await?);
         Ok(Replay { config, reader, tables, origin, lsn, total: 0, notes })
     }
 

@@ -82,6 +82,8 @@ pub struct Instruments {
     pub parked_events: Counter,
     /// Events that wait there now.
     pub waiting_events: Gauge,
+    /// Events that wait there already and came again, as far as their ids tell.
+    pub waiting_again_events: Counter,
     /// Events that were in their topics already when they came again.
     pub delivered_before_events: Counter,
     /// Bytes of key, value and headers in those that were acknowledged.
@@ -179,6 +181,7 @@ impl Instruments {
             skipped_events: Counter::default(),
             parked_events: Counter::default(),
             waiting_events: Gauge::default(),
+            waiting_again_events: Counter::default(),
             delivered_before_events: Counter::default(),
             acked_bytes: Counter::default(),
             in_flight_events: Gauge::default(),
@@ -361,11 +364,8 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::DEAD_LETTERED_EVENTS, "Events that went to the topic of dead letters", &of.dead_lettered_events);
     counter(names::SKIPPED_EVENTS, "Events that were given up and went nowhere", &of.skipped_events);
     counter(names::PARKED_EVENTS, "Events that began to wait in the table of parked events", &of.parked_events);
-    counter(
-        names::DELIVERED_BEFORE_EVENTS,
-        "Events that came again and were in their topics already",
-        &of.delivered_before_events,
-    );
+    counter(names::WAITING_AGAIN_EVENTS, "Rows of ids that wait already", &of.waiting_again_events);
+    counter(names::DELIVERED_BEFORE_EVENTS, "Events that were in their topics already", &of.delivered_before_events);
     counter(names::ACKED_BYTES, "Bytes of key, value and headers the broker acknowledged", &of.acked_bytes);
     counter(names::QUEUE_FULL, "Times reading stopped because too much was in flight", &of.queue_full);
     counter(names::KEEPALIVES, "Keepalives from Postgres", &of.keepalives);

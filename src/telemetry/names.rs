@@ -14,6 +14,7 @@ pub(super) const ACKED_EVENTS: &str = "acked_events";
 pub(super) const DEAD_LETTERED_EVENTS: &str = "dead_lettered_events";
 pub(super) const PARKED_EVENTS: &str = "parked_events";
 pub(super) const WAITING_EVENTS: &str = "waiting_events";
+pub(super) const WAITING_AGAIN_EVENTS: &str = "waiting_again_events";
 pub(super) const SKIPPED_EVENTS: &str = "skipped_events";
 pub(super) const DELIVERED_BEFORE_EVENTS: &str = "delivered_before_events";
 pub(super) const ACKED_BYTES: &str = "acked_bytes";

@@ -7,10 +7,10 @@
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
-use crate::config::{Config, OnError, OutboxConfig, SlotName, setting};
+use crate::config::{OutboxConfig, SlotName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
-use crate::event::{Event, Place, Via};
+use crate::event::{Event, Place, Shown, Via};
 use crate::position::Lsn;
 use crate::upkeep::{Failed, FailedAgain, Failure, RowId, answered};
 
@@ -22,11 +22,13 @@ const DUE: &str = include_str!("../../sql/parked/due.sql");
 const EVENTS: &str = include_str!("../../sql/parked/events.sql");
 const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
 const FAILED: &str = include_str!("../../sql/parked/failed.sql");
-const COUNT: &str = include_str!("../../sql/parked/count.sql");
+const ORPHANS: &str = include_str!("../../sql/parked/orphans.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
 /// Class of an event that waits for one before it.
 pub const BEHIND: &str = "behind";
+/// All classes there are.
+pub const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused", BEHIND];
 
 /// An event that is to wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +87,11 @@ impl Parked {
         self.columns.iter().find(|column| column.name == name)?.text.as_deref()
     }
 
+    /// Why it waits, where it was tried itself: its row says so then.
+    pub fn tried(&self) -> Option<&Failure> {
+        self.why.as_ref().filter(|why| why.attempts > 0)
+    }
+
     /// What it holds of memory, in bytes.
     pub fn bytes(&self) -> usize {
         let columns = self.columns.iter().map(|column| column.name.len() + column.text.as_ref().map_or(0, Vec::len));
@@ -97,6 +104,8 @@ impl Parked {
 pub struct Waiting {
     /// Its outbox by index, and its id.
     pub row: RowId,
+    /// Where it stands.
+    pub place: Place,
     /// The key of its record.
     pub key: Option<Vec<u8>>,
     /// The topic that refuses it, where that is why it waits.
@@ -143,15 +152,19 @@ impl Held {
 #[derive(Debug)]
 pub struct Room {
     slot: String,
-    /// What the outboxes are called, by index.
+    /// What the outboxes are called, and what their keys are made of, by index.
     outboxes: Vec<String>,
+    keys_by: Vec<String>,
     insert: Statement,
     due: Statement,
     events: Statement,
     remove: Statement,
 }
 
-const DOING: &str = "using table walrelay.parked";
+pub(super) const DOING: &str = "using table walrelay.parked";
+const NOT_OURS: &str = "table walrelay.parked may not be used";
+/// Events of outboxes that are not configured, dropped in one go.
+const ORPHANS_MAX: i64 = 1_000;
 
 impl Room {
     /// Looks at the table, makes it where it is missing and we may, and prepares what is done with it.
@@ -169,9 +182,10 @@ impl Room {
     /// As [`Room::open`].
     pub async fn look(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Option<Room>> {
         match usable(client).await.map_err(|failed| failed.told(DOING))?.as_str() {
-            "missing" => Ok(None),
+            // One of before is changed when it is opened.
+            "missing" | "old" => Ok(None),
             "usable" => Room::new(client, slot, outboxes).await.map(Some),
-            _ => Err(forbidden(client, "table walrelay.parked may not be used").await),
+            _ => Err(forbidden(client, NOT_OURS).await),
         }
     }
 
@@ -180,6 +194,7 @@ impl Room {
         Ok(Room {
             slot: slot.to_string(),
             outboxes: outboxes.iter().map(|outbox| outbox.source.to_string()).collect(),
+            keys_by: outboxes.iter().map(key_by).collect(),
             insert: prepared(INSERT).await?,
             due: prepared(DUE).await?,
             events: prepared(EVENTS).await?,
@@ -192,12 +207,15 @@ impl Room {
         &self.slot
     }
 
-    /// Which events wait. Those of an outbox that is not configured any more are left out: nobody can route them.
+    /// Which events wait. Those of an outbox that is not configured go where somebody asked for that; others are for
+    /// [`none_left_behind`](super::left_behind::none_left_behind) to find.
     pub(super) async fn index(&self, client: &Client) -> Result<Vec<Waiting>, Failed> {
+        self.drop_orphans(client).await?;
         let rows = answered(DOING, client.query(INDEX, &[&self.slot])).await?;
         let waiting = |row: &Row| {
             let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
-            Ok(Some(Waiting { row: (outbox, get(row, 1)?), key: get(row, 2)?, refused_by: get(row, 3)? }))
+            let of = (outbox, get(row, 1)?);
+            Ok(Some(Waiting { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
         };
         rows.iter().filter_map(|row| waiting(row).transpose()).collect()
     }
@@ -225,7 +243,8 @@ impl Room {
         let rows = answered(DOING, client.query(DROPPED, &[&self.slot, &limit])).await?;
         let dropped = |row: &Row| {
             let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-            let waiting = Waiting { row: (outbox, get(row, 2)?), key: get(row, 3)?, refused_by: None };
+            let of = (outbox, get(row, 2)?);
+            let waiting = Waiting { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
             let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
             let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
             Ok(Some((get(row, 0)?, waiting, Failure { class: class_of(&class), cause, attempts })))
@@ -257,7 +276,7 @@ impl Room {
         let types: Vec<i64> = event.columns.iter().map(|column| column.type_oid.into()).collect();
         let texts: Vec<Option<&[u8]>> = event.columns.iter().map(|column| column.text.as_deref()).collect();
         let index = i64::try_from(event.place.index).unwrap_or(i64::MAX);
-        let values: [&(dyn ToSql + Sync); 16] = [
+        let values: [&(dyn ToSql + Sync); 17] = [
             &self.slot,
             &name,
             &event.row.1,
@@ -274,6 +293,7 @@ impl Room {
             &error,
             &attempts,
             &event.retry_in_ms,
+            &self.keys_by.get(event.row.0),
         ];
         answered(DOING, client.execute(&self.insert, &values)).await.map(|_| ())
     }
@@ -281,6 +301,23 @@ impl Room {
     /// Inside a transaction of the caller's: these do not wait any more.
     pub(super) async fn remove(&self, client: &Client, ids: &[i64]) -> Result<(), Failed> {
         answered(DOING, client.execute(&self.remove, &[&ids])).await.map(|_| ())
+    }
+
+    async fn drop_orphans(&self, client: &Client) -> Result<(), Failed> {
+        loop {
+            let rows = answered(DOING, client.query(ORPHANS, &[&self.slot, &self.outboxes, &ORPHANS_MAX])).await?;
+            let mut ids = Vec::with_capacity(rows.len());
+            for row in &rows {
+                let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
+                let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
+                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "an event that waited is dropped, as was asked");
+                ids.push(get(row, 0)?);
+            }
+            if ids.is_empty() {
+                return Ok(());
+            }
+            self.remove(client, &ids).await?;
+        }
     }
 
     fn outbox(&self, row: &Row, column: usize) -> Result<Option<usize>, Failed> {
@@ -291,24 +328,33 @@ impl Room {
 
 /// The word for why an event waited, of those there are.
 fn class_of(text: &str) -> &'static str {
-    const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused", BEHIND];
     CLASSES.into_iter().find(|class| *class == text).unwrap_or("rejected")
 }
 
-fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failed> {
+/// What the keys of an outbox are made of, as text; empty where its records have none.
+pub(super) fn key_by(outbox: &OutboxConfig) -> String {
+    outbox.route.key.as_ref().map(|key| key.source().to_owned()).unwrap_or_default()
+}
+
+pub(super) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failed> {
     row.try_get(column).map_err(Failed::Refused)
 }
 
-fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
-    let lsn: Lsn = get::<&str>(row, 4)?
-        .parse()
-        .map_err(|error| Failed::Broken(Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}"))))?;
-    let via = match get::<&str>(row, 6)? {
+/// Commit LSN, index and how it came, from this column on.
+fn place(row: &Row, first: usize) -> Result<Place, Failed> {
+    let lsn = get::<&str>(row, first)?.parse::<Lsn>();
+    let commit_lsn =
+        lsn.map_err(|error| Failed::Broken(Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}"))))?;
+    let index = u64::try_from(get::<i64>(row, first + 1)?).unwrap_or_default();
+    let via = match get::<&str>(row, first + 2)? {
         "slot" => Via::Slot,
         "replay" => Via::Replay,
         _ => Via::Table,
     };
-    let index = u64::try_from(get::<i64>(row, 5)?).unwrap_or_default();
+    Ok(Place { commit_lsn, index, via })
+}
+
+fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
     let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
         (get(row, 8)?, get(row, 9)?, get(row, 10)?);
     let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
@@ -320,7 +366,7 @@ fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
         row: (outbox, get(row, 1)?),
         key: get(row, 2)?,
         topic: get(row, 3)?,
-        place: Place { commit_lsn: lsn, index, via },
+        place: place(row, 4)?,
         committed_at_us: get(row, 7)?,
         columns: columns.collect(),
         why: None,
@@ -330,58 +376,53 @@ fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
     Ok(Held { id: get(row, 0)?, event, class: get(row, 11)?, error: get(row, 12)?, attempts })
 }
 
-/// Whether nothing waits that a relay of this configuration would leave behind: it would let events overtake it.
-///
-/// # Errors
-/// [`Kind::Config`] where something does; those of the connection.
-pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
-    let told = |failed: Failed| failed.told(DOING);
-    if config.delivery.on_error == OnError::Park || usable(client).await.map_err(told)? != "usable" {
-        return Ok(());
-    }
-    let slot = &config.source.slot;
-    let row = answered(DOING, client.query_one(COUNT, &[&slot.as_str()])).await.map_err(told)?;
-    let count: i64 = get(&row, 0).map_err(told)?;
-    if count == 0 {
-        return Ok(());
-    }
-    let cause = format!(
-        "{count} events of slot {slot} are parked, and {} is not park: later events of their aggregates would overtake them",
-        setting::ON_ERROR.key
-    );
-    Err(Error::new(Kind::Config, cause).remedy(
-        "start with on_error = \"park\" until nothing waits: walrelay parked list shows it, walrelay parked retry sends it, and \
-         walrelay parked drop gives it up",
-    ))
-}
-
 /// Makes sure that the table is there and ours to use.
 async fn prepare(client: &Client) -> Result<()> {
     let told = |failed: Failed| failed.told(DOING);
     match usable(client).await.map_err(told)?.as_str() {
         "usable" => return Ok(()),
-        "forbidden" => return Err(forbidden(client, "table walrelay.parked may not be used").await),
-        _ => {}
+        "missing" | "old" => {}
+        _ => return Err(forbidden(client, NOT_OURS).await),
     }
     let Err(failed) = answered(DOING, client.batch_execute(CREATE)).await else { return Ok(()) };
     // Another relay may have been faster, which is reported as a duplicate.
     match usable(client).await.map_err(told)?.as_str() {
         "usable" => Ok(()),
+        // Somebody looks at one that is to be changed.
+        _ if failed.is_passing() => Err(Error::new(Kind::PostgresUnreachable, failed.told(DOING).cause())),
         _ => Err(forbidden(client, failed.told(DOING).cause()).await),
     }
 }
 
-async fn usable(client: &Client) -> Result<String, Failed> {
+pub(super) async fn usable(client: &Client) -> Result<String, Failed> {
     answered(DOING, client.query_one(EXISTS, &[])).await.and_then(|row| get(&row, 0))
 }
 
-async fn forbidden(client: &Client, cause: &str) -> Error {
+/// The role of the session, for a GRANT.
+pub(super) async fn role(client: &Client) -> String {
     let asked = answered(DOING, client.query_one("select pg_catalog.quote_ident(current_user)", &[])).await;
     let role: Result<String, Failed> = asked.and_then(|row| get(&row, 0));
-    let role = role.unwrap_or_else(|_| "the relay's role".to_owned());
+    role.unwrap_or_else(|_| "the relay's role".to_owned())
+}
+
+async fn forbidden(client: &Client, cause: &str) -> Error {
+    let role = role(client).await;
     let create = CREATE.split_whitespace().collect::<Vec<_>>().join(" ");
     Error::new(Kind::PostgresRefused, format!("events cannot be parked: {cause}")).remedy(format!(
         "as a role that may: {create} grant usage on schema walrelay to {role}; grant select, insert, update, delete on \
          walrelay.parked to {role}; or set delivery.on_error to stop, dead-letter or skip"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_is_among_those_there_are() {
+        for kind in [Kind::Event, Kind::Record, Kind::RecordTooLarge, Kind::TopicRefused, Kind::KafkaRefused, Kind::Bug]
+        {
+            assert_eq!(class_of(kind.class()), kind.class());
+        }
+    }
 }

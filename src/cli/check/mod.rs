@@ -19,6 +19,7 @@ use crate::poll::TableFacts;
 use crate::route::Router;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::{Facts, inspect, judge};
+use crate::upkeep::left_behind::none_left_behind;
 use crate::upkeep::{self, Marker};
 use report::{Found, Report, Shown};
 use sample::Wanted;
@@ -120,7 +121,7 @@ async fn upkeep(session: &Session, config: &Config) -> Result<()> {
         wanted @ (upkeep::Wanted::NoRoom | upkeep::Wanted::RoomIfThere) => wanted,
     };
     Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, wanted).await?;
-    Ok(())
+    none_left_behind(session.client(), config).await
 }
 
 /// Whether there is a table with the columns that are needed.

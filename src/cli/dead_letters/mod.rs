@@ -24,6 +24,7 @@ use crate::config::setting;
 use crate::dead_letters::{At, Counts, Outcome as Settles, Wanted};
 use crate::error::{Error, Kind, Result};
 use crate::sink::options::weakened;
+use crate::upkeep::parked::{BEHIND, CLASSES};
 
 pub(super) use help::HELP;
 
@@ -185,6 +186,8 @@ impl TopicSettings {
 }
 
 fn filtered(wanted: Wanted, filters: &Filters, now_ms: i64) -> Result<Wanted> {
+    let known: Vec<_> = CLASSES.into_iter().filter(|class| *class != BEHIND).collect();
+    filters.has_classes(&known)?;
     let span = filters.span(now_ms)?;
     Ok(Wanted {
         ids: filters.id.clone(),

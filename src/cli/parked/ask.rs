@@ -11,6 +11,7 @@ use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::source::holder::holder;
+use crate::upkeep::parked::CLASSES;
 
 const PLAN: &str =
     concat!(include_str!("../../../sql/parked/chosen.sql"), include_str!("../../../sql/parked/plan.sql"));
@@ -26,6 +27,7 @@ const ASK: &str = include_str!("../../../sql/parked/ask.sql");
 /// confirms; what Postgres gives.
 pub(super) async fn ask(args: &AskArgs, ask: Ask) -> Outcome {
     is_said_which(args)?;
+    args.choice.filters.has_classes(&CLASSES)?;
     let (slot, session) = opened(&args.common).await?;
     let chosen = Chosen::new(&slot, &args.choice)?;
     let mut plan = planned(&session, (&slot, &chosen), ask, args.dry_run).await?;

@@ -13,7 +13,7 @@ use crate::cli::output::{Outcome, print, print_json};
 use crate::cli::session::{Session, column};
 use crate::error::Result;
 use crate::event::Shown;
-use crate::upkeep::parked::BEHIND;
+use crate::upkeep::parked::{BEHIND, CLASSES};
 
 const LIST: &str =
     concat!(include_str!("../../../sql/parked/chosen.sql"), include_str!("../../../sql/parked/list.sql"));
@@ -75,6 +75,7 @@ pub struct Listing {
 /// # Errors
 /// [`crate::error::Kind::NothingMatched`] where there is none; [`crate::error::Kind::Config`]; what Postgres gives.
 pub async fn list(args: &ListArgs) -> Outcome {
+    args.choice.filters.has_classes(&CLASSES)?;
     let (slot, session) = opened(&args.common).await?;
     let chosen = Chosen::new(&slot, &args.choice)?;
     let filters = &args.choice.filters;

@@ -111,9 +111,9 @@ impl<S: Sink> Outlet<S> {
         self.giving_up.poison.refused_alone(ticket, &error);
         let Some(id) = about.id else { return Err(error.of_event(about.place.commit_lsn, about.place.index)) };
         if let Some(parked) = kept.parked {
-            return self.park_kept(*parked, (about.max_attempts, Some(ticket)), &record, &error);
+            return self.park_kept(*parked, id, (about.max_attempts, Some(ticket)), &record, &error);
         }
-        let error = error.of_row(Shown::of(&id.1));
+        let error = error.of_row(Shown::of(&id.row.1));
         let of = GivenUp { place: about.place, committed_at_us: about.committed_at_us, ticket: Some(ticket) };
         self.dead_letter_or_skip(&of, id, record, &Verdict { error, without_value: false })
     }

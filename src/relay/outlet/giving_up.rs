@@ -9,11 +9,11 @@ use super::{About, Outlet, Pending, contradiction, no_such_outbox};
 use crate::config::{DeliveryConfig, OnError};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
-use crate::relay::poison::{Poison, Verdict};
+use crate::relay::poison::{EventId, Poison, Verdict};
 use crate::route::dead_letter::Reason;
 use crate::route::{OwnedRecord, Record};
 use crate::sink::{Delivery, Sink, Ticket};
-use crate::upkeep::{Failure, RowId};
+use crate::upkeep::Failure;
 
 /// How events are given up, and what is known of them.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ impl GivingUp {
 
     /// Whether this event, where events are given up, has to be in flight alone.
     #[inline]
-    pub(super) fn suspects(&self, id: Option<&RowId>, record: &Record<'_>) -> bool {
+    pub(super) fn suspects(&self, id: Option<&EventId>, record: &Record<'_>) -> bool {
         id.is_some_and(|id| self.poison.is_suspect(id, record))
     }
 
@@ -138,7 +138,7 @@ impl GivingUp {
     }
 
     /// A record that had waited was refused before it was sent.
-    pub(super) fn refused_later(&mut self, id: RowId, error: Error) -> Error {
+    pub(super) fn refused_later(&mut self, id: EventId, error: Error) -> Error {
         if self.poison.verdict(&id).is_some_and(|verdict| verdict.without_value) {
             return self.dead_letter_refused(&error);
         }
@@ -168,12 +168,12 @@ impl<S: Sink> Outlet<S> {
     pub(super) fn give_up(
         &mut self,
         event: &Event<'_>,
-        id: RowId,
+        id: EventId,
         record: OwnedRecord,
         verdict: &Verdict,
     ) -> Result<()> {
         if self.giving_up.delivery.on_error == OnError::Park {
-            return self.park(event, &record, &verdict.error);
+            return self.park(event, id, &record, &verdict.error);
         }
         let of = GivenUp { place: event.place, committed_at_us: event.committed_at_us, ticket: None };
         self.dead_letter_or_skip(&of, id, record, verdict)
@@ -183,18 +183,20 @@ impl<S: Sink> Outlet<S> {
     pub(super) fn dead_letter_or_skip(
         &mut self,
         event: &GivenUp,
-        id: RowId,
+        id: EventId,
         record: OwnedRecord,
         verdict: &Verdict,
     ) -> Result<()> {
-        let settles = self.outboxes.get(id.0).ok_or_else(no_such_outbox)?;
+        let settles = self.outboxes.get(id.row.0).ok_or_else(no_such_outbox)?;
         let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
         let kept = match settles.failed {
             Failed::Nothing => None,
-            Failed::SameAsAcked => Some(Outcome::Acked(id.clone())),
-            Failed::Marked => Some(Outcome::Failed(id.clone(), Failure { class, cause: cause.to_owned(), attempts })),
+            Failed::SameAsAcked => Some(Outcome::Acked(id.row.clone())),
+            Failed::Marked => {
+                Some(Outcome::Failed(id.row.clone(), Failure { class, cause: cause.to_owned(), attempts }))
+            }
         };
-        let (outbox, row) = (settles.name.as_str(), Shown::of(&id.1));
+        let (outbox, row) = (settles.name.as_str(), Shown::of(&id.row.1));
         let topic = &self.giving_up.delivery.dead_letter_topic;
         let dead_lettered = self.giving_up.delivery.on_error == OnError::DeadLetter;
         let outcome = if dead_lettered { "dead-letter" } else { "skip" };
@@ -206,7 +208,7 @@ impl<S: Sink> Outlet<S> {
         }
         if dead_lettered {
             let (slot, place) = (&self.slot, event.place);
-            let reason = Reason { slot, outbox, row: &id.1, place, class, cause, attempts };
+            let reason = Reason { slot, outbox, row: &id.row.1, place, class, cause, attempts };
             let letter = record.into_dead_letter(topic, &reason);
             let record = if verdict.without_value { letter.without_value() } else { letter };
             let (committed_at_us, max_attempts) = (event.committed_at_us, None);

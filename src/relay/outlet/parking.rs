@@ -1,12 +1,15 @@
 //! Events that wait, and those behind them. No I/O.
 
+use std::borrow::Borrow;
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 
 use crate::error::{Error, Kind};
+use crate::event::Place;
 use crate::upkeep::RowId;
 use crate::upkeep::parked::Waiting;
 
-/// Events that may wait: what an operator can look through, and some 20 MB of memory.
+/// Events that may wait: what an operator can look through, and some 30 MB of memory.
 const EVENTS_MAX: usize = 100_000;
 /// How many more may where that many wait at the start: what was asked meanwhile is done first, and takes a moment.
 const AT_START: usize = 10_000;
@@ -14,29 +17,50 @@ const AT_START: usize = 10_000;
 /// Which events wait in the table of parked events, by their ids and by their aggregates.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Parking {
-    rows: HashSet<RowId>,
+    /// Several of one id are several events: it was used again.
+    rows: HashMap<RowId, Vec<Seat>>,
+    count: usize,
     /// By outbox and key: how many wait.
     aggregates: HashMap<usize, HashMap<Vec<u8>, usize>>,
-    /// Topics that refused an event which waits.
-    refusing: HashSet<String>,
+    /// Topics that take no records, and how many events that wait were refused by each.
+    refusing: HashMap<String, usize>,
     /// How many more may wait.
     beyond: usize,
+    /// Outboxes of which it was said that an event came again which was known by its id alone.
+    told: HashSet<usize>,
+}
+
+/// An event that waits, as far as its row does not tell.
+#[derive(Debug, Clone)]
+struct Seat {
+    place: Place,
+    refused_by: Option<String>,
 }
 
 impl Parking {
     /// Whether any event waits.
     pub(super) fn is_any(&self) -> bool {
-        !self.rows.is_empty()
+        self.count > 0
     }
 
     /// How many wait.
     pub(super) fn count(&self) -> usize {
-        self.rows.len()
+        self.count
     }
 
-    /// Whether this event waits.
-    pub(super) fn holds(&self, row: &RowId) -> bool {
-        self.rows.contains(row)
+    /// Whether an event of this row waits.
+    pub(super) fn holds_row(&self, row: &RowId) -> bool {
+        self.rows.contains_key(row)
+    }
+
+    /// Whether the event of this row that came from `place` waits.
+    pub(super) fn holds(&self, row: &RowId, place: &Place) -> bool {
+        self.rows.get(row).is_some_and(|seats| seats.iter().any(|seat| seat.place.is_same_event(place)))
+    }
+
+    /// Whether its place says so, and not its id alone.
+    pub(super) fn holds_surely(&self, row: &RowId, place: &Place) -> bool {
+        self.rows.get(row).is_some_and(|seats| seats.iter().any(|seat| seat.place == *place))
     }
 
     /// Whether events of this key have to wait.
@@ -47,7 +71,12 @@ impl Parking {
 
     /// Whether events for this topic have to wait.
     pub(super) fn is_refusing(&self, topic: &str) -> bool {
-        !self.refusing.is_empty() && self.refusing.contains(topic)
+        !self.refusing.is_empty() && self.refusing.contains_key(topic)
+    }
+
+    /// Whether it is to be said that an event of this outbox came again: the first time.
+    pub(super) fn is_first_again(&mut self, outbox: usize) -> bool {
+        self.told.insert(outbox)
     }
 
     /// This event waits from now on.
@@ -55,8 +84,8 @@ impl Parking {
     /// # Errors
     /// Too many do.
     pub(super) fn park(&mut self, waiting: Waiting) -> Result<(), Error> {
-        if self.rows.len() >= EVENTS_MAX + self.beyond {
-            let cause = format!("{} events are parked, and no more may be", self.rows.len());
+        if self.count >= EVENTS_MAX + self.beyond {
+            let cause = format!("{} events are parked, and no more may be", self.count);
             return Err(Error::new(Kind::Event, cause).remedy(
                 "see them with walrelay parked list; while the relay is stopped, mark what is to be sent or dropped with \
                  walrelay parked retry or drop, which is done first once it is started",
@@ -66,50 +95,84 @@ impl Parking {
         Ok(())
     }
 
-    fn put(&mut self, Waiting { row, key, refused_by }: Waiting) {
-        let outbox = row.0;
-        if self.rows.insert(row)
-            && let Some(key) = key
-        {
-            *self.aggregates.entry(outbox).or_default().entry(key).or_default() += 1;
+    fn put(&mut self, waiting: Waiting) {
+        if !self.holds(&waiting.row, &waiting.place) {
+            self.add(waiting);
         }
-        self.refusing.extend(refused_by);
     }
 
-    /// This event waits no more; its aggregate goes on with the last of them.
-    pub(super) fn release(&mut self, Waiting { row, key, .. }: &Waiting) {
-        if !self.rows.remove(row) {
-            return;
+    fn add(&mut self, Waiting { row, place, key, refused_by }: Waiting) {
+        self.count += 1;
+        if let Some(key) = key {
+            *self.aggregates.entry(row.0).or_default().entry(key).or_default() += 1;
         }
-        let Some((aggregates, key)) = self.aggregates.get_mut(&row.0).zip(key.as_ref()) else { return };
-        if let Some(count) = aggregates.get_mut(key) {
-            *count -= 1;
-            if *count == 0 {
-                aggregates.remove(key);
-            }
+        if let Some(topic) = &refused_by {
+            *self.refusing.entry(topic.clone()).or_default() += 1;
+        }
+        self.rows.entry(row).or_default().push(Seat { place, refused_by });
+    }
+
+    /// This event waits no more; its aggregate goes on with the last of them, and so does the topic that refused it.
+    pub(super) fn release(&mut self, Waiting { row, place, key, .. }: &Waiting) {
+        let Some(seats) = self.rows.get_mut(row) else { return };
+        let exactly = seats.iter().position(|seat| seat.place == *place);
+        let at = exactly.or_else(|| seats.iter().position(|seat| seat.place.is_same_event(place)));
+        let Some(seat) = at.map(|at| seats.swap_remove(at)) else { return };
+        if seats.is_empty() {
+            self.rows.remove(row);
+        }
+        self.count -= 1;
+        if let Some(topic) = &seat.refused_by {
+            count_down(&mut self.refusing, topic.as_str());
+        }
+        if let Some((aggregates, key)) = self.aggregates.get_mut(&row.0).zip(key.as_ref()) {
+            count_down(aggregates, key.as_slice());
         }
     }
 
     /// This topic takes records again.
     pub(super) fn accepts(&mut self, topic: &str) {
-        self.refusing.remove(topic);
+        if self.refusing.remove(topic).is_some() {
+            let seats = self.rows.values_mut().flatten();
+            seats.for_each(|seat| drop(seat.refused_by.take_if(|refused_by| refused_by == topic)));
+        }
     }
 
-    /// These wait in the table, and those that are on their way there.
-    pub(super) fn begin(&mut self, waiting: impl Iterator<Item = Waiting>) {
+    /// These wait in the table, and those are on their way there.
+    pub(super) fn begin(&mut self, waiting: Vec<Waiting>, under_way: Vec<Waiting>) {
         *self = Parking::default();
-        waiting.for_each(|waiting| self.put(waiting));
-        let over = self.rows.len().checked_sub(EVENTS_MAX);
+        // Each is one that will be released, whatever its place says.
+        waiting.into_iter().for_each(|waiting| self.add(waiting));
+        under_way.into_iter().for_each(|waiting| self.put(waiting));
+        let over = self.count.checked_sub(EVENTS_MAX);
         self.beyond = over.map_or(0, |over| over + AT_START);
+    }
+}
+
+/// One less of `key`, which is gone with the last.
+fn count_down<K: Eq + Hash + Borrow<Q>, Q: Eq + Hash + ?Sized>(counts: &mut HashMap<K, usize>, key: &Q) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Via;
+    use crate::position::Lsn;
+
+    const SLOT: Place = Place { commit_lsn: Lsn::new(100), index: 0, via: Via::Slot };
 
     fn waiting(outbox: usize, id: u8, key: Option<&str>) -> Waiting {
-        Waiting { row: (outbox, vec![id]), key: key.map(|key| key.into()), refused_by: None }
+        Waiting { row: (outbox, vec![id]), place: SLOT, key: key.map(|key| key.into()), refused_by: None }
+    }
+
+    fn at(commit_lsn: u64, index: u64, via: Via) -> Waiting {
+        Waiting { place: Place { commit_lsn: Lsn::new(commit_lsn), index, via }, ..waiting(0, 1, Some("a")) }
     }
 
     #[test]
@@ -121,7 +184,7 @@ mod tests {
         // It is on its way and read back at once.
         parking.park(waiting(0, 2, Some("a"))).unwrap();
         parking.park(waiting(0, 3, None)).unwrap();
-        assert!(parking.is_blocked(0, Some(b"a")) && parking.holds(&(0, vec![3])));
+        assert!(parking.is_blocked(0, Some(b"a")) && parking.holds(&(0, vec![3]), &SLOT));
         assert!(
             !parking.is_blocked(1, Some(b"a")) && !parking.is_blocked(0, Some(b"b")) && !parking.is_blocked(0, None)
         );
@@ -135,14 +198,63 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_refuses_does_so_until_it_takes_one() {
+    fn an_id_that_is_used_again_is_another_event() {
+        use Via::{Replay, Slot, Table};
         let mut parking = Parking::default();
-        let refused = Waiting { refused_by: Some("orders".to_owned()), ..waiting(0, 1, Some("a")) };
-        parking.begin([refused].into_iter());
+        parking.park(at(100, 0, Slot)).unwrap();
+        let holds = |parking: &Parking, of: &Waiting| parking.holds(&of.row, &of.place);
+        // From the slot its place tells; from the table, whether it was there by then.
+        for same in [at(100, 0, Slot), at(101, 7, Table), at(300, 0, Replay)] {
+            assert!(holds(&parking, &same), "{same:?}");
+        }
+        for other in [at(100, 1, Slot), at(200, 0, Slot), at(100, 0, Table)] {
+            assert!(!holds(&parking, &other) && parking.holds_row(&other.row), "{other:?}");
+        }
+        parking.park(at(200, 0, Slot)).unwrap();
+        assert_eq!(parking.count(), 2);
+        parking.release(&at(100, 0, Slot));
+        assert!(parking.is_blocked(0, Some(b"a")) && holds(&parking, &at(200, 0, Slot)));
+        assert!(!holds(&parking, &at(100, 0, Slot)));
+        parking.release(&at(200, 0, Slot));
+        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a")));
+
+        // What was read from the table had committed by then.
+        parking.park(at(500, 3, Table)).unwrap();
+        assert!(holds(&parking, &at(499, 0, Slot)) && holds(&parking, &at(900, 0, Table)));
+        assert!(!holds(&parking, &at(500, 0, Slot)) && !parking.holds_surely(&(0, vec![1]), &at(499, 0, Slot).place));
+    }
+
+    #[test]
+    fn what_is_on_its_way_to_the_table_and_there_already_is_one_event() {
+        let (mut parking, one) = (Parking::default(), at(100, 0, Via::Slot));
+        let copy = at(700, 0, Via::Table);
+        // The table can have a copy that two relays made at once: both go one day.
+        parking.begin(vec![one.clone(), copy.clone()], vec![one.clone(), at(300, 0, Via::Slot)]);
+        assert_eq!(parking.count(), 2, "the last was there when the copy was read");
+        parking.release(&one);
+        assert!(parking.is_blocked(0, Some(b"a")));
+        parking.release(&copy);
+        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a")));
+    }
+
+    #[test]
+    fn a_topic_that_refuses_does_so_until_it_takes_one_or_none_waits_for_it() {
+        let mut parking = Parking::default();
+        let refused = |id| Waiting { refused_by: Some("orders".to_owned()), ..waiting(0, id, Some("a")) };
+        parking.begin(vec![refused(1)], Vec::new());
         assert!(parking.is_refusing("orders") && !parking.is_refusing("mail") && parking.is_blocked(0, Some(b"a")));
         parking.accepts("orders");
         assert!(!parking.is_refusing("orders"));
-        parking.begin(std::iter::empty());
+        parking.park(refused(2)).unwrap();
+        parking.park(refused(3)).unwrap();
+        parking.park(waiting(0, 4, Some("a"))).unwrap();
+        // It took one since this was refused.
+        parking.release(&refused(1));
+        parking.release(&refused(2));
+        assert!(parking.is_refusing("orders"));
+        parking.release(&waiting(0, 3, Some("a")));
+        assert!(!parking.is_refusing("orders") && parking.is_any(), "they were dropped");
+        parking.begin(Vec::new(), Vec::new());
         assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a")));
     }
 
@@ -150,15 +262,16 @@ mod tests {
     fn no_more_than_somebody_can_look_through_wait() {
         let mut parking = Parking::default();
         let id = |number: usize| (0, number.to_be_bytes().to_vec());
-        let of = |count: usize| (1..=count).map(|number| Waiting { row: id(number), key: None, refused_by: None });
+        let one = |number| Waiting { row: id(number), ..waiting(0, 0, None) };
+        let of = |count: usize| (1..=count).map(one).collect();
         // Whoever stopped for that and was told what to do gets the time for it.
-        parking.begin(of(EVENTS_MAX));
+        parking.begin(of(EVENTS_MAX), Vec::new());
         parking.park(waiting(0, 1, None)).unwrap();
-        parking.begin(of(EVENTS_MAX - 1));
+        parking.begin(of(EVENTS_MAX - 1), Vec::new());
         parking.park(waiting(0, 2, None)).unwrap();
         let error = parking.park(waiting(0, 1, None)).unwrap_err();
         assert!(error.kind().halts() && error.what_to_do().is_some(), "{error}");
-        parking.release(&Waiting { row: id(7), key: None, refused_by: None });
+        parking.release(&one(7));
         parking.park(waiting(0, 3, None)).unwrap();
     }
 }

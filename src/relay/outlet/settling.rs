@@ -34,6 +34,8 @@ pub(super) struct Settles {
     pub(super) columns: Vec<String>,
     /// Whether rows are marked or deleted once they were acked.
     pub(super) acked: bool,
+    /// Whether rows say for themselves that they are pending.
+    pub(super) pending: bool,
     /// What is done to rows whose events are given up.
     pub(super) failed: Failed,
     /// Whether rows are marked whose events were tried and wait.
@@ -64,6 +66,7 @@ impl Settles {
             name: outbox.source.to_string(),
             columns: outbox.columns.clone(),
             acked: outbox.upkeep.writes(),
+            pending: outbox.upkeep.pending.is_some(),
             failed,
             waiting: outbox.upkeep.mark_waiting.is_some(),
             max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.place(column)),
@@ -104,7 +107,7 @@ impl<S: Sink> Outlet<S> {
                 Outcome::Parked(event) => {
                     batch.parked.push(Arc::clone(event));
                     let is_marked = self.outboxes.get(event.row.0).is_some_and(|settles| settles.waiting);
-                    if event.why.is_none() || !is_marked {
+                    if event.tried().is_none() || !is_marked {
                         // Nothing is written to its row.
                         continue;
                     }

@@ -6,7 +6,8 @@ use super::parking::Parking;
 use super::settling::Outcome;
 use super::{Outlet, no_such_outbox};
 use crate::error::{Disposition, Error, Result};
-use crate::event::{Event, Shown};
+use crate::event::{Event, Place, Shown, Via};
+use crate::relay::poison::EventId;
 use crate::route::{OwnedRecord, Record};
 use crate::sink::{Sink, Ticket};
 use crate::upkeep::parked::{Parked, Waiting};
@@ -24,8 +25,8 @@ pub(super) enum Behind {
 }
 
 impl Parking {
-    pub(super) fn behind(&self, row: &RowId, record: &Record<'_>) -> Option<Behind> {
-        if self.holds(row) {
+    pub(super) fn behind(&self, row: &RowId, place: &Place, record: &Record<'_>) -> Option<Behind> {
+        if self.holds(row, place) {
             return Some(Behind::Itself);
         }
         if self.is_blocked(row.0, record.key) {
@@ -43,7 +44,7 @@ impl<S: Sink> Outlet<S> {
             Outcome::Acked(_) | Outcome::Failed(..) => None,
         });
         let under_way: Vec<Waiting> = under_way.collect();
-        self.parking.begin(waiting.into_iter().chain(under_way));
+        self.parking.begin(waiting, under_way);
     }
 
     /// These wait no more, and these topics take records.
@@ -57,39 +58,41 @@ impl<S: Sink> Outlet<S> {
         self.parking.count()
     }
 
-    /// Whether this event waits.
+    /// Whether an event of this row waits.
     pub fn is_waiting(&self, row: &RowId) -> bool {
-        self.parking.holds(row)
+        self.parking.holds_row(row)
     }
 
     /// `event` cannot be delivered, and waits; what comes of its aggregate from now on waits behind it.
-    pub(super) fn park(&mut self, event: &Event<'_>, record: &OwnedRecord, error: &Error) -> Result<()> {
+    pub(super) fn park(&mut self, event: &Event<'_>, id: EventId, record: &OwnedRecord, error: &Error) -> Result<()> {
         let settles = self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
         let max_attempts = settles.max_attempts(event, &self.slot);
         let parked = Parked::of(event, &settles.columns, None, None);
-        self.park_kept(parked, (max_attempts, None), record, error)
+        self.park_kept(parked, id, (max_attempts, None), record, error)
     }
 
     /// The same of an event that may be tried so often, that was taken in under `ticket`, if it was, and of which this is kept.
     pub(super) fn park_kept(
         &mut self,
         mut parked: Parked,
+        id: EventId,
         (max_attempts, ticket): (Option<u32>, Option<Ticket>),
         record: &OwnedRecord,
         error: &Error,
     ) -> Result<()> {
-        if self.parking.holds(&parked.row) {
+        self.giving_up.poison.forget(&id);
+        if self.parking.holds(&parked.row, &parked.place) {
+            self.came_again(&parked.row, &parked.place)?;
             return self.waits(None, ticket, parked.committed_at_us);
         }
         let (class, cause) = (error.kind().class(), error.cause());
-        let (outbox, id) = &parked.row;
+        let (outbox, row) = &parked.row;
         let (slot, name) = (&self.slot, self.outboxes.get(*outbox).ok_or_else(no_such_outbox)?.name.as_str());
         tracing::warn!(
-            %slot, outbox = name, row = %Shown::of(id), place = %parked.place, class, cause, outcome = "park",
+            %slot, outbox = name, row = %Shown::of(row), place = %parked.place, class, cause, outcome = "park",
             "an event cannot be delivered, and waits"
         );
         let why = Failure { class, cause: cause.to_owned(), attempts: 1 };
-        self.giving_up.poison.forget(&parked.row);
         record.with_record(|record| {
             parked.key = record.key.map(<[u8]>::to_vec);
             parked.topic = Some(record.topic.to_owned()).filter(|topic| !topic.is_empty());
@@ -109,17 +112,42 @@ impl<S: Sink> Outlet<S> {
         let max_attempts = settles.max_attempts(event, &self.slot);
         let (key, topic) = of;
         let why = match behind {
-            Behind::Itself => return self.done_without_kafka(None, event.committed_at_us),
+            Behind::Itself => {
+                self.came_again(&(event.outbox, event.id().to_vec()), &event.place)?;
+                return self.done_without_kafka(None, event.committed_at_us);
+            }
             Behind::Aggregate => None,
             Behind::Topic => {
                 let cause = format!("topic {topic} takes no records: behind one that was tried");
-                let why = Failure { class: crate::error::Kind::TopicRefused.class(), cause, attempts: 1 };
+                // It was not tried, and that costs it no try.
+                let why = Failure { class: crate::error::Kind::TopicRefused.class(), cause, attempts: 0 };
                 Some((why, Disposition::RetryThenGiveUp))
             }
         };
         let topic = Some(topic).filter(|topic| !topic.is_empty());
         let parked = Parked::of(event, &settles.columns, key, topic);
         self.begin_to_wait(parked, (max_attempts, None), why)
+    }
+
+    /// An event that waits came again. Where its id alone says so, it could be another, and that is counted and told.
+    fn came_again(&mut self, row: &RowId, place: &Place) -> Result<()> {
+        let settles = self.outboxes.get(row.0).ok_or_else(no_such_outbox)?;
+        // Rows of such a table are pending while their events wait, and are found with each look.
+        let is_usual = settles.pending && place.via == Via::Table;
+        if is_usual || self.parking.holds_surely(row, place) {
+            return Ok(());
+        }
+        self.counts.waiting_again += 1;
+        let (slot, outbox, row_id) = (&self.slot, settles.name.as_str(), Shown::of(&row.1));
+        if place.via == Via::Replay || self.parking.is_first_again(row.0) {
+            tracing::warn!(
+                %slot, outbox, row = %row_id, %place,
+                "a row came whose event waits already, by its id, and is not published now; more of them are counted"
+            );
+        } else {
+            tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event waits already");
+        }
+        Ok(())
     }
 
     fn begin_to_wait(
@@ -155,5 +183,5 @@ impl<S: Sink> Outlet<S> {
 fn waiting_as(event: &Parked) -> Waiting {
     let is_refused = event.why.as_ref().is_some_and(|why| why.class == crate::error::Kind::TopicRefused.class());
     let refused_by = event.topic.clone().filter(|_| is_refused);
-    Waiting { row: event.row.clone(), key: event.key.clone(), refused_by }
+    Waiting { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
 }
