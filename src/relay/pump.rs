@@ -314,7 +314,7 @@ impl Pump<'_> {
             self.jobs.begin_settle(marker, batch);
         }
         if self.leaving.is_none() && !self.unmarkable {
-            self.retrying.begin_due(self.session.marker.as_ref(), self.core.waiting(), now);
+            self.retrying.begin_due(self.core.waiting(), now);
         }
         if self.watches_pending && self.may_look() && self.leaving.is_none() {
             let every = self.config.source.poll.pending_interval;

@@ -377,7 +377,7 @@ impl<'a> Reading<'a> {
         if let Some(tried) = at_once(self.retrying.end()).await {
             self.outlet.released(&tried.released, &tried.accepting);
         }
-        self.retrying.begin_due(self.marker.as_ref(), self.outlet.waiting(), Instant::now());
+        self.retrying.begin_due(self.outlet.waiting(), Instant::now());
     }
 
     /// Whether events wait that are tried once it is stored how far all is published.
