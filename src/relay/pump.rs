@@ -375,7 +375,7 @@ impl Pump<'_> {
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
             done = self.jobs.next() => Input::Job(Box::new(done)),
-            tried = self.retrying.end() => Input::Retried(tried),
+            tried = self.retrying.next() => Input::Retried(tried),
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
             error = &mut self.refused => Input::Refused(error),
             connection = kafka_changed(&mut self.kafka) => Input::Kafka(connection),

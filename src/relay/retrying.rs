@@ -18,6 +18,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -46,15 +47,20 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the end of a session waits for a pass.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a pass came to.
+/// What a pass has come to so far. It is told at once: until then more begins to wait behind what waits no more.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
     /// Events that wait no more: sent or dropped.
     pub(super) released: Vec<Waiting>,
     /// Topics that took records.
     pub(super) accepting: Vec<String>,
+}
+
+/// What a pass came to.
+#[derive(Debug, Default)]
+struct Summary {
     /// Events that were sent.
-    pub(super) sent: u64,
+    sent: u64,
     /// What it took to find out which are due.
     looked: Duration,
 }
@@ -64,7 +70,7 @@ pub(super) struct Tried {
 pub(super) struct Retrying {
     of: Arc<Of>,
     pass: Option<Running>,
-    next: Instant,
+    next_pass: Instant,
     told: bool,
     /// Whether there is something to let go of once nothing waits.
     is_used: bool,
@@ -80,13 +86,16 @@ struct Of {
     session: Mutex<Option<Marker>>,
 }
 
-/// Ends with whoever holds it.
+/// A pass. Ends with whoever holds it.
 #[derive(Debug)]
-struct Running(JoinHandle<(Tried, Result<()>)>);
+struct Running {
+    tried: UnboundedReceiver<Tried>,
+    ended: JoinHandle<(Summary, Result<()>)>,
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.abort();
+        self.ended.abort();
     }
 }
 
@@ -95,7 +104,7 @@ impl Retrying {
     pub(super) fn new(config: &Config, known: &Known, beside: Option<Beside>) -> Retrying {
         let now = Instant::now();
         let of = Of { config: config.clone(), known: Arc::clone(known), beside, session: Mutex::default() };
-        Retrying { of: Arc::new(of), pass: None, next: now, told: false, is_used: false }
+        Retrying { of: Arc::new(of), pass: None, next_pass: now, told: false, is_used: false }
     }
 
     /// Begins a pass where one is due: `waiting` events wait.
@@ -106,42 +115,58 @@ impl Retrying {
                 *session = None;
             }
         }
-        if waiting > 0 && self.pass.is_none() && self.next <= now {
+        if waiting > 0 && self.pass.is_none() && self.next_pass <= now {
             self.is_used = true;
             let of = Arc::clone(&self.of);
-            self.pass = Some(Running(tokio::spawn(async move { of.pass().await })));
+            let (tell, tried) = unbounded_channel();
+            let ended = tokio::spawn(async move {
+                let mut summary = Summary::default();
+                let ended = of.pass(&mut summary, tell).await;
+                (summary, ended)
+            });
+            self.pass = Some(Running { tried, ended });
         }
     }
 
     /// The session ends. What a pass has written down by then, and only that, is in the table when the next one reads it.
     pub(super) async fn finish(&mut self) {
-        if self.pass.is_some() && timeout(FINISH_TIMEOUT, self.end()).await.is_err() {
+        let ending = async {
+            while self.pass.is_some() {
+                self.next().await;
+            }
+        };
+        if timeout(FINISH_TIMEOUT, ending).await.is_err() {
             tracing::debug!("a try of events that wait was given up");
         }
         self.pass = None;
     }
 
-    /// Waits for the end of the pass. Safe to cancel; without one, for ever.
-    pub(super) async fn end(&mut self) -> Tried {
+    /// Waits for what comes of the pass, or its end. Safe to cancel; without one, for ever.
+    pub(super) async fn next(&mut self) -> Tried {
         let ended = match &mut self.pass {
-            Some(pass) => (&mut pass.0).await,
+            Some(pass) => match pass.tried.recv().await {
+                Some(tried) => return tried,
+                None => (&mut pass.ended).await,
+            },
             None => std::future::pending().await,
         };
         self.pass = None;
-        let now = Instant::now();
-        let slot = &self.of.config.source.slot;
-        let (tried, ended) = ended.unwrap_or_else(|error| (Tried::default(), Err(Error::new(Kind::Bug, error))));
-        if tried.sent > 0 {
-            tracing::info!(%slot, events = tried.sent, "events that waited were delivered");
+        self.ended(ended.unwrap_or_else(|error| (Summary::default(), Err(Error::new(Kind::Bug, error)))));
+        Tried::default()
+    }
+
+    fn ended(&mut self, (Summary { sent, looked }, ended): (Summary, Result<()>)) {
+        let (now, slot) = (Instant::now(), &self.of.config.source.slot);
+        if sent > 0 {
+            tracing::info!(%slot, events = sent, "events that waited were delivered");
         }
         match ended {
             Ok(()) => {
-                self.next =
-                    now + if tried.sent > 0 { Duration::ZERO } else { LOOK_INTERVAL.max(tried.looked * LOOK_SHARE) };
+                self.next_pass = now + if sent > 0 { Duration::ZERO } else { LOOK_INTERVAL.max(looked * LOOK_SHARE) };
                 self.told = false;
             }
             Err(error) => {
-                self.next = now + PAUSE;
+                self.next_pass = now + PAUSE;
                 if std::mem::replace(&mut self.told, true) {
                     tracing::debug!(%slot, %error, "events that wait cannot be tried again now");
                 } else {
@@ -149,21 +174,11 @@ impl Retrying {
                 }
             }
         }
-        tried
     }
 }
 
 impl Of {
-    /// What was done counts, however it ended.
-    async fn pass(&self) -> (Tried, Result<()>) {
-        let mut tried = Tried::default();
-        let ended = self.try_due(&mut tried).await;
-        tried.accepting.sort_unstable();
-        tried.accepting.dedup();
-        (tried, ended)
-    }
-
-    async fn try_due(&self, tried: &mut Tried) -> Result<()> {
+    async fn pass(&self, summary: &mut Summary, tell: UnboundedSender<Tried>) -> Result<()> {
         let Some(stored) = self.known.borrow().clone() else { return Ok(()) };
         let mut session = self.session.lock().await;
         let marker = match session.take().filter(|marker| !marker.is_closed()) {
@@ -173,7 +188,7 @@ impl Of {
                 None => return Ok(()),
             },
         };
-        let ended = Pass::new(self, &marker, &stored, tried).run().await;
+        let ended = Pass::new((self, &marker, &stored), tell).run(summary).await;
         if ended.is_ok() || marker.answers().await.is_ok() {
             *session = Some(marker);
         }

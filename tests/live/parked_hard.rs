@@ -34,9 +34,9 @@ fn world() -> World {
 }
 
 #[track_caller]
-fn relay(world: &World) -> Relay {
-    let run = world.run().option("--on-error", "park");
-    let mut relay = run.config_file("[outbox]\nmark = \"status = 'published'\"\n").start();
+fn relay(world: &World, more: &str) -> Relay {
+    let file = format!("[outbox]\nmark = \"status = 'published'\"\n{more}");
+    let mut relay = world.run().option("--on-error", "park").config_file(&file).start();
     relay.wait_ready();
     relay
 }
@@ -44,6 +44,10 @@ fn relay(world: &World) -> Relay {
 /// The topic takes what waits, and all of it is asked for.
 fn open(world: &World) {
     topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
+    retry(world);
+}
+
+fn retry(world: &World) {
     RelayCommand::new("parked")
         .flag("retry")
         .option("--slot", &world.name)
@@ -72,7 +76,7 @@ fn all_is_well(world: &World, relay: &mut Relay) {
     let sql = world.sql();
     eventually("none waits", ARRIVAL * 2, || parked(&sql), String::is_empty);
     assert_eq!(world.assert_all_delivered().duplicates, 0);
-    let unmarked = || sql.number("select count(*) from outbox where status = 'new'");
+    let unmarked = || sql.number("select count(*) from outbox where status <> 'published'");
     eventually("all are marked", ARRIVAL, unmarked, |count| *count == 0);
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
@@ -81,7 +85,7 @@ fn all_is_well(world: &World, relay: &mut Relay) {
 fn a_row_that_somebody_holds_holds_up_its_aggregate_and_its_event_is_sent_once() {
     let world = world();
     let (sql, holder) = (world.sql(), world.sql());
-    let mut relay = relay(&world);
+    let mut relay = relay(&world, "");
     let held = emit_large(&sql, &world, "held");
     (0..2).for_each(|_| world.emit(&sql, "held"));
     emit_large(&sql, &world, "other");
@@ -113,7 +117,7 @@ fn a_row_that_somebody_holds_holds_up_its_aggregate_and_its_event_is_sent_once()
 fn what_cannot_be_marked_or_read_starves_no_other_aggregate() {
     let world = world();
     let sql = world.sql();
-    let mut relay = relay(&world);
+    let mut relay = relay(&world, "");
     for aggregate in ["unmarkable", "unreadable", "good"] {
         emit_large(&sql, &world, aggregate);
         world.emit(&sql, aggregate);
@@ -149,17 +153,42 @@ fn what_cannot_be_marked_or_read_starves_no_other_aggregate() {
 fn what_was_delivered_and_not_written_down_is_remembered_across_sessions() {
     let world = world();
     let (sql, holder) = (world.sql(), world.sql());
-    let mut relay = relay(&world);
-    let held = emit_large(&sql, &world, "held");
+    let mut relay = relay(&world, "");
+    emit_large(&sql, &world, "held");
+    let second = emit_large(&sql, &world, "held");
     world.emit(&sql, "held");
-    eventually("they wait", ARRIVAL, || parked(&sql), |parked| parked == "held held");
-    holder.run(&format!("begin; select from outbox where id = '{held}' for update"));
+    eventually("they wait", ARRIVAL, || parked(&sql), |parked| parked == "held held held");
+    holder.run(&format!("begin; select from outbox where id = '{second}' for update"));
     open(&world);
-    eventually("it is sent", ARRIVAL, || records(&world, "held"), |count| *count == 1);
+    // The first is sent alone, and the others together.
+    eventually("they are sent", ARRIVAL, || records(&world, "held"), |count| *count == 3);
+    eventually("the first waits no more", ARRIVAL, || parked(&sql), |parked| parked == "held held");
     let told = || relay.log().matches(HELD_UP).count();
     eventually("a person is told", ARRIVAL, told, |count| *count == 1);
-    sql.run(&format!("select pg_terminate_backend({}::int)", world.walsender()));
-    world.wait_streaming();
+    let walsender = world.walsender();
+    sql.run(&format!("select pg_terminate_backend({walsender}::int)"));
+    eventually("it streams again", ARRIVAL, || world.walsender(), |pid| *pid != 0 && *pid != walsender);
     holder.run("rollback");
+    all_is_well(&world, &mut relay);
+}
+
+#[test]
+fn a_try_that_failed_and_could_not_be_noted_is_noted_later_and_not_made_again() {
+    let world = world();
+    let (sql, holder) = (world.sql(), world.sql());
+    let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");
+    let held = emit_large(&sql, &world, "held");
+    let status = || sql.text(&format!("select status from outbox where id = '{held}'"));
+    eventually("it waits", ARRIVAL, status, |status| status == "tried 1");
+    holder.run(&format!("begin; select from outbox where id = '{held}' for update"));
+    retry(&world);
+    let count = |words: &str| relay.log().matches(words).count();
+    eventually("it is tried", ARRIVAL, || count("an event that waits failed again"), |count| *count == 1);
+    eventually("a person is told", ARRIVAL, || count(HELD_UP), |count| *count == 1);
+    throughout("it is not tried again", TWICE / 2, || count("an event that waits failed again") == 1);
+    holder.run("rollback");
+    eventually("it is noted", ARRIVAL, status, |status| status == "tried 2");
+    assert_eq!(sql.number("select attempts from walrelay.parked where asked is null"), 2);
+    open(&world);
     all_is_well(&world, &mut relay);
 }

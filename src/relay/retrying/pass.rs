@@ -3,17 +3,20 @@
 //! What stands in the way of one aggregate (a lock, a mark that is refused, an event that cannot be read) holds up that one:
 //! it is told of once and comes again after a pause. Only Kafka, or a session that is gone, ends a pass.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use super::line::{Item, Line, Refusal, Sent};
 use super::memory::{How, Who};
-use super::{BATCH_EVENTS, HEADS_MAX, Of, Tried};
+use super::{BATCH_EVENTS, HEADS_MAX, Of, Summary, Tried};
 use crate::config::Config;
 use crate::error::{Disposition, Error, Result};
 use crate::event::{Place, Shown, Via};
 use crate::failpoint;
+use crate::route::OwnedRecord;
 use crate::state::Stored;
 use crate::upkeep::parked::{Head, Held, Limit, Waiting};
 use crate::upkeep::{Batch, FailedAgain, Failure, Marker, RowId};
@@ -32,7 +35,9 @@ pub(super) struct Pass<'a> {
     of: &'a Of,
     marker: &'a Marker,
     stored: &'a Stored,
-    tried: &'a mut Tried,
+    tell: UnboundedSender<Tried>,
+    /// Events that were sent.
+    sent: u64,
 }
 
 /// What stands in the way.
@@ -45,15 +50,18 @@ enum Trouble {
 }
 
 impl<'a> Pass<'a> {
-    pub(super) fn new(of: &'a Of, marker: &'a Marker, stored: &'a Stored, tried: &'a mut Tried) -> Pass<'a> {
-        Pass { of, marker, stored, tried }
+    pub(super) fn new(
+        (of, marker, stored): (&'a Of, &'a Marker, &'a Stored),
+        tell: UnboundedSender<Tried>,
+    ) -> Pass<'a> {
+        Pass { of, marker, stored, tell, sent: 0 }
     }
 
     /// Does what was asked and tries what is due.
     ///
     /// # Errors
     /// What concerns all: Kafka, or the session.
-    pub(super) async fn run(&mut self) -> Result<()> {
+    pub(super) async fn run(&mut self, summary: &mut Summary) -> Result<()> {
         let began = Instant::now();
         self.drop_asked().await?;
         self.ask_for_pending().await?;
@@ -61,7 +69,7 @@ impl<'a> Pass<'a> {
         let mut due = self.marker.due(HEADS_MAX, &resting).await?;
         // What something stood in the way of comes last: it may take its time again.
         due.sort_by_cached_key(|head| self.of.memory().was_hindered(head.id));
-        self.tried.looked = began.elapsed();
+        summary.looked = began.elapsed();
         let mut line = Line::new((&self.of.config, self.stored), self.of.beside.as_ref());
         let mut ended = Ok(());
         for mut head in due {
@@ -74,6 +82,7 @@ impl<'a> Pass<'a> {
                 break;
             }
         }
+        summary.sent = self.sent;
         line.end().await;
         ended
     }
@@ -126,7 +135,7 @@ impl<'a> Pass<'a> {
         let (slot, row) = (&self.of.config.source.slot, Shown::of(&waiting.row.1));
         tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "an event that waited is dropped, as was asked");
         self.of.memory().written(*id);
-        self.tried.released.push(waiting.clone());
+        self.tell(Tried { released: vec![waiting.clone()], ..Tried::default() });
     }
 
     /// Rows of events that wait may be pending again, which asks for a try.
@@ -213,8 +222,7 @@ impl<'a> Pass<'a> {
                     let Sent { acked, ended } = line.send(&records).await;
                     let done = acked.iter().position(|acked| !acked).unwrap_or(acked.len());
                     self.remember(&items, &acked);
-                    let topics = records.iter().zip(&acked).filter(|(_, acked)| **acked);
-                    self.tried.accepting.extend(topics.map(|(record, _)| record.with_record(|of| of.topic.to_owned())));
+                    self.accepting(&records, &acked);
                     failpoint::reached("retried");
                     match ended {
                         Ok(refusal) => (done, refusal.or(unfit)),
@@ -265,15 +273,16 @@ impl<'a> Pass<'a> {
     /// is not.
     async fn write(&mut self, head: &mut Head, items: &[Item]) -> Result<(), Trouble> {
         if items.len() > 1 && self.marker.settle(&self.delivered(items)).await.is_ok() {
-            items.iter().for_each(|item| self.released(item));
+            self.released(items);
             return Ok(());
         }
         for item in items {
             head.id = item.id;
-            let settled = self.marker.settle(&self.delivered(std::slice::from_ref(item))).await;
+            let one = std::slice::from_ref(item);
+            let settled = self.marker.settle(&self.delivered(one)).await;
             let doing = "noting that it was delivered";
             settled.map_err(|error| Trouble::Own { doing, row: Some(item.row.clone()), error })?;
-            self.released(item);
+            self.released(one);
         }
         Ok(())
     }
@@ -287,10 +296,23 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn released(&mut self, item: &Item) {
-        self.of.memory().written(item.id);
-        self.tried.sent += 1;
-        self.tried.released.push(Waiting { row: item.row.clone(), key: item.key.clone(), refused_by: None });
+    fn released(&mut self, items: &[Item]) {
+        items.iter().for_each(|item| self.of.memory().written(item.id));
+        self.sent += items.len() as u64;
+        let waiting = |item: &Item| Waiting { row: item.row.clone(), key: item.key.clone(), refused_by: None };
+        self.tell(Tried { released: items.iter().map(waiting).collect(), ..Tried::default() });
+    }
+
+    fn accepting(&self, records: &[OwnedRecord], acked: &[bool]) {
+        let acked = records.iter().zip(acked).filter(|(_, acked)| **acked);
+        let topics = acked.map(|(record, _)| record.with_record(|record| record.topic.to_owned()));
+        let topics: BTreeSet<String> = topics.collect();
+        self.tell(Tried { accepting: topics.into_iter().collect(), ..Tried::default() });
+    }
+
+    /// Nobody listens any more where the session has ended.
+    fn tell(&self, tried: Tried) {
+        self.tell.send(tried).unwrap_or_default();
     }
 
     /// It failed once more: says so, and when it is tried again.
