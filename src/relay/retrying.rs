@@ -138,7 +138,11 @@ impl Retrying {
         if timeout(FINISH_TIMEOUT, ending).await.is_err() {
             tracing::debug!("a try of events that wait was given up");
         }
-        self.pass = None;
+        if let Some(mut pass) = self.pass.take() {
+            pass.ended.abort();
+            // From here on it writes nothing down, whatever that says.
+            drop((&mut pass.ended).await);
+        }
     }
 
     /// Waits for what comes of the pass, or its end. Safe to cancel; without one, for ever.
