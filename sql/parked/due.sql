@@ -1,4 +1,5 @@
--- $1 slot, $2 how many. The first event of each aggregate, one without a key by itself, where it may be tried now.
+-- $1 slot, $2 how many, $3 ids that are left out. The first event of each aggregate, one without a key by itself, where it may be
+-- tried now. What is to be dropped is not.
 select h.id, h.outbox, h.key
 from (
     select distinct on (p.outbox, p.key, case when p.key is null then p.id end)
@@ -7,6 +8,8 @@ from (
     where p.slot = $1
     order by p.outbox, p.key, case when p.key is null then p.id end, p.id
 ) h
-where h.asked = 'retry' or h.class = 'behind' or h.next_at <= pg_catalog.clock_timestamp()
+where h.asked is distinct from 'drop'
+    and (h.asked = 'retry' or h.class = 'behind' or h.next_at <= pg_catalog.clock_timestamp())
+    and h.id <> all ($3::bigint[])
 order by h.id
 limit $2

@@ -1,7 +1,28 @@
--- $1 slot, $2 outbox, $3 key, $4 the least id, $5 how many. Events of one aggregate in their order; without a key only that one.
+-- $1 slot, $2 outbox, $3 key, $4 the least id, $5 how many, $6 how many bytes their values may have; the first is given whatever it
+-- has. Events of one aggregate in their order; without a key only that one. No more is read of the table than is given, and one.
+with recursive taken (id, number, bytes) as (
+    (
+        select p.id, 1::bigint, (select coalesce(sum(octet_length(t.value)), 0) from unnest(p.texts) t (value))
+        from walrelay.parked p
+        where p.slot = $1 and p.outbox = $2 and p.id >= $4 and (p.key = $3 or $3 is null and p.id = $4)
+        order by p.id
+        limit 1
+    )
+    union all
+    select n.id, t.number + 1, t.bytes + n.bytes
+    from taken t
+    cross join lateral (
+        select p.id, (select coalesce(sum(octet_length(v.value)), 0) from unnest(p.texts) v (value)) as bytes
+        from walrelay.parked p
+        where p.slot = $1 and p.outbox = $2 and p.key = $3 and p.id > t.id
+        order by p.id
+        limit 1
+    ) n
+    where t.number < $5 and t.bytes + n.bytes <= $6
+)
 select p.id, p.row_id, p.key, p.topic, p.commit_lsn::text, p.index, p.via,
-    (extract(epoch from p.committed_at) * 1000000)::bigint, p.names, p.types, p.texts, p.class, p.error, p.attempts
-from walrelay.parked p
-where p.slot = $1 and p.outbox = $2 and p.id >= $4 and (p.key = $3 or $3 is null and p.id = $4)
-order by p.id
-limit $5
+    (extract(epoch from p.committed_at) * 1000000)::bigint, p.names, p.types, p.texts, p.class, p.error, p.attempts,
+    coalesce(p.asked = 'drop', false)
+from taken t
+join walrelay.parked p on p.id = t.id
+order by t.id

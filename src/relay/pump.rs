@@ -314,7 +314,7 @@ impl Pump<'_> {
             self.jobs.begin_settle(marker, batch);
         }
         if self.leaving.is_none() && !self.unmarkable {
-            self.retrying.begin_due(self.session.marker.as_ref(), self.core.waiting(), now);
+            self.retrying.begin_due(self.core.waiting(), now);
         }
         if self.watches_pending && self.may_look() && self.leaving.is_none() {
             let every = self.config.source.poll.pending_interval;
@@ -375,7 +375,7 @@ impl Pump<'_> {
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
             done = self.jobs.next() => Input::Job(Box::new(done)),
-            tried = self.retrying.end() => Input::Retried(tried),
+            tried = self.retrying.next() => Input::Retried(tried),
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
             error = &mut self.refused => Input::Refused(error),
             connection = kafka_changed(&mut self.kafka) => Input::Kafka(connection),

@@ -374,10 +374,10 @@ impl<'a> Reading<'a> {
     /// Events that waited and were delivered wait no more, and those that are due are tried. Between two looks: a row that was
     /// seen pending before it was marked is not to be published again.
     pub(super) async fn retry_waiting(&mut self) {
-        if let Some(tried) = at_once(self.retrying.end()).await {
+        while let Some(tried) = at_once(self.retrying.next()).await {
             self.outlet.released(&tried.released, &tried.accepting);
         }
-        self.retrying.begin_due(self.marker.as_ref(), self.outlet.waiting(), Instant::now());
+        self.retrying.begin_due(self.outlet.waiting(), Instant::now());
     }
 
     /// Whether events wait that are tried once it is stored how far all is published.

@@ -1,6 +1,7 @@
 //! Old rows go while the relay runs: a task of its own, off the path of events.
 
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -8,6 +9,7 @@ use tokio::sync::watch;
 use crate::config::Config;
 use crate::error::{Disposition, Result};
 use crate::postgres::sql::SqlSession;
+use crate::relay::retrying::Memory;
 use crate::state::Stored;
 use crate::upkeep::cleanup::{Sweeper, sweep};
 use crate::upkeep::{bound, partition, stored};
@@ -18,8 +20,24 @@ const INTERVAL: Duration = Duration::from_secs(60);
 const BATCH_ROWS: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// What this process knows, whatever becomes of its sessions.
+pub(super) type Known = Arc<Knowledge>;
+
 /// What is stored of what is published, by the relay that has the slot or the lease; none while it has neither.
-pub(super) type Known = Arc<watch::Sender<Option<Stored>>>;
+#[derive(Debug, Default)]
+pub(super) struct Knowledge {
+    stored: watch::Sender<Option<Stored>>,
+    /// What came of tries of events that wait.
+    pub(super) tried: Mutex<Memory>,
+}
+
+impl Deref for Knowledge {
+    type Target = watch::Sender<Option<Stored>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.stored
+    }
+}
 
 /// Deletes old rows for as long as this is driven. Faults are told and tried again the next time: events are not held up.
 pub(super) async fn keep(config: &Config, known: &Known) {

@@ -22,6 +22,8 @@ use crate::upkeep::{Failed, answered, bound};
 const ROWS_PER_STATEMENT: usize = 2_000;
 /// How often a transaction is tried where others were in its way.
 const ATTEMPTS: u32 = 5;
+/// How long a lock is waited for by who has other rows to go on with.
+const MOMENT: Duration = Duration::from_millis(250);
 /// How soon it is looked again whether a row can be seen.
 const UNSEEN_PAUSE: Duration = Duration::from_millis(5);
 /// After the first attempt, and twice as long after each more.
@@ -37,6 +39,8 @@ pub struct Marker {
     pub(super) room: Option<Room>,
     /// What finds rows that wait and that somebody set to pending, by the outbox.
     pub(super) asks: Vec<(String, Statement)>,
+    /// How often a transaction is tried.
+    attempts: u32,
     /// Whether a transaction may be open: a call that was cancelled leaves one. Whoever uses the session holds this.
     pub(super) open: Mutex<bool>,
 }
@@ -123,6 +127,25 @@ impl Marker {
         Marker::connect(&source.database, &source.slot, &config.outboxes, Wanted::by(config)).await
     }
 
+    /// The same for who has other rows to go on with: locks are waited for a moment, and nothing is tried a second time.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn impatient(config: &Config) -> Result<Option<Marker>> {
+        const DOING: &str = "bounding waits for locks";
+        let source = &config.source;
+        let name = format!("walrelay {} retries", source.slot);
+        let Some(marker) =
+            Marker::start(&source.database, (&source.slot, &name), &config.outboxes, Wanted::by(config)).await?
+        else {
+            return Ok(None);
+        };
+        let bound = format!("set lock_timeout = {}", MOMENT.as_millis());
+        let bounded = answered(DOING, marker.session.client().batch_execute(&bound)).await;
+        bounded.map_err(|failed| failed.told(DOING))?;
+        Ok(Some(Marker { attempts: 1, ..marker }))
+    }
+
     /// Opens the session, looks at the tables and prepares the statements; none where no outbox is written to.
     ///
     /// Nothing is changed, no trigger fires. Once this returned, statements, columns and privileges were right. The session
@@ -139,11 +162,20 @@ impl Marker {
         outboxes: &[OutboxConfig],
         wanted: Wanted,
     ) -> Result<Option<Marker>> {
+        Marker::start(database, (slot, &format!("walrelay {slot} upkeep")), outboxes, wanted).await
+    }
+
+    async fn start(
+        database: &ConnInfo,
+        (slot, name): (&SlotName, &str),
+        outboxes: &[OutboxConfig],
+        wanted: Wanted,
+    ) -> Result<Option<Marker>> {
         let writes = |outbox: &&OutboxConfig| outbox.upkeep.writes_any();
         if outboxes.iter().find(writes).is_none() && wanted == Wanted::NoRoom {
             return Ok(None);
         }
-        let session = SqlSession::connect(database, &format!("walrelay {slot} upkeep")).await?;
+        let session = SqlSession::connect(database, name).await?;
         bound(session.client()).await?;
         let mut writers = Vec::with_capacity(outboxes.len());
         for outbox in outboxes {
@@ -163,14 +195,14 @@ impl Marker {
                 asks.push((outbox.source.to_string(), ask_statement(session.client(), outbox, table).await?));
             }
         }
-        Ok(Some(Marker { session, writers, room, asks, open: Mutex::new(false) }))
+        Ok(Some(Marker { session, writers, room, asks, attempts: ATTEMPTS, open: Mutex::new(false) }))
     }
 
     /// Marks or deletes these rows, in one transaction, and gives how many were written.
     ///
     /// Durable when it returns, whatever `synchronous_commit` says. Rows that are gone are no error, nor are those of
     /// outboxes that are not written to. Where several rows have one id, all of them are meant. What others' locks are in
-    /// the way of is tried again for some twenty seconds at most. Memory: a copy of references. After an error nothing was
+    /// the way of is tried again for some twenty seconds at most, or not at all by [`Marker::impatient`]. Memory: a copy of references. After an error nothing was
     /// written, unless the connection broke while committing; doing it again is safe as far as the assignments are.
     /// Safe to cancel: a transaction that was left open ends with the next call, or after a minute with the session.
     ///
@@ -184,8 +216,8 @@ impl Marker {
         if parts.is_empty() && !moves {
             return Ok(0);
         }
-        self.until_visible(&batch.xids).await?;
         let mut open = self.open.lock().await;
+        self.until_visible(&mut open, &batch.xids).await?;
         let (mut attempt, mut pause) = (1, PAUSE);
         loop {
             let (part, failed) = match self.attempt(&mut open, (&parts, batch)).await {
@@ -193,7 +225,7 @@ impl Marker {
                 Err(failed) => failed,
             };
             let doing = part.map_or("writing to the outbox", |part| part.written.doing.as_str());
-            if failed.is_passing() && attempt < ATTEMPTS {
+            if failed.is_passing() && attempt < self.attempts {
                 tracing::debug!(attempt, "while {doing}: somebody was in the way, trying again");
                 tokio::time::sleep(pause).await;
                 (attempt, pause) = (attempt + 1, pause * 2);
@@ -202,7 +234,8 @@ impl Marker {
             return Err(match part {
                 _ if failed.is_passing() => {
                     let told = failed.told(doing);
-                    Error::new(Kind::PostgresUnreachable, format!("{}, {ATTEMPTS} times in a row", told.cause()))
+                    let times = if attempt > 1 { format!(", {attempt} times in a row") } else { String::new() };
+                    Error::new(Kind::PostgresUnreachable, format!("{}{times}", told.cause()))
                         .remedy("see in pg_stat_activity who holds locks on these rows for long")
                 }
                 Some(part) => part.writer.told(part.written, &failed),
@@ -215,9 +248,13 @@ impl Marker {
     ///
     /// The slot delivers a commit once it is in the log, and others see it a little later, or, where the commit waits for a
     /// standby, much later: until then there is no row to be marked.
-    async fn until_visible(&self, xids: &[u32]) -> Result<()> {
+    async fn until_visible(&self, open: &mut MutexGuard<'_, bool>, xids: &[u32]) -> Result<()> {
         const DOING: &str = "looking whether others see the rows";
         const SQL: &str = "select pg_catalog.pg_current_snapshot()::text";
+        if !xids.is_empty() {
+            // In a transaction that was left over, and failed, nothing is answered.
+            self.end_left_over(open).await.map_err(|failed| failed.told(DOING))?;
+        }
         while !xids.is_empty() {
             let answer = answered(DOING, self.session.client().query_one(SQL, &[])).await;
             let text = answer.and_then(|row| row.try_get::<_, String>(0).map_err(Failed::Refused));
@@ -230,6 +267,11 @@ impl Marker {
             tokio::time::sleep(UNSEEN_PAUSE).await;
         }
         Ok(())
+    }
+
+    /// Whether the session has ended.
+    pub fn is_closed(&self) -> bool {
+        self.session.client().is_closed()
     }
 
     /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold while marking.

@@ -131,6 +131,17 @@ pub struct Held {
     pub error: Option<String>,
     /// How often it was tried.
     pub attempts: u32,
+    /// Whether somebody asked to have it dropped.
+    pub is_dropped: bool,
+}
+
+/// How much is read of an aggregate at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// So many events.
+    pub events: i64,
+    /// Events whose values have so many bytes together, or one.
+    pub bytes: usize,
 }
 
 impl Held {
@@ -215,9 +226,9 @@ impl Room {
         rows.iter().filter_map(|row| waiting(row).transpose()).collect()
     }
 
-    /// The first of each aggregate that may be tried now, `limit` at most.
-    pub(super) async fn due(&self, client: &Client, limit: i64) -> Result<Vec<Head>, Failed> {
-        let rows = answered(DOING, client.query(&self.due, &[&self.slot, &limit])).await?;
+    /// The first of each aggregate that may be tried now, `limit` at most, without those in `except`.
+    pub(super) async fn due(&self, client: &Client, limit: i64, except: &[i64]) -> Result<Vec<Head>, Failed> {
+        let rows = answered(DOING, client.query(&self.due, &[&self.slot, &limit, &except])).await?;
         let head = |row: &Row| {
             let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
             Ok(Some(Head { id: get(row, 0)?, outbox, key: get(row, 2)? }))
@@ -226,16 +237,22 @@ impl Room {
     }
 
     /// The events of an aggregate from `head` on, in their order.
-    pub(super) async fn events(&self, client: &Client, head: &Head, limit: i64) -> Result<Vec<Held>, Failed> {
+    pub(super) async fn events(&self, client: &Client, head: &Head, limit: Limit) -> Result<Vec<Held>, Failed> {
         let name = self.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
-        let values: [&(dyn ToSql + Sync); 5] = [&self.slot, &name, &head.key, &head.id, &limit];
+        let bytes = i64::try_from(limit.bytes).unwrap_or(i64::MAX);
+        let values: [&(dyn ToSql + Sync); 6] = [&self.slot, &name, &head.key, &head.id, &limit.events, &bytes];
         let rows = answered(DOING, client.query(&self.events, &values)).await?;
         rows.iter().map(|row| held(row, head.outbox)).collect()
     }
 
-    /// Events that somebody asked to be dropped, with why they waited.
-    pub(super) async fn dropped(&self, client: &Client, limit: i64) -> Result<Vec<(i64, Waiting, Failure)>, Failed> {
-        let rows = answered(DOING, client.query(DROPPED, &[&self.slot, &limit])).await?;
+    /// Events that somebody asked to be dropped, with why they waited, without those in `except`.
+    pub(super) async fn dropped(
+        &self,
+        client: &Client,
+        limit: i64,
+        except: &[i64],
+    ) -> Result<Vec<(i64, Waiting, Failure)>, Failed> {
+        let rows = answered(DOING, client.query(DROPPED, &[&self.slot, &limit, &except])).await?;
         let dropped = |row: &Row| {
             let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
             let of = (outbox, get(row, 2)?);
@@ -368,7 +385,8 @@ fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
         retry_in_ms: None,
     };
     let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
-    Ok(Held { id: get(row, 0)?, event, class: get(row, 11)?, error: get(row, 12)?, attempts })
+    let (class, error, is_dropped) = (get(row, 11)?, get(row, 12)?, get(row, 14)?);
+    Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped })
 }
 
 /// Makes sure that the table is there and ours to use.

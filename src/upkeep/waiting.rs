@@ -5,7 +5,7 @@ use tokio_postgres::Client;
 
 use crate::error::Result;
 use crate::upkeep::mark::{Failure, Marker};
-use crate::upkeep::parked::{Head, Held, Room, Waiting};
+use crate::upkeep::parked::{Head, Held, Limit, Room, Waiting};
 use crate::upkeep::{Failed, answered};
 
 impl Marker {
@@ -17,47 +17,60 @@ impl Marker {
         self.in_room(async |room, client| room.index(client).await).await
     }
 
-    /// The first event of each aggregate that may be tried now, `limit` at most.
+    /// The first event of each aggregate that may be tried now, `limit` at most, without those in `except`.
     ///
     /// # Errors
     /// As [`Marker::waiting`].
-    pub async fn due(&self, limit: i64) -> Result<Vec<Head>> {
-        self.in_room(async |room, client| room.due(client, limit).await).await
+    pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<Head>> {
+        self.in_room(async |room, client| room.due(client, limit, except).await).await
     }
 
-    /// Events of an aggregate from `head` on, in their order, `limit` at most.
+    /// Events of an aggregate from `head` on, in their order, one at least and no more than `limit` says.
     ///
     /// # Errors
-    /// As [`Marker::waiting`].
-    pub async fn held(&self, head: &Head, limit: i64) -> Result<Vec<Held>> {
+    /// As [`Marker::waiting`], and of what stands in the table and makes no event.
+    pub async fn held(&self, head: &Head, limit: Limit) -> Result<Vec<Held>> {
         self.in_room(async |room, client| room.events(client, head, limit).await).await
     }
 
-    /// Asks for a try of events that wait and whose rows somebody set to pending; gives how many.
+    /// Outboxes in which setting a row to pending asks for a try of the event that waits.
+    pub fn asked_by_pending(&self) -> impl Iterator<Item = &str> {
+        self.asks.iter().map(|(outbox, _)| outbox.as_str())
+    }
+
+    /// Asks for a try of the events of such an outbox that wait and whose rows somebody set to pending; gives how many.
     ///
     /// # Errors
     /// As [`Marker::waiting`], and those of `outbox.pending`.
-    pub async fn ask_for_pending(&self) -> Result<u64> {
-        let mut asked = 0;
-        for (outbox, statement) in &self.asks {
-            let ask = async |room: &Room, client: &Client| {
-                answered(
-                    "looking for rows that wait and are pending",
-                    client.execute(statement, &[&room.slot(), outbox]),
-                )
-                .await
-            };
-            asked += self.in_room(ask).await?;
-        }
-        Ok(asked)
+    pub async fn ask_for_pending(&self, outbox: &str) -> Result<u64> {
+        const DOING: &str = "looking for rows that wait and are pending";
+        let Some((_, statement)) = self.asks.iter().find(|(of, _)| of == outbox) else { return Ok(0) };
+        let ask = async |room: &Room, client: &Client| {
+            answered(DOING, client.execute(statement, &[&room.slot(), &outbox])).await
+        };
+        self.in_room(ask).await
     }
 
-    /// Events that somebody asked to be dropped: row of the table, what waits, and why.
+    /// Events that somebody asked to be dropped, without those in `except`: row of the table, what waits, and why.
     ///
     /// # Errors
     /// As [`Marker::waiting`].
-    pub async fn dropped(&self, limit: i64) -> Result<Vec<(i64, Waiting, Failure)>> {
-        self.in_room(async |room, client| room.dropped(client, limit).await).await
+    pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, Waiting, Failure)>> {
+        self.in_room(async |room, client| room.dropped(client, limit, except).await).await
+    }
+
+    /// Whether the session answers, after an error of another call: with no transaction left over.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub async fn answers(&self) -> Result<()> {
+        const DOING: &str = "asking for a sign of life";
+        let mut open = self.open.lock().await;
+        let answered = match self.end_left_over(&mut open).await {
+            Ok(()) => answered(DOING, self.session.client().batch_execute("select 1")).await,
+            Err(failed) => Err(failed),
+        };
+        answered.map_err(|failed| failed.told(DOING))
     }
 
     async fn in_room<T: Default>(&self, ask: impl AsyncFnOnce(&Room, &Client) -> Result<T, Failed>) -> Result<T> {

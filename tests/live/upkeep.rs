@@ -1,6 +1,7 @@
 //! P13: What is done to the rows of an outbox table: marked, deleted, cleaned up, and a column added.
 
 mod cleanup;
+mod held;
 mod killed;
 mod mark;
 mod xid_column;

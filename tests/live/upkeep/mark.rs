@@ -218,6 +218,32 @@ fn who_is_in_the_way_is_waited_for_and_then_named() {
 }
 
 #[test]
+fn a_look_whether_rows_can_be_seen_stays_out_of_the_transaction_of_another_call() {
+    let world = wallet();
+    let (sql, holder, runtime) = (world.sql(), world.sql(), runtime());
+    let marker = runtime.block_on(marker(&world.database_url, WALLET)).unwrap();
+    let xid = sql.number("select pg_current_xact_id()");
+    holder.run("begin; select from outbox where id = 5 for update");
+    let waited = || {
+        sql.text(
+            "select string_agg(xact_start::text, '') from pg_stat_activity where datname = current_database()
+             and application_name = 'walrelay orders upkeep' and wait_event_type = 'Lock'",
+        )
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| runtime.block_on(marker.settle(&acked(&[row(0, "5")]))));
+        let began = eventually("the marker waits", SECONDS, waited, |began| !began.is_empty());
+        let batch = Batch { xids: vec![u32::try_from(xid).unwrap()], ..acked(&[row(0, "6")]) };
+        let (marker, runtime) = (&marker, &runtime);
+        let second = scope.spawn(move || runtime.block_on(marker.settle(&batch)));
+        // The first transaction of the first call failed, for the lock.
+        eventually("it tries again", SECONDS, waited, |again| !again.is_empty() && *again != began);
+        holder.run("commit");
+        assert_eq!((first.join().unwrap(), second.join().unwrap()), (Ok(1), Ok(1)));
+    });
+}
+
+#[test]
 fn a_call_that_is_given_up_leaves_nothing_that_matters_to_the_next() {
     let world = wallet();
     let (holder, runtime) = (world.sql(), runtime());

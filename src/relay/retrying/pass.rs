@@ -1,0 +1,359 @@
+//! One pass over the events that wait: what is dropped, what is due, and what came of it.
+//!
+//! What stands in the way of one aggregate (a lock, a mark that is refused, an event that cannot be read) holds up that one:
+//! it is told of once and comes again after a pause. Only Kafka, or a session that is gone, ends a pass.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::Instant;
+
+use super::line::{Item, Line, Refusal, Sent};
+use super::memory::{How, Who};
+use super::{BATCH_EVENTS, HEADS_MAX, Of, Summary, Tried};
+use crate::config::Config;
+use crate::error::{Disposition, Error, Result};
+use crate::event::{Place, Shown, Via};
+use crate::failpoint;
+use crate::route::OwnedRecord;
+use crate::state::Stored;
+use crate::upkeep::parked::{Head, Held, Limit, Waiting};
+use crate::upkeep::{Batch, FailedAgain, Failure, Marker, RowId};
+
+/// One event is this many times in memory on its way: as it comes from Postgres, as it was kept, as a record, and as
+/// librdkafka's copy of that.
+const COPIES: usize = 4;
+/// What something stands in the way of may take this long of a pass.
+const LONG: Duration = Duration::from_secs(5);
+/// What is to do where an event cannot be read and Postgres says no more.
+const UNREADABLE: &str = "see it with walrelay parked list; what is in its row of walrelay.parked was not written by walrelay, or \
+                          is too large: drop it with walrelay parked drop, and publish its row with walrelay replay --id";
+
+/// See the module's documentation.
+pub(super) struct Pass<'a> {
+    of: &'a Of,
+    marker: &'a Marker,
+    stored: &'a Stored,
+    tell: UnboundedSender<Tried>,
+    /// Events that were sent.
+    sent: u64,
+}
+
+/// What stands in the way.
+#[derive(Debug)]
+enum Trouble {
+    /// Of one aggregate: what was done, and the row where it is known.
+    Own { doing: &'static str, row: Option<RowId>, error: Error },
+    /// Of all.
+    Whole(Error),
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(
+        (of, marker, stored): (&'a Of, &'a Marker, &'a Stored),
+        tell: UnboundedSender<Tried>,
+    ) -> Pass<'a> {
+        Pass { of, marker, stored, tell, sent: 0 }
+    }
+
+    /// Does what was asked and tries what is due.
+    ///
+    /// # Errors
+    /// What concerns all: Kafka, or the session.
+    pub(super) async fn run(&mut self, summary: &mut Summary) -> Result<()> {
+        let began = Instant::now();
+        self.drop_asked().await?;
+        self.ask_for_pending().await?;
+        let resting = self.of.memory().resting(began);
+        let mut due = self.marker.due(HEADS_MAX, &resting).await?;
+        // What something stood in the way of comes last: it may take its time again.
+        due.sort_by_cached_key(|head| self.of.memory().was_hindered(head.id));
+        summary.looked = began.elapsed();
+        let mut line = Line::new((&self.of.config, self.stored), self.of.beside.as_ref());
+        let mut ended = Ok(());
+        for mut head in due {
+            if began.elapsed() > LONG && self.of.memory().was_hindered(head.id) {
+                break;
+            }
+            let Err(trouble) = self.aggregate(&mut line, &mut head).await else { continue };
+            ended = self.hindered(&head, trouble).await;
+            if ended.is_err() {
+                break;
+            }
+        }
+        summary.sent = self.sent;
+        line.end().await;
+        ended
+    }
+
+    /// What somebody asked to be dropped goes, and its row counts as given up.
+    async fn drop_asked(&mut self) -> Result<()> {
+        let resting = self.of.memory().resting(Instant::now());
+        let dropped = self.marker.dropped(BATCH_EVENTS, &resting).await?;
+        if dropped.is_empty() {
+            return Ok(());
+        }
+        let mut batch = Batch::default();
+        dropped.iter().for_each(|dropped| self.drop_in(&mut batch, dropped));
+        if self.marker.settle(&batch).await.is_ok() {
+            dropped.iter().for_each(|dropped| self.dropped(dropped));
+            return Ok(());
+        }
+        let began = Instant::now();
+        for dropped in dropped {
+            if began.elapsed() > LONG {
+                break;
+            }
+            let mut alone = Batch::default();
+            self.drop_in(&mut alone, &dropped);
+            match self.marker.settle(&alone).await {
+                Ok(_) => self.dropped(&dropped),
+                Err(error) => {
+                    let (id, Waiting { row, key, .. }, _) = dropped;
+                    let trouble = Trouble::Own { doing: "dropping it, as was asked", row: Some(row.clone()), error };
+                    self.hindered(&Head { id, outbox: row.0, key }, trouble).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_in(&self, batch: &mut Batch, (id, waiting, failure): &(i64, Waiting, Failure)) {
+        batch.unparked.push(*id);
+        let Some(outbox) = self.of.config.outboxes.get(waiting.row.0) else { return };
+        // It was delivered before somebody asked.
+        let is_sent = self.of.memory().is_sent(*id, &waiting.row);
+        if outbox.upkeep.mark_failed.is_some() && !is_sent {
+            batch.failed.push((waiting.row.clone(), failure.clone()));
+        } else if outbox.upkeep.writes() {
+            batch.acked.push(waiting.row.clone());
+        }
+    }
+
+    fn dropped(&mut self, (id, waiting, failure): &(i64, Waiting, Failure)) {
+        let (slot, row) = (&self.of.config.source.slot, Shown::of(&waiting.row.1));
+        tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "an event that waited is dropped, as was asked");
+        self.of.memory().written(*id);
+        self.tell(Tried { released: vec![waiting.clone()], ..Tried::default() });
+    }
+
+    /// Rows of events that wait may be pending again, which asks for a try.
+    async fn ask_for_pending(&mut self) -> Result<()> {
+        let slot = &self.of.config.source.slot;
+        for outbox in self.marker.asked_by_pending() {
+            let who = Who::Pending(outbox.to_owned());
+            if self.of.memory().rests(&who, Instant::now()) {
+                continue;
+            }
+            match self.marker.ask_for_pending(outbox).await {
+                Ok(asked) => {
+                    self.of.memory().unhinder(&who);
+                    if asked > 0 {
+                        tracing::info!(%slot, outbox, events = asked, "rows of events that wait are pending again; trying them");
+                    }
+                }
+                Err(error) => {
+                    self.marker.answers().await?;
+                    let (pause, is_new) = self.of.memory().hinder(who, Instant::now(), true);
+                    if is_new {
+                        tracing::warn!(%slot, outbox, %error, fix = error.what_to_do(), pause_ms = millis(pause),
+                            "whether rows of events that wait are pending again cannot be seen");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Something stood in the way of an aggregate: it comes again after a pause.
+    ///
+    /// # Errors
+    /// It stands in the way of all.
+    async fn hindered(&self, head: &Head, trouble: Trouble) -> Result<()> {
+        let is_whole = matches!(trouble, Trouble::Whole(_));
+        let (pause, is_new) = self.of.memory().hinder(Who::Event(head.id), Instant::now(), !is_whole);
+        let (doing, row, error) = match trouble {
+            Trouble::Own { doing, row, error } => (doing, row, error),
+            Trouble::Whole(error) => return Err(error),
+        };
+        self.marker.answers().await?;
+        let Config { source, outboxes, .. } = &self.of.config;
+        let outbox = outboxes.get(head.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
+        let row = row.map(|(_, id)| Shown::of(&id).to_string()).unwrap_or_default();
+        let (slot, parked, pause_ms) = (&source.slot, head.id, millis(pause));
+        if is_new {
+            tracing::warn!(%slot, outbox, row, parked, doing, %error, fix = error.what_to_do(), pause_ms,
+                "an aggregate whose events wait is held up; it comes again after a pause, and all others go on");
+        } else {
+            tracing::debug!(%slot, outbox, row, parked, doing, %error, pause_ms, "the aggregate still waits");
+        }
+        Ok(())
+    }
+
+    /// Sends the events of an aggregate from its first on, in their order, until one fails or none is left. `head` is where
+    /// that came to.
+    async fn aggregate(&mut self, line: &mut Line<'_>, head: &mut Head) -> Result<(), Trouble> {
+        // The first one alone: a batch is refused as a whole.
+        let (mut alone, mut is_row) = (true, true);
+        loop {
+            let held = match self.read(head, alone).await {
+                Ok(held) => held,
+                Err(_) if !alone => {
+                    alone = true;
+                    continue;
+                }
+                // The next pass begins with it, and knows it.
+                Err(_) if !is_row => return Ok(()),
+                Err(error) => return Err(Trouble::Own { doing: "reading it", row: None, error }),
+            };
+            let items: Vec<Item> = held.iter().map(|held| line.item(held)).collect();
+            let Some((first, last)) = items.first().zip(items.last().map(|item| item.id)) else { return Ok(()) };
+            (head.id, is_row) = (first.id, true);
+            let before = self.of.memory().how(first.id, (&first.row, first.place)).cloned();
+            let (done, failure) = match before {
+                Some(How::Sent) => (items.len(), None),
+                Some(How::Failed(failure, again)) => return self.note(first, failure, again).await,
+                None => {
+                    let (records, unfit) = line.route(held).map_err(|error| {
+                        let (doing, row) = ("making its record", Some(first.row.clone()));
+                        Trouble::Own { doing, row, error }
+                    })?;
+                    let Sent { acked, ended } = line.send(&records).await;
+                    let done = acked.iter().position(|acked| !acked).unwrap_or(acked.len());
+                    self.remember(&items, &acked);
+                    self.accepting(&records, &acked);
+                    failpoint::reached("retried");
+                    match ended {
+                        Ok(refusal) => (done, refusal.or(unfit)),
+                        Err(error) => {
+                            // What came before that is done.
+                            self.write(head, items.get(..done).unwrap_or_default()).await?;
+                            return Err(Trouble::Whole(error));
+                        }
+                    }
+                }
+            };
+            self.write(head, items.get(..done).unwrap_or_default()).await?;
+            match (failure, items.get(done)) {
+                (Some(refusal), Some(failed)) if refusal.is_certain => {
+                    head.id = failed.id;
+                    return self.fail(failed, &refusal).await;
+                }
+                (Some(_), Some(failed)) => (head.id, alone) = (failed.id, true),
+                _ if head.key.is_none() => return Ok(()),
+                _ => (head.id, alone, is_row) = (last + 1, false, false),
+            }
+        }
+    }
+
+    /// The next events of an aggregate, of which all were delivered and that is not written down, or none.
+    async fn read(&self, head: &Head, alone: bool) -> Result<Vec<Held>> {
+        let events = if alone { 1 } else { BATCH_EVENTS };
+        let limit = Limit { events, bytes: self.of.config.kafka.max_in_flight_bytes / COPIES };
+        let mut held = self.marker.held(head, limit).await.map_err(|error| match error.what_to_do() {
+            None => error.remedy(UNREADABLE),
+            Some(_) => error,
+        })?;
+        let of = |held: &Held| self.of.memory().how(held.id, (&held.event.row, held.event.place)).cloned();
+        let first = held.first().and_then(of);
+        let goes = |held: &&Held| !held.is_dropped && is_stored(held.event.place, self.stored) && of(held) == first;
+        held.truncate(held.iter().take_while(goes).count());
+        Ok(held)
+    }
+
+    fn remember(&self, items: &[Item], acked: &[bool]) {
+        let mut memory = self.of.memory();
+        for (item, _) in items.iter().zip(acked).filter(|(_, acked)| **acked) {
+            memory.done(item.id, (&item.row, item.place), How::Sent);
+        }
+    }
+
+    /// Writes down that these were delivered, one by one where that does not work out at once. `head` is the first of which it
+    /// is not.
+    async fn write(&mut self, head: &mut Head, items: &[Item]) -> Result<(), Trouble> {
+        if items.len() > 1 && self.marker.settle(&self.delivered(items)).await.is_ok() {
+            self.released(items);
+            return Ok(());
+        }
+        for item in items {
+            head.id = item.id;
+            let one = std::slice::from_ref(item);
+            let settled = self.marker.settle(&self.delivered(one)).await;
+            let doing = "noting that it was delivered";
+            settled.map_err(|error| Trouble::Own { doing, row: Some(item.row.clone()), error })?;
+            self.released(one);
+        }
+        Ok(())
+    }
+
+    fn delivered(&self, items: &[Item]) -> Batch {
+        let writes = |row: &&RowId| self.of.config.outboxes.get(row.0).is_some_and(|outbox| outbox.upkeep.writes());
+        Batch {
+            acked: items.iter().map(|item| &item.row).filter(writes).cloned().collect(),
+            unparked: items.iter().map(|item| item.id).collect(),
+            ..Batch::default()
+        }
+    }
+
+    fn released(&mut self, items: &[Item]) {
+        items.iter().for_each(|item| self.of.memory().written(item.id));
+        self.sent += items.len() as u64;
+        let waiting = |item: &Item| {
+            let (row, key) = (item.row.clone(), item.key.clone());
+            Waiting { row, place: item.place, key, refused_by: None }
+        };
+        self.tell(Tried { released: items.iter().map(waiting).collect(), ..Tried::default() });
+    }
+
+    fn accepting(&self, records: &[OwnedRecord], acked: &[bool]) {
+        let acked = records.iter().zip(acked).filter(|(_, acked)| **acked);
+        let topics = acked.map(|(record, _)| record.with_record(|record| record.topic.to_owned()));
+        let topics: BTreeSet<String> = topics.collect();
+        self.tell(Tried { accepting: topics.into_iter().collect(), ..Tried::default() });
+    }
+
+    /// Nobody listens any more where the session has ended.
+    fn tell(&self, tried: Tried) {
+        self.tell.send(tried).unwrap_or_default();
+    }
+
+    /// It failed once more: says so, and when it is tried again.
+    async fn fail(&mut self, item: &Item, Refusal { error, is_told, .. }: &Refusal) -> Result<(), Trouble> {
+        let attempts = item.attempts.saturating_add(1);
+        let failure = Failure { class: error.kind().class(), cause: error.cause().to_owned(), attempts };
+        let wait = match error.kind().disposition() {
+            Disposition::RetryThenGiveUp => item.retry.wait(attempts, fastrand::f64()),
+            Disposition::GiveUp | Disposition::Retry | Disposition::Halt => None,
+        };
+        // What its topic said of another was told.
+        if !is_told {
+            let (slot, row) = (&self.of.config.source.slot, Shown::of(&item.row.1));
+            let wait_ms = wait.map(millis);
+            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms, "an event that waits failed again");
+        }
+        self.note(item, failure, wait.map(|wait| Instant::now() + wait)).await
+    }
+
+    /// Writes down that it failed, and when it is tried again.
+    async fn note(&self, item: &Item, failure: Failure, again: Option<Instant>) -> Result<(), Trouble> {
+        self.of.memory().done(item.id, (&item.row, item.place), How::Failed(failure.clone(), again));
+        let retry_in_ms = again.map(|again| millis(again.saturating_duration_since(Instant::now())));
+        let failed = FailedAgain { id: item.id, row: item.row.clone(), failure, retry_in_ms };
+        let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
+        let doing = "noting that it failed again";
+        settled.map_err(|error| Trouble::Own { doing, row: Some(item.row.clone()), error })?;
+        self.of.memory().written(item.id);
+        Ok(())
+    }
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Whether an event is behind the stored position: it does not come again, and so not behind those that were parked later.
+fn is_stored(place: Place, stored: &Stored) -> bool {
+    let position = &stored.position;
+    place.via != Via::Slot || position.covers(place.commit_lsn) || place.index < position.delivered_of(place.commit_lsn)
+}

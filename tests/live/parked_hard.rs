@@ -1,0 +1,194 @@
+//! P3, P2: what stands in the way of one event that waits (a lock on its row, a mark that is refused, a row of
+//! `walrelay.parked` that cannot be read) holds up its own aggregate and nothing else, and sends nothing twice.
+
+use std::time::Duration;
+
+use crate::support::relay::{Relay, RelayCommand};
+use crate::support::servers::kafka::PARTITIONS;
+use crate::support::sql::Sql;
+use crate::support::topic;
+use crate::support::wait::{eventually, throughout};
+use crate::support::world::{ARRIVAL, World};
+
+const EXIT: Duration = Duration::from_secs(30);
+/// Longer than it takes to try twice to write down what became of an event.
+const TWICE: Duration = Duration::from_secs(18);
+const HELD_UP: &str = "is held up";
+
+/// Topic 0 takes no record of more than 200 kB, until [`open`].
+fn world() -> World {
+    let world = World::new();
+    world.sql().run(
+        "alter table outbox add status text not null default 'new';
+         create function emit_large(kind text, aggregate_ text) returns text language sql as $$
+             insert into counter values (aggregate_) on conflict do nothing;
+             update counter set version = version + 1 where aggregate = aggregate_;
+             insert into outbox (id, aggregatetype, aggregateid, type, payload)
+             select gen_random_uuid(), kind, aggregate_, 'Large', jsonb_build_object('v', c.version, 'of', aggregate_,
+                 'filling', (select string_agg(md5(n::text), '') from generate_series(1, 12000) n))
+             from counter c where c.aggregate = aggregate_ returning id::text
+         $$",
+    );
+    topic::create(&world.brokers, &world.topic(0), PARTITIONS, &[("max.message.bytes", "200000")]);
+    world
+}
+
+#[track_caller]
+fn relay(world: &World, more: &str) -> Relay {
+    let file = format!("[outbox]\nmark = \"status = 'published'\"\n{more}");
+    let mut relay = world.run().option("--on-error", "park").config_file(&file).start();
+    relay.wait_ready();
+    relay
+}
+
+/// The topic takes what waits, and all of it is asked for.
+fn open(world: &World) {
+    topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
+    retry(world);
+}
+
+fn retry(world: &World) {
+    RelayCommand::new("parked")
+        .flag("retry")
+        .option("--slot", &world.name)
+        .option("--database-url", &world.database_url)
+        .flag("--all")
+        .flag("--yes")
+        .succeed();
+}
+
+fn emit_large(sql: &Sql, world: &World, aggregate: &str) -> String {
+    sql.text(&format!("select emit_large('{}', '{aggregate}')", world.kind(0)))
+}
+
+fn parked(sql: &Sql) -> String {
+    sql.text("select string_agg(convert_from(key, 'UTF8'), ' ' order by id) from walrelay.parked")
+}
+
+/// How often an aggregate's events came.
+fn records(world: &World, aggregate: &str) -> usize {
+    world.records(0).iter().filter(|record| record.key_text() == aggregate).count()
+}
+
+/// Everything came once and in order, is marked, and the relay leaves in order.
+#[track_caller]
+fn all_is_well(world: &World, relay: &mut Relay) {
+    let sql = world.sql();
+    eventually("none waits", ARRIVAL * 2, || parked(&sql), String::is_empty);
+    assert_eq!(world.assert_all_delivered().duplicates, 0);
+    let unmarked = || sql.number("select count(*) from outbox where status <> 'published'");
+    eventually("all are marked", ARRIVAL, unmarked, |count| *count == 0);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_row_that_somebody_holds_holds_up_its_aggregate_and_its_event_is_sent_once() {
+    let world = world();
+    let (sql, holder) = (world.sql(), world.sql());
+    let mut relay = relay(&world, "");
+    let held = emit_large(&sql, &world, "held");
+    (0..2).for_each(|_| world.emit(&sql, "held"));
+    emit_large(&sql, &world, "other");
+    eventually("they wait", ARRIVAL, || parked(&sql), |parked| parked == "held held held other");
+
+    let sessions = || relay.metric("walrelay_reconnects_total{side=\"postgres\"}");
+    let before = sessions();
+    holder.run(&format!("begin; select from outbox where id = '{held}' for update"));
+    open(&world);
+    eventually("the other is delivered", ARRIVAL, || parked(&sql), |parked| parked == "held held held");
+    let told = || relay.log().matches(HELD_UP).count();
+    eventually("a person is told", ARRIVAL, told, |count| *count == 1);
+    // Everything else goes on meanwhile: events, marks and what is confirmed.
+    let goes_on = || {
+        world.emit(&sql, "ordinary");
+        let unmarked = "select count(*) from outbox where aggregateid = 'ordinary' and status = 'new'";
+        eventually("others are marked", TWICE / 4, || sql.number(unmarked), |count| *count == 0);
+        world.wait_confirmed(TWICE / 2);
+        records(&world, "held") == 1
+    };
+    throughout("it is sent once", TWICE, goes_on);
+    assert_eq!(relay.log().matches(HELD_UP).count(), 1, "{}", relay.log());
+    assert_eq!(sessions(), before, "{}", relay.log());
+    holder.run("rollback");
+    all_is_well(&world, &mut relay);
+}
+
+#[test]
+fn what_cannot_be_marked_or_read_starves_no_other_aggregate() {
+    let world = world();
+    let sql = world.sql();
+    let mut relay = relay(&world, "");
+    for aggregate in ["unmarkable", "unreadable", "good"] {
+        emit_large(&sql, &world, aggregate);
+        world.emit(&sql, aggregate);
+    }
+    let all = "unmarkable unmarkable unreadable unreadable good good";
+    eventually("they wait", ARRIVAL, || parked(&sql), |parked| parked == all);
+    sql.run(
+        "create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$;
+         create trigger refuse before update on outbox for each row when (old.aggregateid = 'unmarkable')
+         execute function refuse();
+         create table saved as select id, names from walrelay.parked;
+         update walrelay.parked set names = array[null]::text[] where key = 'unreadable'",
+    );
+    open(&world);
+    let left = "unmarkable unmarkable unreadable unreadable";
+    eventually("the good one is delivered", ARRIVAL, || parked(&sql), |parked| parked == left);
+    // The first of each is told of, the one that was sent is not sent again, and later ones are tried as ever.
+    emit_large(&sql, &world, "later");
+    eventually("it arrives", ARRIVAL, || records(&world, "later"), |count| *count == 1);
+    let told = || relay.log().matches(HELD_UP).count();
+    eventually("a person is told", ARRIVAL, told, |count| *count == 2);
+    throughout("nothing is sent twice", TWICE, || {
+        records(&world, "unmarkable") == 1 && records(&world, "unreadable") == 0 && told() == 2
+    });
+    sql.run(
+        "drop trigger refuse on outbox;
+         update walrelay.parked p set names = s.names from saved s where s.id = p.id",
+    );
+    all_is_well(&world, &mut relay);
+}
+
+#[test]
+fn what_was_delivered_and_not_written_down_is_remembered_across_sessions() {
+    let world = world();
+    let (sql, holder) = (world.sql(), world.sql());
+    let mut relay = relay(&world, "");
+    emit_large(&sql, &world, "held");
+    let second = emit_large(&sql, &world, "held");
+    world.emit(&sql, "held");
+    eventually("they wait", ARRIVAL, || parked(&sql), |parked| parked == "held held held");
+    holder.run(&format!("begin; select from outbox where id = '{second}' for update"));
+    open(&world);
+    // The first is sent alone, and the others together.
+    eventually("they are sent", ARRIVAL, || records(&world, "held"), |count| *count == 3);
+    eventually("the first waits no more", ARRIVAL, || parked(&sql), |parked| parked == "held held");
+    let told = || relay.log().matches(HELD_UP).count();
+    eventually("a person is told", ARRIVAL, told, |count| *count == 1);
+    let walsender = world.walsender();
+    sql.run(&format!("select pg_terminate_backend({walsender}::int)"));
+    eventually("it streams again", ARRIVAL, || world.walsender(), |pid| *pid != 0 && *pid != walsender);
+    holder.run("rollback");
+    all_is_well(&world, &mut relay);
+}
+
+#[test]
+fn a_try_that_failed_and_could_not_be_noted_is_noted_later_and_not_made_again() {
+    let world = world();
+    let (sql, holder) = (world.sql(), world.sql());
+    let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");
+    let held = emit_large(&sql, &world, "held");
+    let status = || sql.text(&format!("select status from outbox where id = '{held}'"));
+    eventually("it waits", ARRIVAL, status, |status| status == "tried 1");
+    holder.run(&format!("begin; select from outbox where id = '{held}' for update"));
+    retry(&world);
+    let count = |words: &str| relay.log().matches(words).count();
+    eventually("it is tried", ARRIVAL, || count("an event that waits failed again"), |count| *count == 1);
+    eventually("a person is told", ARRIVAL, || count(HELD_UP), |count| *count == 1);
+    throughout("it is not tried again", TWICE / 2, || count("an event that waits failed again") == 1);
+    holder.run("rollback");
+    eventually("it is noted", ARRIVAL, status, |status| status == "tried 2");
+    assert_eq!(sql.number("select attempts from walrelay.parked where asked is null"), 2);
+    open(&world);
+    all_is_well(&world, &mut relay);
+}
