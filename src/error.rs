@@ -94,6 +94,43 @@ impl Kind {
         }
     }
 
+    /// What to do where an error of this kind does not say it more closely; none where a command found something, which is no
+    /// fault.
+    pub const fn remedy(self) -> Option<&'static str> {
+        Some(match self {
+            Kind::Config => {
+                "walrelay check-config shows every setting, its value and where it is from; correct the one that is named"
+            }
+            Kind::PostgresUnreachable => "check that the server runs and can be reached from here, and try again",
+            Kind::PostgresRefused => {
+                "check role, password, database, TLS and rights of the connection; the server's log says why it refuses"
+            }
+            Kind::PostgresUnfit => "compare the server with what docs/operating.md asks for; its log may say more",
+            Kind::SlotActive => "see who has the slot with walrelay status, and try again once it is free",
+            Kind::SlotUnusable => {
+                "look at the slot with walrelay status, and see what to run with walrelay setup --dry-run"
+            }
+            Kind::Publication => {
+                "see what does not fit with walrelay config check, and what to run with walrelay setup --dry-run"
+            }
+            Kind::PositionMismatch => "see what can be chosen in docs/recovery.md; nothing was lost so far",
+            Kind::Event | Kind::Record | Kind::RecordTooLarge => {
+                "mend what keeps the event from being delivered, or let delivery.on_error say what becomes of such events"
+            }
+            Kind::KafkaUnreachable => "check that the brokers run and can be reached from here, and try again",
+            Kind::TopicRefused => "create the topic, or grant Write and Describe on it",
+            Kind::KafkaRefused => {
+                "check the Kafka properties and the rights of the Kafka user; the broker's log says why it refuses"
+            }
+            Kind::ShutdownTimeout => "start it again: nothing is lost, and what was left comes then",
+            Kind::Prerequisite => "give this machine what is missing, and try again",
+            Kind::Bug => {
+                "nothing was confirmed that was not delivered, so start it again; please report this with the log"
+            }
+            Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched => return None,
+        })
+    }
+
     /// Whether trying again by itself is no use.
     pub const fn halts(self) -> bool {
         !matches!(self.disposition(), Disposition::Retry | Disposition::RetryThenGiveUp)
@@ -175,7 +212,10 @@ impl Error {
     /// Says which row it happened to; `row` is fit to be shown.
     #[must_use]
     pub fn of_row(mut self, row: impl fmt::Display) -> Self {
-        self.cause = format!("row {row}: {}", self.cause);
+        let row = format!("row {row}: ");
+        if !self.cause.starts_with(&row) {
+            self.cause.insert_str(0, &row);
+        }
         self
     }
 
@@ -244,9 +284,14 @@ impl Error {
         &self.cause
     }
 
-    /// What to do, where a person can do something.
-    pub fn what_to_do(&self) -> Option<&str> {
+    /// What it says itself of what to do.
+    pub fn own_remedy(&self) -> Option<&str> {
         self.remedy.as_deref()
+    }
+
+    /// What to do, where a person can do something: always where one has to.
+    pub fn what_to_do(&self) -> Option<&str> {
+        self.remedy.as_deref().or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
     }
 }
 
@@ -257,3 +302,23 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_named_once() {
+        let error = Error::new(Kind::Record, "too large").of_row("7").of_row("7");
+        assert_eq!(error.cause(), "row 7: too large");
+        assert_eq!(error.of_row("70").cause(), "row 70: row 7: too large");
+    }
+
+    #[test]
+    fn what_an_error_says_itself_counts_more_than_what_its_kind_does() {
+        let plain = Error::new(Kind::PositionMismatch, "x");
+        assert_eq!(plain.what_to_do(), Kind::PositionMismatch.remedy());
+        assert_eq!(plain.remedy("this").what_to_do(), Some("this"));
+        assert_eq!(Error::new(Kind::KafkaUnreachable, "it is tried again").what_to_do(), None);
+    }
+}

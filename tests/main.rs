@@ -26,6 +26,7 @@
 //! | [`live::points`] | killed at every named point between received and confirmed |
 //! | [`live::teams`] | the tables of `examples/`: what consumers see of each, byte for byte |
 //! | [`live::retries`] | what five teams have said of retries, on their tables: attempts, waits, error text, end, and back by hand |
+//! | [`live::topics`] | P3: topics nobody may write to, topics and headers that are walrelay's own, dead letters without a topic |
 //! | [`live::bookkeeping`] | three teams' tables run by their own status columns, with a slot and without; their runbooks' queries |
 //! | [`live::suggested`] | tables nobody has seen: `config init`, what `config check` foretells, and the record |
 //! | [`live::schema`] | the table's columns changed, the table made anew, while the relay keeps up and while it lags |

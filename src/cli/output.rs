@@ -110,7 +110,7 @@ pub fn note(text: impl std::fmt::Display) {
 /// An error as it is printed: what happened, and what to do. Two lines, whatever is in it.
 pub fn error_lines(error: &Error) -> String {
     let one_line = |text: &str| text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
-    match error.what_to_do() {
+    match error.what_to_do().or(error.kind().remedy()) {
         Some(remedy) => format!("error: {}\nfix: {}", one_line(error.cause()), one_line(remedy)),
         None => format!("error: {}", one_line(error.cause())),
     }
@@ -144,6 +144,10 @@ mod tests {
     fn an_error_is_two_lines_whatever_is_in_it() {
         let error = Error::new(Kind::Config, "a\nb").remedy("c\n  d");
         assert_eq!(error_lines(&error), "error: a b\nfix: c d");
-        assert_eq!(error_lines(&Error::new(Kind::Bug, "x")), "error: x");
+        assert_eq!(error_lines(&Error::new(Kind::NotVerified, "x")), "error: x");
+        assert!(
+            error_lines(&Error::new(Kind::PostgresUnreachable, "x"))
+                .starts_with("error: x\nfix: check that the server")
+        );
     }
 }

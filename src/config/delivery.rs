@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::layers::Settings;
 use super::meaning::is_topic;
 use super::setting;
-use super::{Config, OutboxConfig, TransactionConfig};
+use super::unit::exact_duration;
+use super::{Config, OutboxConfig, StoreKind, TransactionConfig};
 use crate::error::{Error, Kind, Result};
 
 /// What becomes of events that cannot be delivered.
@@ -63,6 +64,23 @@ pub fn max_attempts(text: &[u8]) -> Option<u32> {
     Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
 }
 
+/// Whether no outbox sends all of its events to a topic of walrelay's own.
+pub(super) fn fit_for_events(config: &Config) -> Result<()> {
+    for outbox in &config.outboxes {
+        let (topic, own) = (&outbox.route.topic, &outbox.route.reserved_topics);
+        if topic.columns().next().is_none() && own.iter().any(|own| own == topic.source()) {
+            let what = match topic.source() == config.state.topic {
+                true => format!("for its position ({})", setting::STATE_TOPIC.key),
+                false => format!("for dead letters ({})", setting::DEAD_LETTER_TOPIC.key),
+            };
+            let (outbox, topic) = (&outbox.source, topic.source());
+            let cause = format!("events of {outbox} would go to topic {topic}, which is walrelay's own, {what}");
+            return Err(Error::new(Kind::Config, cause).remedy("set route.topic to another one"));
+        }
+    }
+    Ok(())
+}
+
 impl Default for DeliveryConfig {
     fn default() -> Self {
         let topic = setting::DEAD_LETTER_TOPIC.default.unwrap_or_default();
@@ -117,6 +135,17 @@ impl Settings {
             cap: self.duration(&setting::RETRY_CAP)?,
             jitter_percent: self.small(&setting::RETRY_JITTER)?,
         };
+        if retry.base > retry.cap {
+            let (base, cap) = (exact_duration(retry.base), exact_duration(retry.cap));
+            let (key, of) = (setting::RETRY_BASE.key, setting::RETRY_CAP.key);
+            let told = |setting| self.get(setting).map(|given| given.origin.to_string()).unwrap_or_default();
+            let cause = format!(
+                "{}: {key} is {base}, and {of}, the longest wait, is {cap} ({})",
+                told(&setting::RETRY_BASE),
+                told(&setting::RETRY_CAP)
+            );
+            return Err(Error::new(Kind::Config, cause).remedy(format!("set {key} to {cap} or less, or raise {of}")));
+        }
         let reads_tails = match self.word(&setting::READ_TAILS, READ_TAILS_WORDS)? {
             "at-start" => true,
             "never" => false,
@@ -133,8 +162,7 @@ impl Settings {
             return Ok(());
         }
         let told = |setting| self.get(setting).map(|given| given.origin.to_string()).unwrap_or_default();
-        let reserved = |outbox: &OutboxConfig| outbox.route.reserved_topic.as_ref() == Some(dead_letter_topic);
-        if config.outboxes.iter().any(reserved) {
+        if config.state.store == StoreKind::Kafka && config.state.topic == *dead_letter_topic {
             let cause = format!("topic {dead_letter_topic} is that of the position, and cannot have dead letters");
             return Err(Error::new(Kind::Config, cause).remedy("give delivery.dead_letter_topic another name"));
         }
@@ -156,6 +184,59 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn refused(lines: &str) -> Error {
+        let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
+        let file = crate::config::file::parse("w.toml", &format!("{least}{lines}")).unwrap();
+        Settings::new(&Default::default(), &Default::default(), Some(&file)).config(false).unwrap_err()
+    }
+
+    #[test]
+    fn waits_and_topics_that_contradict_each_other_are_refused_with_both() {
+        for (lines, cause, remedy) in [
+            (
+                "delivery.retry_base = '10s'\ndelivery.retry_cap = '5s'",
+                "w.toml:4: delivery.retry_base is 10s, and delivery.retry_cap, the longest wait, is 5s (w.toml:5)",
+                "set delivery.retry_base to 5s or less, or raise delivery.retry_cap",
+            ),
+            (
+                "route.topic = 'walrelay-dead-letters'",
+                "events of public.outbox would go to topic walrelay-dead-letters, which is walrelay's own, for dead letters \
+                 (delivery.dead_letter_topic)",
+                "set route.topic to another one",
+            ),
+            (
+                "state.store = 'postgres'\nstate.topic = 'all'\nroute.topic = 'all'",
+                "events of public.outbox would go to topic all, which is walrelay's own, for its position (state.topic)",
+                "set route.topic to another one",
+            ),
+            (
+                "delivery.on_error = 'dead-letter'\ndelivery.dead_letter_topic = 'walrelay-state'",
+                "topic walrelay-state is that of the position, and cannot have dead letters",
+                "give delivery.dead_letter_topic another name",
+            ),
+        ] {
+            let error = refused(lines);
+            assert_eq!(
+                (error.kind(), error.cause(), error.what_to_do()),
+                (Kind::Config, cause, Some(remedy)),
+                "{lines}"
+            );
+        }
+    }
+
+    #[test]
+    fn headers_with_walrelays_own_names_are_refused() {
+        for (lines, cause) in [
+            ("[route.headers]\nWalRelay-replay = 'x'", "w.toml:5: route.headers has \"WalRelay-replay\""),
+            ("route.id_header = 'walrelay-row-id'", "w.toml:4: route.id_header has \"walrelay-row-id\""),
+            ("route.position_header = 'walrelay-settled'", "w.toml:4: route.position_header has \"walrelay-settled\""),
+            ("[[outbox]]\ntable = 'a'\nroute.headers.walrelay-x = '1'", "w.toml:6: route.headers has \"walrelay-x\""),
+        ] {
+            let error = refused(lines);
+            assert!(error.cause().starts_with(cause) && error.what_to_do().is_some(), "{lines}: {error}");
+        }
+    }
 
     #[test]
     fn a_row_says_how_often_it_is_tried_in_all_and_once_at_least() {

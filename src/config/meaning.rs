@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::delivery::fit_for_events;
 use super::layers::{Given, Settings};
 use super::setting::{self, Form, Setting};
 use super::unit::{exact_bytes, exact_duration, parse_bytes, parse_duration};
@@ -31,18 +32,20 @@ impl Settings {
     /// [`Kind::Config`]: what was typed where, and what is allowed.
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
         let state = self.state(adopt_slot)?;
-        let reserved_topic = (state.store == StoreKind::Kafka).then(|| state.topic.clone());
+        let delivery = self.delivery()?;
         let mut outboxes = self.outboxes()?;
         for outbox in &mut outboxes {
-            outbox.route.reserved_topic.clone_from(&reserved_topic);
+            // Whatever this relay does with them: another one may.
+            outbox.route.reserved_topics = vec![state.topic.clone(), delivery.dead_letter_topic.clone()];
         }
         let messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
         let source = SourceConfig { messages, ..self.source()? };
         self.fit_for_the_table(&source, &outboxes, state.store)?;
         let id_headers = outboxes.iter().filter_map(|outbox| outbox.route.id_header.clone()).collect();
         let kafka = KafkaConfig { id_headers, ..self.kafka()? };
-        let config = Config { source, outboxes, kafka, delivery: self.delivery()?, state, process: self.process()? };
+        let config = Config { source, outboxes, kafka, delivery, state, process: self.process()? };
         self.fit_to_give_up(&config)?;
+        fit_for_events(&config)?;
         self.fit_for_transactions(&config)?;
         Ok(config)
     }
@@ -102,7 +105,7 @@ impl Settings {
         ConnInfo::parse(given.map(|given| given.text.expose()), &|name| self.variable(name)).map_err(|error| {
             let cause = given.map(|given| format!("{}: {}", given.origin, error.cause()));
             let again = Error::new(Kind::Config, cause.unwrap_or_else(|| error.cause().to_owned()));
-            again.remedy(error.what_to_do().unwrap_or("write it as postgres://USER@HOST:PORT/DATABASE"))
+            again.remedy(error.own_remedy().unwrap_or("write it as postgres://USER@HOST:PORT/DATABASE"))
         })
     }
 

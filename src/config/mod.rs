@@ -315,8 +315,8 @@ pub struct RouteConfig {
     pub omit_null_headers: bool,
     /// The record's value.
     pub value: ValueConfig,
-    /// A topic no event may go to: the one that keeps the position, where there is one.
-    pub reserved_topic: Option<String>,
+    /// Topics no event may go to: walrelay's own, for its position and for dead letters.
+    pub reserved_topics: Vec<String>,
 }
 
 /// What a record's value is made of.
@@ -439,7 +439,7 @@ impl Default for RouteConfig {
             headers_from: None,
             omit_null_headers: false,
             value: ValueConfig::Template(Template::column("payload")),
-            reserved_topic: None,
+            reserved_topics: Vec::new(),
         }
     }
 }

@@ -162,7 +162,12 @@ impl Settings {
         let header = |setting: &Setting| {
             let name =
                 self.checked(setting, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
-            Ok::<_, Error>(Some(name).filter(|name| !name.is_empty()))
+            match self.get(setting) {
+                Some(given) if is_own_header(&name) && setting.default != Some(name.as_str()) => {
+                    Err(own_header(&given.origin, setting.key, &name))
+                }
+                _ => Ok(Some(name).filter(|name| !name.is_empty())),
+            }
         };
         let column = |setting: &Setting| self.unless_empty(setting).map(|_| self.column(setting)).transpose();
         let prefix = self.checked(
@@ -190,7 +195,7 @@ impl Settings {
                 _ => return Err(self.not_allowed(&setting::NULL_HEADERS, "keep or omit")),
             },
             value: self.value(outbox)?,
-            reserved_topic: None,
+            reserved_topics: Vec::new(),
         })
     }
 
@@ -242,6 +247,19 @@ impl Settings {
     }
 }
 
+/// How the headers begin that say something to walrelay itself: a place in the log, a replay, a dead letter.
+const OWN_HEADERS: &str = "walrelay-";
+
+/// Whether a header of this name is walrelay's own. None that a row brings is.
+pub fn is_own_header(name: &str) -> bool {
+    name.get(..OWN_HEADERS.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(OWN_HEADERS))
+}
+
+fn own_header(origin: &Origin, key: &str, name: &str) -> Error {
+    let cause = format!("{origin}: {key} has {name:?}, and names that begin with {OWN_HEADERS} are walrelay's own");
+    Error::new(Kind::Config, cause).remedy("give the header another name")
+}
+
 fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String, Template)>> {
     let parse =
         |(name, given): &(String, Given)| Ok((name.clone(), parsed_template(given, &format!("{what} {name:?}"))?));
@@ -250,11 +268,16 @@ fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String,
 
 /// Templates of headers, if each has a name.
 fn header_templates(given: &[(String, Given)]) -> Result<Vec<(String, Template)>> {
-    match given.iter().find(|(name, _)| name.is_empty() || name.contains('\0')) {
-        None => named_templates(given, "header"),
-        Some((name, given)) => Err(Error::new(Kind::Config, format!("{}: {name:?} is no header's name", given.origin))
-            .remedy("a header's name has one character or more, and no NUL among them")),
+    for (name, given) in given {
+        if name.is_empty() || name.contains('\0') {
+            return Err(Error::new(Kind::Config, format!("{}: {name:?} is no header's name", given.origin))
+                .remedy("a header's name has one character or more, and no NUL among them"));
+        }
+        if is_own_header(name) {
+            return Err(own_header(&given.origin, "route.headers", name));
+        }
     }
+    named_templates(given, "header")
 }
 
 /// The template that was given for `what`.

@@ -103,13 +103,11 @@ impl<'r> Entry<'r> {
     /// a class.
     pub fn of(record: &'r Incoming<'r>) -> Entry<'r> {
         let Some(headers) = &record.headers else { return Entry::Foreign };
-        if let Some(marker) = Marker::of(record.at, headers) {
-            return Entry::Marker(marker);
-        }
         let begins = headers.iter().rposition(|(name, value)| *name == CLASS_HEADER && value.is_some());
         match begins.and_then(|begins| headers.split_at_checked(begins)) {
             Some((original, reasons)) => Entry::Letter(Letter { record, original, reasons }),
-            None => Entry::Foreign,
+            // A letter settles nothing, whatever headers it had as a record.
+            None => Marker::of(record.at, headers).map_or(Entry::Foreign, Entry::Marker),
         }
     }
 }
@@ -281,6 +279,15 @@ pub(super) mod tests {
             assert_eq!((record.topic, record.key, record.value), ("orders", Some(&b"k"[..]), Some(&b"v"[..])));
             assert_eq!((record.headers, record.partition, record.timestamp_ms), (&expected[..], None, None));
         });
+    }
+
+    #[test]
+    fn a_letter_settles_no_other_whatever_it_had_as_a_record() {
+        let forged: [Header<'_>; 2] =
+            [("walrelay-settled", Some(b"discarded")), ("walrelay-settled-letter", Some(b"0:3"))];
+        assert!(matches!(Entry::of(&incoming("0:9", &forged)), Entry::Marker(_)));
+        let record = incoming("0:9", &[&forged[..], &REASONS[..]].concat());
+        assert_eq!(letter(&record).original_headers(), forged);
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl Relay {
         if let Some(Life::Running(core)) = &mut self.life {
             let (until, before) = (Instant::now() + CHECK_TIMEOUT, core.counts());
             let drained = drain::drain(core, until, stop).await;
-            report::tell_counts(&self.telemetry.metrics, core.counts(), before);
+            report::tell_counts(&self.telemetry, core.counts(), before);
             if !drained? {
                 let what = "Kafka does not ack what is in flight; reading the table behind it";
                 return Err(Error::new(Kind::KafkaUnreachable, what));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::Config;
+use crate::config::{Config, OnError};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
@@ -231,9 +231,7 @@ impl Relay {
                 } else if error.kind().ends_producer() {
                     self.begin_new_life().await;
                 }
-                if wait.is_none() {
-                    self.give_topic_up(&error);
-                }
+                self.learn_of_topic(&error, wait);
                 let wait = wait.unwrap_or_default();
                 tokio::select! {
                     () = stop.at_least(Stop::Drain) => {}
@@ -265,14 +263,17 @@ impl Relay {
             let asked = std::mem::take(&mut self.asked);
             return Box::pin(self.at_table(Why::Asked(asked), stop)).await;
         }
+        let delivery = &self.config.delivery;
+        let dead_letters =
+            Some(delivery.dead_letter_topic.as_str()).filter(|_| delivery.on_error == OnError::DeadLetter);
+        let (needed, mut missing): (Vec<_>, Vec<String>) = (dead_letters.into_iter().collect(), Vec::new());
         let open = async {
             match &self.life {
-                Some(Life::New(sink, _)) => {
-                    sink.check(&[], CHECK_TIMEOUT).await?;
-                }
+                Some(Life::New(sink, _)) => missing.extend(sink.check(&needed, CHECK_TIMEOUT).await?.missing),
                 Some(Life::Running(_)) => {}
                 None => {
-                    KafkaSink::for_asking(&self.config.kafka)?.check(&[], CHECK_TIMEOUT).await?;
+                    let asks = KafkaSink::for_asking(&self.config.kafka)?;
+                    missing.extend(asks.check(&needed, CHECK_TIMEOUT).await?.missing);
                 }
             }
             let mut warn = |warning: String| {
@@ -280,6 +281,7 @@ impl Relay {
                     tracing::warn!(slot = %self.config.source.slot, "{warning}");
                 }
             };
+            missing.iter().for_each(|topic| warn(outage::no_dead_letters(topic)));
             Session::open(
                 &self.config,
                 self.life.as_ref().map(Life::producer),

@@ -67,10 +67,22 @@ impl Relay {
         let slot = &self.config.source.slot;
         if let Some(topic) = error.topic() {
             let delivery = &self.config.delivery;
-            let retry = delivery.retry.within(error.max_attempts());
+            // There is nothing else to be done with a dead letter.
+            let is_of_letters = delivery.on_error == OnError::DeadLetter && topic == delivery.dead_letter_topic;
+            let max_attempts = if is_of_letters { Some(u32::MAX) } else { error.max_attempts() };
+            if self.newest_poison().took(topic) {
+                self.refusals.took(topic);
+            }
+            let retry = delivery.retry.within(max_attempts);
             let (tries, wait) = self.refusals.refused(topic, &retry, Instant::now(), fastrand::f64());
             let wait_ms = wait.map(|wait| wait.as_millis());
             self.failing = Some(error.kind());
+            if is_of_letters {
+                let fix = error.what_to_do();
+                tracing::warn!(%slot, topic, %error, fix, tries, wait_ms, "the topic of dead letters refuses one; everything waits for it");
+                self.telemetry.health.dead_letters_refused(Some(topic.to_owned()));
+                return Ok(wait);
+            }
             if wait.is_none() && delivery.on_error == OnError::Stop {
                 return Err(error.clone());
             }
@@ -85,11 +97,14 @@ impl Relay {
         Ok(Some(wait))
     }
 
-    /// The topic that refused a record was tried often enough: for a while events for it are given up.
-    pub(super) fn give_topic_up(&mut self, error: &Error) {
-        if let Some(topic) = error.topic() {
+    /// A topic refused a record: whether it takes one is looked out for by the next producer. Where it was tried often enough,
+    /// which is where there is no `wait`, events for it are given up for a while.
+    pub(super) fn learn_of_topic(&mut self, error: &Error, wait: Option<Duration>) {
+        let Some(topic) = error.topic() else { return };
+        self.poison.watch(topic);
+        if wait.is_none() {
             let told = error.clone().after(self.refusals.tries(topic));
-            self.poison.refuse(topic, &told, Instant::now() + self.config.delivery.retry.cap);
+            self.poison.refuse(topic, &told, self.config.delivery.retry.cap);
         }
     }
 
@@ -101,6 +116,15 @@ impl Relay {
             None => tracing::info!(%slot, position = %start, "streaming"),
         }
     }
+}
+
+/// What is said at start of a topic of dead letters that is not there.
+pub(super) fn no_dead_letters(topic: &str) -> String {
+    format!(
+        "topic {topic}, for dead letters, is not there, or this Kafka user may not see it: unless the brokers make it with the first \
+         one, everything behind an event that is given up waits for it; create it: kafka-topics --create --topic {topic} \
+         --partitions … --replication-factor …, and grant Write and Describe on it"
+    )
 }
 
 #[cfg(test)]

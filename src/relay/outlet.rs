@@ -7,6 +7,7 @@ mod acks;
 mod again;
 mod apart;
 mod giving_up;
+mod left_out;
 mod parking;
 mod settling;
 mod waiting;
@@ -23,7 +24,7 @@ use crate::ledger::{Ledger, LedgerError, Limits};
 use crate::position::Position;
 use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
 use crate::relay::outlet::apart::{Alone, InFlightAlone};
-use crate::relay::outlet::giving_up::GivingUp;
+use crate::relay::outlet::giving_up::{GivingUp, Sends};
 use crate::relay::outlet::parking::Parking;
 use crate::relay::outlet::settling::{Kept, Outcome, Settles};
 use crate::relay::poison::{EventId, Like, Poison, Verdict};
@@ -56,6 +57,7 @@ struct About {
     id: Option<EventId>,
     /// How often it may be tried, where it says so itself.
     max_attempts: Option<u32>,
+    sends: Sends,
 }
 
 /// Counts since the outlet began, for the metrics.
@@ -73,7 +75,7 @@ pub struct Counts {
     pub acked_bytes: u64,
     /// Times the sink was full.
     pub queue_full: u64,
-    /// Events that were given up: those that went to the topic of dead letters, and those that went nowhere.
+    /// Events that were given up and do not come again: those that are in the topic of dead letters, and those that went nowhere.
     pub dead_lettered: u64,
     /// See above.
     pub skipped: u64,
@@ -185,7 +187,7 @@ impl<S: Sink> Outlet<S> {
             && self.ledger.has_room()
             && waiting < self.ledger.limits().events
             && self.parked_bytes < self.ledger.limits().bytes
-            && !self.giving_up.poison.is_alone()
+            && !self.giving_up.holds()
     }
 
     /// Routes `event` and hands it to the sink, or gives it up. Call only with room.
@@ -209,6 +211,9 @@ impl<S: Sink> Outlet<S> {
                 return self.give_up(event, id, record, &Verdict { error, without_value: false });
             }
         };
+        if let Some(header) = routed.left_out() {
+            left_out::tell(event, header, &settles.name, &self.slot);
+        }
         if let (Some(verdict), Some(id)) = (verdict, &id) {
             let record = routed.with_record(OwnedRecord::of);
             return self.give_up(event, id.clone(), record, &verdict);
@@ -230,7 +235,8 @@ impl<S: Sink> Outlet<S> {
             return self.give_up(event, id, record, &Verdict { error, without_value: false });
         }
         let kept = settles.acked.then(|| Outcome::Acked((event.outbox, event.id().to_vec())));
-        let about = About { place: event.place, committed_at_us: event.committed_at_us, kept, id, max_attempts };
+        let (place, committed_at_us) = (event.place, event.committed_at_us);
+        let about = About { place, committed_at_us, kept, id, max_attempts, sends: Sends::Record };
         let pending = |record: &Record<'_>, about, alone, unread| {
             let row = Shown::of(event.id());
             Some(Pending { record: OwnedRecord::of(record), about, row, alone, unread, ticket: None })
@@ -255,6 +261,7 @@ impl<S: Sink> Outlet<S> {
             Ok(()) => {
                 failpoint::reached("enqueued");
                 let bytes = bytes_of(record);
+                self.giving_up.poison.sent_to(record.topic, self.ledger.next());
                 enqueued(
                     &mut self.counts,
                     &mut self.kept,
@@ -311,7 +318,11 @@ impl<S: Sink> Outlet<S> {
             return self.offer_again(pending, ticket);
         }
         let (ticket, xid) = (self.ledger.next(), self.xid);
-        let bytes = pending.record.with_record(|record| self.sink.enqueue(record, ticket).map(|()| bytes_of(record)));
+        let bytes = pending.record.with_record(|record| {
+            self.sink.enqueue(record, ticket)?;
+            self.giving_up.poison.sent_to(record.topic, ticket);
+            Ok(bytes_of(record))
+        });
         match bytes {
             Ok(bytes) => {
                 let of = (pending.about, bytes, xid, None);
@@ -361,6 +372,7 @@ impl<S: Sink> Outlet<S> {
     /// What was acked is committed, and will not come again.
     pub fn committed(&mut self) {
         self.giving_up.poison.acked_below(self.ledger.next_undelivered());
+        self.count_given_up();
     }
 
     /// What is known of events that the broker refuses, from the last producer.
@@ -401,7 +413,7 @@ fn enqueued(
     let ticket = ledger.next();
     counts.enqueued += 1;
     kept.extend(about.kept.map(|row| (ticket, row, xid)));
-    giving_up.sent(ticket, about.max_attempts);
+    giving_up.sent(ticket, about.sends, about.max_attempts);
     if let Some(id) = about.id {
         giving_up.poison.sent(ticket, id, alone);
     }

@@ -9,6 +9,7 @@
 //! finishes no producer and takes none with it, until enough of those were taken in a row.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -116,8 +117,23 @@ pub struct Poison {
     in_vain: u64,
     /// How often something was learned.
     learned: u64,
-    /// Topics that refuse records, what they said, and until when they are not tried, if they are at all.
-    refusing: HashMap<String, (Error, Option<Instant>)>,
+    /// Topics that refuse records, what they said, and for how long they are not tried.
+    refusing: HashMap<String, (Error, Spell)>,
+    /// Topics that refused a record, the first ticket that was sent to each since, and whether that was taken.
+    watched: HashMap<String, (Option<Ticket>, bool)>,
+    /// Events with a dead letter that is not delivered yet.
+    lettered: HashSet<EventId>,
+}
+
+/// For how long events for a topic are given up without a try.
+#[derive(Debug, Clone, Copy)]
+enum Spell {
+    /// For one event.
+    Once,
+    /// For so long from the first of them on: to come to it may take longer than that.
+    For(Duration),
+    /// Until then.
+    Until(Instant),
 }
 
 impl Poison {
@@ -125,9 +141,11 @@ impl Poison {
     pub fn begin(&mut self) {
         self.in_flight.clear();
         self.alone = None;
+        self.watched.values_mut().for_each(|(first, _)| *first = None);
         if self.suspects.len() + self.condemned.len() > EVENTS_MAX {
             self.suspects.clear();
             self.condemned.clear();
+            self.lettered.clear();
         }
     }
 
@@ -141,16 +159,39 @@ impl Poison {
         self.learned
     }
 
-    /// Events for `topic` are given up for this reason until then.
-    pub fn refuse(&mut self, topic: &str, error: &Error, until: Instant) {
+    /// The next event for `topic` is given up for this reason, and so are all others for so long from then on.
+    pub fn refuse(&mut self, topic: &str, error: &Error, lasting: Duration) {
         self.learned += 1;
-        self.refusing.insert(topic.to_owned(), (error.clone(), Some(until)));
+        self.refusing.insert(topic.to_owned(), (error.clone(), Spell::For(lasting)));
     }
 
     /// The next event for `topic` is given up for this reason; what then becomes of the topic is known elsewhere.
     pub fn refuse_once(&mut self, topic: &str, error: &Error) {
         self.learned += 1;
-        self.refusing.insert(topic.to_owned(), (error.clone(), None));
+        self.refusing.insert(topic.to_owned(), (error.clone(), Spell::Once));
+    }
+
+    /// `topic` refused a record: from the next producer on it is looked out for whether it takes one.
+    pub fn watch(&mut self, topic: &str) {
+        if self.watched.len() >= TOPICS_MAX {
+            self.watched.clear();
+        }
+        self.watched.insert(topic.to_owned(), (None, false));
+    }
+
+    /// A record for `topic` was enqueued.
+    #[inline]
+    pub fn sent_to(&mut self, topic: &str, ticket: Ticket) {
+        if !self.watched.is_empty()
+            && let Some((first, _)) = self.watched.get_mut(topic)
+        {
+            first.get_or_insert(ticket);
+        }
+    }
+
+    /// Whether `topic` took a record since it refused one.
+    pub fn took(&self, topic: &str) -> bool {
+        self.watched.get(topic).is_some_and(|(_, took)| *took)
     }
 
     /// Whether any topic refuses records.
@@ -161,15 +202,20 @@ impl Poison {
     /// Why an event for `topic` is given up now, if it is: where `suffices` says that the topic was tried often enough for
     /// it. Where it was not, the event is tried, and what then becomes of the topic is learned anew.
     pub fn refusal(&mut self, topic: &str, now: Instant, suffices: impl FnOnce(u32) -> bool) -> Option<Error> {
-        let (error, until) = self.refusing.get(topic)?;
-        match until {
-            Some(until) if now < *until && suffices(error.attempts()) => Some(error.clone()),
-            Some(_) => {
-                self.refusing.remove(topic);
-                None
-            }
-            None => self.refusing.remove(topic).map(|(error, _)| error),
+        let (error, spell) = self.refusing.get_mut(topic)?;
+        let is_over = match spell {
+            Spell::Once => return self.refusing.remove(topic).map(|(error, _)| error),
+            Spell::For(_) => false,
+            Spell::Until(until) => now >= *until,
+        };
+        if is_over || !suffices(error.attempts()) {
+            self.refusing.remove(topic);
+            return None;
         }
+        if let Spell::For(lasting) = *spell {
+            *spell = Spell::Until(now + lasting);
+        }
+        Some(error.clone())
     }
 
     /// Why this event is given up, if it is.
@@ -243,6 +289,9 @@ impl Poison {
     /// Everything up to this ticket, and not itself, was acked.
     pub fn acked_below(&mut self, ticket: Ticket) {
         self.clear_alone(ticket);
+        for (first, took) in self.watched.values_mut() {
+            *took |= first.is_some_and(|first| first < ticket);
+        }
         while self.in_flight.front().is_some_and(|(sent, _)| *sent < ticket)
             && let Some((_, id)) = self.in_flight.pop_front()
         {
@@ -250,13 +299,14 @@ impl Poison {
                 self.in_vain += u64::from(std::mem::take(&mut self.looking));
             }
             // What was acked of it is its dead letter, and when it comes again, somebody wants it tried again.
-            self.condemned.remove(&id);
+            self.forget(&id);
         }
     }
 
     /// It was given up, and nothing of it is in flight.
     pub fn forget(&mut self, id: &EventId) {
         self.condemned.remove(id);
+        self.lettered.remove(id);
     }
 
     /// The broker refused this one. Whether it is known from now on what to do when it comes again.
@@ -288,9 +338,11 @@ impl Poison {
         }
     }
 
-    /// It is given up for this reason: what is refused of it from now on is its dead letter.
-    pub fn give_up(&mut self, id: &EventId, verdict: &Verdict) {
+    /// It is given up for this reason: what is refused of it from now on is its dead letter. Whether it was before, and its
+    /// dead letter was not delivered.
+    pub fn give_up(&mut self, id: &EventId, verdict: &Verdict) -> bool {
         self.condemned.entry(id.clone()).or_insert_with(|| verdict.clone());
+        !self.lettered.insert(id.clone())
     }
 }
 
@@ -367,6 +419,39 @@ mod tests {
             }
             assert_eq!(poison.in_vain(), in_vain);
         }
+    }
+
+    #[test]
+    fn a_topic_is_given_up_for_a_while_from_the_first_event_that_comes_however_late_that_is() {
+        let (mut poison, now, second) = (Poison::default(), Instant::now(), Duration::from_secs(1));
+        let refusal =
+            |poison: &mut Poison, after: u32| poison.refusal("orders", now + after * second, |_| true).is_some();
+        poison.refuse("orders", &error("refused"), 2 * second);
+        assert_eq!([100, 101, 102, 103].map(|after| refusal(&mut poison, after)), [true, true, false, false]);
+        poison.refuse_once("orders", &error("refused"));
+        assert_eq!([200, 201].map(|after| refusal(&mut poison, after)), [true, false]);
+        poison.refuse("orders", &error("refused"), 2 * second);
+        assert!(poison.refusal("orders", now, |attempts| attempts > 1).is_none() && !poison.has_refusing());
+    }
+
+    #[test]
+    fn a_topic_took_a_record_once_one_that_was_sent_since_is_acked() {
+        let mut poison = Poison::default();
+        poison.sent_to("orders", Ticket(0));
+        poison.watch("orders");
+        assert!(!poison.took("orders"));
+        poison.sent_to("orders", Ticket(3));
+        poison.acked_below(Ticket(3));
+        // It was refused with the producer.
+        poison.begin();
+        poison.sent_to("mail", Ticket(4));
+        poison.acked_below(Ticket(5));
+        assert!(!poison.took("orders") && !poison.took("mail"));
+        poison.sent_to("orders", Ticket(5));
+        poison.acked_below(Ticket(6));
+        assert!(poison.took("orders"));
+        poison.watch("orders");
+        assert!(!poison.took("orders"));
     }
 
     #[test]

@@ -411,7 +411,7 @@ impl<'a> Reading<'a> {
     pub(super) fn tell(&mut self, now: Instant) {
         self.next_report = now + REPORT_INTERVAL;
         let (counts, before) = (self.outlet.counts(), self.counts);
-        tell_counts(&self.telemetry.metrics, counts, before);
+        tell_counts(self.telemetry, counts, before);
         self.counts = counts;
         let (events, bytes) = (self.outlet.ledger().in_flight_events(), self.outlet.ledger().in_flight_bytes());
         self.telemetry.metrics.in_flight_events.set(i64::try_from(events).unwrap_or(i64::MAX));

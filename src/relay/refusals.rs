@@ -9,14 +9,24 @@ use crate::config::RetryConfig;
 
 /// Longer than a broker and librdkafka take to find out that a topic refuses.
 const TRY: Duration = Duration::from_secs(60);
+/// Topics remembered: rows make them.
+const TOPICS_MAX: usize = 10_000;
 
 /// How often topics were tried in a row.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(HashMap<String, (u32, Instant)>);
+pub(super) struct Refusals(HashMap<String, Refused>);
+
+#[derive(Debug)]
+struct Refused {
+    tries: u32,
+    last: Instant,
+    /// Whether an event for it is tried again, however long it takes to come to that.
+    is_tried: bool,
+}
 
 impl Refusals {
     /// `topic` refused a record: how often it did in a row, and how long to wait before the next try; no longer than that
-    /// where it was tried often enough. One that did not for a while has taken records meanwhile.
+    /// where it was tried often enough. One whose events are given up is another matter after a while.
     pub(super) fn refused(
         &mut self,
         topic: &str,
@@ -24,16 +34,25 @@ impl Refusals {
         now: Instant,
         chance: f64,
     ) -> (u32, Option<Duration>) {
-        self.0.retain(|_, (_, last)| now.duration_since(*last) < 2 * retry.cap + TRY);
-        let (failed, last) = self.0.entry(topic.to_owned()).or_insert((0, now));
-        *failed = failed.saturating_add(1);
-        *last = now;
-        (*failed, retry.wait(*failed, chance))
+        self.0.retain(|_, of| of.is_tried || now.duration_since(of.last) < 2 * retry.cap + TRY);
+        if self.0.len() >= TOPICS_MAX {
+            self.0.clear();
+        }
+        let of = self.0.entry(topic.to_owned()).or_insert(Refused { tries: 0, last: now, is_tried: true });
+        let tries = of.tries.saturating_add(1);
+        let wait = retry.wait(tries, chance);
+        *of = Refused { tries, last: now, is_tried: wait.is_some() };
+        (tries, wait)
+    }
+
+    /// `topic` took a record.
+    pub(super) fn took(&mut self, topic: &str) {
+        self.0.remove(topic);
     }
 
     /// How often `topic` refused a record in a row.
     pub(super) fn tries(&self, topic: &str) -> u32 {
-        self.0.get(topic).map_or(1, |(failed, _)| *failed)
+        self.0.get(topic).map_or(1, |of| of.tries)
     }
 }
 
@@ -52,6 +71,17 @@ mod tests {
         // Another topic is another matter, and so is the same one much later.
         assert_eq!(refusals.refused("b", &retry, now, 0.0), (1, Some(SECOND)));
         assert_eq!(refusals.refused("a", &retry, now + 100 * SECOND, 0.0), (1, Some(SECOND)));
+    }
+
+    #[test]
+    fn as_many_tries_are_made_as_are_configured_however_long_each_takes_to_come_to() {
+        let retry = RetryConfig { attempts: 3, base: SECOND, factor: 1, cap: SECOND, jitter_percent: 0 };
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        let mut at = |hours: u32| refusals.refused("a", &retry, now + hours * 3600 * SECOND, 0.0).0;
+        assert_eq!([at(0), at(1), at(2), at(3)], [1, 2, 3, 4]);
+        assert_eq!(at(4), 1, "events for it were given up for long");
+        refusals.took("a");
+        assert_eq!(refusals.refused("a", &retry, now, 0.0), (1, Some(SECOND)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::position::Lsn;
 use crate::relay::core::{Core, Counts};
 use crate::sink::Sink;
 use crate::source::control::OldTransaction;
-use crate::telemetry::{Metrics, Telemetry};
+use crate::telemetry::Telemetry;
 
 /// How often the numbers are brought up to date: often enough for a person, seldom enough to cost nothing.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -57,7 +57,7 @@ impl Report {
         metrics.received_messages.inc_by(std::mem::take(&mut self.received_messages));
         metrics.keepalives.inc_by(std::mem::take(&mut self.keepalives));
         metrics.status_updates.inc_by(std::mem::take(&mut self.status_updates));
-        tell_counts(metrics, counts, before);
+        tell_counts(telemetry, counts, before);
         self.counts = counts;
         let (ignored, seen) = (core.ignored(), self.ignored);
         metrics.ignored(Other::Update, ignored.updates.saturating_sub(seen.updates));
@@ -86,8 +86,9 @@ impl Report {
     }
 }
 
-/// Tells `metrics` what was counted since `before`.
-pub(super) fn tell_counts(metrics: &Metrics, counts: Counts, before: Counts) {
+/// Tells `telemetry` what was counted since `before`.
+pub(super) fn tell_counts(telemetry: &Telemetry, counts: Counts, before: Counts) {
+    let metrics = &telemetry.metrics;
     metrics.decoded_messages.inc_by(counts.decoded - before.decoded);
     metrics.assembled_events.inc_by(counts.assembled - before.assembled);
     metrics.routed_events.inc_by(counts.assembled - before.assembled);
@@ -100,6 +101,9 @@ pub(super) fn tell_counts(metrics: &Metrics, counts: Counts, before: Counts) {
     metrics.waiting_again_events.inc_by(counts.waiting_again - before.waiting_again);
     metrics.delivered_before_events.inc_by(counts.delivered_before - before.delivered_before);
     metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
+    if counts.dead_lettered > before.dead_lettered {
+        telemetry.health.dead_letters_refused(None);
+    }
 }
 
 /// How long a transaction may be open before a person is told.

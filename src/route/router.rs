@@ -9,6 +9,7 @@ use super::topics::Topics;
 use super::value::Value;
 use super::{Record, RouteError, RouteProblem, TopicProblem};
 use crate::config::OutboxConfig;
+use crate::config::outbox::is_own_header;
 use crate::event::{Event, Row, Shown, Via};
 use crate::template::{Bound, RenderError, Template, UnknownColumn, members};
 
@@ -38,7 +39,7 @@ pub struct Router {
     partition: Option<usize>,
     timestamp: Option<usize>,
     value: Value,
-    reserved_topic: Option<String>,
+    reserved_topics: Vec<String>,
     /// Names of the needed columns by place, for errors.
     columns: Vec<String>,
     topics: Topics,
@@ -65,9 +66,16 @@ pub struct Routed<'s> {
     more: Vec<MadeHeader<'s>>,
     partition: Option<i32>,
     timestamp_ms: Option<i64>,
+    left_out: Option<String>,
 }
 
 impl Routed<'_> {
+    /// The name of a header that the row has and the record has not, because such names are walrelay's own: a row could say
+    /// with it that it is a replay, or settles a dead letter, or was published before.
+    pub fn left_out(&self) -> Option<&str> {
+        self.left_out.as_deref()
+    }
+
     /// Hands the record to `take`, as often as it is called.
     #[inline]
     pub fn with_record<T>(&self, take: impl FnOnce(&Record<'_>) -> T) -> T {
@@ -118,7 +126,7 @@ impl Router {
             partition: config.partition.as_deref().map(place).transpose()?,
             timestamp: config.timestamp.as_deref().map(place).transpose()?,
             value,
-            reserved_topic: config.reserved_topic.clone(),
+            reserved_topics: config.reserved_topics.clone(),
             columns: outbox.columns.clone(),
             topics: Topics::default(),
         })
@@ -158,8 +166,9 @@ impl Router {
         for (name, route) in &self.headers {
             more.push((Cow::Borrowed(name.as_str()), render(route)?));
         }
+        let mut left_out = None;
         if let Some(route) = &self.headers_from {
-            more.extend(self.members(route, event)?);
+            more.extend(self.members(route, event, &mut left_out)?);
         }
         if self.omit_null_headers {
             more.retain(|(_, value)| value.is_some());
@@ -183,7 +192,8 @@ impl Router {
         let timestamp_ms = number_in(self.timestamp, "a time since 1970", number::timestamp_ms)?;
         let value = self.value.render(&event.row).map_err(|(template, error)| self.unfit(event, template, error))?;
         let partition = partition.and_then(|partition| i32::try_from(partition).ok());
-        Ok(Routed { topic: self.topics.name(number), key, value, fixed, fixed_count, more, partition, timestamp_ms })
+        let topic = self.topics.name(number);
+        Ok(Routed { topic, key, value, fixed, fixed_count, more, partition, timestamp_ms, left_out })
     }
 
     /// The number of the event's topic, which has not been met before.
@@ -201,15 +211,20 @@ impl Router {
         if let Some(number) = self.topics.find(made_of) {
             return Ok(number);
         }
-        let learned = self.topics.learn(made_of, &topic, self.reserved_topic.as_deref());
+        let learned = self.topics.learn(made_of, &topic, &self.reserved_topics);
         learned.map_err(|problem: TopicProblem| {
             let (template, topic) = (template.source().to_owned(), Shown::of(&topic));
             error(event, RouteProblem::Topic { template, topic, problem })
         })
     }
 
-    /// The headers that are members of a JSON object, without those that are there by name.
-    fn members(&self, route: &Route, event: &Event<'_>) -> Result<Vec<MadeHeader<'static>>, RouteError> {
+    /// The headers that are members of a JSON object, without those that are there by name or are walrelay's own.
+    fn members(
+        &self,
+        route: &Route,
+        event: &Event<'_>,
+        left_out: &mut Option<String>,
+    ) -> Result<Vec<MadeHeader<'static>>, RouteError> {
         let unfit = |error| self.unfit(event, &route.template, error);
         let Some(object) = route.bound.render(&event.row).map_err(unfit)? else { return Ok(Vec::new()) };
         let place = route.bound.places().next().unwrap_or_default();
@@ -223,6 +238,10 @@ impl Router {
             if name.contains('\0') {
                 let needed = "a JSON object without NUL in the names of its members";
                 return Err(unfit(RenderError { place, needed }));
+            }
+            if is_own_header(&name) {
+                *left_out = Some(name.into_owned());
+                continue;
             }
             if !named.contains(&name.as_ref()) && seen.insert(name.clone()) {
                 let value = value.map(|value| Cow::Owned(value.into_owned().into_bytes()));

@@ -12,8 +12,8 @@ pub enum TopicProblem {
     /// It is `.` or `..`.
     #[error("is one of the names . and .., which Kafka refuses")]
     Dots,
-    /// It keeps the relay's position.
-    #[error("is the topic that keeps the relay's position")]
+    /// It has the relay's position, or dead letters.
+    #[error("is one of walrelay's own topics, for its position and for dead letters")]
     Reserved,
     /// It is too long.
     #[error("has {bytes} bytes, and Kafka takes at most {TOPIC_BYTES_MAX}")]

@@ -40,10 +40,10 @@ impl Topics {
         &mut self,
         made_of: Option<&[u8]>,
         topic: &[u8],
-        reserved: Option<&str>,
+        reserved: &[String],
     ) -> Result<usize, TopicProblem> {
         let topic = checked(topic)?;
-        if Some(topic) == reserved {
+        if reserved.iter().any(|reserved| reserved == topic) {
             return Err(TopicProblem::Reserved);
         }
         if self.topics.len() >= TOPICS_MAX {
@@ -74,16 +74,19 @@ mod tests {
             for number in 0..10_000 {
                 let name = format!("type-{number}");
                 let at = topics.find(Some(name.as_bytes()));
-                let at = at.unwrap_or_else(|| topics.learn(Some(name.as_bytes()), name.as_bytes(), None).unwrap());
+                let at = at.unwrap_or_else(|| topics.learn(Some(name.as_bytes()), name.as_bytes(), &[]).unwrap());
                 assert_eq!(topics.name(at), name, "round {round}");
                 assert!(topics.topics.len() <= TOPICS_MAX && topics.known.len() == topics.topics.len());
-                topics.learn(Some(format!("{name}!").as_bytes()), b"a b", None).unwrap_err();
+                topics.learn(Some(format!("{name}!").as_bytes()), b"a b", &[]).unwrap_err();
             }
         }
     }
 
     #[test]
-    fn the_topic_that_keeps_the_position_is_refused() {
-        assert_eq!(Topics::default().learn(Some(b"x"), b"state", Some("state")), Err(TopicProblem::Reserved));
+    fn walrelays_own_topics_are_refused() {
+        let own = ["state", "dead"].map(str::to_owned);
+        for topic in &own {
+            assert_eq!(Topics::default().learn(Some(b"x"), topic.as_bytes(), &own), Err(TopicProblem::Reserved));
+        }
     }
 }

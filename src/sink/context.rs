@@ -15,6 +15,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::Ticket;
 use super::connection::Tracker;
+use super::denied::Denied;
 use super::doubt::{Doubt, Doubts};
 use super::faults::{self, Subject};
 use super::placement::Placement;
@@ -72,6 +73,8 @@ pub(super) struct Shared {
     pub(super) failed: AtomicBool,
     /// Whether anything of this producer may reach a broker late.
     pub(super) doubts: Doubts,
+    /// Topics that no transaction of this producer may have.
+    denied: Denied,
     /// Records librdkafka has taken and not reported on. Its own count includes log lines nobody has polled.
     pub(super) outstanding: AtomicUsize,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
@@ -178,6 +181,7 @@ impl ProducerContext<Placement> for Context {
         if let Some((code, message)) = code {
             let record_bytes = message.payload_len() + message.key_len();
             let (topic, partition) = (message.topic().to_owned(), message.partition());
+            let code = self.shared.denied.reason(&topic, code);
             let failure = Failure { ticket, code, topic, partition, record_bytes, label: self.label(message) };
             if self.apart && faults::kind(code).disposition() == Disposition::GiveUp {
                 reports.refused.push(failure);
@@ -201,6 +205,7 @@ impl ClientContext for Context {
         // What is for debugging says it of connections that were ended on purpose.
         if (level as i32) < RDKafkaLogLevel::Debug as i32 {
             self.shared.doubts.note(Doubt::of_line(facility, text));
+            self.shared.denied.note(facility, text);
         }
         // The one property librdkafka calls experimental is set on purpose; warning of it at each start alarms for nothing.
         let known = facility == "CONFWARN" && text.contains("enable.gapless.guarantee");

@@ -115,14 +115,27 @@ const FAULTS: &[Fault] = &[
                  --topic {topic} --partitions …; then start walrelay again",
     },
     Fault {
-        codes: &[InvalidTopic, InvalidArgument],
+        codes: &[PolicyViolation, ThrottlingQuotaExceeded, InvalidReplicationFactor, InvalidPartitions],
+        kind: Kind::TopicRefused,
+        what: "the brokers do not make the topic: a quota, a policy or their defaults for new topics forbid it",
+        remedy: "change what forbids it (the controller's log says what), or create the topic: kafka-topics --create --topic \
+                 {topic} --partitions … --replication-factor …",
+    },
+    Fault {
+        codes: &[InvalidTopic],
+        kind: Kind::Record,
+        what: "the broker allows no records in this topic",
+        remedy: "{topic} is one of Kafka's own topics, or its name collides with another's (a.b and a_b): correct the columns \
+                 or the template that make it",
+    },
+    Fault {
+        codes: &[InvalidArgument],
         kind: Kind::KafkaRefused,
-        what: "Kafka does not allow this topic",
-        remedy: "a topic has 1 to 249 of the characters a-z A-Z 0-9 . _ - : check the aggregate type and the prefix",
+        what: "librdkafka does not take what is asked of it",
+        remedy: "look at the Kafka properties; if they are plain, please report it with the log",
     },
     Fault {
         codes: &[
-            PolicyViolation,
             UnsupportedFeature,
             UnsupportedVersion,
             UnsupportedForMessageFormat,
@@ -130,8 +143,6 @@ const FAULTS: &[Fault] = &[
             BadCompression,
             InvalidRequiredAcks,
             InvalidConfig,
-            InvalidReplicationFactor,
-            InvalidPartitions,
             NotImplemented,
         ],
         kind: Kind::KafkaRefused,
@@ -293,7 +304,10 @@ mod tests {
             (SaslAuthenticationFailed, Kind::KafkaRefused),
             (UnknownTopicOrPartition, Kind::TopicRefused),
             (UnknownPartition, Kind::Record),
-            (InvalidTopic, Kind::KafkaRefused),
+            (InvalidTopic, Kind::Record),
+            (InvalidArgument, Kind::KafkaRefused),
+            (PolicyViolation, Kind::TopicRefused),
+            (InvalidReplicationFactor, Kind::TopicRefused),
             (UnsupportedVersion, Kind::KafkaRefused),
             (GaplessGuarantee, Kind::KafkaUnreachable),
             (OutOfOrderSequenceNumber, Kind::KafkaUnreachable),
@@ -301,7 +315,7 @@ mod tests {
             (NotEnoughReplicas, Kind::KafkaUnreachable),
             (PurgeQueue, Kind::KafkaUnreachable),
             (Unknown, Kind::KafkaUnreachable),
-            (ThrottlingQuotaExceeded, Kind::KafkaUnreachable),
+            (ThrottlingQuotaExceeded, Kind::TopicRefused),
         ] {
             assert_eq!(kind(code), expected, "{code:?}");
             assert_eq!(explain(code, Subject::default()).kind(), expected, "{code:?}");

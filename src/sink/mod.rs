@@ -13,6 +13,7 @@
 //! | `apart` | records that may be refused, through a producer beside the other |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
 //! | [`producer`] | the producer's life, and a handle on it for the position |
+//! | `denied` | which topic a transaction failed for |
 //! | `transaction`, `doubt` | records and the position behind them, visible together; who may write, and who no more |
 //! | [`kafka`] | [`Sink`] |
 
@@ -23,6 +24,7 @@ mod closing;
 pub mod connection;
 pub(crate) mod consumer;
 mod context;
+mod denied;
 mod doubt;
 pub mod faults;
 mod files;

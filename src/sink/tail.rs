@@ -113,7 +113,9 @@ impl Tail<'_> {
         };
         match found.error().map(Code::from) {
             None => {}
-            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::LeaderNotAvailable) => {
+            Some(
+                Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::LeaderNotAvailable | Code::InvalidTopic,
+            ) => {
                 return Ok(Vec::new());
             }
             Some(code) => return Err(self.explain(&KafkaError::MetadataFetch(code))),

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use super::Side;
 use crate::config::unit::human_bytes;
 
+/// With nothing to do for so long, a dead letter that was refused is none any more: somebody took its row out of the table.
+const GONE: Duration = Duration::from_secs(10);
+
 /// Whether the relay does its work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
@@ -32,6 +35,8 @@ pub enum NotReady {
     Stalled(Duration),
     /// The slot keeps more log than it may: bytes it keeps, and may keep.
     OverBudget(u64, u64),
+    /// This topic, that of dead letters, takes none, and everything waits for it.
+    DeadLettersRefused(String),
     /// Its loop has not reported anything for this long.
     Silent(Duration),
     /// It was told to stop.
@@ -50,6 +55,7 @@ impl NotReady {
             NotReady::Disconnected(Side::Kafka) => "kafka_disconnected",
             NotReady::Stalled(_) => "stalled",
             NotReady::OverBudget(..) => "over_budget",
+            NotReady::DeadLettersRefused(_) => "dead_letters_refused",
             NotReady::Silent(_) => "silent",
             NotReady::Stopping => "stopping",
             NotReady::Halted(_) => "halted",
@@ -70,6 +76,9 @@ impl fmt::Display for NotReady {
                 let (kept, may) = (human_bytes(*retained), human_bytes(*max));
                 write!(f, "the slot keeps {kept} of log, and may keep {may}")
             }
+            NotReady::DeadLettersRefused(topic) => {
+                write!(f, "topic {topic} takes no dead letters, and everything behind them waits")
+            }
             NotReady::Silent(age) => write!(f, "the relay's loop has reported nothing for {} s", age.as_secs()),
             NotReady::Stopping => f.write_str("told to stop"),
             NotReady::Halted(cause) => write!(f, "halted: {cause}"),
@@ -87,6 +96,9 @@ pub struct Health {
     waiting_since: Option<Instant>,
     heard_at: Option<Instant>,
     over_budget: Option<(u64, u64)>,
+    dead_letters_refused: Option<String>,
+    /// Since when there is nothing to do.
+    idle_since: Option<Instant>,
     standing_by: Option<String>,
     stopping: bool,
     halted: Option<String>,
@@ -102,6 +114,8 @@ impl Health {
             waiting_since: None,
             heard_at: None,
             over_budget: None,
+            dead_letters_refused: None,
+            idle_since: None,
             standing_by: None,
             stopping: false,
             halted: None,
@@ -119,6 +133,11 @@ impl Health {
             (true, Some(since)) if !progressed => Some(since),
             (true, _) => Some(now),
         };
+        let idle_since = (!something_to_do).then(|| self.idle_since.unwrap_or(now));
+        self.idle_since = idle_since;
+        if idle_since.is_some_and(|since| now.saturating_duration_since(since) > GONE) {
+            self.dead_letters_refused = None;
+        }
     }
 
     /// An end was reached or lost.
@@ -134,6 +153,12 @@ impl Health {
     /// The slot keeps so much log, and may keep so much less; none where it does not.
     pub fn over_budget(&mut self, bytes: Option<(u64, u64)>) {
         self.over_budget = bytes;
+    }
+
+    /// This topic takes no dead letters; none where it took one.
+    pub fn dead_letters_refused(&mut self, topic: Option<String>) {
+        self.dead_letters_refused = topic;
+        self.idle_since = None;
     }
 
     /// Another relay is at work, and this is who; none where this one is, or tries to be.
@@ -171,6 +196,9 @@ impl Health {
         }
         if !self.was_connected {
             return Some(NotReady::Starting);
+        }
+        if let Some(topic) = &self.dead_letters_refused {
+            return Some(NotReady::DeadLettersRefused(topic.clone()));
         }
         let lost = Side::ALL.into_iter().zip(self.connected).find(|(_, up)| !up);
         if let Some((side, _)) = lost {
@@ -222,6 +250,11 @@ impl HealthHandle {
     /// See [`Health::over_budget`].
     pub fn over_budget(&self, bytes: Option<(u64, u64)>) {
         self.with(|health| health.over_budget(bytes));
+    }
+
+    /// See [`Health::dead_letters_refused`].
+    pub fn dead_letters_refused(&self, topic: Option<String>) {
+        self.with(|health| health.dead_letters_refused(topic));
     }
 
     /// [`Health::standing_by`].

@@ -40,5 +40,6 @@ mod stopping;
 mod suggested;
 mod teams;
 mod tls;
+mod topics;
 mod upkeep;
 mod verify;

@@ -111,8 +111,7 @@ fn wanted(args: &SettleArgs, config: &Config) -> Result<Wanted> {
 
 /// Topics that no letter may go to, whatever it says: that of dead letters, and that of the position.
 fn reserved(config: &Config) -> Arc<[String]> {
-    let positions = config.outboxes.iter().filter_map(|outbox| outbox.route.reserved_topic.clone());
-    positions.chain([config.delivery.dead_letter_topic.clone()]).collect()
+    [config.state.topic.clone(), config.delivery.dead_letter_topic.clone()].into()
 }
 
 /// Reads what is settled, then the letters.

@@ -61,6 +61,9 @@ impl<S: Sink> Outlet<S> {
             }
         }
         self.giving_up.acked_below(self.ledger.next_undelivered());
+        if self.giving_up.delivery.transactions.is_none() {
+            self.count_given_up();
+        }
         match failure {
             None => Ok(()),
             Some(failure) => Err(self.giving_up.judge(refused, failure)),

@@ -42,6 +42,9 @@ impl<S: Sink> Outlet<S> {
         let ticket = self.ledger.next();
         let sent = pending.record.with_record(|record| {
             let sent = self.sink.enqueue_apart(record, ticket);
+            if sent.is_ok() {
+                self.giving_up.poison.sent_to(record.topic, ticket);
+            }
             sent.map(|()| (bytes_of(record), Like::of(record)))
         });
         match sent {
@@ -49,7 +52,14 @@ impl<S: Sink> Outlet<S> {
                 let Pending { record, about, .. } = pending;
                 let (place, committed_at_us, id) = (about.place, about.committed_at_us, about.id.clone());
                 // What is written of it is known once it is acked, or refused.
-                let in_flight = About { place, committed_at_us, kept: None, id, max_attempts: about.max_attempts };
+                let in_flight = About {
+                    place,
+                    committed_at_us,
+                    kept: None,
+                    id,
+                    max_attempts: about.max_attempts,
+                    sends: about.sends,
+                };
                 let of = (in_flight, bytes, self.xid, Some(like));
                 enqueued(&mut self.counts, &mut self.kept, &mut self.giving_up, &mut self.ledger, of)?;
                 self.apart = Some(InFlightAlone { ticket, record, about, kept });
@@ -68,6 +78,7 @@ impl<S: Sink> Outlet<S> {
         match pending.record.with_record(|record| self.sink.enqueue(record, ticket)) {
             Ok(()) => {
                 self.kept.extend(pending.about.kept.map(|outcome| (ticket, outcome, self.xid)));
+                self.giving_up.sent(ticket, pending.about.sends, None);
                 if let Some(id) = pending.about.id {
                     self.giving_up.poison.sent(ticket, id, None);
                 }

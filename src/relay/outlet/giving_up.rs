@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::settling::{Failed, Outcome};
 use super::{About, Outlet, Pending, contradiction, no_such_outbox};
 use crate::config::{DeliveryConfig, OnError};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
 use crate::relay::poison::{EventId, Poison, Verdict};
 use crate::route::dead_letter::Reason;
@@ -22,6 +22,21 @@ pub(super) struct GivingUp {
     pub(super) poison: Poison,
     /// How often events in flight may be tried, of those that say so, by ascending ticket.
     limits: VecDeque<(Ticket, u32)>,
+    /// Events that are given up, by ascending ticket, until they do not come again; whether each is a dead letter.
+    given_up: VecDeque<(Ticket, bool)>,
+    /// Whether a dead letter is in flight that was refused before: what would be sent behind it would be sent again and again.
+    holds: bool,
+}
+
+/// What of an event is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sends {
+    /// Its record.
+    Record,
+    /// Its dead letter.
+    Letter,
+    /// Its dead letter, once more.
+    LetterAgain,
 }
 
 /// An event that is given up, as far as its record does not tell.
@@ -35,13 +50,24 @@ pub(super) struct GivenUp {
 
 impl GivingUp {
     pub(super) fn new(delivery: &DeliveryConfig) -> GivingUp {
-        GivingUp { delivery: delivery.clone(), poison: Poison::default(), limits: VecDeque::new() }
+        let (limits, given_up) = (VecDeque::new(), VecDeque::new());
+        GivingUp { delivery: delivery.clone(), poison: Poison::default(), limits, given_up, holds: false }
     }
 
-    /// An event was enqueued that may be tried so often.
+    /// This of an event was enqueued that may be tried so often.
     #[inline]
-    pub(super) fn sent(&mut self, ticket: Ticket, max_attempts: Option<u32>) {
+    pub(super) fn sent(&mut self, ticket: Ticket, sends: Sends, max_attempts: Option<u32>) {
         self.limits.extend(max_attempts.map(|max| (ticket, max)));
+        if sends != Sends::Record {
+            self.given_up.push_back((ticket, true));
+            self.holds = sends == Sends::LetterAgain;
+        }
+    }
+
+    /// Whether nothing is to be sent before something else is acked.
+    #[inline]
+    pub(super) fn holds(&self) -> bool {
+        self.holds || self.poison.is_alone()
     }
 
     /// Says in each failure how often the first event that its topic refused may be tried.
@@ -83,6 +109,7 @@ impl GivingUp {
     /// Everything up to this ticket was acked. What is not committed comes again, and what is known of it counts then.
     pub(super) fn acked_below(&mut self, ticket: Ticket) {
         self.limits.drain(..self.limits.partition_point(|(sent, _)| *sent < ticket));
+        self.holds &= self.given_up.back().is_some_and(|(sent, _)| *sent >= ticket);
         match self.delivery.transactions {
             Some(_) => self.poison.clear_alone(ticket),
             None => self.poison.acked_below(ticket),
@@ -122,8 +149,15 @@ impl GivingUp {
 
     fn dead_letter_refused(&self, error: &Error) -> Error {
         let topic = &self.delivery.dead_letter_topic;
+        match error.kind().disposition() {
+            Disposition::GiveUp => {}
+            // It takes none at all, and somebody can heal that.
+            Disposition::RetryThenGiveUp => return error.clone().of_topic(topic),
+            Disposition::Retry | Disposition::Halt => return error.clone(),
+        }
         Error::new(error.kind(), format!("a dead letter was refused: {}", error.cause())).remedy(format!(
-            "give topic {topic} a larger max.message.bytes and no compaction, or set delivery.on_error to stop"
+            "give topic {topic} a larger max.message.bytes and no compaction, name another one in delivery.dead_letter_topic, or \
+             set delivery.on_error to stop"
         ))
     }
 }
@@ -166,19 +200,26 @@ impl<S: Sink> Outlet<S> {
         let topic = &self.giving_up.delivery.dead_letter_topic;
         let dead_lettered = self.giving_up.delivery.on_error == OnError::DeadLetter;
         let outcome = if dead_lettered { "dead-letter" } else { "skip" };
-        tracing::warn!(slot = %self.slot, outbox, row = %row, place = %event.place, class, cause, outcome, "an event was given up");
+        let again = dead_lettered && self.giving_up.poison.give_up(&id, verdict);
+        if again {
+            tracing::debug!(slot = %self.slot, outbox, row = %row, "sending a dead letter again");
+        } else {
+            tracing::warn!(slot = %self.slot, outbox, row = %row, place = %event.place, class, cause, outcome, "an event was given up");
+        }
         if dead_lettered {
             let (slot, place) = (&self.slot, event.place);
             let reason = Reason { slot, outbox, row: &id.row.1, place, class, cause, attempts };
             let letter = record.into_dead_letter(topic, &reason);
             let record = if verdict.without_value { letter.without_value() } else { letter };
-            self.counts.dead_lettered += 1;
-            self.giving_up.poison.give_up(&id, verdict);
             let (committed_at_us, max_attempts) = (event.committed_at_us, None);
-            let about = About { place, committed_at_us, kept, id: Some(id), max_attempts };
+            let sends = if again { Sends::LetterAgain } else { Sends::Letter };
+            let about = About { place, committed_at_us, kept, id: Some(id), max_attempts, sends };
             let refused =
                 self.offer(Pending { record, about, row, alone: None, unread: None, ticket: event.ticket })?;
-            let Some((pending, _)) = refused else { return Ok(()) };
+            let Some((pending, error)) = refused else { return Ok(()) };
+            if error.kind().disposition() != Disposition::GiveUp {
+                return Err(self.giving_up.dead_letter_refused(&error));
+            }
             // What is too large for the producer is so in any topic.
             let record = pending.record.without_value();
             return match self.offer(Pending { record, ..pending })? {
@@ -186,11 +227,24 @@ impl<S: Sink> Outlet<S> {
                 Some((_, error)) => Err(self.giving_up.dead_letter_refused(&error)),
             };
         }
-        self.counts.skipped += 1;
         self.giving_up.poison.forget(&id);
+        self.giving_up.given_up.push_back((event.ticket.unwrap_or(self.ledger.next()), false));
         match event.ticket {
             Some(ticket) => self.done_with(ticket, kept),
             None => self.done_without_kafka(kept, event.committed_at_us),
+        }?;
+        if self.giving_up.delivery.transactions.is_none() {
+            self.count_given_up();
+        }
+        Ok(())
+    }
+
+    /// Counts the events that were given up and do not come again, because all before them is delivered.
+    pub(super) fn count_given_up(&mut self) {
+        let below = self.ledger.next_undelivered();
+        let done = self.giving_up.given_up.partition_point(|(ticket, _)| *ticket < below);
+        for (_, is_letter) in self.giving_up.given_up.drain(..done) {
+            *(if is_letter { &mut self.counts.dead_lettered } else { &mut self.counts.skipped }) += 1;
         }
     }
 

@@ -28,8 +28,8 @@ struct Routes {
 
 impl Routes {
     fn new(change: impl FnOnce(&mut RouteConfig)) -> Routes {
-        let reserved_topic = Some("outbox.event.state".into());
-        let route = RouteConfig { reserved_topic, ..RouteConfig::default() };
+        let reserved_topics = vec!["outbox.event.state".to_owned()];
+        let route = RouteConfig { reserved_topics, ..RouteConfig::default() };
         let mut outbox = OutboxConfig { route, ..OutboxConfig::default() };
         change(&mut outbox.route);
         outbox.need_only_routed();
@@ -269,6 +269,25 @@ fn members_of_a_json_object_are_headers_unless_one_of_that_name_is_there() {
         let error = routes.route(&with(6, Some(object))).unwrap_err().to_string();
         assert!(error.contains("column metadata is not a JSON object") && error.contains(needed), "{error}");
     }
+}
+
+#[test]
+fn no_row_has_a_header_that_is_walrelays_own() {
+    let mut routes = Routes::new(|route| {
+        route.headers_from = Some(template("{metadata}"));
+        // What is not there by name is not to be had that way.
+        route.position_header = None;
+    });
+    let object = r#"{"walrelay-position": "7:1:0/64:3", "a": "1", "Walrelay-Replay": "1", "walrelay-settled": "replayed",
+                     "walrelay-error-class": "x", "walrelay": "2", "x-walrelay-replay": "3"}"#;
+    let row = with(6, Some(object));
+    let headers = routes.route(&row).unwrap().3;
+    let names: Vec<_> = headers.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["id", "a", "walrelay", "x-walrelay-replay"]);
+    let lab = Lab::new(&routes.outbox, &COLUMNS, &row);
+    let event = lab.event();
+    assert_eq!(routes.router.route(&event).unwrap().left_out(), Some("walrelay-position"));
+    assert_eq!(routes.router.route(&Lab::new(&routes.outbox, &COLUMNS, &ROW).event()).unwrap().left_out(), None);
 }
 
 #[test]
