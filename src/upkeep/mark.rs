@@ -305,7 +305,7 @@ impl Marker {
             }
             if let Some(written) = &writer.waiting {
                 let parked = batch.parked.iter();
-                let parked = parked.filter_map(|event| Some((&event.row, event.why.as_ref()?, event.retry_in_ms)));
+                let parked = parked.filter_map(|event| Some((&event.row, event.tried()?, event.retry_in_ms)));
                 let again = batch.failed_again.iter().map(|event| (&event.row, &event.failure, event.retry_in_ms));
                 parts.extend(failed((writer, index), written, parked.chain(again))?);
             }

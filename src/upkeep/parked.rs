@@ -87,6 +87,11 @@ impl Parked {
         self.columns.iter().find(|column| column.name == name)?.text.as_deref()
     }
 
+    /// Why it waits, where it was tried itself: its row says so then.
+    pub fn tried(&self) -> Option<&Failure> {
+        self.why.as_ref().filter(|why| why.attempts > 0)
+    }
+
     /// What it holds of memory, in bytes.
     pub fn bytes(&self) -> usize {
         let columns = self.columns.iter().map(|column| column.name.len() + column.text.as_ref().map_or(0, Vec::len));

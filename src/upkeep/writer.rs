@@ -131,7 +131,7 @@ pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: 
     let id = table.needed(name, &outbox.id, setting::COLUMN_ID.key)?;
     let (column, id_type, of) = (quote_ident(&id.name)?, &id.type_name, quote_table(name)?);
     let pending = outbox.upkeep.pending.as_deref().unwrap_or("false");
-    let waiting = "w.slot = $1 and w.outbox = $2 and w.class <> 'behind' and w.asked is null";
+    let waiting = "w.slot = $1 and w.outbox = $2 and w.class <> 'behind' and w.attempts > 0 and w.asked is null";
     let doing = format!("looking for rows of {name} that wait and are pending");
     let sql = format!(
         "update walrelay.parked as w set asked = 'retry' where {waiting} and w.row_id = any (array(

@@ -107,7 +107,7 @@ impl<S: Sink> Outlet<S> {
                 Outcome::Parked(event) => {
                     batch.parked.push(Arc::clone(event));
                     let is_marked = self.outboxes.get(event.row.0).is_some_and(|settles| settles.waiting);
-                    if event.why.is_none() || !is_marked {
+                    if event.tried().is_none() || !is_marked {
                         // Nothing is written to its row.
                         continue;
                     }
