@@ -318,6 +318,26 @@ mod tests {
     }
 
     #[test]
+    fn with_dead_letters_that_are_refused_it_is_not_ready_until_one_is_taken_or_none_is_left() {
+        let (mut health, start) = connected();
+        let at = |second| start + Duration::from_secs(second);
+        let refused = || Some(NotReady::DeadLettersRefused("dead".to_owned()));
+        health.dead_letters_refused(Some("dead".to_owned()));
+        // Between two tries there is nothing to do for a moment.
+        for second in 0..60 {
+            health.report(at(second), second % 10 == 0, true);
+            assert_eq!(reason(&health, at(second)), refused());
+        }
+        health.dead_letters_refused(None);
+        assert_eq!(reason(&health, at(60)), None);
+        health.dead_letters_refused(Some("dead".to_owned()));
+        (60..=70).for_each(|second| health.report(at(second), false, false));
+        assert_eq!(reason(&health, at(70)), refused());
+        health.report(at(71), false, false);
+        assert_eq!(reason(&health, at(71)), None);
+    }
+
+    #[test]
     fn an_idle_relay_that_reports_is_ready_for_ever_and_a_silent_one_is_not() {
         let (mut health, start) = connected();
         for second in (0..3600).step_by(10) {
