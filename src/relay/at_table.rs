@@ -83,7 +83,8 @@ impl Relay {
         // Rows that are asked for again are meant to be.
         let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.inside.clone() };
         let of = (delivered, &mut self.poison);
-        let (sink, begun, ended) = table::run(lease, sink, of, (&self.config, &self.telemetry, stop.clone())).await;
+        let with = (&self.config, &self.telemetry, stop.clone());
+        let (sink, begun, ended) = Box::pin(table::run(lease, sink, of, with)).await;
         self.life = sink.map(|sink| Life::New(Box::new(sink), None));
         self.known.send_replace(None);
         if begun {

@@ -299,8 +299,10 @@ impl<'a> Pass<'a> {
     fn released(&mut self, items: &[Item]) {
         items.iter().for_each(|item| self.of.memory().written(item.id));
         self.sent += items.len() as u64;
-        let waiting =
-            |item: &Item| Waiting { row: item.row.clone(), place: item.place, key: item.key.clone(), refused_by: None };
+        let waiting = |item: &Item| {
+            let (row, key) = (item.row.clone(), item.key.clone());
+            Waiting { row, place: item.place, key, refused_by: None }
+        };
         self.tell(Tried { released: items.iter().map(waiting).collect(), ..Tried::default() });
     }
 
