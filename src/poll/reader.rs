@@ -21,6 +21,9 @@ use crate::source::query::QUERY_TIMEOUT;
 const KEY_COLUMNS: usize = 3;
 const READING: &str = "reading rows of the outbox table";
 const BEGINNING: &str = "beginning to read the outbox table";
+/// What a server says of an exported snapshot that ended with its session: as its file is missing, up to 15 and from 16 on, or as
+/// the process is. From `ImportSnapshot` and `SetTransactionSnapshot` in `snapmgr.c`.
+const SNAPSHOT_GONE: [&str; 3] = ["22023", "42704", "55000"];
 
 /// A transaction that reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,8 +73,8 @@ impl Reader {
     /// transaction may have begun nevertheless: end it, or drop the reader.
     ///
     /// # Errors
-    /// What the session gives; [`Kind::PostgresUnreachable`] without an answer in ten seconds, and where the server is a
-    /// standby.
+    /// What the session gives; [`Kind::PostgresUnreachable`] without an answer in ten seconds, where the server is a standby,
+    /// and where the exported snapshot has ended with its session.
     pub async fn begin(&self, adopt: Option<&str>, tables: &[&TableFacts]) -> Result<Began> {
         // Rows a policy hides are an error, and not rows that are not there.
         let mut sql = "begin isolation level repeatable read, read only; set local row_security = off; ".to_owned();
@@ -88,7 +91,13 @@ impl Reader {
              case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_insert_lsn()::text end, \
              case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_flush_lsn()::text end",
         );
-        let messages = bounded(BEGINNING, self.client().simple_query(&sql)).await?;
+        let is_gone =
+            |error: &tokio_postgres::Error| error.code().is_some_and(|code| SNAPSHOT_GONE.contains(&code.code()));
+        let messages = timed(BEGINNING, self.client().simple_query(&sql)).await?.map_err(|error| {
+            let told = fault::sql(While::Querying(BEGINNING), &error);
+            // Whoever exported it was cut off, and the slot went with it or is made anew.
+            if adopt.is_some() && is_gone(&error) { Error::new(Kind::PostgresUnreachable, told.cause()) } else { told }
+        })?;
         let row =
             messages.iter().find_map(as_row).ok_or_else(|| fault::protocol(While::Querying(BEGINNING), "no row"))?;
         let text = |at| row.try_get(at).ok().flatten();
@@ -191,10 +200,13 @@ fn failed(error: &tokio_postgres::Error) -> Error {
 }
 
 async fn bounded<T>(doing: &str, answer: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T> {
-    let act = While::Querying(doing);
-    let late = |_| fault::timeout(act, QUERY_TIMEOUT);
-    let answer = tokio::time::timeout(QUERY_TIMEOUT, answer).await.map_err(late)?;
-    answer.map_err(|error| fault::sql(act, &error))
+    timed(doing, answer).await?.map_err(|error| fault::sql(While::Querying(doing), &error))
+}
+
+/// What the server answers, within a time.
+async fn timed<T>(doing: &str, answer: impl Future<Output = T>) -> Result<T> {
+    let late = |_| fault::timeout(While::Querying(doing), QUERY_TIMEOUT);
+    tokio::time::timeout(QUERY_TIMEOUT, answer).await.map_err(late)
 }
 
 /// Rows on their way.

@@ -106,6 +106,19 @@ fn world() -> World {
     World::bare(Postgres::shared(), Kafka::shared().brokers())
 }
 
+/// It heals: the slot that exported it is made anew.
+#[test]
+fn a_snapshot_that_ended_with_its_session_is_no_fault_of_the_server() {
+    for major in Postgres::majors() {
+        let postgres = Postgres::private(major, &[]);
+        let reading = Reading::new(&postgres.url("postgres"));
+        let begin = |exported| reading.runtime.block_on(reading.reader.begin(Some(exported), &[])).unwrap_err();
+        let error = begin("00000003-00000001-1");
+        assert_eq!(error.kind(), Kind::PostgresUnreachable, "{major}: {error}");
+        reading.end();
+    }
+}
+
 /// More of what a setting of the database could change.
 const TOUCHY: &[(&str, &str)] = &[
     ("float8", "0.1::float8 + 0.2"),
