@@ -138,6 +138,8 @@ pub struct Held {
     pub attempts: u32,
     /// Whether somebody asked to have it dropped.
     pub is_dropped: bool,
+    /// Another one once anybody has written to its row of the table, such as what is asked.
+    pub version: String,
 }
 
 /// How much is read of an aggregate at once.
@@ -271,9 +273,9 @@ impl Room {
 
     /// Inside a transaction of the caller's: it was tried and failed.
     pub(super) async fn failed(&self, client: &Client, event: &FailedAgain) -> Result<(), Failed> {
-        let FailedAgain { id, failure, retry_in_ms, .. } = event;
+        let FailedAgain { id, version, failure, retry_in_ms, .. } = event;
         let attempts = i32::try_from(failure.attempts).unwrap_or(i32::MAX);
-        let values: [&(dyn ToSql + Sync); 5] = [id, &failure.class, &failure.cause, &attempts, retry_in_ms];
+        let values: [&(dyn ToSql + Sync); 6] = [id, &failure.class, &failure.cause, &attempts, retry_in_ms, version];
         answered(DOING, client.execute(FAILED, &values)).await.map(|_| ())
     }
 
@@ -390,8 +392,8 @@ fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
         retry_in_ms: None,
     };
     let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
-    let (class, error, is_dropped) = (get(row, 11)?, get(row, 12)?, get(row, 14)?);
-    Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped })
+    let (class, error, is_dropped, version) = (get(row, 11)?, get(row, 12)?, get(row, 14)?, get(row, 15)?);
+    Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
 }
 
 /// Makes sure that the table is there and ours to use.

@@ -210,10 +210,10 @@ impl<'a> Pass<'a> {
             let items: Vec<Item> = held.iter().map(|held| line.item(held)).collect();
             let Some((first, last)) = items.first().zip(items.last().map(|item| item.id)) else { return Ok(()) };
             (head.id, is_row) = (first.id, true);
-            let before = self.of.memory().how(first.id, (&first.row, first.place)).cloned();
+            let before = self.of.memory().how(first.id, (&first.row, first.place), &first.version).cloned();
             let (done, failure) = match before {
                 Some(How::Sent) => (items.len(), None),
-                Some(How::Failed(failure, again)) => return self.note(first, failure, again).await,
+                Some(How::Failed { failure, again, .. }) => return self.note(first, failure, again).await,
                 None => {
                     let (records, unfit) = line.route(held).map_err(|error| {
                         let (doing, row) = ("making its record", Some(first.row.clone()));
@@ -255,7 +255,7 @@ impl<'a> Pass<'a> {
             None => error.remedy(UNREADABLE),
             Some(_) => error,
         })?;
-        let of = |held: &Held| self.of.memory().how(held.id, (&held.event.row, held.event.place)).cloned();
+        let of = |held: &Held| self.of.memory().how(held.id, (&held.event.row, held.event.place), &held.version).cloned();
         let first = held.first().and_then(of);
         let goes = |held: &&Held| !held.is_dropped && is_stored(held.event.place, self.stored) && of(held) == first;
         held.truncate(held.iter().take_while(goes).count());
@@ -337,9 +337,10 @@ impl<'a> Pass<'a> {
 
     /// Writes down that it failed, and when it is tried again.
     async fn note(&self, item: &Item, failure: Failure, again: Option<Instant>) -> Result<(), Trouble> {
-        self.of.memory().done(item.id, (&item.row, item.place), How::Failed(failure.clone(), again));
+        let how = How::Failed { failure: failure.clone(), again, version: item.version.clone() };
+        self.of.memory().done(item.id, (&item.row, item.place), how);
         let retry_in_ms = again.map(|again| millis(again.saturating_duration_since(Instant::now())));
-        let failed = FailedAgain { id: item.id, row: item.row.clone(), failure, retry_in_ms };
+        let failed = FailedAgain { id: item.id, version: item.version.clone(), row: item.row.clone(), failure, retry_in_ms };
         let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
         let doing = "noting that it failed again";
         settled.map_err(|error| Trouble::Own { doing, row: Some(item.row.clone()), error })?;
