@@ -4,6 +4,8 @@
 //! an aggregate is that of `id`. Only the relay that has the slot writes events here and takes them away; others ask, by the
 //! column `asked`.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
@@ -23,6 +25,7 @@ const EVENTS: &str = include_str!("../../sql/parked/events.sql");
 const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
 const FAILED: &str = include_str!("../../sql/parked/failed.sql");
 const ORPHANS: &str = include_str!("../../sql/parked/orphans.sql");
+const STILL: &str = include_str!("../../sql/parked/still.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
 /// Class of an event that waits for one before it.
@@ -172,6 +175,8 @@ pub struct Room {
     due: Statement,
     events: Statement,
     remove: Statement,
+    /// Events of outboxes that are not configured that were dropped, and not counted yet.
+    pub(super) dropped: AtomicU64,
 }
 
 pub(super) const DOING: &str = "using table walrelay.parked";
@@ -212,6 +217,7 @@ impl Room {
             due: prepared(DUE).await?,
             events: prepared(EVENTS).await?,
             remove: prepared(REMOVE).await?,
+            dropped: AtomicU64::default(),
         })
     }
 
@@ -322,6 +328,12 @@ impl Room {
         answered(DOING, client.execute(&self.remove, &[&ids])).await.map(|_| ())
     }
 
+    /// Which of these are there.
+    pub(super) async fn still(&self, client: &Client, ids: &[i64]) -> Result<Vec<i64>, Failed> {
+        let rows = answered(DOING, client.query(STILL, &[&ids])).await?;
+        rows.iter().map(|row| get(row, 0)).collect()
+    }
+
     async fn drop_orphans(&self, client: &Client) -> Result<(), Failed> {
         loop {
             let rows = answered(DOING, client.query(ORPHANS, &[&self.slot, &self.outboxes, &ORPHANS_MAX])).await?;
@@ -329,13 +341,16 @@ impl Room {
             for row in &rows {
                 let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
                 let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
-                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "an event that waited is dropped, as was asked");
+                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "an event that waits is dropped, as was asked");
                 ids.push(get(row, 0)?);
             }
             if ids.is_empty() {
                 return Ok(());
             }
             self.remove(client, &ids).await?;
+            let events = ids.len() as u64;
+            tracing::info!(slot = self.slot, events, "events that waited were dropped");
+            self.dropped.fetch_add(events, Ordering::Relaxed);
         }
     }
 

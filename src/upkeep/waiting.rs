@@ -1,5 +1,7 @@
 //! The table of events that wait, through the session that marks rows.
 
+use std::sync::atomic::Ordering;
+
 use tokio::sync::MutexGuard;
 use tokio_postgres::Client;
 
@@ -57,6 +59,19 @@ impl Marker {
     /// As [`Marker::waiting`].
     pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, Waiting, Failure)>> {
         self.in_room(async |room, client| room.dropped(client, limit, except).await).await
+    }
+
+    /// How many events of outboxes that are not configured [`Marker::waiting`] has dropped since this was asked last.
+    pub fn take_dropped(&self) -> u64 {
+        self.room.as_ref().map_or(0, |room| room.dropped.swap(0, Ordering::Relaxed))
+    }
+
+    /// Which of these rows of the table are there.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`].
+    pub async fn still(&self, ids: &[i64]) -> Result<Vec<i64>> {
+        self.in_room(async |room, client| room.still(client, ids).await).await
     }
 
     /// Whether the session answers, after an error of another call: with no transaction left over.

@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::parked_hard::{all_is_well, emit_large, open, parked, relay, retry, world};
 use crate::support::relay::{Relay, RelayCommand};
 use crate::support::sql::Sql;
-use crate::support::topic;
-use crate::support::servers::kafka::PARTITIONS;
 use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
 const EXIT: Duration = Duration::from_secs(30);
+/// Much less than a pass for each two hundred would take.
+const MOMENTS: Duration = Duration::from_secs(10);
 /// Topics are not made by whoever writes to them, and it does not take long to find out.
 const NO_TOPICS: &str = "[delivery]\nretry_base = \"300ms\"\nretry_cap = \"1s\"\n[kafka.properties]\n\
                          \"allow.auto.create.topics\" = \"false\"\n\"topic.metadata.propagation.max.ms\" = \"1000\"\n";
@@ -74,4 +74,43 @@ fn a_retry_that_is_asked_for_once_the_cause_is_gone_is_made_although_the_last_co
     let delivered = || metric(&relay, "walrelay_unparked_events_total");
     eventually("it is counted", ARRIVAL, delivered, |count| *count == 1);
     all_is_well(&world, &mut relay);
+}
+
+#[test]
+fn what_is_gone_from_the_table_without_a_word_waits_no_more() {
+    let world = world();
+    let sql = world.sql();
+    let mut relay = relay(&world, "");
+    emit_large(&sql, &world, "a");
+    world.emit(&sql, "a");
+    emit_large(&sql, &world, "b");
+    let waiting = || metric(&relay, "walrelay_waiting_events");
+    eventually("they wait", ARRIVAL, waiting, |count| *count == 3);
+    // As if the session had been lost while what was dropped was committed.
+    sql.run(
+        "select pg_terminate_backend(pid) from pg_stat_activity
+         where datname = current_database() and application_name like '%retries';
+         delete from walrelay.parked where convert_from(key, 'UTF8') = 'a'",
+    );
+    eventually("they wait no more", ARRIVAL, waiting, |count| *count == 1);
+    world.emit(&sql, "a");
+    eventually("what comes behind them arrives", ARRIVAL, || world.delivered(), |count| *count == 1);
+    assert_eq!((parked(&sql).as_str(), metric(&relay, "walrelay_parked_events_total")), ("b", 3));
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn many_are_dropped_within_moments() {
+    const MANY: i64 = 4_000;
+    let world = World::new();
+    let sql = world.sql();
+    let mut relay = world.run().option("--on-error", "park").start();
+    relay.wait_ready();
+    sql.run(&format!("select count(emit('not a topic', 'a' || n, 20)) from generate_series(1, {MANY}) n"));
+    eventually("they wait", ARRIVAL * 2, || number_parked(&sql), |count| *count == MANY);
+    drop_all(&world, "unroutable");
+    eventually("none waits", MOMENTS, || number_parked(&sql), |count| *count == 0);
+    let dropped = || metric(&relay, "walrelay_dropped_events_total");
+    eventually("all are counted", ARRIVAL, dropped, |count| *count == MANY as u64);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

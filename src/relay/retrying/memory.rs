@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::event::Place;
+use crate::upkeep::parked::Waiting;
 use crate::upkeep::{Failure, RowId};
 
 /// After the first time that something stood in the way, and twice as long after each more.
@@ -23,6 +24,14 @@ const KEPT: Duration = Duration::from_secs(600);
 pub(in crate::relay) struct Memory {
     done: HashMap<i64, Done>,
     hindered: HashMap<Who, Hindered>,
+    leaving: HashMap<i64, (Waiting, Left)>,
+}
+
+/// How an event leaves the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Left {
+    Delivered,
+    Dropped,
 }
 
 /// What something may stand in the way of.
@@ -78,9 +87,30 @@ impl Memory {
         self.done.get(&id).is_some_and(|done| done.row == *row && done.how == How::Sent)
     }
 
+    /// It is being taken from the table. Until that is known to be done, or not, it may be either.
+    pub(super) fn leaves(&mut self, id: i64, waiting: Waiting, how: Left) {
+        self.leaving.insert(id, (waiting, how));
+    }
+
+    /// Events of which that is not known.
+    pub(super) fn leaving(&self) -> Vec<(i64, Waiting, Left)> {
+        self.leaving.iter().map(|(id, (waiting, how))| (*id, waiting.clone(), *how)).collect()
+    }
+
+    /// Whether there are any.
+    pub(super) fn is_any_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// It is still in the table.
+    pub(super) fn stays(&mut self, id: i64) {
+        self.leaving.remove(&id);
+    }
+
     /// It is written down.
     pub(super) fn written(&mut self, id: i64) {
         self.done.remove(&id);
+        self.leaving.remove(&id);
         self.hindered.remove(&Who::Event(id));
     }
 
@@ -149,6 +179,18 @@ mod tests {
         assert_eq!(memory.how(1, (&row, place(0)), "8"), None, "somebody asked for a try since then");
         memory.written(1);
         assert_eq!(memory.how(1, (&row, place(0)), "7"), None);
+    }
+
+    #[test]
+    fn what_leaves_the_table_is_in_doubt_until_it_is_known_to_stay_or_to_be_gone() {
+        let mut memory = Memory::default();
+        let waiting = |id: u8| Waiting { row: (0, vec![id]), place: place(0), key: None, refused_by: None };
+        memory.leaves(1, waiting(1), Left::Dropped);
+        memory.leaves(2, waiting(2), Left::Delivered);
+        memory.stays(2);
+        assert_eq!(memory.leaving(), [(1, waiting(1), Left::Dropped)]);
+        memory.written(1);
+        assert!(!memory.is_any_leaving());
     }
 
     #[test]
