@@ -25,7 +25,6 @@ const EVENTS: &str = include_str!("../../sql/parked/events.sql");
 const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
 const FAILED: &str = include_str!("../../sql/parked/failed.sql");
 const ORPHANS: &str = include_str!("../../sql/parked/orphans.sql");
-const STILL: &str = include_str!("../../sql/parked/still.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
 /// Class of an event that waits for one before it.
@@ -326,12 +325,6 @@ impl Room {
     /// Inside a transaction of the caller's: these do not wait any more.
     pub(super) async fn remove(&self, client: &Client, ids: &[i64]) -> Result<(), Failed> {
         answered(DOING, client.execute(&self.remove, &[&ids])).await.map(|_| ())
-    }
-
-    /// Which of these are there.
-    pub(super) async fn still(&self, client: &Client, ids: &[i64]) -> Result<Vec<i64>, Failed> {
-        let rows = answered(DOING, client.query(STILL, &[&ids])).await?;
-        rows.iter().map(|row| get(row, 0)).collect()
     }
 
     async fn drop_orphans(&self, client: &Client) -> Result<(), Failed> {

@@ -7,8 +7,10 @@ use tokio_postgres::Client;
 
 use crate::error::Result;
 use crate::upkeep::mark::{Failure, Marker};
-use crate::upkeep::parked::{Head, Held, Limit, Room, Waiting};
+use crate::upkeep::parked::{DOING, Head, Held, Limit, Room, Waiting, get};
 use crate::upkeep::{Failed, answered};
+
+const STILL: &str = include_str!("../../sql/parked/still.sql");
 
 impl Marker {
     /// Which events wait; none where none do.
@@ -71,7 +73,11 @@ impl Marker {
     /// # Errors
     /// As [`Marker::waiting`].
     pub async fn still(&self, ids: &[i64]) -> Result<Vec<i64>> {
-        self.in_room(async |room, client| room.still(client, ids).await).await
+        let still = async |_: &Room, client: &Client| {
+            let rows = answered(DOING, client.query(STILL, &[&ids])).await?;
+            rows.iter().map(|row| get(row, 0)).collect()
+        };
+        self.in_room(still).await
     }
 
     /// Whether the session answers, after an error of another call: with no transaction left over.
@@ -96,7 +102,7 @@ impl Marker {
             Ok(()) => ask(room, self.session.client()).await,
             Err(failed) => Err(failed),
         };
-        asked.map_err(|failed| failed.told("using table walrelay.parked"))
+        asked.map_err(|failed| failed.told(DOING))
     }
 
     /// A call that was cancelled may have left a transaction.

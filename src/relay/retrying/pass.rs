@@ -113,13 +113,11 @@ impl<'a> Pass<'a> {
         }
         let ids: Vec<i64> = leaving.iter().map(|(id, ..)| *id).collect();
         let still: HashSet<i64> = self.marker.still(&ids).await?.into_iter().collect();
-        for (id, waiting, left) in leaving {
-            if still.contains(&id) {
-                self.of.memory().stays(id);
-            } else {
-                self.gone(id, waiting, left);
-            }
-        }
+        let (stay, gone): (Vec<_>, Vec<_>) = leaving.into_iter().partition(|(id, ..)| still.contains(id));
+        stay.iter().for_each(|(id, ..)| self.of.memory().stays(*id));
+        let (delivered, dropped): (Vec<_>, Vec<_>) = gone.into_iter().partition(|(.., left)| *left == Left::Delivered);
+        self.gone(delivered.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Delivered);
+        self.gone(dropped.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Dropped);
         Ok(())
     }
 
@@ -143,7 +141,7 @@ impl<'a> Pass<'a> {
         dropped.iter().for_each(|dropped| self.drop_in(&mut batch, dropped));
         dropped.iter().for_each(|dropped| self.drops(dropped));
         if self.marker.settle(&batch).await.is_ok() {
-            dropped.into_iter().for_each(|(id, waiting, _)| self.gone(id, waiting, Left::Dropped));
+            self.gone(dropped.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Dropped);
             return Ok(());
         }
         for dropped in dropped {
@@ -153,7 +151,7 @@ impl<'a> Pass<'a> {
             let mut alone = Batch::default();
             self.drop_in(&mut alone, &dropped);
             match self.marker.settle(&alone).await {
-                Ok(_) => self.gone(dropped.0, dropped.1, Left::Dropped),
+                Ok(_) => self.gone([(dropped.0, dropped.1)], Left::Dropped),
                 Err(error) => {
                     let (id, Waiting { row, key, .. }, _) = dropped;
                     let trouble = Trouble::Own { doing: "dropping it, as was asked", row: Some(row.clone()), error };
@@ -186,16 +184,17 @@ impl<'a> Pass<'a> {
         memory.leaves(*id, waiting.clone(), Left::Dropped);
     }
 
-    /// It waits no more.
-    fn gone(&mut self, id: i64, waiting: Waiting, left: Left) {
-        self.of.memory().written(id);
+    /// These wait no more.
+    fn gone(&mut self, events: impl IntoIterator<Item = (i64, Waiting)>, left: Left) {
+        let (ids, released): (Vec<i64>, Vec<Waiting>) = events.into_iter().unzip();
+        ids.iter().for_each(|id| self.of.memory().written(*id));
         let (count, told) = match left {
             Left::Delivered => (&mut self.sent, &self.of.known.unparked),
             Left::Dropped => (&mut self.dropped, &self.of.known.dropped),
         };
-        *count += 1;
-        told.fetch_add(1, Ordering::Relaxed);
-        self.tell(Tried { released: vec![waiting], ..Tried::default() });
+        *count += ids.len() as u64;
+        told.fetch_add(ids.len() as u64, Ordering::Relaxed);
+        self.tell(Tried { released, ..Tried::default() });
     }
 
     /// Rows of events that wait may be pending again, which asks for a try.
@@ -335,11 +334,12 @@ impl<'a> Pass<'a> {
     async fn write(&mut self, head: &mut Head, items: &[Item]) -> Result<(), Trouble> {
         let waiting = |item: &Item| {
             let (row, key) = (item.row.clone(), item.key.clone());
-            Waiting { row, place: item.place, key, refused_by: None }
+            (item.id, Waiting { row, place: item.place, key, refused_by: None })
         };
-        items.iter().for_each(|item| self.of.memory().leaves(item.id, waiting(item), Left::Delivered));
+        let leaves = |(id, waiting)| self.of.memory().leaves(id, waiting, Left::Delivered);
+        items.iter().map(waiting).for_each(leaves);
         if items.len() > 1 && self.marker.settle(&self.delivered(items)).await.is_ok() {
-            items.iter().for_each(|item| self.gone(item.id, waiting(item), Left::Delivered));
+            self.gone(items.iter().map(waiting), Left::Delivered);
             return Ok(());
         }
         for item in items {
@@ -348,7 +348,7 @@ impl<'a> Pass<'a> {
             let settled = self.marker.settle(&self.delivered(one)).await;
             let doing = "noting that it was delivered";
             settled.map_err(|error| Trouble::Own { doing, row: Some(item.row.clone()), error })?;
-            self.gone(item.id, waiting(item), Left::Delivered);
+            self.gone([waiting(item)], Left::Delivered);
         }
         Ok(())
     }
