@@ -282,7 +282,7 @@ mod tests {
         parking.park(waiting(0, 5, None)).unwrap();
         let census = parking.census([(&under_way.row, &under_way.place)].into_iter());
         parking.park(later.clone()).unwrap();
-        assert_eq!(parking.compare(census, &[stays.clone()]), 1);
+        assert_eq!(parking.compare(census, std::slice::from_ref(&stays)), 1);
         assert!(!parking.holds_row(&gone.row) && parking.is_blocked(0, Some(b"a")), "a later one waits");
         assert!(parking.holds_row(&under_way.row) && parking.holds_row(&(0, vec![5])) && parking.count() == 4);
         // A session of before looked: nothing it says is news.
