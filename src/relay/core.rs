@@ -380,6 +380,16 @@ impl<S: Sink> Core<S> {
         self.outlet.released(released, accepting);
     }
 
+    /// See [`Outlet::census`].
+    pub fn census(&self) -> u64 {
+        self.outlet.census()
+    }
+
+    /// See [`Outlet::compare_waiting`].
+    pub fn compare_waiting(&mut self, census: u64, table: &[Waiting]) {
+        self.outlet.compare_waiting(census, table);
+    }
+
     /// See [`Outlet::waiting`].
     pub fn waiting(&self) -> usize {
         self.outlet.waiting()

@@ -139,10 +139,14 @@ pub(super) async fn run(
         stop,
     };
     telemetry.connected(Side::Kafka, *pump.kafka.borrow_and_update() == Connection::Up);
+    telemetry.metrics.dropped_events.inc_by(pump.session.marker.as_ref().map_or(0, |marker| marker.take_dropped()));
     let ended = pump.run().await;
-    if pump.stop.asked() < Stop::Now {
-        pump.retrying.finish().await;
+    match &ended {
+        // The slot is ours as long as the stream is not ended.
+        Ok(how) if *how != Ended::ServerShutDown && pump.stop.asked() < Stop::Now => pump.retrying.finish().await,
+        Ok(_) | Err(_) => pump.retrying.give_up().await,
     }
+    pump.retrying.count(&telemetry.metrics);
     pump.report.tell(pump.core, pump.session.stream.received(), telemetry, Instant::now());
     pump.core.forget_unread();
     let (confirmed, at_once) = (pump.core.confirmable(), pump.stop.asked() == Stop::Now);
@@ -314,7 +318,7 @@ impl Pump<'_> {
             self.jobs.begin_settle(marker, batch);
         }
         if self.leaving.is_none() && !self.unmarkable {
-            self.retrying.begin_due(self.core.waiting(), now);
+            self.retrying.begin_due(self.core.waiting(), || self.core.census(), now);
         }
         if self.watches_pending && self.may_look() && self.leaving.is_none() {
             let every = self.config.source.poll.pending_interval;

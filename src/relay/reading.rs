@@ -126,6 +126,7 @@ impl<'a> Reading<'a> {
         let (now, producer) = (Instant::now(), outlet.sink().producer());
         let mut kafka = outlet.sink().watch_connection();
         telemetry.connected(Side::Kafka, *kafka.borrow_and_update() == Connection::Up);
+        telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         Reading {
             retrying: Retrying::new(config, store.known(), None),
             counts: outlet.counts(),
@@ -376,8 +377,11 @@ impl<'a> Reading<'a> {
     pub(super) async fn retry_waiting(&mut self) {
         while let Some(tried) = at_once(self.retrying.next()).await {
             self.outlet.released(&tried.released, &tried.accepting);
+            if let Some((census, table)) = &tried.table {
+                self.outlet.compare_waiting(*census, table);
+            }
         }
-        self.retrying.begin_due(self.outlet.waiting(), Instant::now());
+        self.retrying.begin_due(self.outlet.waiting(), || self.outlet.census(), Instant::now());
     }
 
     /// Whether events wait that are tried once it is stored how far all is published.
@@ -412,6 +416,7 @@ impl<'a> Reading<'a> {
         self.next_report = now + REPORT_INTERVAL;
         let (counts, before) = (self.outlet.counts(), self.counts);
         tell_counts(self.telemetry, counts, before);
+        self.retrying.count(&self.telemetry.metrics);
         self.counts = counts;
         let (events, bytes) = (self.outlet.ledger().in_flight_events(), self.outlet.ledger().in_flight_bytes());
         self.telemetry.metrics.in_flight_events.set(i64::try_from(events).unwrap_or(i64::MAX));

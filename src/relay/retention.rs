@@ -1,6 +1,7 @@
 //! Old rows go while the relay runs: a task of its own, off the path of events.
 
 use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -29,6 +30,9 @@ pub(super) struct Knowledge {
     stored: watch::Sender<Option<Stored>>,
     /// What came of tries of events that wait.
     pub(super) tried: Mutex<Memory>,
+    /// How many that waited were delivered, and dropped, which the metrics were not told yet.
+    pub(super) unparked: AtomicU64,
+    pub(super) dropped: AtomicU64,
 }
 
 impl Deref for Knowledge {

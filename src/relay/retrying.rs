@@ -14,6 +14,7 @@ mod line;
 mod memory;
 mod pass;
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::relay::pulse::Beside;
 use crate::relay::retention::Known;
+use crate::telemetry::Metrics;
 use crate::upkeep::Marker;
 use crate::upkeep::parked::Waiting;
 
@@ -44,6 +46,11 @@ const BATCH_EVENTS: i64 = 200;
 /// How long acks are waited for: a topic that is not there is known to be missing after half of it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How often what waits is compared with the table, and how soon the first time: what another relay, or a pass of a session before,
+/// had sent to Postgres may take effect a little later.
+const CENSUS_INTERVAL: Duration = Duration::from_secs(60);
+const CENSUS_SOON: Duration = Duration::from_secs(5);
+
 /// How long the end of a session waits for a pass.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -54,6 +61,8 @@ pub(super) struct Tried {
     pub(super) released: Vec<Waiting>,
     /// Topics that took records.
     pub(super) accepting: Vec<String>,
+    /// What is in the table, by a look after this census.
+    pub(super) table: Option<(u64, Vec<Waiting>)>,
 }
 
 /// What a pass came to.
@@ -61,6 +70,8 @@ pub(super) struct Tried {
 struct Summary {
     /// Events that were sent.
     sent: u64,
+    /// Events that were dropped.
+    dropped: u64,
     /// What it took to find out which are due.
     looked: Duration,
 }
@@ -71,6 +82,7 @@ pub(super) struct Retrying {
     of: Arc<Of>,
     pass: Option<Running>,
     next_pass: Instant,
+    next_census: Instant,
     told: bool,
     /// Whether there is something to let go of once nothing waits.
     is_used: bool,
@@ -104,31 +116,37 @@ impl Retrying {
     pub(super) fn new(config: &Config, known: &Known, beside: Option<Beside>) -> Retrying {
         let now = Instant::now();
         let of = Of { config: config.clone(), known: Arc::clone(known), beside, session: Mutex::default() };
-        Retrying { of: Arc::new(of), pass: None, next_pass: now, told: false, is_used: false }
+        let is_used = of.memory().is_any_leaving();
+        Retrying { of: Arc::new(of), pass: None, next_pass: now, next_census: now + CENSUS_SOON, told: false, is_used }
     }
 
-    /// Begins a pass where one is due: `waiting` events wait.
-    pub(super) fn begin_due(&mut self, waiting: usize, now: Instant) {
-        if waiting == 0 && self.pass.is_none() && std::mem::take(&mut self.is_used) {
+    /// Begins a pass where one is due: `waiting` events wait, of which a census can be taken.
+    pub(super) fn begin_due(&mut self, waiting: usize, census: impl FnOnce() -> u64, now: Instant) {
+        if self.pass.is_some() || self.next_pass > now {
+            return;
+        }
+        let is_any = waiting > 0 || self.is_used && self.of.memory().is_any_leaving();
+        if !is_any && std::mem::take(&mut self.is_used) {
             self.of.memory().clear();
             if let Ok(mut session) = self.of.session.try_lock() {
                 *session = None;
             }
         }
-        if waiting > 0 && self.pass.is_none() && self.next_pass <= now {
+        if is_any {
             self.is_used = true;
+            let census = (self.next_census <= now).then(census);
             let of = Arc::clone(&self.of);
             let (tell, tried) = unbounded_channel();
             let ended = tokio::spawn(async move {
                 let mut summary = Summary::default();
-                let ended = of.pass(&mut summary, tell).await;
+                let ended = of.pass(&mut summary, census, tell).await;
                 (summary, ended)
             });
             self.pass = Some(Running { tried, ended });
         }
     }
 
-    /// The session ends. What a pass has written down by then, and only that, is in the table when the next one reads it.
+    /// The session ends, and slot or lease are still ours: a pass gets a moment.
     pub(super) async fn finish(&mut self) {
         let ending = async {
             while self.pass.is_some() {
@@ -138,18 +156,34 @@ impl Retrying {
         if timeout(FINISH_TIMEOUT, ending).await.is_err() {
             tracing::debug!("a try of events that wait was given up");
         }
+        self.give_up().await;
+    }
+
+    /// The session ends, and slot or lease may be another's.
+    pub(super) async fn give_up(&mut self) {
         if let Some(mut pass) = self.pass.take() {
             pass.ended.abort();
-            // From here on it writes nothing down, whatever that says.
+            // From here on it sends nothing. What it has sent to Postgres may still take effect: a census finds that out.
             drop((&mut pass.ended).await);
         }
+    }
+
+    /// Tells the metrics what became of events that waited.
+    pub(super) fn count(&self, metrics: &Metrics) {
+        metrics.unparked_events.inc_by(self.of.known.unparked.swap(0, Ordering::Relaxed));
+        metrics.dropped_events.inc_by(self.of.known.dropped.swap(0, Ordering::Relaxed));
     }
 
     /// Waits for what comes of the pass, or its end. Safe to cancel; without one, for ever.
     pub(super) async fn next(&mut self) -> Tried {
         let ended = match &mut self.pass {
             Some(pass) => match pass.tried.recv().await {
-                Some(tried) => return tried,
+                Some(tried) => {
+                    if tried.table.is_some() {
+                        self.next_census = Instant::now() + CENSUS_INTERVAL;
+                    }
+                    return tried;
+                }
                 None => (&mut pass.ended).await,
             },
             None => std::future::pending().await,
@@ -159,18 +193,23 @@ impl Retrying {
         Tried::default()
     }
 
-    fn ended(&mut self, (Summary { sent, looked }, ended): (Summary, Result<()>)) {
+    fn ended(&mut self, (Summary { sent, dropped, looked }, ended): (Summary, Result<()>)) {
         let (now, slot) = (Instant::now(), &self.of.config.source.slot);
         if sent > 0 {
             tracing::info!(%slot, events = sent, "events that waited were delivered");
         }
+        if dropped > 0 {
+            tracing::info!(%slot, events = dropped, "events that waited were dropped");
+        }
         match ended {
             Ok(()) => {
-                self.next_pass = now + if sent > 0 { Duration::ZERO } else { LOOK_INTERVAL.max(looked * LOOK_SHARE) };
+                self.next_pass =
+                    now + if sent + dropped > 0 { Duration::ZERO } else { LOOK_INTERVAL.max(looked * LOOK_SHARE) };
                 self.told = false;
             }
             Err(error) => {
                 self.next_pass = now + PAUSE;
+                self.next_census = now;
                 if std::mem::replace(&mut self.told, true) {
                     tracing::debug!(%slot, %error, "events that wait cannot be tried again now");
                 } else {
@@ -182,7 +221,7 @@ impl Retrying {
 }
 
 impl Of {
-    async fn pass(&self, summary: &mut Summary, tell: UnboundedSender<Tried>) -> Result<()> {
+    async fn pass(&self, summary: &mut Summary, census: Option<u64>, tell: UnboundedSender<Tried>) -> Result<()> {
         let Some(stored) = self.known.borrow().clone() else { return Ok(()) };
         let mut session = self.session.lock().await;
         let marker = match session.take().filter(|marker| !marker.is_closed()) {
@@ -192,7 +231,7 @@ impl Of {
                 None => return Ok(()),
             },
         };
-        let ended = Pass::new((self, &marker, &stored), tell).run(summary).await;
+        let ended = Pass::new((self, &marker, &stored), tell).run(summary, census).await;
         if ended.is_ok() || marker.answers().await.is_ok() {
             *session = Some(marker);
         }

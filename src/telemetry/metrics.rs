@@ -80,6 +80,10 @@ pub struct Instruments {
     pub skipped_events: Counter,
     /// Events that began to wait in the table of parked events.
     pub parked_events: Counter,
+    /// Events that waited there and were delivered.
+    pub unparked_events: Counter,
+    /// Events that waited there and were dropped, because somebody asked for that.
+    pub dropped_events: Counter,
     /// Events that wait there now.
     pub waiting_events: Gauge,
     /// Events that wait there already and came again, as far as their ids tell.
@@ -180,6 +184,8 @@ impl Instruments {
             dead_lettered_events: Counter::default(),
             skipped_events: Counter::default(),
             parked_events: Counter::default(),
+            unparked_events: Counter::default(),
+            dropped_events: Counter::default(),
             waiting_events: Gauge::default(),
             waiting_again_events: Counter::default(),
             delivered_before_events: Counter::default(),
@@ -364,6 +370,8 @@ fn registry(of: &Arc<Instruments>) -> Registry {
     counter(names::DEAD_LETTERED_EVENTS, "Events that went to the topic of dead letters", &of.dead_lettered_events);
     counter(names::SKIPPED_EVENTS, "Events that were given up and went nowhere", &of.skipped_events);
     counter(names::PARKED_EVENTS, "Events that began to wait in the table of parked events", &of.parked_events);
+    counter(names::UNPARKED_EVENTS, "Events that waited there and were delivered", &of.unparked_events);
+    counter(names::DROPPED_EVENTS, "Events that waited there and were dropped as was asked", &of.dropped_events);
     counter(names::WAITING_AGAIN_EVENTS, "Rows of ids that wait already", &of.waiting_again_events);
     counter(names::DELIVERED_BEFORE_EVENTS, "Events that were in their topics already", &of.delivered_before_events);
     counter(names::ACKED_BYTES, "Bytes of key, value and headers the broker acknowledged", &of.acked_bytes);

@@ -64,6 +64,8 @@ pub type RowId = (usize, Vec<u8>);
 pub struct FailedAgain {
     /// The row of the table of parked events.
     pub id: i64,
+    /// That row as it was when the event was tried: [`Held::version`](super::parked::Held::version).
+    pub version: String,
     /// Its own row.
     pub row: RowId,
     /// What happened.

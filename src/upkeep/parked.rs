@@ -4,6 +4,8 @@
 //! an aggregate is that of `id`. Only the relay that has the slot writes events here and takes them away; others ask, by the
 //! column `asked`.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
@@ -138,6 +140,8 @@ pub struct Held {
     pub attempts: u32,
     /// Whether somebody asked to have it dropped.
     pub is_dropped: bool,
+    /// Another one once anybody has written to its row of the table, such as what is asked.
+    pub version: String,
 }
 
 /// How much is read of an aggregate at once.
@@ -170,6 +174,8 @@ pub struct Room {
     due: Statement,
     events: Statement,
     remove: Statement,
+    /// Events of outboxes that are not configured that were dropped, and not counted yet.
+    pub(super) dropped: AtomicU64,
 }
 
 pub(super) const DOING: &str = "using table walrelay.parked";
@@ -210,6 +216,7 @@ impl Room {
             due: prepared(DUE).await?,
             events: prepared(EVENTS).await?,
             remove: prepared(REMOVE).await?,
+            dropped: AtomicU64::default(),
         })
     }
 
@@ -271,9 +278,9 @@ impl Room {
 
     /// Inside a transaction of the caller's: it was tried and failed.
     pub(super) async fn failed(&self, client: &Client, event: &FailedAgain) -> Result<(), Failed> {
-        let FailedAgain { id, failure, retry_in_ms, .. } = event;
+        let FailedAgain { id, version, failure, retry_in_ms, .. } = event;
         let attempts = i32::try_from(failure.attempts).unwrap_or(i32::MAX);
-        let values: [&(dyn ToSql + Sync); 5] = [id, &failure.class, &failure.cause, &attempts, retry_in_ms];
+        let values: [&(dyn ToSql + Sync); 6] = [id, &failure.class, &failure.cause, &attempts, retry_in_ms, version];
         answered(DOING, client.execute(FAILED, &values)).await.map(|_| ())
     }
 
@@ -327,13 +334,16 @@ impl Room {
             for row in &rows {
                 let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
                 let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
-                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "an event that waited is dropped, as was asked");
+                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "an event that waits is dropped, as was asked");
                 ids.push(get(row, 0)?);
             }
             if ids.is_empty() {
                 return Ok(());
             }
             self.remove(client, &ids).await?;
+            let events = ids.len() as u64;
+            tracing::info!(slot = self.slot, events, "events that waited were dropped");
+            self.dropped.fetch_add(events, Ordering::Relaxed);
         }
     }
 
@@ -390,8 +400,8 @@ fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
         retry_in_ms: None,
     };
     let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
-    let (class, error, is_dropped) = (get(row, 11)?, get(row, 12)?, get(row, 14)?);
-    Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped })
+    let (class, error, is_dropped, version) = (get(row, 11)?, get(row, 12)?, get(row, 14)?, get(row, 15)?);
+    Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
 }
 
 /// Makes sure that the table is there and ours to use.

@@ -1,12 +1,16 @@
 //! The table of events that wait, through the session that marks rows.
 
+use std::sync::atomic::Ordering;
+
 use tokio::sync::MutexGuard;
 use tokio_postgres::Client;
 
 use crate::error::Result;
 use crate::upkeep::mark::{Failure, Marker};
-use crate::upkeep::parked::{Head, Held, Limit, Room, Waiting};
+use crate::upkeep::parked::{DOING, Head, Held, Limit, Room, Waiting, get};
 use crate::upkeep::{Failed, answered};
+
+const STILL: &str = include_str!("../../sql/parked/still.sql");
 
 impl Marker {
     /// Which events wait; none where none do.
@@ -59,6 +63,23 @@ impl Marker {
         self.in_room(async |room, client| room.dropped(client, limit, except).await).await
     }
 
+    /// How many events of outboxes that are not configured [`Marker::waiting`] has dropped since this was asked last.
+    pub fn take_dropped(&self) -> u64 {
+        self.room.as_ref().map_or(0, |room| room.dropped.swap(0, Ordering::Relaxed))
+    }
+
+    /// Which of these rows of the table are there.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`].
+    pub async fn still(&self, ids: &[i64]) -> Result<Vec<i64>> {
+        let still = async |_: &Room, client: &Client| {
+            let rows = answered(DOING, client.query(STILL, &[&ids])).await?;
+            rows.iter().map(|row| get(row, 0)).collect()
+        };
+        self.in_room(still).await
+    }
+
     /// Whether the session answers, after an error of another call: with no transaction left over.
     ///
     /// # Errors
@@ -81,7 +102,7 @@ impl Marker {
             Ok(()) => ask(room, self.session.client()).await,
             Err(failed) => Err(failed),
         };
-        asked.map_err(|failed| failed.told("using table walrelay.parked"))
+        asked.map_err(|failed| failed.told(DOING))
     }
 
     /// A call that was cancelled may have left a transaction.

@@ -16,7 +16,7 @@ const TWICE: Duration = Duration::from_secs(18);
 const HELD_UP: &str = "is held up";
 
 /// Topic 0 takes no record of more than 200 kB, until [`open`].
-fn world() -> World {
+pub(super) fn world() -> World {
     let world = World::new();
     world.sql().run(
         "alter table outbox add status text not null default 'new';
@@ -34,7 +34,7 @@ fn world() -> World {
 }
 
 #[track_caller]
-fn relay(world: &World, more: &str) -> Relay {
+pub(super) fn relay(world: &World, more: &str) -> Relay {
     let file = format!("[outbox]\nmark = \"status = 'published'\"\n{more}");
     let mut relay = world.run().option("--on-error", "park").config_file(&file).start();
     relay.wait_ready();
@@ -42,12 +42,12 @@ fn relay(world: &World, more: &str) -> Relay {
 }
 
 /// The topic takes what waits, and all of it is asked for.
-fn open(world: &World) {
+pub(super) fn open(world: &World) {
     topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
     retry(world);
 }
 
-fn retry(world: &World) {
+pub(super) fn retry(world: &World) {
     RelayCommand::new("parked")
         .flag("retry")
         .option("--slot", &world.name)
@@ -57,11 +57,11 @@ fn retry(world: &World) {
         .succeed();
 }
 
-fn emit_large(sql: &Sql, world: &World, aggregate: &str) -> String {
+pub(super) fn emit_large(sql: &Sql, world: &World, aggregate: &str) -> String {
     sql.text(&format!("select emit_large('{}', '{aggregate}')", world.kind(0)))
 }
 
-fn parked(sql: &Sql) -> String {
+pub(super) fn parked(sql: &Sql) -> String {
     sql.text("select string_agg(convert_from(key, 'UTF8'), ' ' order by id) from walrelay.parked")
 }
 
@@ -72,7 +72,7 @@ fn records(world: &World, aggregate: &str) -> usize {
 
 /// Everything came once and in order, is marked, and the relay leaves in order.
 #[track_caller]
-fn all_is_well(world: &World, relay: &mut Relay) {
+pub(super) fn all_is_well(world: &World, relay: &mut Relay) {
     let sql = world.sql();
     eventually("none waits", ARRIVAL * 2, || parked(&sql), String::is_empty);
     assert_eq!(world.assert_all_delivered().duplicates, 0);

@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
+use std::sync::Arc;
 
 use crate::error::{Error, Kind};
 use crate::event::Place;
@@ -21,20 +22,26 @@ pub(super) struct Parking {
     rows: HashMap<RowId, Vec<Seat>>,
     count: usize,
     /// By outbox and key: how many wait.
-    aggregates: HashMap<usize, HashMap<Vec<u8>, usize>>,
+    aggregates: HashMap<usize, HashMap<Arc<[u8]>, usize>>,
     /// Topics that take no records, and how many events that wait were refused by each.
     refusing: HashMap<String, usize>,
     /// How many more may wait.
     beyond: usize,
     /// Outboxes of which it was said that an event came again which was known by its id alone.
     told: HashSet<usize>,
+    /// The number of the next that waits.
+    next: u64,
 }
 
 /// An event that waits, as far as its row does not tell.
 #[derive(Debug, Clone)]
 struct Seat {
     place: Place,
+    /// The key of its aggregate, which it shares with the others.
+    key: Option<Arc<[u8]>>,
     refused_by: Option<String>,
+    /// Those that began to wait later have larger ones.
+    number: u64,
 }
 
 impl Parking {
@@ -103,17 +110,23 @@ impl Parking {
 
     fn add(&mut self, Waiting { row, place, key, refused_by }: Waiting) {
         self.count += 1;
-        if let Some(key) = key {
-            *self.aggregates.entry(row.0).or_default().entry(key).or_default() += 1;
-        }
+        let key = key.map(|key| {
+            let aggregates = self.aggregates.entry(row.0).or_default();
+            let shared = aggregates.get_key_value(key.as_slice()).map(|(shared, _)| Arc::clone(shared));
+            let key = shared.unwrap_or_else(|| Arc::from(key));
+            *aggregates.entry(Arc::clone(&key)).or_default() += 1;
+            key
+        });
         if let Some(topic) = &refused_by {
             *self.refusing.entry(topic.clone()).or_default() += 1;
         }
-        self.rows.entry(row).or_default().push(Seat { place, refused_by });
+        let number = self.next;
+        self.next += 1;
+        self.rows.entry(row).or_default().push(Seat { place, key, refused_by, number });
     }
 
     /// This event waits no more; its aggregate goes on with the last of them, and so does the topic that refused it.
-    pub(super) fn release(&mut self, Waiting { row, place, key, .. }: &Waiting) {
+    pub(super) fn release(&mut self, Waiting { row, place, .. }: &Waiting) {
         let Some(seats) = self.rows.get_mut(row) else { return };
         let exactly = seats.iter().position(|seat| seat.place == *place);
         let at = exactly.or_else(|| seats.iter().position(|seat| seat.place.is_same_event(place)));
@@ -125,9 +138,31 @@ impl Parking {
         if let Some(topic) = &seat.refused_by {
             count_down(&mut self.refusing, topic.as_str());
         }
-        if let Some((aggregates, key)) = self.aggregates.get_mut(&row.0).zip(key.as_ref()) {
-            count_down(aggregates, key.as_slice());
+        if let Some((aggregates, key)) = self.aggregates.get_mut(&row.0).zip(seat.key.as_ref()) {
+            count_down(aggregates, key);
         }
+    }
+
+    /// Those that are in the table, whoever looks from now on, have numbers below this, where these are on their way there.
+    pub(super) fn census<'a>(&self, under_way: impl Iterator<Item = (&'a RowId, &'a Place)>) -> u64 {
+        let seats = under_way.filter_map(|(row, place)| self.rows.get(row)?.iter().find(|seat| seat.place == *place));
+        seats.map(|seat| seat.number).fold(self.next, u64::min)
+    }
+
+    /// What was in the table once there was this census: others below it wait no more. Gives how many.
+    pub(super) fn compare(&mut self, census: u64, table: &[Waiting]) -> usize {
+        let mut there: HashMap<&RowId, Vec<&Place>> = HashMap::with_capacity(table.len());
+        table.iter().for_each(|waiting| there.entry(&waiting.row).or_default().push(&waiting.place));
+        let is_gone = |row: &RowId, seat: &Seat| {
+            let is_there = |places: &Vec<&Place>| places.iter().any(|place| seat.place.is_same_event(place));
+            seat.number < census && !there.get(row).is_some_and(is_there)
+        };
+        let seats = self.rows.iter().flat_map(|(row, seats)| seats.iter().map(move |seat| (row, seat)));
+        let gone = seats.filter(|(row, seat)| is_gone(row, seat));
+        let gone = gone.map(|(row, seat)| Waiting { row: row.clone(), place: seat.place, key: None, refused_by: None });
+        let gone: Vec<Waiting> = gone.collect();
+        gone.iter().for_each(|waiting| self.release(waiting));
+        gone.len()
     }
 
     /// This topic takes records again.
@@ -140,7 +175,7 @@ impl Parking {
 
     /// These wait in the table, and those are on their way there.
     pub(super) fn begin(&mut self, waiting: Vec<Waiting>, under_way: Vec<Waiting>) {
-        *self = Parking::default();
+        *self = Parking { next: self.next, ..Parking::default() };
         // Each is one that will be released, whatever its place says.
         waiting.into_iter().for_each(|waiting| self.add(waiting));
         under_way.into_iter().for_each(|waiting| self.put(waiting));
@@ -235,6 +270,34 @@ mod tests {
         assert!(parking.is_blocked(0, Some(b"a")));
         parking.release(&copy);
         assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a")));
+    }
+
+    #[test]
+    fn what_is_gone_from_the_table_waits_no_more_unless_it_is_on_its_way_there() {
+        let mut parking = Parking::default();
+        let (gone, stays, under_way, later) =
+            (waiting(0, 1, Some("a")), waiting(0, 2, Some("b")), waiting(0, 3, Some("c")), waiting(0, 4, Some("a")));
+        parking.begin(vec![gone.clone(), stays.clone()], Vec::new());
+        parking.park(under_way.clone()).unwrap();
+        parking.park(waiting(0, 5, None)).unwrap();
+        let census = parking.census([(&under_way.row, &under_way.place)].into_iter());
+        parking.park(later.clone()).unwrap();
+        assert_eq!(parking.compare(census, std::slice::from_ref(&stays)), 1);
+        assert!(!parking.holds_row(&gone.row) && parking.is_blocked(0, Some(b"a")), "a later one waits");
+        assert!(parking.holds_row(&under_way.row) && parking.holds_row(&(0, vec![5])) && parking.count() == 4);
+        // A session of before looked: nothing it says is news.
+        assert_eq!(parking.compare(0, &[]), 0);
+        let census = parking.census(std::iter::empty());
+        assert_eq!(parking.compare(census, &[later, under_way]), 2);
+        assert!(!parking.is_blocked(0, Some(b"b")) && parking.is_blocked(0, Some(b"a")) && parking.count() == 2);
+        let census = parking.census(std::iter::empty());
+        assert_eq!((parking.compare(census, &[]), parking.is_any()), (2, false));
+        assert!(!parking.is_blocked(0, Some(b"a")) && !parking.is_blocked(0, Some(b"c")));
+        // What the table has another place of is the same event.
+        parking.begin(vec![at(100, 0, Via::Slot)], Vec::new());
+        let census = parking.census(std::iter::empty());
+        assert_eq!(parking.compare(census, &[at(300, 0, Via::Table)]), 0);
+        assert_eq!(parking.compare(census, &[at(200, 0, Via::Slot)]), 1);
     }
 
     #[test]

@@ -39,12 +39,30 @@ impl Parking {
 impl<S: Sink> Outlet<S> {
     /// These events wait in the table, by what it says now that no other relay writes to it.
     pub fn set_waiting(&mut self, waiting: Vec<Waiting>) {
-        let under_way = self.settling.iter().chain(&self.kept).filter_map(|(_, outcome, _)| match outcome {
-            Outcome::Parked(event) => Some(waiting_as(event)),
-            Outcome::Acked(_) | Outcome::Failed(..) => None,
-        });
-        let under_way: Vec<Waiting> = under_way.collect();
+        let under_way: Vec<Waiting> = self.under_way().map(waiting_as).collect();
         self.parking.begin(waiting, under_way);
+    }
+
+    /// Events that are on their way to the table.
+    fn under_way(&self) -> impl Iterator<Item = &Parked> {
+        self.settling.iter().chain(&self.kept).filter_map(|(_, outcome, _)| match outcome {
+            Outcome::Parked(event) => Some(&**event),
+            Outcome::Acked(_) | Outcome::Failed(..) => None,
+        })
+    }
+
+    /// For [`Outlet::compare_waiting`] with what is read of the table from now on.
+    pub fn census(&self) -> u64 {
+        self.parking.census(self.under_way().map(|event| (&event.row, &event.place)))
+    }
+
+    /// What was in the table after this census: whatever else was counted in it waits no more. It was taken away by a pass
+    /// that could not say so, by another relay, or by hand.
+    pub fn compare_waiting(&mut self, census: u64, table: &[Waiting]) {
+        let gone = self.parking.compare(census, table);
+        if gone > 0 {
+            tracing::info!(slot = %self.slot, events = gone, "events that waited are in walrelay.parked no more; what was behind them goes on");
+        }
     }
 
     /// These wait no more, and these topics take records.

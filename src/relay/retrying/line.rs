@@ -35,6 +35,7 @@ pub(super) struct Line<'a> {
 #[derive(Debug, Clone)]
 pub(super) struct Item {
     pub(super) id: i64,
+    pub(super) version: String,
     pub(super) row: RowId,
     pub(super) key: Option<Vec<u8>>,
     pub(super) place: Place,
@@ -75,6 +76,7 @@ impl<'a> Line<'a> {
         let max = column.and_then(|column| event.text(column)).and_then(max_attempts);
         Item {
             id: held.id,
+            version: held.version.clone(),
             row: event.row.clone(),
             key: event.key.clone(),
             place: event.place,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::event::Place;
+use crate::upkeep::parked::Waiting;
 use crate::upkeep::{Failure, RowId};
 
 /// After the first time that something stood in the way, and twice as long after each more.
@@ -23,6 +24,14 @@ const KEPT: Duration = Duration::from_secs(600);
 pub(in crate::relay) struct Memory {
     done: HashMap<i64, Done>,
     hindered: HashMap<Who, Hindered>,
+    leaving: HashMap<i64, (Waiting, Left)>,
+}
+
+/// How an event leaves the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Left {
+    Delivered,
+    Dropped,
 }
 
 /// What something may stand in the way of.
@@ -47,8 +56,8 @@ struct Done {
 pub(super) enum How {
     /// Kafka has it.
     Sent,
-    /// It failed, and is tried again then, or when somebody asks.
-    Failed(Failure, Option<Instant>),
+    /// It failed, and is tried again then, or when somebody asks: whoever has written to its row of the table since then did.
+    Failed { failure: Failure, again: Option<Instant>, version: String },
 }
 
 #[derive(Debug)]
@@ -64,9 +73,13 @@ impl Memory {
         self.done.insert(id, Done { row: row.clone(), place, how });
     }
 
-    /// What came of the last try, where that is not written down.
-    pub(super) fn how(&self, id: i64, (row, place): (&RowId, Place)) -> Option<&How> {
-        self.done.get(&id).filter(|done| done.row == *row && done.place == place).map(|done| &done.how)
+    /// What came of the last try of this version, where that is not written down.
+    pub(super) fn how(&self, id: i64, (row, place): (&RowId, Place), now: &str) -> Option<&How> {
+        let done = self.done.get(&id).filter(|done| done.row == *row && done.place == place)?;
+        Some(&done.how).filter(|how| match how {
+            How::Sent => true,
+            How::Failed { version, .. } => version == now,
+        })
     }
 
     /// Whether Kafka has the event of `row`.
@@ -74,9 +87,30 @@ impl Memory {
         self.done.get(&id).is_some_and(|done| done.row == *row && done.how == How::Sent)
     }
 
+    /// It is being taken from the table. Until that is known to be done, or not, it may be either.
+    pub(super) fn leaves(&mut self, id: i64, waiting: Waiting, how: Left) {
+        self.leaving.insert(id, (waiting, how));
+    }
+
+    /// Events of which that is not known.
+    pub(super) fn leaving(&self) -> Vec<(i64, Waiting, Left)> {
+        self.leaving.iter().map(|(id, (waiting, how))| (*id, waiting.clone(), *how)).collect()
+    }
+
+    /// Whether there are any.
+    pub(super) fn is_any_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// It is still in the table.
+    pub(super) fn stays(&mut self, id: i64) {
+        self.leaving.remove(&id);
+    }
+
     /// It is written down.
     pub(super) fn written(&mut self, id: i64) {
         self.done.remove(&id);
+        self.leaving.remove(&id);
         self.hindered.remove(&Who::Event(id));
     }
 
@@ -133,16 +167,30 @@ mod tests {
     fn what_came_of_a_try_is_remembered_of_that_event_until_it_is_written_down() {
         let (mut memory, row) = (Memory::default(), (0, b"a".to_vec()));
         memory.done(1, (&row, place(0)), How::Sent);
-        assert_eq!(memory.how(1, (&row, place(0))), Some(&How::Sent));
+        assert_eq!(memory.how(1, (&row, place(0)), "7"), Some(&How::Sent));
+        assert_eq!(memory.how(1, (&row, place(0)), "8"), Some(&How::Sent), "whatever is asked now");
         assert!(memory.is_sent(1, &row) && !memory.is_sent(2, &row));
         // Another event of a table that was made anew.
-        assert_eq!(memory.how(1, (&(0, b"b".to_vec()), place(0))), None);
-        assert_eq!(memory.how(1, (&row, place(1))), None);
+        assert_eq!(memory.how(1, (&(0, b"b".to_vec()), place(0)), "7"), None);
+        assert_eq!(memory.how(1, (&row, place(1)), "7"), None);
         let failure = Failure { class: "refused", cause: "no".to_owned(), attempts: 2 };
-        memory.done(1, (&row, place(0)), How::Failed(failure, None));
-        assert!(!memory.is_sent(1, &row) && memory.how(1, (&row, place(0))).is_some());
+        memory.done(1, (&row, place(0)), How::Failed { failure, again: None, version: "7".to_owned() });
+        assert!(!memory.is_sent(1, &row) && memory.how(1, (&row, place(0)), "7").is_some());
+        assert_eq!(memory.how(1, (&row, place(0)), "8"), None, "somebody asked for a try since then");
         memory.written(1);
-        assert_eq!(memory.how(1, (&row, place(0))), None);
+        assert_eq!(memory.how(1, (&row, place(0)), "7"), None);
+    }
+
+    #[test]
+    fn what_leaves_the_table_is_in_doubt_until_it_is_known_to_stay_or_to_be_gone() {
+        let mut memory = Memory::default();
+        let waiting = |id: u8| Waiting { row: (0, vec![id]), place: place(0), key: None, refused_by: None };
+        memory.leaves(1, waiting(1), Left::Dropped);
+        memory.leaves(2, waiting(2), Left::Delivered);
+        memory.stays(2);
+        assert_eq!(memory.leaving(), [(1, waiting(1), Left::Dropped)]);
+        memory.written(1);
+        assert!(!memory.is_any_leaving());
     }
 
     #[test]

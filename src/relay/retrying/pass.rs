@@ -3,15 +3,16 @@
 //! What stands in the way of one aggregate (a lock, a mark that is refused, an event that cannot be read) holds up that one:
 //! it is told of once and comes again after a pause. Only Kafka, or a session that is gone, ends a pass.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use super::line::{Item, Line, Refusal, Sent};
-use super::memory::{How, Who};
-use super::{BATCH_EVENTS, HEADS_MAX, Of, Summary, Tried};
+use super::memory::{How, Left, Who};
+use super::{BATCH_EVENTS, HEADS_MAX, LOOK_INTERVAL, Of, Summary, Tried};
 use crate::config::Config;
 use crate::error::{Disposition, Error, Result};
 use crate::event::{Place, Shown, Via};
@@ -26,6 +27,8 @@ use crate::upkeep::{Batch, FailedAgain, Failure, Marker, RowId};
 const COPIES: usize = 4;
 /// What something stands in the way of may take this long of a pass.
 const LONG: Duration = Duration::from_secs(5);
+/// And so long what is to be dropped.
+const DROPS: Duration = Duration::from_secs(5);
 /// What is to do where an event cannot be read and Postgres says no more.
 const UNREADABLE: &str = "see it with walrelay parked list; what is in its row of walrelay.parked was not written by walrelay, or \
                           is too large: drop it with walrelay parked drop, and publish its row with walrelay replay --id";
@@ -36,8 +39,9 @@ pub(super) struct Pass<'a> {
     marker: &'a Marker,
     stored: &'a Stored,
     tell: UnboundedSender<Tried>,
-    /// Events that were sent.
+    /// Events that were sent, and dropped.
     sent: u64,
+    dropped: u64,
 }
 
 /// What stands in the way.
@@ -54,61 +58,100 @@ impl<'a> Pass<'a> {
         (of, marker, stored): (&'a Of, &'a Marker, &'a Stored),
         tell: UnboundedSender<Tried>,
     ) -> Pass<'a> {
-        Pass { of, marker, stored, tell, sent: 0 }
+        Pass { of, marker, stored, tell, sent: 0, dropped: 0 }
     }
 
     /// Does what was asked and tries what is due.
     ///
     /// # Errors
     /// What concerns all: Kafka, or the session.
-    pub(super) async fn run(&mut self, summary: &mut Summary) -> Result<()> {
-        let began = Instant::now();
-        self.drop_asked().await?;
-        self.ask_for_pending().await?;
-        let resting = self.of.memory().resting(began);
-        let mut due = self.marker.due(HEADS_MAX, &resting).await?;
-        // What something stood in the way of comes last: it may take its time again.
-        due.sort_by_cached_key(|head| self.of.memory().was_hindered(head.id));
-        summary.looked = began.elapsed();
+    pub(super) async fn run(&mut self, summary: &mut Summary, census: Option<u64>) -> Result<()> {
         let mut line = Line::new((&self.of.config, self.stored), self.of.beside.as_ref());
-        let mut ended = Ok(());
-        for mut head in due {
-            if began.elapsed() > LONG && self.of.memory().was_hindered(head.id) {
-                break;
-            }
-            let Err(trouble) = self.aggregate(&mut line, &mut head).await else { continue };
-            ended = self.hindered(&head, trouble).await;
-            if ended.is_err() {
-                break;
-            }
-        }
-        summary.sent = self.sent;
+        let ended = self.go(&mut line, summary, census).await;
+        (summary.sent, summary.dropped) = (self.sent, self.dropped);
         line.end().await;
         ended
     }
 
-    /// What somebody asked to be dropped goes, and its row counts as given up.
-    async fn drop_asked(&mut self) -> Result<()> {
-        let resting = self.of.memory().resting(Instant::now());
-        let dropped = self.marker.dropped(BATCH_EVENTS, &resting).await?;
-        if dropped.is_empty() {
+    async fn go(&mut self, line: &mut Line<'_>, summary: &mut Summary, census: Option<u64>) -> Result<()> {
+        self.look_back().await?;
+        if let Some(census) = census {
+            let table = self.marker.waiting().await?;
+            self.of.known.dropped.fetch_add(self.marker.take_dropped(), Ordering::Relaxed);
+            self.tell(Tried { table: Some((census, table)), ..Tried::default() });
+        }
+        self.drop_asked(Instant::now() + DROPS).await?;
+        self.ask_for_pending().await?;
+        let began = Instant::now();
+        let resting = self.of.memory().resting(began);
+        let mut due = self.marker.due(HEADS_MAX, &resting).await?;
+        summary.looked = began.elapsed();
+        // What something stood in the way of comes last: it may take its time again.
+        due.sort_by_cached_key(|head| self.of.memory().was_hindered(head.id));
+        let mut looked = Instant::now();
+        for mut head in due {
+            if began.elapsed() > LONG && self.of.memory().was_hindered(head.id) {
+                break;
+            }
+            // A try may take long, and whoever asks for a drop waits for it.
+            if looked.elapsed() > LOOK_INTERVAL {
+                self.drop_asked(Instant::now() + LOOK_INTERVAL).await?;
+                looked = Instant::now();
+            }
+            if let Err(trouble) = self.aggregate(line, &mut head).await {
+                self.hindered(&head, trouble).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was being taken from the table when its session was lost, or its pass was given up, and is gone, is done.
+    async fn look_back(&mut self) -> Result<()> {
+        let leaving = self.of.memory().leaving();
+        if leaving.is_empty() {
             return Ok(());
         }
+        let ids: Vec<i64> = leaving.iter().map(|(id, ..)| *id).collect();
+        let still: HashSet<i64> = self.marker.still(&ids).await?.into_iter().collect();
+        let (stay, gone): (Vec<_>, Vec<_>) = leaving.into_iter().partition(|(id, ..)| still.contains(id));
+        stay.iter().for_each(|(id, ..)| self.of.memory().stays(*id));
+        let (delivered, dropped): (Vec<_>, Vec<_>) = gone.into_iter().partition(|(.., left)| *left == Left::Delivered);
+        self.gone(delivered.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Delivered);
+        self.gone(dropped.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Dropped);
+        Ok(())
+    }
+
+    /// What somebody asked to be dropped goes, and its row counts as given up. There may be much of it.
+    async fn drop_asked(&mut self, until: Instant) -> Result<()> {
+        loop {
+            let resting = self.of.memory().resting(Instant::now());
+            let dropped = self.marker.dropped(BATCH_EVENTS, &resting).await?;
+            if dropped.is_empty() {
+                return Ok(());
+            }
+            self.drop_these(dropped, until).await?;
+            if Instant::now() >= until {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn drop_these(&mut self, dropped: Vec<(i64, Waiting, Failure)>, until: Instant) -> Result<()> {
         let mut batch = Batch::default();
         dropped.iter().for_each(|dropped| self.drop_in(&mut batch, dropped));
+        dropped.iter().for_each(|dropped| self.drops(dropped));
         if self.marker.settle(&batch).await.is_ok() {
-            dropped.iter().for_each(|dropped| self.dropped(dropped));
+            self.gone(dropped.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Dropped);
             return Ok(());
         }
-        let began = Instant::now();
         for dropped in dropped {
-            if began.elapsed() > LONG {
+            if Instant::now() >= until {
                 break;
             }
             let mut alone = Batch::default();
             self.drop_in(&mut alone, &dropped);
             match self.marker.settle(&alone).await {
-                Ok(_) => self.dropped(&dropped),
+                Ok(_) => self.gone([(dropped.0, dropped.1)], Left::Dropped),
                 Err(error) => {
                     let (id, Waiting { row, key, .. }, _) = dropped;
                     let trouble = Trouble::Own { doing: "dropping it, as was asked", row: Some(row.clone()), error };
@@ -131,11 +174,27 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn dropped(&mut self, (id, waiting, failure): &(i64, Waiting, Failure)) {
-        let (slot, row) = (&self.of.config.source.slot, Shown::of(&waiting.row.1));
-        tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "an event that waited is dropped, as was asked");
-        self.of.memory().written(*id);
-        self.tell(Tried { released: vec![waiting.clone()], ..Tried::default() });
+    /// It is told of before it is done: whatever ends this process, none goes without a word.
+    fn drops(&self, (id, waiting, failure): &(i64, Waiting, Failure)) {
+        let mut memory = self.of.memory();
+        if !memory.was_hindered(*id) {
+            let (slot, row) = (&self.of.config.source.slot, Shown::of(&waiting.row.1));
+            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "an event that waits is dropped, as was asked");
+        }
+        memory.leaves(*id, waiting.clone(), Left::Dropped);
+    }
+
+    /// These wait no more.
+    fn gone(&mut self, events: impl IntoIterator<Item = (i64, Waiting)>, left: Left) {
+        let (ids, released): (Vec<i64>, Vec<Waiting>) = events.into_iter().unzip();
+        ids.iter().for_each(|id| self.of.memory().written(*id));
+        let (count, told) = match left {
+            Left::Delivered => (&mut self.sent, &self.of.known.unparked),
+            Left::Dropped => (&mut self.dropped, &self.of.known.dropped),
+        };
+        *count += ids.len() as u64;
+        told.fetch_add(ids.len() as u64, Ordering::Relaxed);
+        self.tell(Tried { released, ..Tried::default() });
     }
 
     /// Rows of events that wait may be pending again, which asks for a try.
@@ -210,10 +269,10 @@ impl<'a> Pass<'a> {
             let items: Vec<Item> = held.iter().map(|held| line.item(held)).collect();
             let Some((first, last)) = items.first().zip(items.last().map(|item| item.id)) else { return Ok(()) };
             (head.id, is_row) = (first.id, true);
-            let before = self.of.memory().how(first.id, (&first.row, first.place)).cloned();
+            let before = self.of.memory().how(first.id, (&first.row, first.place), &first.version).cloned();
             let (done, failure) = match before {
                 Some(How::Sent) => (items.len(), None),
-                Some(How::Failed(failure, again)) => return self.note(first, failure, again).await,
+                Some(How::Failed { failure, again, .. }) => return self.note(first, failure, again).await,
                 None => {
                     let (records, unfit) = line.route(held).map_err(|error| {
                         let (doing, row) = ("making its record", Some(first.row.clone()));
@@ -255,7 +314,8 @@ impl<'a> Pass<'a> {
             None => error.remedy(UNREADABLE),
             Some(_) => error,
         })?;
-        let of = |held: &Held| self.of.memory().how(held.id, (&held.event.row, held.event.place)).cloned();
+        let of =
+            |held: &Held| self.of.memory().how(held.id, (&held.event.row, held.event.place), &held.version).cloned();
         let first = held.first().and_then(of);
         let goes = |held: &&Held| !held.is_dropped && is_stored(held.event.place, self.stored) && of(held) == first;
         held.truncate(held.iter().take_while(goes).count());
@@ -272,8 +332,14 @@ impl<'a> Pass<'a> {
     /// Writes down that these were delivered, one by one where that does not work out at once. `head` is the first of which it
     /// is not.
     async fn write(&mut self, head: &mut Head, items: &[Item]) -> Result<(), Trouble> {
+        let waiting = |item: &Item| {
+            let (row, key) = (item.row.clone(), item.key.clone());
+            (item.id, Waiting { row, place: item.place, key, refused_by: None })
+        };
+        let leaves = |(id, waiting)| self.of.memory().leaves(id, waiting, Left::Delivered);
+        items.iter().map(waiting).for_each(leaves);
         if items.len() > 1 && self.marker.settle(&self.delivered(items)).await.is_ok() {
-            self.released(items);
+            self.gone(items.iter().map(waiting), Left::Delivered);
             return Ok(());
         }
         for item in items {
@@ -282,7 +348,7 @@ impl<'a> Pass<'a> {
             let settled = self.marker.settle(&self.delivered(one)).await;
             let doing = "noting that it was delivered";
             settled.map_err(|error| Trouble::Own { doing, row: Some(item.row.clone()), error })?;
-            self.released(one);
+            self.gone([waiting(item)], Left::Delivered);
         }
         Ok(())
     }
@@ -294,16 +360,6 @@ impl<'a> Pass<'a> {
             unparked: items.iter().map(|item| item.id).collect(),
             ..Batch::default()
         }
-    }
-
-    fn released(&mut self, items: &[Item]) {
-        items.iter().for_each(|item| self.of.memory().written(item.id));
-        self.sent += items.len() as u64;
-        let waiting = |item: &Item| {
-            let (row, key) = (item.row.clone(), item.key.clone());
-            Waiting { row, place: item.place, key, refused_by: None }
-        };
-        self.tell(Tried { released: items.iter().map(waiting).collect(), ..Tried::default() });
     }
 
     fn accepting(&self, records: &[OwnedRecord], acked: &[bool]) {
@@ -337,9 +393,11 @@ impl<'a> Pass<'a> {
 
     /// Writes down that it failed, and when it is tried again.
     async fn note(&self, item: &Item, failure: Failure, again: Option<Instant>) -> Result<(), Trouble> {
-        self.of.memory().done(item.id, (&item.row, item.place), How::Failed(failure.clone(), again));
+        let how = How::Failed { failure: failure.clone(), again, version: item.version.clone() };
+        self.of.memory().done(item.id, (&item.row, item.place), how);
         let retry_in_ms = again.map(|again| millis(again.saturating_duration_since(Instant::now())));
-        let failed = FailedAgain { id: item.id, row: item.row.clone(), failure, retry_in_ms };
+        let failed =
+            FailedAgain { id: item.id, version: item.version.clone(), row: item.row.clone(), failure, retry_in_ms };
         let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
         let doing = "noting that it failed again";
         settled.map_err(|error| Trouble::Own { doing, row: Some(item.row.clone()), error })?;

@@ -317,7 +317,7 @@ fn a_row_that_waits_is_marked_with_when_it_is_tried_next_and_may_stay_pending_wh
     let runtime = runtime();
     let again = |id: &str, retry_in_ms| {
         let failure = Failure { class: "refused", cause: "no".to_owned(), attempts: 3 };
-        FailedAgain { id: 0, row: row(0, id), failure, retry_in_ms }
+        FailedAgain { id: 0, version: String::new(), row: row(0, id), failure, retry_in_ms }
     };
     let batch = || Batch { failed_again: vec![again("3", Some(3_600_000)), again("1", None)], ..Batch::default() };
     let stays =

@@ -1,0 +1,116 @@
+//! P3: what somebody asks for events that wait is done, whatever is under way meanwhile.
+
+use std::time::Duration;
+
+use super::parked_hard::{all_is_well, emit_large, open, parked, relay, retry, world};
+use crate::support::relay::{Relay, RelayCommand};
+use crate::support::sql::Sql;
+use crate::support::wait::eventually;
+use crate::support::world::{ARRIVAL, World};
+
+const EXIT: Duration = Duration::from_secs(30);
+/// Much less than a pass for each two hundred would take.
+const MOMENTS: Duration = Duration::from_secs(10);
+/// Topics are not made by whoever writes to them, and it does not take long to find out.
+const NO_TOPICS: &str = "[delivery]\nretry_base = \"300ms\"\nretry_cap = \"1s\"\n[kafka.properties]\n\
+                         \"allow.auto.create.topics\" = \"false\"\n\"topic.metadata.propagation.max.ms\" = \"1000\"\n";
+
+fn number_parked(sql: &Sql) -> i64 {
+    sql.number("select count(*) from walrelay.parked")
+}
+
+/// Asks for all that wait of this class.
+fn drop_all(world: &World, class: &str) {
+    RelayCommand::new("parked")
+        .flag("drop")
+        .option("--slot", &world.name)
+        .option("--database-url", &world.database_url)
+        .option("--class", class)
+        .flag("--yes")
+        .succeed();
+}
+
+fn metric(relay: &Relay, name: &str) -> u64 {
+    relay.metric(name).unwrap_or_default() as u64
+}
+
+#[test]
+fn a_drop_that_is_asked_for_during_a_try_is_done_counted_and_told() {
+    let world = World::new();
+    let sql = world.sql();
+    // A try lasts for as long as it takes to ask for something.
+    let run = world.run().option("--on-error", "park").config_file(NO_TOPICS);
+    let mut relay = run.variable("FAILPOINTS", "retried=sleep(3000)").start();
+    relay.wait_ready();
+    world.emit(&sql, "a");
+    eventually("it waits", ARRIVAL, || number_parked(&sql), |count| *count == 1);
+    let tries = "select count(*) from pg_stat_activity
+                 where datname = current_database() and application_name like '%retries' and state = 'idle'
+                     and query like '%recursive taken%'";
+    eventually("it is tried", ARRIVAL, || sql.number(tries), |count| *count == 1);
+    drop_all(&world, "refused");
+    eventually("it is dropped", ARRIVAL, || number_parked(&sql), |count| *count == 0);
+    eventually("none waits", ARRIVAL, || metric(&relay, "walrelay_waiting_events"), |count| *count == 0);
+    let dropped = || metric(&relay, "walrelay_dropped_events_total");
+    eventually("it is counted", ARRIVAL, dropped, |count| *count == 1);
+    assert_eq!(relay.log().matches("is dropped, as was asked").count(), 1, "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_retry_that_is_asked_for_once_the_cause_is_gone_is_made_although_the_last_could_not_be_noted() {
+    let world = world();
+    let (sql, holder) = (world.sql(), world.sql());
+    let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");
+    let held = emit_large(&sql, &world, "held");
+    let status = || sql.text(&format!("select status from outbox where id = '{held}'"));
+    eventually("it waits", ARRIVAL, status, |status| status == "tried 1");
+    holder.run(&format!("begin; select from outbox where id = '{held}' for update"));
+    retry(&world);
+    eventually("it cannot be noted", ARRIVAL, || relay.log(), |log| log.contains("is held up"));
+    open(&world);
+    holder.run("rollback");
+    eventually("none waits", ARRIVAL, || parked(&sql), String::is_empty);
+    let delivered = || metric(&relay, "walrelay_unparked_events_total");
+    eventually("it is counted", ARRIVAL, delivered, |count| *count == 1);
+    all_is_well(&world, &mut relay);
+}
+
+#[test]
+fn what_is_gone_from_the_table_without_a_word_waits_no_more() {
+    let world = world();
+    let sql = world.sql();
+    let mut relay = relay(&world, "");
+    emit_large(&sql, &world, "a");
+    world.emit(&sql, "a");
+    emit_large(&sql, &world, "b");
+    let waiting = || metric(&relay, "walrelay_waiting_events");
+    eventually("they wait", ARRIVAL, waiting, |count| *count == 3);
+    // As if the session had been lost while what was dropped was committed.
+    sql.run(
+        "select pg_terminate_backend(pid) from pg_stat_activity
+         where datname = current_database() and application_name like '%retries';
+         delete from walrelay.parked where convert_from(key, 'UTF8') = 'a'",
+    );
+    eventually("they wait no more", ARRIVAL, waiting, |count| *count == 1);
+    world.emit(&sql, "a");
+    eventually("what comes behind them arrives", ARRIVAL, || world.delivered(), |count| *count == 1);
+    assert_eq!((parked(&sql).as_str(), metric(&relay, "walrelay_parked_events_total")), ("b", 3));
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn many_are_dropped_within_moments() {
+    const MANY: i64 = 4_000;
+    let world = World::new();
+    let sql = world.sql();
+    let mut relay = world.run().option("--on-error", "park").start();
+    relay.wait_ready();
+    sql.run(&format!("select count(emit('not a topic', 'a' || n, 20)) from generate_series(1, {MANY}) n"));
+    eventually("they wait", ARRIVAL * 2, || number_parked(&sql), |count| *count == MANY);
+    drop_all(&world, "unroutable");
+    eventually("none waits", MOMENTS, || number_parked(&sql), |count| *count == 0);
+    let dropped = || metric(&relay, "walrelay_dropped_events_total");
+    eventually("all are counted", ARRIVAL, dropped, |count| *count == MANY as u64);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
