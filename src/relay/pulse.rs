@@ -9,8 +9,8 @@
 //! It is no fence. librdkafka's threads wake in the same moment, and what they have handed to the operating system is on
 //! its way: see "Two relays" in docs/operating.md.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;

@@ -18,6 +18,7 @@ mod operations;
 mod order;
 mod outboxes;
 mod parked;
+mod parked_bulk;
 mod parked_hard;
 mod parked_identity;
 mod partitions;
