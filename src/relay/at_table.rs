@@ -26,7 +26,6 @@ impl Relay {
 
     /// Reads the table: before a slot is streamed, or instead.
     pub(super) async fn at_table(&mut self, why: Why, stop: &mut StopSignal) -> Result<Ended> {
-        // The table has its own way to notice that time went by.
         self.pulse.release();
         // What a stream left in flight is known to be published, or will come again.
         let mut known = None;
@@ -83,8 +82,18 @@ impl Relay {
         // Rows that are asked for again are meant to be.
         let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.inside.clone() };
         let of = (delivered, &mut self.poison);
-        let with = (&self.config, &self.telemetry, stop.clone());
+        self.pulse.guard(sink.producer());
+        let with = (&self.config, &self.telemetry, &self.pulse, stop.clone());
         let (sink, begun, ended) = Box::pin(table::run(lease, sink, of, with)).await;
+        self.pulse.release();
+        let sink = match sink {
+            // It takes nothing any more.
+            Some(sink) if self.pulse.take_given_up() => {
+                sink.close().await;
+                None
+            }
+            sink => sink,
+        };
         self.life = sink.map(|sink| Life::New(Box::new(sink), None));
         self.known.send_replace(None);
         if begun {

@@ -3,17 +3,20 @@
 //! The server hears from a relay that streams every third of `wal_sender_timeout`, and gives the slot to another once it has
 //! heard nothing for all of it: two thirds after the relay last did anything, at the earliest. From then on nothing may
 //! leave that Kafka has not got: another relay publishes it, and what it publishes after that would be followed by what is
-//! older. So the loop says that it goes on, and a thread of its own gives up the producer's queue when it does not. On
+//! older. The lease on the table is lost in the same way. So the loop says that it goes on, and a thread of its own gives up the producer's queue when it does not. On
 //! waking after a stop that thread runs as soon as any other.
 //!
 //! It is no fence. librdkafka's threads wake in the same moment, and what they have handed to the operating system is on
 //! its way: see "Two relays" in docs/operating.md.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, Kind, Result};
 use crate::sink::Producer;
@@ -21,6 +24,8 @@ use crate::source::lease;
 
 /// How often the thread looks.
 const TICK: Duration = Duration::from_millis(100);
+/// Beats of who waits, in the time it may stand still.
+const BEATS: u64 = 4;
 
 /// See the module's documentation. Its thread ends with it.
 #[derive(Debug)]
@@ -118,6 +123,25 @@ impl Pulse {
         Ok(())
     }
 
+    /// Does what is no loop of its own, and beats before each step of it, and while it waits.
+    ///
+    /// # Errors
+    /// Those of `work`, and of [`Pulse::beat`]: `work` is dropped where it was then.
+    pub(super) async fn throughout<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let every = Duration::from_millis((self.0.bound_ms / BEATS).max(1));
+        let (mut work, mut next) = (pin!(work), pin!(sleep(every)));
+        std::future::poll_fn(|context| {
+            if let Err(error) = self.beat() {
+                return Poll::Ready(Err(error));
+            }
+            while next.as_mut().poll(context).is_ready() {
+                next.as_mut().reset(Instant::now() + every);
+            }
+            work.as_mut().poll(context)
+        })
+        .await
+    }
+
     /// Whether the producer's queue was given up since the last call: it takes nothing any more.
     pub(super) fn take_given_up(&self) -> bool {
         self.0.given_up.swap(false, Ordering::AcqRel)
@@ -176,20 +200,6 @@ fn watch(beat: &Weak<Beat>) {
     }
 }
 
-/// A moment, by the clock of [`Pulse`]: it goes on while the machine sleeps.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Moment(u64);
-
-impl Moment {
-    pub(super) fn now() -> Moment {
-        Moment(now_ms())
-    }
-
-    pub(super) fn elapsed(self) -> Duration {
-        Duration::from_millis(now_ms().saturating_sub(self.0))
-    }
-}
-
 /// Milliseconds by a clock that is never set, and goes on while the machine sleeps where there is such a clock.
 fn now_ms() -> u64 {
     #[cfg(target_os = "linux")]
@@ -240,6 +250,24 @@ mod tests {
         .unwrap();
         sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(0)).unwrap();
         sink
+    }
+
+    #[tokio::test]
+    async fn who_works_beats_and_stops_where_it_stood_still() {
+        let pulse = Pulse::start(Duration::from_secs(3)).unwrap();
+        let stand = |ms| pulse.0.last_ms.store(now_ms() - ms, Ordering::Release);
+        stand(1_900);
+        let waited = pulse.throughout(async {
+            sleep(Duration::from_millis(600)).await;
+            Ok(pulse.0.stood_ms())
+        });
+        assert!(waited.await.unwrap() < 1_900, "it beats while it waits");
+        let stopped = pulse.throughout(async {
+            stand(2_100);
+            tokio::task::yield_now().await;
+            Ok(())
+        });
+        assert!(stopped.await.unwrap_err().cause().starts_with("this process stood still for 2"));
     }
 
     #[tokio::test]

@@ -25,6 +25,7 @@ use crate::postgres::quote::quoted;
 use crate::relay::found::Found;
 use crate::relay::jobs::{STUCK, probe};
 use crate::relay::outlet::{Counts, Outlet, RowId, contradiction};
+use crate::relay::pulse::Beside;
 use crate::relay::pump::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
 use crate::relay::retrying::Retrying;
@@ -32,7 +33,7 @@ use crate::relay::session::AnyStore;
 use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::transaction::Transaction;
-use crate::relay::waiting::{Turns, at_once, end_of, lease_lost};
+use crate::relay::waiting::{at_once, end_of, lease_lost};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery};
 use crate::snapshot::Snapshot;
@@ -91,7 +92,6 @@ pub(super) struct Reading<'a> {
     stall: Stall,
     probing: Option<Probing>,
     counts: Counts,
-    turns: Turns,
     next_store: Instant,
     next_report: Instant,
     /// Where rows are committed together with how far reading has come, and since when its times are.
@@ -121,14 +121,15 @@ impl<'a> Reading<'a> {
         store: AnyStore,
         stored: Stored,
         (marker, delivered): (Option<Arc<Marker>>, HashSet<RowId>),
-        (config, telemetry, stop, control): (&'a Config, &'a Telemetry, StopSignal, &Control),
+        (config, telemetry, stop): (&'a Config, &'a Telemetry, StopSignal),
+        (control, beside): (&Control, Beside),
     ) -> Self {
         let (now, producer) = (Instant::now(), outlet.sink().producer());
         let mut kafka = outlet.sink().watch_connection();
         telemetry.connected(Side::Kafka, *kafka.borrow_and_update() == Connection::Up);
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         Reading {
-            retrying: Retrying::new(config, store.known(), None),
+            retrying: Retrying::new(config, store.known(), Some(beside)),
             counts: outlet.counts(),
             outlet,
             store,
@@ -146,7 +147,6 @@ impl<'a> Reading<'a> {
             deliveries: Vec::new(),
             stall: Stall::new(now),
             probing: None,
-            turns: Turns::new(config.source.wal_sender_timeout),
             next_store: now,
             next_report: now,
             transaction: config.delivery.transactions.as_ref().map(Transaction::new),
@@ -174,7 +174,6 @@ impl<'a> Reading<'a> {
         let commit_lsn = lsn.max(self.outlet.ledger().received().end_lsn);
         self.outlet.ledger_mut().begin(commit_lsn).map_err(contradiction)?;
         let now = Instant::now();
-        self.awake();
         let mut passage = Passage {
             rows: reader.rows(sql).await?,
             ended: false,
@@ -188,9 +187,11 @@ impl<'a> Reading<'a> {
         };
         let read = self.pass(&mut passage, &mut polled, &facts.name.to_string(), (number, commit_lsn, via)).await;
         passage.checkpoints.extend(passage.last.take());
+        if read.is_err() {
+            self.drop_retrying();
+        }
         if let Err(error) = &read
             && !error.kind().ends_producer()
-            && !self.turns.stood_still()
         {
             // The producer is well: what it has need not be sent again.
             self.outlet.drain(Instant::now() + DRAIN_TIMEOUT).await;
@@ -219,7 +220,6 @@ impl<'a> Reading<'a> {
         loop {
             self.outlet.retry_pending()?;
             let now = Instant::now();
-            self.turns.turn()?;
             if let Some(marker) = &self.marker
                 && passage.settling.is_none()
                 && self.outlet.has_settleable()
@@ -389,11 +389,27 @@ impl<'a> Reading<'a> {
         self.outlet.waiting() > 0 && self.store.known().borrow().is_none()
     }
 
-    /// What is being tried of events that wait comes to its end.
-    pub(super) async fn finish_retrying(&mut self) {
-        if self.stop.asked() < Stop::Now {
-            self.retrying.finish().await;
+    /// What is being tried of events that wait comes to its end, as long as nobody else may try them.
+    ///
+    /// # Errors
+    /// Somebody may.
+    pub(super) async fn finish_retrying(&mut self) -> Result<()> {
+        if self.stop.asked() == Stop::Now {
+            return Ok(());
         }
+        tokio::select! {
+            biased;
+            end = end_of(&mut self.lease_end) => {
+                self.lease_end = None;
+                Err(lease_lost(end))
+            }
+            () = self.retrying.finish() => Ok(()),
+        }
+    }
+
+    /// What is being tried of events that wait is given up at once: somebody else may try them.
+    pub(super) fn drop_retrying(&mut self) {
+        self.retrying = Retrying::new(self.config, self.store.known(), None);
     }
 
     /// What it found is published.
@@ -404,11 +420,6 @@ impl<'a> Reading<'a> {
     /// No row counts as delivered by the slot any more.
     pub(super) fn forget_delivered(&mut self) {
         self.delivered.clear();
-    }
-
-    /// The relay waited on purpose.
-    pub(super) fn awake(&mut self) {
-        self.turns.awake();
     }
 
     /// Tells metrics and health.

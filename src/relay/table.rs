@@ -25,18 +25,17 @@ use crate::relay::fitness::{can_have_slot, can_poll, fits};
 use crate::relay::lease::Lease;
 use crate::relay::outlet::{Outlet, RowId, Setup};
 use crate::relay::poison::Poison;
-use crate::relay::pulse::Moment;
+use crate::relay::pulse::Pulse;
 use crate::relay::pump::Ended;
 use crate::relay::reading::{Read, Reading};
 use crate::relay::recovery::{Plan, which};
 use crate::relay::report::tell_oldest;
 use crate::relay::slot::{Made, make_slot};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::waiting::{lease_lost, stood_still};
+use crate::relay::waiting::lease_lost;
 use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::control::Control;
-use crate::source::lease;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
@@ -75,7 +74,7 @@ pub(super) async fn run(
     lease: Lease,
     sink: KafkaSink,
     (delivered, poison): (Vec<RowId>, &mut Poison),
-    (config, telemetry, stop): (&Config, &Telemetry, StopSignal),
+    (config, telemetry, pulse, stop): (&Config, &Telemetry, &Pulse, StopSignal),
 ) -> (Option<KafkaSink>, bool, Result<Ended>) {
     let mut outlet = match Outlet::new(&Setup::of(config), Position::default(), sink) {
         Ok(outlet) => outlet,
@@ -109,7 +108,7 @@ pub(super) async fn run(
         };
         Ok::<_, Error>((marker.map(Arc::new), waiting, reader, tables))
     };
-    let (marker, waiting, reader, tables) = match opened.await {
+    let (marker, waiting, reader, tables) = match pulse.throughout(opened).await {
         Ok(opened) => opened,
         Err(error) => {
             *poison = outlet.take_poison();
@@ -123,22 +122,26 @@ pub(super) async fn run(
     telemetry.metrics.reads_table.set(1);
     let Lease { control, store, stored, task, notified, facts, sink: _ } = lease;
     let delivered = delivered.into_iter().collect();
-    let reading = Reading::new(outlet, store, stored, (marker, delivered), (config, telemetry, stop.clone(), &control));
+    let with = (config, telemetry, stop.clone());
+    let reading = Reading::new(outlet, store, stored, (marker, delivered), with, (&control, pulse.beside()));
     let mut work = Work { reading, reader, tables, config, telemetry, stop, major: facts.server.major() };
     let done = match task {
-        Task::MakeSlot(plan) => Box::pin(work.make_slot(plan, facts.slot.is_some())).await,
-        Task::GoOn => Box::pin(work.go_on()).await,
-        Task::Again(asked) => Box::pin(work.again(&asked)).await,
+        Task::MakeSlot(plan) => Box::pin(pulse.throughout(work.make_slot(plan, facts.slot.is_some()))).await,
+        Task::GoOn => Box::pin(pulse.throughout(work.go_on())).await,
+        Task::Again(asked) => Box::pin(pulse.throughout(work.again(&asked))).await,
         Task::Poll(why) => {
             let of_tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
             facts.unlogged(of_tables).for_each(|table| {
                 tracing::warn!(slot = %source.slot, "table {table} is unlogged: a crash of the server empties it, and what was \
                      not published by then is lost: alter table {table} set logged");
             });
-            Box::pin(work.poll(&why, facts.slot.is_some(), &control, notified)).await
+            Box::pin(pulse.throughout(work.poll(&why, facts.slot.is_some(), &control, notified))).await
         }
     };
-    work.reading.finish_retrying().await;
+    // Where it ended ill the lease may be gone, and what is tried now would come behind what is newer.
+    if done.is_err() || pulse.throughout(work.reading.finish_retrying()).await.is_err() {
+        work.reading.drop_retrying();
+    }
     work.reading.tell(Instant::now());
     work.reading.count_given_up();
     telemetry.metrics.reads_table.set(0);
@@ -338,29 +341,16 @@ impl Work<'_> {
             }
             // What the slot delivered is read once at most; whoever asks for it again means it.
             self.reading.forget_delivered();
-            let until = Instant::now() + wait;
-            loop {
-                // In pieces, so that a stop of the process is not taken for a part of the wait.
-                let piece = until.saturating_duration_since(Instant::now()).min(source.wal_sender_timeout / 3);
-                let paused_at = Moment::now();
-                let woken = tokio::select! {
-                    biased;
-                    () = self.stop.at_least(Stop::Drain) => {
-                        self.reading.save().await?;
-                        return Ok(Ended::Stopped);
-                    }
-                    end = self.reading.lease_end() => return Err(lease_lost(end)),
-                    () = notified.notified() => true,
-                    () = tokio::time::sleep(piece) => false,
-                };
-                if paused_at.elapsed() > lease::bearable(source.wal_sender_timeout) {
-                    return Err(stood_still());
+            tokio::select! {
+                biased;
+                () = self.stop.at_least(Stop::Drain) => {
+                    self.reading.save().await?;
+                    return Ok(Ended::Stopped);
                 }
-                if woken || until <= Instant::now() {
-                    break;
-                }
+                end = self.reading.lease_end() => return Err(lease_lost(end)),
+                () = notified.notified() => {}
+                () = tokio::time::sleep(wait) => {}
             }
-            self.reading.awake();
         }
     }
 

@@ -15,6 +15,7 @@ use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::upkeep::assignment::asks_by_pending;
 use crate::upkeep::parked::{Parked, Room};
+use crate::upkeep::pipelined::{pipelined, together};
 use crate::upkeep::writer::{Writer, Written, ask_statement, writer};
 use crate::upkeep::{Failed, answered, bound};
 
@@ -365,11 +366,11 @@ fn failed<'a>(
 
 /// Events begin to wait, wait on, or have waited.
 async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), Failed> {
-    for event in &batch.parked {
-        room.park(client, event).await?;
+    for events in together(&batch.parked, |event| event.bytes()) {
+        pipelined(events.iter().map(|event| room.park(client, event))).await?;
     }
-    for event in &batch.failed_again {
-        room.failed(client, event).await?;
+    for events in together(&batch.failed_again, |event| event.failure.cause.len()) {
+        pipelined(events.iter().map(|event| room.failed(client, event))).await?;
     }
     if batch.unparked.is_empty() { Ok(()) } else { room.remove(client, &batch.unparked).await }
 }

@@ -7,6 +7,7 @@
 //! | [`partition`] | the same for whole partitions |
 //! | `writer` | the statements that do that |
 //! | [`parked`], `waiting` | where events wait that cannot be delivered yet |
+//! | `pipelined` | many statements in few round trips |
 //! | [`left_behind`] | whether some wait that a relay of another configuration parked |
 //! | [`published`] | which rows are published, as a condition in SQL |
 //! | [`stored`] | whether what a relay stored may be believed here |
@@ -22,6 +23,7 @@ pub mod left_behind;
 pub mod mark;
 pub mod parked;
 pub mod partition;
+mod pipelined;
 pub mod published;
 pub mod stored;
 pub mod table;

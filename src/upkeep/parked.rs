@@ -171,6 +171,7 @@ pub struct Room {
     outboxes: Vec<String>,
     keys_by: Vec<String>,
     insert: Statement,
+    failed: Statement,
     due: Statement,
     events: Statement,
     remove: Statement,
@@ -213,6 +214,7 @@ impl Room {
             outboxes: outboxes.iter().map(|outbox| outbox.source.to_string()).collect(),
             keys_by: outboxes.iter().map(key_by).collect(),
             insert: prepared(INSERT).await?,
+            failed: prepared(FAILED).await?,
             due: prepared(DUE).await?,
             events: prepared(EVENTS).await?,
             remove: prepared(REMOVE).await?,
@@ -281,7 +283,7 @@ impl Room {
         let FailedAgain { id, version, failure, retry_in_ms, .. } = event;
         let attempts = i32::try_from(failure.attempts).unwrap_or(i32::MAX);
         let values: [&(dyn ToSql + Sync); 6] = [id, &failure.class, &failure.cause, &attempts, retry_in_ms, version];
-        answered(DOING, client.execute(FAILED, &values)).await.map(|_| ())
+        answered(DOING, client.execute(&self.failed, &values)).await.map(|_| ())
     }
 
     /// Inside a transaction of the caller's: these events wait from its commit on. One that waits already is left as it is.

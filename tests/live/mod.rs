@@ -19,6 +19,7 @@ mod order;
 mod outboxes;
 mod parked;
 mod parked_asked;
+mod parked_bulk;
 mod parked_hard;
 mod parked_identity;
 mod partitions;

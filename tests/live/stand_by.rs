@@ -1,5 +1,6 @@
 //! P2, P9: the slot is the lock. Any number of relays may be started with it: one is at work, the others take over.
 
+mod parked;
 mod takeover;
 mod zombie;
 

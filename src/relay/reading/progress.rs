@@ -59,7 +59,6 @@ impl Reading<'_> {
                     .remedy("nothing is lost: what was not stored is read (again) at the next start"));
             }
         }
-        self.awake();
         self.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
         if let Some(transaction) = &mut self.transaction {

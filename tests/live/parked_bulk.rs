@@ -1,0 +1,41 @@
+//! P4: many events that begin to wait at once do so in few round trips, in their order.
+
+use std::time::{Duration, Instant};
+
+use crate::support::proxy::{Conditions, Proxy, Way};
+use crate::support::servers::Postgres;
+use crate::support::wait::eventually;
+use crate::support::world::{ARRIVAL, World};
+
+const EVENTS: u32 = 2_000;
+/// Of one way.
+const LATENCY: Duration = Duration::from_millis(5);
+
+#[test]
+fn many_that_wait_take_few_round_trips_and_keep_their_order() {
+    let world = World::new();
+    let (sql, kind, postgres) = (world.sql(), world.kind(0), Proxy::before(&Postgres::shared().address()));
+    let url = world.url_through(&postgres);
+    let mut relay = world.run().option("--database-url", &url).option("--on-error", "park").start();
+    relay.wait_ready();
+    for way in [Way::Up, Way::Down] {
+        postgres.set(way, Conditions { latency: LATENCY, ..Conditions::default() });
+    }
+    let began = Instant::now();
+    sql.run(&format!(
+        "select emit('not a topic', 'a', 20); select emit('{kind}', 'a', 20) from generate_series(1, {EVENTS})"
+    ));
+    let parked = || sql.number("select count(*) from walrelay.parked");
+    eventually("all wait", ARRIVAL * 2, parked, |count| *count == i64::from(EVENTS) + 1);
+    let took = began.elapsed();
+    let trips = took.as_millis() / (2 * LATENCY).as_millis();
+    assert!(trips < u128::from(EVENTS) / 4, "{took:?}: {trips} round trips at most");
+
+    let misplaced = "select count(*) from (
+        select commit_lsn, index, lag(commit_lsn) over (order by id) as l, lag(index) over (order by id) as i
+        from walrelay.parked) of where (commit_lsn, index) <= (l, i)";
+    assert_eq!(sql.number(misplaced), 0);
+    postgres.resume();
+    world.wait_confirmed(ARRIVAL);
+    assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
+}
