@@ -149,12 +149,42 @@ pub fn cut(text: &str, chars: usize) -> String {
     head
 }
 
-/// Rows under each other, cells in line, no line longer than `width`.
-pub fn table<const N: usize>(rows: &[[String; N]], width: Option<usize>) -> String {
-    let lines = aligned(rows);
-    let fitted: Vec<_> =
-        lines.lines().map(|line| width.map_or_else(|| line.to_owned(), |width| cut(line, width))).collect();
+/// What of the last column is worth a look.
+const LAST_CHARS: usize = 12;
+
+/// Rows under each other, cells in line, no line longer than `width`. Columns that are too many are left out, in the order in
+/// which `spare` names them, and it is said which; the last one is cut.
+pub fn table<const N: usize>(rows: &[[String; N]], width: Option<usize>, spare: &[&str]) -> String {
+    let Some(width) = width else { return aligned(rows) };
+    let mut rows: Vec<Vec<String>> = rows.iter().map(|row| row.to_vec()).collect();
+    let mut left_out = Vec::new();
+    for name in spare {
+        let place = rows.first().and_then(|head| head.iter().position(|head| head == name));
+        if let Some(place) = place.filter(|_| !fits(&rows, N - left_out.len(), width, spare)) {
+            rows.iter_mut().for_each(|row| drop(row.remove(place)));
+            left_out.push(*name);
+        }
+    }
+    let lines = aligned(&rows);
+    let mut fitted: Vec<_> = lines.lines().map(|line| cut(line, width)).collect();
+    if !left_out.is_empty() {
+        fitted.push(cut(&format!("(no room for: {}; --json has them)", left_out.join(", ")), width));
+    }
     fitted.join("\n")
+}
+
+/// Whether each of so many columns has its room; the last one, where it is spare, may be cut.
+fn fits(rows: &[Vec<String>], columns: usize, width: usize, spare: &[&str]) -> bool {
+    let wide = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|text| text.chars().count()).max();
+    let is_spare = |column: usize| {
+        let name = rows.first().and_then(|head| head.get(column));
+        column + 1 == columns && name.is_some_and(|name| spare.contains(&name.as_str()))
+    };
+    let room = |column: usize| match (wide(column).unwrap_or_default(), is_spare(column)) {
+        (wide, true) => wide.min(LAST_CHARS),
+        (wide, false) => wide,
+    };
+    (0..columns).map(room).sum::<usize>() + 2 * columns.saturating_sub(1) <= width
 }
 
 /// The width of the terminal that standard output is; none where it is something else, and nothing is to be cut.
@@ -239,7 +269,17 @@ mod tests {
     #[test]
     fn no_line_is_longer_than_the_terminal() {
         let rows = [["a", "error"], ["b", "it is long"]].map(|row| row.map(str::to_owned));
-        assert_eq!(table(&rows, Some(8)), "a  error\nb  it i…");
-        assert_eq!(table(&rows, None), "a  error\nb  it is long");
+        assert_eq!(table(&rows, Some(8), &[]), "a  error\nb  it i…");
+        assert_eq!(table(&rows, None, &["error"]), "a  error\nb  it is long");
+    }
+
+    #[test]
+    fn columns_that_are_spare_make_room_for_those_that_are_not() {
+        let rows = [["id", "topic", "tries", "error"], ["17", "orders", "3", "the broker takes it not"]];
+        let rows = rows.map(|row| row.map(str::to_owned));
+        let of = |width| table(&rows, Some(width), &["topic", "error"]);
+        assert_eq!(of(31), "id  topic   tries  error\n17  orders  3      the broker …");
+        assert_eq!(of(30), "id  tries  error\n17  3      the broker takes i…\n(no room for: topic; --json h…");
+        assert_eq!(of(20), "id  tries\n17  3\n(no room for: topic…");
     }
 }

@@ -90,15 +90,17 @@ pub fn shell_word(text: &str) -> String {
 
 /// Rows under each other, cells in line; the last of each row may be of any length. A name may hold anything, and a line
 /// is one line.
-pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |cell: usize| rows.iter().filter_map(|row| row.get(cell)).map(|text| text.chars().count()).max();
-    let widths: Vec<usize> = (0..N.saturating_sub(1)).map(|cell| width(cell).unwrap_or_default()).collect();
-    let line = |row: &[String; N]| {
+pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
+    let cells = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or_default();
+    let width =
+        |cell: usize| rows.iter().filter_map(|row| row.as_ref().get(cell)).map(|text| text.chars().count()).max();
+    let widths: Vec<usize> = (0..cells.saturating_sub(1)).map(|cell| width(cell).unwrap_or_default()).collect();
+    let line = |row: &[String]| {
         let padding = |cell: usize| widths.get(cell).copied().unwrap_or_default();
         let cells = row.iter().enumerate().map(|(cell, text)| format!("{text:<0$}", padding(cell)));
         cells.collect::<Vec<_>>().join("  ").trim_end().replace(char::is_control, " ")
     };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
 }
 
 /// Tells the person at the terminal something that is not the command's output.

@@ -8,6 +8,8 @@ use crate::error::{Error, Kind, Result};
 
 /// How long the answer of a person is waited for by whoever holds something open meanwhile.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+/// What to do where nobody said yes.
+const ASK_AGAIN: &str = "start it again and answer y; --yes answers for you";
 
 /// Shows what would be done, and asks for it unless that is answered already; beside JSON it is shown only to whoever is asked.
 ///
@@ -38,7 +40,10 @@ async fn confirm_in_time(question: String, otherwise: &str) -> Result<()> {
     let asked = tokio::task::spawn_blocking(move || confirm(&question));
     match tokio::time::timeout(ANSWER_TIMEOUT, asked).await {
         Ok(answer) => answer.map_err(|error| Error::new(Kind::Bug, format!("the question ended: {error}")))?,
-        Err(_) => Err(Error::new(Kind::Config, format!("no answer within ten minutes, and {otherwise}"))),
+        Err(_) => {
+            let cause = format!("no answer within ten minutes, and {otherwise}");
+            Err(Error::new(Kind::Config, cause).remedy(ASK_AGAIN))
+        }
     }
 }
 
@@ -56,8 +61,27 @@ pub fn confirm(question: &str) -> Result<()> {
     write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush()).map_err(failed)?;
     let mut answer = String::new();
     stdin.lock().read_line(&mut answer).map_err(failed)?;
+    judged(&answer)
+}
+
+fn judged(answer: &str) -> Result<()> {
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
-        _ => Err(Error::new(Kind::Config, "not confirmed, nothing was changed")),
+        _ => Err(Error::new(Kind::Config, "not confirmed, nothing was changed").remedy(ASK_AGAIN)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_yes_is_yes_and_whoever_says_no_is_told_nothing_of_settings() {
+        for yes in ["y\n", " YES "] {
+            assert!(judged(yes).is_ok());
+        }
+        for no in ["", "n\n", "yep\n"] {
+            assert!(judged(no).unwrap_err().what_to_do().unwrap().contains("--yes"), "{no}");
+        }
     }
 }

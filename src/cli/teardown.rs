@@ -13,6 +13,7 @@ use crate::cli::prompt::confirm;
 use crate::cli::session::{Session, column};
 use crate::cli::setup::catalog::{self, Publication};
 use crate::cli::sql::{self, Value, fill};
+use crate::cli::status::parked;
 use crate::config::{EventSource, OutboxConfig, SlotName, SourceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
@@ -50,6 +51,11 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     }
     if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
         nothing_is_lost(&session, &source, slot, &outboxes).await?;
+    }
+    if let Some(waiting) = parked::waiting(&session, &source.slot).await?
+        && let Some(said) = waiting.stay_behind(&source.slot)
+    {
+        note(format_args!("note: {said}"));
     }
     let doomed: Vec<_> = [
         slot.as_ref().map(|_| format!("slot {}", source.slot)),

@@ -55,7 +55,8 @@ impl Relay {
             return Ok(());
         }
         let untold = if remembered { "" } else { ", and Postgres not told of all that were" };
-        let cause = format!("stopped with {left} events of slot {slot} not acked{untold}");
+        let events = if left == 1 { "1 event".to_owned() } else { format!("{left} events") };
+        let cause = format!("stopped with {events} of slot {slot} not acked{untold}");
         Err(Error::new(Kind::ShutdownTimeout, cause)
             .remedy("nothing is lost: what was not confirmed is sent (again) at the next start"))
     }

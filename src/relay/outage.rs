@@ -86,6 +86,7 @@ impl Relay {
             if wait.is_none() && delivery.on_error == OnError::Stop {
                 return Err(error.clone());
             }
+            self.telemetry.health.topic_refused(wait.map(|_| topic.to_owned()));
             tracing::warn!(%slot, %error, fix = error.what_to_do(), tries, wait_ms, "a topic refuses records");
             return Ok(wait);
         }
@@ -112,6 +113,7 @@ impl Relay {
         self.telemetry.connected(Side::Postgres, true);
         let slot = &self.config.source.slot;
         match self.failing.take() {
+            Some(Kind::TopicRefused) => tracing::info!(%slot, position = %start, "streaming, to try the topic again"),
             Some(_) => tracing::info!(%slot, tries = self.backoff.tries(), position = %start, "streaming again"),
             None => tracing::info!(%slot, position = %start, "streaming"),
         }

@@ -85,6 +85,8 @@ pub struct Counts {
     pub waiting_again: u64,
     /// Events that an earlier process had published.
     pub delivered_before: u64,
+    /// Topics that refused a record and took one since.
+    pub topics_taking: u64,
 }
 
 /// What does not change while a relay lives.
@@ -362,7 +364,7 @@ impl<S: Sink> Outlet<S> {
 
     /// What was counted.
     pub fn counts(&self) -> Counts {
-        self.counts
+        Counts { topics_taking: self.giving_up.poison.taken(), ..self.counts }
     }
 
     /// Counts a message.

@@ -46,7 +46,7 @@ impl EventId {
 pub struct Verdict {
     /// What the broker said, or what made it no record.
     pub error: Error,
-    /// Its dead letter was refused as well, and goes without the value.
+    /// Its dead letter was refused as well, for its size alone, and goes without the value.
     pub without_value: bool,
 }
 
@@ -121,8 +121,10 @@ pub struct Poison {
     refusing: HashMap<String, (Error, Spell)>,
     /// Topics that refused a record, the first ticket that was sent to each since, and whether that was taken.
     watched: HashMap<String, (Option<Ticket>, bool)>,
-    /// Events with a dead letter that is not delivered yet.
-    lettered: HashSet<EventId>,
+    /// How many of them took one from this producer.
+    taken: u64,
+    /// Events with a dead letter that is not delivered yet, and whether it is sent again: with nothing behind it.
+    lettered: HashMap<EventId, bool>,
 }
 
 /// For how long events for a topic are given up without a try.
@@ -141,6 +143,7 @@ impl Poison {
     pub fn begin(&mut self) {
         self.in_flight.clear();
         self.alone = None;
+        self.taken = 0;
         self.watched.values_mut().for_each(|(first, _)| *first = None);
         if self.suspects.len() + self.condemned.len() > EVENTS_MAX {
             self.suspects.clear();
@@ -192,6 +195,11 @@ impl Poison {
     /// Whether `topic` took a record since it refused one.
     pub fn took(&self, topic: &str) -> bool {
         self.watched.get(topic).is_some_and(|(_, took)| *took)
+    }
+
+    /// How many topics that refused a record took one from this producer.
+    pub fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// Whether any topic refuses records.
@@ -290,7 +298,9 @@ impl Poison {
     pub fn acked_below(&mut self, ticket: Ticket) {
         self.clear_alone(ticket);
         for (first, took) in self.watched.values_mut() {
-            *took |= first.is_some_and(|first| first < ticket);
+            let takes = first.is_some_and(|first| first < ticket);
+            self.taken += u64::from(takes && !*took);
+            *took |= takes;
         }
         while self.in_flight.front().is_some_and(|(sent, _)| *sent < ticket)
             && let Some((_, id)) = self.in_flight.pop_front()
@@ -315,8 +325,12 @@ impl Poison {
         let Ok(at) = self.in_flight.binary_search_by_key(&ticket, |(sent, _)| *sent) else { return false };
         let Some((_, id)) = self.in_flight.get(at) else { return false };
         if let Some(verdict) = self.condemned.get_mut(id) {
-            // That was its dead letter.
-            return !std::mem::replace(&mut verdict.without_value, true);
+            // That was its dead letter. Only its size is a reason to send less of it, and others in its batch may be why.
+            if error.kind() != Kind::RecordTooLarge || verdict.without_value {
+                return false;
+            }
+            verdict.without_value = self.lettered.get(id).is_some_and(|again| *again);
+            return true;
         }
         if self.alone.as_ref().is_some_and(|(alone, _)| *alone == ticket) {
             self.suspects.remove(id);
@@ -329,20 +343,30 @@ impl Poison {
         true
     }
 
-    /// It cannot be taken, whatever comes with it. Said twice, it is its dead letter that cannot.
-    pub fn condemn(&mut self, id: EventId, error: Error) {
+    /// It cannot be taken, whatever comes with it. Said twice, it is its dead letter that cannot. Whether it is known from now on
+    /// what to do when it comes again.
+    pub fn condemn(&mut self, id: EventId, error: Error) -> bool {
         self.learned += 1;
         match self.condemned.get_mut(&id) {
+            Some(verdict) if verdict.without_value || error.kind() != Kind::RecordTooLarge => return false,
             Some(verdict) => verdict.without_value = true,
             None => self.condemned.extend([(id, Verdict { error, without_value: false })]),
         }
+        true
+    }
+
+    /// What is refused next was not without others.
+    pub fn with_others(&mut self) {
+        self.lettered.values_mut().for_each(|again| *again = false);
     }
 
     /// It is given up for this reason: what is refused of it from now on is its dead letter. Whether it was before, and its
     /// dead letter was not delivered.
     pub fn give_up(&mut self, id: &EventId, verdict: &Verdict) -> bool {
         self.condemned.entry(id.clone()).or_insert_with(|| verdict.clone());
-        !self.lettered.insert(id.clone())
+        let again = self.lettered.contains_key(id);
+        self.lettered.insert(id.clone(), again);
+        again
     }
 }
 
@@ -449,9 +473,13 @@ mod tests {
         assert!(!poison.took("orders") && !poison.took("mail"));
         poison.sent_to("orders", Ticket(5));
         poison.acked_below(Ticket(6));
-        assert!(poison.took("orders"));
+        assert!(poison.took("orders") && poison.taken() == 1);
+        poison.acked_below(Ticket(7));
+        assert_eq!(poison.taken(), 1);
         poison.watch("orders");
         assert!(!poison.took("orders"));
+        poison.begin();
+        assert_eq!(poison.taken(), 0);
     }
 
     #[test]
@@ -469,17 +497,41 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_that_is_refused_goes_without_its_value_and_then_not_at_all() {
+    fn a_dead_letter_that_is_too_large_without_others_goes_without_its_value_and_then_not_at_all() {
+        let too_large = Error::new(Kind::RecordTooLarge, "too large");
         let mut poison = Poison::default();
         poison.condemn(row(1), error("large"));
-        for expected in [true, false] {
+        // With what may be sent behind it, with what was refused too, alone, and without its value.
+        let tries = [(false, true, false), (true, true, false), (false, true, true), (false, false, true)];
+        for (with_others, is_known, without_value) in tries {
             poison.begin();
+            let verdict = poison.verdict(&row(1)).unwrap().clone();
+            poison.give_up(&row(1), &verdict);
             poison.sent(Ticket(0), row(1), None);
-            assert_eq!(poison.refused(Ticket(0), &error("this, too")), expected);
-            assert!(poison.verdict(&row(1)).unwrap().without_value);
+            if with_others {
+                poison.with_others();
+            }
+            assert_eq!(poison.refused(Ticket(0), &too_large), is_known);
+            assert_eq!(poison.verdict(&row(1)).unwrap().without_value, without_value);
         }
         poison.acked_below(Ticket(1));
         assert_eq!(poison.verdict(&row(1)), None, "when it comes again, it is tried again");
+    }
+
+    #[test]
+    fn a_dead_letter_that_is_refused_for_anything_but_its_size_keeps_its_value() {
+        let mut poison = Poison::default();
+        poison.condemn(row(1), error("large"));
+        for _ in 0..3 {
+            poison.begin();
+            let verdict = poison.verdict(&row(1)).unwrap().clone();
+            poison.give_up(&row(1), &verdict);
+            poison.sent(Ticket(0), row(1), None);
+            assert!(!poison.refused(Ticket(0), &error("invalid")) && !poison.condemn(row(1), error("invalid")));
+            assert!(!poison.verdict(&row(1)).unwrap().without_value);
+        }
+        assert!(poison.condemn(row(1), Error::new(Kind::RecordTooLarge, "more than message.max.bytes")));
+        assert!(poison.verdict(&row(1)).unwrap().without_value);
     }
 
     #[test]

@@ -104,6 +104,9 @@ pub(super) fn tell_counts(telemetry: &Telemetry, counts: Counts, before: Counts)
     if counts.dead_lettered > before.dead_lettered {
         telemetry.health.dead_letters_refused(None);
     }
+    if counts.topics_taking > before.topics_taking {
+        telemetry.health.topic_refused(None);
+    }
 }
 
 /// How long a transaction may be open before a person is told.

@@ -29,6 +29,8 @@ const UNKNOWN_OFFSET: RDKafkaErrorCode = RDKafkaErrorCode::NoOffset;
 
 /// Marks the opaque of a record whose sender waits for it itself; all others are tickets.
 const AWAITED: usize = 1 << (usize::BITS - 1);
+/// Marks that of a record which chose its partition itself.
+const CHOSEN: usize = 1 << (usize::BITS - 2);
 
 /// One record that was not delivered.
 #[derive(Debug)]
@@ -44,7 +46,8 @@ pub(super) struct Failure {
 
 impl Failure {
     pub(super) fn subject(&self) -> Subject<'_> {
-        Subject { topic: Some(&self.topic), partition: Some(self.partition), record_bytes: Some(self.record_bytes) }
+        let (topic, record_bytes) = (Some(self.topic.as_str()), Some(self.record_bytes));
+        Subject { topic, partition: Some(self.partition), record_bytes, alone: false }
     }
 }
 
@@ -104,13 +107,15 @@ impl Shared {
     }
 }
 
-/// The opaque of an event's record.
+/// The opaque of an event's record, which may have chosen its partition itself.
 ///
 /// # Errors
-/// The ticket is one no ledger ever gives out: half of all numbers belong to records with a waiting sender.
-pub(super) fn opaque(ticket: Ticket) -> Result<usize> {
-    let opaque = usize::try_from(ticket.0).ok().filter(|opaque| opaque & AWAITED == 0);
-    opaque.ok_or_else(|| Error::new(Kind::Bug, "tickets have run out"))
+/// The ticket is one no ledger ever gives out: of all numbers a quarter is theirs.
+pub(super) fn opaque(ticket: Ticket, chosen: bool) -> Result<usize> {
+    let opaque = usize::try_from(ticket.0).ok().filter(|opaque| opaque & (AWAITED | CHOSEN) == 0);
+    opaque
+        .map(|opaque| if chosen { opaque | CHOSEN } else { opaque })
+        .ok_or_else(|| Error::new(Kind::Bug, "tickets have run out"))
 }
 
 /// The producer's callbacks. They only note what happened.
@@ -167,7 +172,7 @@ impl ProducerContext<Placement> for Context {
             }
             return;
         }
-        let ticket = Ticket(opaque as u64);
+        let ticket = Ticket((opaque & !CHOSEN) as u64);
         let mut reports = self.shared.reports();
         let first = reports.is_empty();
         let code = match result {
@@ -181,7 +186,7 @@ impl ProducerContext<Placement> for Context {
         if let Some((code, message)) = code {
             let record_bytes = message.payload_len() + message.key_len();
             let (topic, partition) = (message.topic().to_owned(), message.partition());
-            let code = self.shared.denied.reason(&topic, code);
+            let code = faults::of_record(self.shared.denied.reason(&topic, code), opaque & CHOSEN != 0);
             let failure = Failure { ticket, code, topic, partition, record_bytes, label: self.label(message) };
             if self.apart && faults::kind(code).disposition() == Disposition::GiveUp {
                 reports.refused.push(failure);
@@ -268,7 +273,7 @@ pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
 
 fn subject<'a>(message: &'a rdkafka::message::BorrowedMessage<'_>) -> Subject<'a> {
     let record_bytes = Some(message.payload_len() + message.key_len());
-    Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes }
+    Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes, alone: false }
 }
 
 /// librdkafka's log, with secrets taken out; what is an error to it is a warning here, because it goes on.
@@ -297,7 +302,10 @@ mod tests {
         let shared = Shared::default();
         let (awaited, _) = shared.await_one();
         assert_ne!(awaited & AWAITED, 0);
-        assert_eq!(opaque(Ticket(7)).unwrap(), 7);
-        assert_eq!(opaque(Ticket(u64::MAX)).unwrap_err().kind(), Kind::Bug);
+        assert_eq!(opaque(Ticket(7), false).unwrap(), 7);
+        assert_eq!(opaque(Ticket(7), true).unwrap(), 7 | CHOSEN);
+        for ticket in [u64::MAX, AWAITED as u64, CHOSEN as u64] {
+            assert_eq!(opaque(Ticket(ticket), false).unwrap_err().kind(), Kind::Bug);
+        }
     }
 }

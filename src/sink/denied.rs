@@ -17,6 +17,11 @@ const DENIED: &str = "Topic authorization failed";
 /// Topics that nobody may write to. To a transaction the brokers deny them like those one has no right to.
 const INTERNAL: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
 
+/// Whether it is one of Kafka's own, which take no records from anybody.
+pub(crate) fn is_internal(topic: &str) -> bool {
+    INTERNAL.contains(&topic)
+}
+
 /// Topics that were denied to a producer.
 #[derive(Debug, Default)]
 pub(super) struct Denied(Mutex<HashSet<String>>);
@@ -36,7 +41,7 @@ impl Denied {
         if !is_purged || !self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(topic) {
             return code;
         }
-        if INTERNAL.contains(&topic) { Code::InvalidTopic } else { Code::TopicAuthorizationFailed }
+        if is_internal(topic) { Code::InvalidTopic } else { Code::TopicAuthorizationFailed }
     }
 }
 

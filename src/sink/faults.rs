@@ -13,6 +13,8 @@ pub struct Subject<'a> {
     pub partition: Option<i32>,
     /// Bytes of the record's key and value.
     pub record_bytes: Option<usize>,
+    /// Whether it was sent without others, so that it is the one that is meant.
+    pub alone: bool,
 }
 
 /// Codes that mean the same to an operator. `{topic}` in a remedy is replaced.
@@ -26,6 +28,9 @@ struct Fault {
 /// What to do where no broker answers. One that wants TLS or a password closes other connections without a word.
 pub const REACH: &str = "check that the brokers run, that `brokers` and their advertised.listeners lead there from here, \
                          and that security.protocol is what they speak";
+
+/// What is not said of a record that was sent without others.
+const OR_OTHERS: [&str; 2] = [" (this one, or one sent together with it)", " (or one sent together with it)"];
 
 /// What is not listed is taken for a fault a new producer may heal: nothing is lost by trying again.
 const FAULTS: &[Fault] = &[
@@ -204,13 +209,23 @@ pub fn kind(code: RDKafkaErrorCode) -> Kind {
     find(code).map_or(Kind::KafkaUnreachable, |fault| fault.kind)
 }
 
+/// What a code means of a record that may have chosen its partition itself. One that did not was given a partition the topic had:
+/// what is gone is the topic.
+pub fn of_record(code: RDKafkaErrorCode, chosen: bool) -> RDKafkaErrorCode {
+    if code == UnknownPartition && !chosen { UnknownTopic } else { code }
+}
+
 /// A code in the operator's words: what happened, to which topic, what to do.
 pub fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
     let place = place(subject);
     let Some(fault) = find(code) else {
         return Error::new(Kind::KafkaUnreachable, format!("Kafka failed{place}: {code}"));
     };
-    let mut error = Error::new(fault.kind, format!("{}{place}: {code}", fault.what));
+    let mut what = fault.what.to_owned();
+    if subject.alone {
+        OR_OTHERS.iter().for_each(|others| what = what.replace(others, ""));
+    }
+    let mut error = Error::new(fault.kind, format!("{what}{place}: {code}"));
     if fault.kind == Kind::TopicRefused
         && let Some(topic) = subject.topic
     {
@@ -323,6 +338,15 @@ mod tests {
     }
 
     #[test]
+    fn a_partition_that_is_not_there_is_a_topic_that_is_gone_unless_the_record_chose_it() {
+        assert_eq!(kind(of_record(UnknownPartition, false)), Kind::TopicRefused);
+        assert_eq!(kind(of_record(UnknownPartition, true)), Kind::Record);
+        for chosen in [false, true] {
+            assert_eq!(of_record(MessageSizeTooLarge, chosen), MessageSizeTooLarge);
+        }
+    }
+
+    #[test]
     fn a_certificate_the_broker_refuses_is_told_from_a_connection_that_broke() {
         for reason in [
             "ssl://b:1/bootstrap: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL alert \
@@ -346,10 +370,19 @@ mod tests {
 
     #[test]
     fn an_error_names_topic_partition_size_and_what_to_do() {
-        let subject = Subject { topic: Some("outbox.event.order"), partition: Some(3), record_bytes: Some(2_000_000) };
+        let subject = Subject {
+            topic: Some("outbox.event.order"),
+            partition: Some(3),
+            record_bytes: Some(2_000_000),
+            ..Subject::default()
+        };
         let error = explain(MessageSizeTooLarge, subject);
         assert!(error.cause().contains("(topic outbox.event.order, partition 3, 2000000 bytes)"), "{error}");
         assert!(error.what_to_do().unwrap().contains("max.message.bytes of topic outbox.event.order"));
+        for code in [MessageSizeTooLarge, InvalidRecord] {
+            assert!(explain(code, subject).cause().contains("together"));
+            assert!(!explain(code, Subject { alone: true, ..subject }).cause().contains("together"));
+        }
         let nowhere = explain(AllBrokersDown, Subject { partition: Some(-1), ..Subject::default() });
         assert!(!nowhere.cause().contains("partition"), "{nowhere}");
     }

@@ -198,7 +198,7 @@ impl KafkaSink {
         self.release(opened);
         into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
         for failure in mem::take(&mut self.spare.refused) {
-            into.push(Delivery::Refused(failure.ticket, self.explain(&failure)));
+            into.push(Delivery::Refused(failure.ticket, self.explain(&failure, true)));
         }
         self.failures.append(&mut self.spare.failed);
         if !self.failures.is_empty() {
@@ -229,7 +229,7 @@ impl KafkaSink {
                         self.inner.shared.failed.store(true, Ordering::Release);
                         let failure = |record: &Record<'_>| Failure {
                             ticket: waiting.ticket,
-                            code: code(&error),
+                            code: faults::of_record(code(&error), record.partition.is_some()),
                             topic: record.topic.to_owned(),
                             partition: record.partition.unwrap_or(-1),
                             record_bytes: record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len),
@@ -250,7 +250,7 @@ impl KafkaSink {
     fn report_failures(&mut self, into: &mut Vec<Delivery>) {
         self.order_failures();
         for failure in mem::take(&mut self.failures) {
-            into.push(Delivery::Failed(failure.ticket, self.explain(&failure)));
+            into.push(Delivery::Failed(failure.ticket, self.explain(&failure, false)));
         }
     }
 
@@ -263,8 +263,8 @@ impl KafkaSink {
         });
     }
 
-    fn explain(&self, failure: &Failure) -> Error {
-        let subject = failure.subject();
+    fn explain(&self, failure: &Failure, alone: bool) -> Error {
+        let subject = Subject { alone, ..failure.subject() };
         let error = faults::explain(failure.code, subject);
         let is_plain = error.kind().halts() || error.kind() == Kind::TopicRefused;
         let error = if is_plain { error } else { self.inner.fatal(subject).unwrap_or(error) };
@@ -299,14 +299,14 @@ impl KafkaSink {
 
 impl Sink for KafkaSink {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        let subject = Subject { topic: Some(record.topic), ..Subject::default() };
+        let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
         if self.inner.shared.failed.load(Ordering::Acquire) {
             return Err(EnqueueError::Finished);
         }
         if let Some(error) = self.too_large(record) {
             return Err(EnqueueError::Refused(error));
         }
-        opaque(ticket).map_err(EnqueueError::Refused)?;
+        opaque(ticket, false).map_err(EnqueueError::Refused)?;
         let hash = record.key.map_or_else(|| self.next_turn(), hash);
         let placement = &self.inner.client.context().placement;
         let given = record.partition;
@@ -335,10 +335,10 @@ impl Sink for KafkaSink {
         if let Some(error) = self.too_large(record) {
             return Err(EnqueueError::Refused(error));
         }
-        opaque(ticket).map_err(EnqueueError::Refused)?;
+        opaque(ticket, false).map_err(EnqueueError::Refused)?;
         let hash = record.key.map_or_else(|| self.next_turn(), hash);
         let Err(error) = self.inner.send_apart(record, ticket, hash) else { return Ok(()) };
-        let subject = Subject { topic: Some(record.topic), ..Subject::default() };
+        let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
         Err(EnqueueError::Refused(self.inner.refusal(&error, subject)))
     }
 
@@ -389,7 +389,7 @@ pub(super) fn for_librdkafka<'a>(
         key: record.key,
         timestamp: record.timestamp_ms,
         headers,
-        delivery_opaque: opaque(ticket).map_err(|_| KafkaError::Canceled)?,
+        delivery_opaque: opaque(ticket, record.partition.is_some()).map_err(|_| KafkaError::Canceled)?,
     })
 }
 

@@ -24,7 +24,7 @@ mod closing;
 pub mod connection;
 pub(crate) mod consumer;
 mod context;
-mod denied;
+pub(crate) mod denied;
 mod doubt;
 pub mod faults;
 mod files;

@@ -77,7 +77,8 @@ impl Inner {
         if matches!(error, KafkaError::Nul(_)) {
             return Error::new(Kind::Record, "a topic name holds a NUL character").remedy("correct the aggregate type");
         }
-        self.fatal(subject).or_else(|| self.doubt(error)).unwrap_or_else(|| faults::explain(code(error), subject))
+        let code = faults::of_record(code(error), subject.partition.is_some());
+        self.fatal(subject).or_else(|| self.doubt(error)).unwrap_or_else(|| faults::explain(code, subject))
     }
 
     /// Asks any broker for the cluster's metadata. Blocks.
@@ -246,7 +247,8 @@ impl Producer {
             return Ok(None);
         }
         let record_bytes = Some(key.len() + value.len());
-        Err(inner.refusal(&error, Subject { topic: Some(topic), partition: Some(partition), record_bytes }))
+        Err(inner
+            .refusal(&error, Subject { topic: Some(topic), partition: Some(partition), record_bytes, alone: false }))
     }
 }
 

@@ -37,6 +37,8 @@ pub enum NotReady {
     OverBudget(u64, u64),
     /// This topic, that of dead letters, takes none, and everything waits for it.
     DeadLettersRefused(String),
+    /// This topic takes no records, and everything waits for it.
+    TopicRefused(String),
     /// Its loop has not reported anything for this long.
     Silent(Duration),
     /// It was told to stop.
@@ -56,6 +58,7 @@ impl NotReady {
             NotReady::Stalled(_) => "stalled",
             NotReady::OverBudget(..) => "over_budget",
             NotReady::DeadLettersRefused(_) => "dead_letters_refused",
+            NotReady::TopicRefused(_) => "topic_refused",
             NotReady::Silent(_) => "silent",
             NotReady::Stopping => "stopping",
             NotReady::Halted(_) => "halted",
@@ -75,6 +78,12 @@ impl fmt::Display for NotReady {
             NotReady::OverBudget(retained, max) => {
                 let (kept, may) = (human_bytes(*retained), human_bytes(*max));
                 write!(f, "the slot keeps {kept} of log, and may keep {may}")
+            }
+            NotReady::TopicRefused(topic) => {
+                write!(
+                    f,
+                    "topic {topic} refuses records, and everything waits for it; the log says why, and what to do"
+                )
             }
             NotReady::DeadLettersRefused(topic) => {
                 write!(f, "topic {topic} takes no dead letters, and everything behind them waits")
@@ -97,6 +106,7 @@ pub struct Health {
     heard_at: Option<Instant>,
     over_budget: Option<(u64, u64)>,
     dead_letters_refused: Option<String>,
+    topic_refused: Option<String>,
     /// Since when there is nothing to do.
     idle_since: Option<Instant>,
     standing_by: Option<String>,
@@ -115,6 +125,7 @@ impl Health {
             heard_at: None,
             over_budget: None,
             dead_letters_refused: None,
+            topic_refused: None,
             idle_since: None,
             standing_by: None,
             stopping: false,
@@ -136,7 +147,7 @@ impl Health {
         let idle_since = (!something_to_do).then(|| self.idle_since.unwrap_or(now));
         self.idle_since = idle_since;
         if idle_since.is_some_and(|since| now.saturating_duration_since(since) > GONE) {
-            self.dead_letters_refused = None;
+            (self.dead_letters_refused, self.topic_refused) = (None, None);
         }
     }
 
@@ -158,6 +169,12 @@ impl Health {
     /// This topic takes no dead letters; none where it took one.
     pub fn dead_letters_refused(&mut self, topic: Option<String>) {
         self.dead_letters_refused = topic;
+        self.idle_since = None;
+    }
+
+    /// This topic takes no records, and everything waits for it; none where it took one, or its events are given up.
+    pub fn topic_refused(&mut self, topic: Option<String>) {
+        self.topic_refused = topic;
         self.idle_since = None;
     }
 
@@ -199,6 +216,9 @@ impl Health {
         }
         if let Some(topic) = &self.dead_letters_refused {
             return Some(NotReady::DeadLettersRefused(topic.clone()));
+        }
+        if let Some(topic) = &self.topic_refused {
+            return Some(NotReady::TopicRefused(topic.clone()));
         }
         let lost = Side::ALL.into_iter().zip(self.connected).find(|(_, up)| !up);
         if let Some((side, _)) = lost {
@@ -255,6 +275,11 @@ impl HealthHandle {
     /// See [`Health::dead_letters_refused`].
     pub fn dead_letters_refused(&self, topic: Option<String>) {
         self.with(|health| health.dead_letters_refused(topic));
+    }
+
+    /// See [`Health::topic_refused`].
+    pub fn topic_refused(&self, topic: Option<String>) {
+        self.with(|health| health.topic_refused(topic));
     }
 
     /// [`Health::standing_by`].
@@ -335,6 +360,24 @@ mod tests {
         assert_eq!(reason(&health, at(70)), refused());
         health.report(at(71), false, false);
         assert_eq!(reason(&health, at(71)), None);
+    }
+
+    #[test]
+    fn with_a_topic_that_refuses_it_is_not_ready_between_tries_nor_during_one() {
+        let (mut health, start) = connected();
+        let refused = || Some(NotReady::TopicRefused("orders".to_owned()));
+        health.topic_refused(Some("orders".to_owned()));
+        for second in 0..60 {
+            let now = start + Duration::from_secs(second);
+            let is_tried = second % 20 < 10;
+            health.connection(Side::Kafka, is_tried);
+            if is_tried {
+                health.report(now, true, second % 20 == 0);
+            }
+            assert_eq!(reason(&health, now), refused());
+        }
+        health.topic_refused(None);
+        assert_eq!(reason(&health, start).unwrap().code(), "kafka_disconnected");
     }
 
     #[test]

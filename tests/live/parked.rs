@@ -303,6 +303,11 @@ fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
     let text = command(&world, "list").succeed();
     assert!(text.contains("when asked") && text.contains("6 events of 3 aggregates: 3 behind, 2 too-large"), "{text}");
 
+    let status = world.command("status");
+    let json: Value = serde_json::from_str(&status.clone().flag("--json").succeed()).expect("a report");
+    assert!(json["parked_events"] == 6 && json["oldest_parked_seconds"].is_number(), "{json}");
+    assert!(status.succeed().contains("6 events, the oldest for "), "{}", status.succeed());
+
     // Shown: sizes, and values only if they are asked for.
     let show = command(&world, "show").flag(&first);
     let text = show.succeed();

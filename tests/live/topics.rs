@@ -175,6 +175,66 @@ fn waits_for_the_topic_of_dead_letters(guarantee: &str, mode: &str) {
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
+#[test]
+fn a_topic_that_is_deleted_under_a_relay_is_waited_for_and_readiness_says_so_all_the_while() {
+    let world = World::new();
+    topic::create(&world.brokers, &world.topic(0), 1, &[]);
+    let own = format!("own.{}", world.name);
+    topic::create(&world.brokers, &own, 2, &[]);
+    let mut relay = run(&world, "stop", "").variable("WALRELAY_DELIVERY_RETRY_ATTEMPTS", "1000").start();
+    relay.wait_ready();
+    let sql = world.sql();
+    row(&sql, Some(&own), "a", "{}");
+    eventually("the first is there", ARRIVAL, || topic::read(&world.brokers, &own).len(), |count| *count == 1);
+    topic::delete(&world.brokers, &own);
+    let id = row(&sql, Some(&own), "a", "{}");
+    world.emit(&sql, "behind");
+    let refused = || told(&relay, "a topic refuses records");
+    eventually("it is tried again", ARRIVAL, refused, |lines| !lines.is_empty());
+    // Until it was tried three times more.
+    while refused().len() < 4 {
+        let (status, why) = relay.readiness().expect("an answer");
+        assert!(status == 503 && why.contains("\"topic_refused\"") && why.contains(&own), "{status}: {why}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    topic::create(&world.brokers, &own, 2, &[]);
+    let ids = || topic::read(&world.brokers, &own).iter().map(|record| record.header("id")).collect::<Vec<_>>();
+    eventually("it is there", ARRIVAL, ids, |ids| *ids == [id.clone()]);
+    world.assert_all_good_delivered();
+    relay.wait_ready();
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_letter_keeps_its_value_where_the_topic_of_dead_letters_is_deleted_under_a_relay() {
+    for guarantee in ["at-least-once", "exactly-once"] {
+        let world = World::new();
+        topic::create(&world.brokers, &world.topic(0), 1, &[]);
+        topic::create(&world.brokers, &dead(&world), 1, &[]);
+        let mut relay = run(&world, "dead-letter", "").option("--guarantee", guarantee).start();
+        relay.wait_ready();
+        let sql = world.sql();
+        let of_row = |payload: &str| row(&sql, Some("no topic"), "bad", payload);
+        of_row(r#"{"number": 1}"#);
+        eventually("the first is there", ARRIVAL, || letters(&world).len(), |count| *count == 1);
+        topic::delete(&world.brokers, &dead(&world));
+        let mut ids = vec![of_row(r#"{"number": 2}"#)];
+        let refused = || told(&relay, "the topic of dead letters refuses one");
+        eventually("it is tried again", ARRIVAL, refused, |lines| lines.len() >= 2);
+        ids.push(of_row(r#"{"number": 3}"#));
+        topic::create(&world.brokers, &dead(&world), 1, &[]);
+        let letters = || topic::read(&world.brokers, &dead(&world));
+        let letters = eventually("both are there", ARRIVAL, letters, |letters| letters.len() >= 2);
+        for letter in &letters {
+            let omitted = letter.header("walrelay-omitted-value-bytes");
+            assert!(letter.value.is_some() && omitted.is_empty(), "{guarantee}: {letter:?}");
+        }
+        let rows: Vec<_> = letters.iter().map(|letter| letter.header("walrelay-row-id")).collect();
+        assert_eq!(rows, ids, "{guarantee}");
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    }
+}
+
 /// A Kafka whose users have to say who they are, and may do what nobody else was given the right to.
 fn guarded() -> Kafka {
     let login = "org.apache.kafka.common.security.plain.PlainLoginModule required user_relay=\"relay\";";

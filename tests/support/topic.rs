@@ -214,6 +214,14 @@ pub(crate) fn create(brokers: &str, topic: &str, partitions: i32, settings: &[(&
     make(brokers, NewTopic::new(topic, partitions, TopicReplication::Fixed(-1)), settings);
 }
 
+/// Deletes a topic, and waits until the brokers know it no more.
+pub(crate) fn delete(brokers: &str, topic: &str) {
+    let deleted = answered(brokers, async |admin| admin.delete_topics(&[topic], &AdminOptions::new()).await);
+    let gone = |deleted: &TopicResult| matches!(deleted, Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)));
+    assert!(deleted.iter().all(gone), "{deleted:?}");
+    super::wait::eventually("it is gone", PATIENCE, || partitions(brokers, topic), |found| *found == 0);
+}
+
 /// Changes settings of a topic.
 pub(crate) fn alter(brokers: &str, topic: &str, settings: &[(&str, &str)]) {
     let altered = settings

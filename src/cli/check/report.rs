@@ -6,6 +6,7 @@ use crate::cli::output::aligned;
 use crate::config::{EventSource, OutboxConfig, SourceConfig};
 use crate::event::Shown as Id;
 use crate::route::Record;
+use crate::sink::denied::is_internal;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::Facts;
 use crate::upkeep::assignment;
@@ -232,6 +233,11 @@ impl Report {
             Found::Refused { id, chosen } => (Some((id, chosen)), None),
             Found::Row { id, chosen, record } => (Some((id, chosen)), Some(record.clone())),
         };
+        if let Some(Shown { topic, .. }) = record.as_ref().filter(|record| is_internal(&record.topic)) {
+            self.warnings.push(format!(
+                "the row goes to {topic}, one of Kafka's own topics, which takes no records: delivery.on_error says what becomes of it"
+            ));
+        }
         let (table, message_prefix) = match &outbox.source {
             EventSource::Table(table) => (Some(table.to_string()), None),
             EventSource::Messages(prefix) => (None, Some(prefix.clone())),

@@ -19,6 +19,8 @@ use crate::sink::options::Options;
 const NAME_CHARS_MAX: usize = 200;
 /// How much of what happened is kept.
 const ERROR_CHARS_MAX: usize = 1_000;
+/// Columns that are left out where there is no room for all, the first of them first.
+const SPARE: [&str; 4] = ["original topic", "error", "outbox", "key"];
 /// How much of a name a cell has.
 const CELL_CHARS: usize = 40;
 
@@ -158,7 +160,13 @@ pub async fn list(args: &ListArgs) -> Outcome {
     let (options, topic) = (Options::reader(&config.kafka)?, config.delivery.dead_letter_topic.clone());
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let found = aside(move || read(options, topic, &wanted, which, limit)).await?;
-    let Some(listing) = found else { return Err(no_topic(&config.delivery.dead_letter_topic).into()) };
+    let Some(listing) = found else {
+        let topic = &config.delivery.dead_letter_topic;
+        if args.json {
+            print_json(&Listing { topic: topic.clone(), ..Listing::default() })?;
+        }
+        return Err(no_topic(topic).into());
+    };
     if args.json {
         print_json(&listing)?;
     } else {
@@ -207,7 +215,7 @@ impl Listing {
             };
             let rows: Vec<_> = std::iter::once(head).chain(self.letters.iter().map(row)).collect();
             let lines = match settled {
-                false => table(&rows, width),
+                false => table(&rows, width, &SPARE),
                 true => {
                     let states = self.letters.iter().map(|listed| listed.settled.clone().unwrap_or("-".to_owned()));
                     let states = std::iter::once("settled".to_owned()).chain(states);
@@ -215,7 +223,7 @@ impl Listing {
                         .zip(rows)
                         .map(|(state, [a, b, c, d, e, f, g, h])| [a, state, b, c, d, e, f, g, h])
                         .collect();
-                    table(&rows, width)
+                    table(&rows, width, &SPARE)
                 }
             };
             text += &format!("{lines}\n\n");

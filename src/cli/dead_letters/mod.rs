@@ -207,7 +207,11 @@ fn now_ms() -> i64 {
 /// There is no such topic.
 fn no_topic(topic: &str) -> Error {
     Error::new(Kind::NothingMatched, format!("topic {topic} does not exist, or this user may not see it"))
-        .remedy("nothing was given up yet; or delivery.dead_letter_topic is not what the relay has")
+        .remedy(format!(
+            "where the relay's log says that the topic of dead letters refuses one, a letter waits for it: kafka-topics --create \
+             --topic {topic} --partitions … --replication-factor …; otherwise nothing was given up yet, or \
+             delivery.dead_letter_topic is not what the relay has"
+        ))
 }
 
 /// No letter is what was asked for.

@@ -3,9 +3,9 @@
 pub(in crate::cli) const HELP: &str = "\
 Examples:
   walrelay parked list --config walrelay.toml
-  walrelay parked show --config walrelay.toml 4828198b
+  walrelay parked show --config walrelay.toml 1017
   walrelay parked retry --config walrelay.toml --class too-large
-  walrelay parked drop --config walrelay.toml --id 4828198b
+  walrelay parked drop --config walrelay.toml --id 1017
 
 A parked event could not be delivered, with delivery.on_error = \"park\", or comes behind one of its aggregate. It waits in the table walrelay.parked of the outbox's database. docs/failures.md has all of it.
 
@@ -34,9 +34,9 @@ Exit codes:
 
 pub(super) const SHOW: &str = "\
 Examples:
-  walrelay parked show --slot orders 4828198b
-  walrelay parked show --config walrelay.toml 4828198b --payload
-  walrelay parked show --config walrelay.toml 4828198b --json
+  walrelay parked show --slot orders 1017
+  walrelay parked show --config walrelay.toml 1017 --payload
+  walrelay parked show --config walrelay.toml 1017 --json
 
 Why it waits, where it was, and the names, types and sizes of its columns; the values only with --payload. The role needs select on the table.
 
@@ -62,7 +62,7 @@ Exit codes:
 
 pub(super) const DROP: &str = "\
 Examples:
-  walrelay parked drop --config walrelay.toml --id 4828198b
+  walrelay parked drop --config walrelay.toml --id 1017
   walrelay parked drop --config walrelay.toml --class unroutable --dry-run
   walrelay parked drop --config walrelay.toml --aggregate order-17 --yes
 

@@ -7,11 +7,11 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::chosen::Chosen;
-use super::{ListArgs, count, next_try, nothing, opened};
+use super::{ListArgs, count, next_try, nothing, opened, slot_of};
 use crate::cli::given_up::{age, cell, counted, cut, table, time, width};
 use crate::cli::output::{Outcome, print, print_json};
 use crate::cli::session::{Session, column};
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::event::Shown;
 use crate::upkeep::parked::{BEHIND, CLASSES};
 
@@ -24,6 +24,8 @@ const COUNTS: &str =
 const NAME_CHARS_MAX: usize = 200;
 /// How much of what happened is kept.
 const ERROR_CHARS_MAX: usize = 1_000;
+/// Columns that are left out where there is no room for all, the first of them first.
+const SPARE: [&str; 5] = ["topic", "error", "outbox", "key", "behind it"];
 /// How much of a name a cell has.
 const CELL_CHARS: usize = 40;
 
@@ -68,6 +70,9 @@ pub struct Listing {
     /// Whether those are listed that wait behind another.
     #[serde(skip)]
     is_all: bool,
+    /// Whether as many are listed as may be.
+    #[serde(skip)]
+    is_full: bool,
 }
 
 /// Lists events that wait. Changes nothing. In memory are those that are listed.
@@ -76,7 +81,14 @@ pub struct Listing {
 /// [`crate::error::Kind::NothingMatched`] where there is none; [`crate::error::Kind::Config`]; what Postgres gives.
 pub async fn list(args: &ListArgs) -> Outcome {
     args.choice.filters.has_classes(&CLASSES)?;
-    let (slot, session) = opened(&args.common).await?;
+    let opened = opened(&args.common).await;
+    if let Err(error) = &opened
+        && args.json
+        && error.kind() == Kind::NothingMatched
+    {
+        print_json(&Listing { slot: slot_of(&args.common)?.to_string(), ..Listing::default() })?;
+    }
+    let (slot, session) = opened?;
     let chosen = Chosen::new(&slot, &args.choice)?;
     let filters = &args.choice.filters;
     // One that is named is meant, wherever it stands.
@@ -89,6 +101,7 @@ pub async fn list(args: &ListArgs) -> Outcome {
         listing.now_ms = column(&row, "now_ms")?;
         listing.events.push(Listed::of(&row)?);
     }
+    listing.is_full = listing.events.len() as u64 >= u64::from(args.limit);
     listing.counts = counts(&session, &chosen).await?;
     if args.json {
         print_json(&listing)?;
@@ -198,12 +211,13 @@ impl Listing {
             ]
         };
         let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(self.events.iter().map(row)).collect();
-        let lines = if self.events.is_empty() { String::new() } else { format!("{}\n\n", table(&rows, width)) };
+        let lines = if self.events.is_empty() { String::new() } else { format!("{}\n\n", table(&rows, width, &SPARE)) };
         let listed = self.events.len() as u64;
         let unlisted = self.counts.matched.saturating_sub(listed);
         let more = match (unlisted, self.is_all) {
             (0, _) => String::new(),
             (_, true) => format!("The oldest {listed} are listed; --limit lists more.\n"),
+            (_, false) if !self.is_full => format!("{listed} listed; --all lists those behind others, too.\n"),
             (_, false) => format!("{listed} listed; --all lists those behind others, too, and --limit more.\n"),
         };
         format!("{lines}{}\n{more}", self.counts.said())
@@ -261,7 +275,7 @@ mod tests {
             classes: [("behind".to_owned(), 1_203), ("refused".to_owned(), 1), ("too-large".to_owned(), 1)].into(),
         };
         let events = vec![listed("7", "too-large", 1_203), refused];
-        Listing { slot: "orders".to_owned(), counts, events, now_ms: NOW_MS, is_all: false }
+        Listing { slot: "orders".to_owned(), counts, events, now_ms: NOW_MS, is_all: false, is_full: false }
     }
 
     #[test]
@@ -272,9 +286,11 @@ mod tests {
         5s   refused    public.outbox  8       -         orders  3         0          in 4s       topic a\u{1b} refuses
 
         1205 events of 2 aggregates: 1203 behind, 1 refused, 1 too-large
-        2 listed; --all lists those behind others, too, and --limit more.
+        2 listed; --all lists those behind others, too.
         ");
         assert!(listing().text(Some(60)).lines().take(3).all(|line| line.chars().count() <= 60));
+        let full = Listing { is_full: true, ..listing() };
+        assert!(full.text(None).ends_with("--all lists those behind others, too, and --limit more.\n"));
         let all = Listing { is_all: true, ..listing() };
         assert!(all.text(None).ends_with("The oldest 2 are listed; --limit lists more.\n"));
     }

@@ -156,6 +156,10 @@ async fn opened(common: &Common) -> Result<(SlotName, Session)> {
     Ok((slot, session))
 }
 
+fn slot_of(common: &Common) -> Result<SlotName> {
+    Loaded::new(&common.flags(), common.config.as_deref())?.settings.slot()
+}
+
 /// No event is what was asked for.
 fn nothing(slot: &SlotName, is_filtered: bool) -> Error {
     match is_filtered {

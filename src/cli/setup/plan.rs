@@ -190,7 +190,12 @@ fn table(
                     .remedy(fill(template, &values).unwrap_or_else(|_| template.to_owned()))
             });
             refuse_if(plan, place.may_create_in_schema == Some(false), || {
-                let cause = format!("role {} may not create tables in schema {}", found.server.role, name.schema());
+                let cause = format!(
+                    "role {} may not create tables in schema {} of database {}",
+                    found.server.role,
+                    name.schema(),
+                    found.server.database
+                );
                 let values = [("schema", Value::Name(name.schema())), ("role", Value::Name(&found.server.role))];
                 let template = "grant create on schema {schema} to {role};";
                 Error::new(Kind::PostgresRefused, cause)

@@ -137,7 +137,7 @@ fn a_role_that_may_not_create_the_table_is_told_the_grant() {
     let error = planned(true, &bare).unwrap().refusal().unwrap_err();
     assert_eq!(
         (error.kind(), error.cause()),
-        (Kind::PostgresRefused, "role app may not create tables in schema public")
+        (Kind::PostgresRefused, "role app may not create tables in schema public of database shop")
     );
     assert_eq!(error.what_to_do(), Some(r#"grant create on schema "public" to "app""#));
     bare.outboxes[0].table = found().outboxes.remove(0).table;

@@ -1,6 +1,7 @@
 //! `walrelay status`: one query, one report.
 
 pub mod lag;
+pub mod parked;
 pub mod report;
 
 use std::io::IsTerminal;
@@ -79,9 +80,11 @@ async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut L
     if (&kind, table_reader_pid) == (&None::<String>, None::<i32>) {
         return Err(Error::new(Kind::SlotUnusable, format!("slot {slot} does not exist, and nobody reads its table"))
             .remedy(format!(
-                "start a relay, which makes it: walrelay run --slot {slot}; or walrelay setup --slot {slot}"
+                "walrelay setup --slot {slot} makes it, and the publication that a relay needs; where that is there: walrelay run \
+                 --slot {slot}"
             )));
     }
+    let parked = parked::waiting(session, slot).await?;
     let mut report = Report {
         slot: column(&row, "slot")?,
         healthy: true,
@@ -96,6 +99,8 @@ async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut L
         table_reader_pid,
         stand_by_pids: column(&row, "stand_by_pids")?,
         guarantee: column(&row, "guarantee")?,
+        parked_events: parked.map(|parked| parked.events),
+        oldest_parked_seconds: parked.and_then(|parked| parked.oldest_seconds),
         confirmed_lsn: column(&row, "confirmed_lsn")?,
         restart_lsn: column(&row, "restart_lsn")?,
         current_lsn: column(&row, "current_lsn")?,

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use crate::cli::given_up::counted;
 use crate::config::unit::human_bytes;
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
@@ -51,6 +52,10 @@ pub struct Report {
     pub stand_by_pids: Vec<i32>,
     /// `at-least-once` or `exactly-once`, as the relay at work is configured, where the role may see its session.
     pub guarantee: Option<String>,
+    /// Events of the slot that wait in `walrelay.parked`, where the role may read it.
+    pub parked_events: Option<i64>,
+    /// For how long the first of them has.
+    pub oldest_parked_seconds: Option<f64>,
     /// Up to where the relay confirmed.
     pub confirmed_lsn: Option<String>,
     /// From where WAL is kept: the start of the oldest transaction that is not confirmed.
@@ -158,7 +163,11 @@ impl Report {
                 self.slot
             )),
             (_, false) => error
-                .remedy(format!("start a relay: walrelay run --slot {}, or see why it stopped: its log", self.slot)),
+                .remedy(format!(
+                    "start a relay: walrelay run --slot {}; where one runs, its /readyz and its log say what keeps it from \
+                     streaming: it may wait for a topic that refuses records, or for Kafka",
+                    self.slot
+                )),
             (_, true) => error.remedy("look at the relay's log: Kafka may be slow or away"),
         })
     }
@@ -174,11 +183,12 @@ impl Report {
     /// One line for a log.
     pub fn line(&self) -> String {
         format!(
-            "slot={} healthy={} active={} table_reader_pid={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
+            "slot={} healthy={} active={} table_reader_pid={} parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
             self.slot,
             self.healthy,
             self.active,
             or_dash(self.table_reader_pid),
+            or_dash(self.parked_events),
             or_dash(self.confirmed_lsn.as_deref()),
             or_dash(self.lag_bytes),
             or_dash(self.lag_seconds.map(|seconds| format!("{seconds:.1}"))),
@@ -225,6 +235,14 @@ impl Report {
                 pids.join(", ")
             }
         };
+        let parked = match (self.parked_events, self.oldest_parked_seconds) {
+            (Some(0), _) => "none".to_owned(),
+            (Some(events), Some(oldest)) => {
+                let events = counted(u64::try_from(events).unwrap_or_default(), "event");
+                format!("{events}, the oldest for {} (walrelay parked list)", seconds(oldest))
+            }
+            (events, _) => or_dash(events),
+        };
         let lag = or_dash(self.lag_bytes.map(bytes));
         let lag = match self.lag_seconds {
             Some(waited) => format!("{lag}, {}", seconds(waited)),
@@ -240,6 +258,7 @@ impl Report {
             ("relay", relay),
             ("guarantee", or_dash(self.guarantee.as_deref())),
             ("stand-by", stand_by),
+            ("parked", parked),
             ("last heard", heard),
             ("confirmed", or_dash(self.confirmed_lsn.as_deref())),
             ("current", or_dash(self.current_lsn.as_deref())),
@@ -292,6 +311,8 @@ mod tests {
             table_reader_pid: None,
             stand_by_pids: vec![],
             guarantee: Some("exactly-once".into()),
+            parked_events: Some(5),
+            oldest_parked_seconds: Some(200.0),
             confirmed_lsn: Some("0/2000000".into()),
             restart_lsn: Some("0/1000000".into()),
             current_lsn: Some("0/2100000".into()),
@@ -379,6 +400,7 @@ mod tests {
     relay       backend pid 7, walrelay from 10.0.0.1
     guarantee   exactly-once
     stand-by    none
+    parked      5 events, the oldest for 3 min (walrelay parked list)
     last heard  1.5 s ago
     confirmed   0/2000000
     current     0/2100000

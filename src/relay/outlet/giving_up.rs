@@ -126,6 +126,9 @@ impl GivingUp {
     pub(super) fn judge(&mut self, refused: Vec<(Ticket, Error)>, failure: Error) -> Error {
         let Some((_, first)) = refused.first() else { return failure };
         let cause = format!("the broker refused a record; finding out which: {}", first.cause());
+        if refused.len() > 1 {
+            self.poison.with_others();
+        }
         let judged = refused.iter().fold(true, |judged, (ticket, error)| self.poison.refused(*ticket, error) && judged);
         if judged { Error::new(Kind::KafkaUnreachable, cause) } else { self.dead_letter_refused(&failure) }
     }
@@ -139,12 +142,10 @@ impl GivingUp {
 
     /// A record that had waited was refused before it was sent.
     pub(super) fn refused_later(&mut self, id: EventId, error: Error) -> Error {
-        if self.poison.verdict(&id).is_some_and(|verdict| verdict.without_value) {
-            return self.dead_letter_refused(&error);
+        match self.poison.condemn(id, error.clone()) {
+            true => Error::new(Kind::KafkaUnreachable, format!("giving an event up: {}", error.cause())),
+            false => self.dead_letter_refused(&error),
         }
-        let cause = format!("giving an event up: {}", error.cause());
-        self.poison.condemn(id, error);
-        Error::new(Kind::KafkaUnreachable, cause)
     }
 
     fn dead_letter_refused(&self, error: &Error) -> Error {
@@ -217,7 +218,7 @@ impl<S: Sink> Outlet<S> {
             let refused =
                 self.offer(Pending { record, about, row, alone: None, unread: None, ticket: event.ticket })?;
             let Some((pending, error)) = refused else { return Ok(()) };
-            if error.kind().disposition() != Disposition::GiveUp {
+            if error.kind() != Kind::RecordTooLarge {
                 return Err(self.giving_up.dead_letter_refused(&error));
             }
             // What is too large for the producer is so in any topic.
