@@ -40,7 +40,7 @@ fn a_drop_that_is_asked_for_during_a_try_is_done_counted_and_told() {
     let sql = world.sql();
     // A try lasts for as long as it takes to ask for something.
     let run = world.run().option("--on-error", "park").config_file(NO_TOPICS);
-    let mut relay = run.variable("FAILPOINTS", "retried=sleep(3000)").start();
+    let mut relay = run.variable("FAILPOINTS", "retried=sleep(8000)").start();
     relay.wait_ready();
     world.emit(&sql, "a");
     eventually("it waits", ARRIVAL, || number_parked(&sql), |count| *count == 1);
@@ -49,6 +49,7 @@ fn a_drop_that_is_asked_for_during_a_try_is_done_counted_and_told() {
                      and query like '%recursive taken%'";
     eventually("it is tried", ARRIVAL, || sql.number(tries), |count| *count == 1);
     drop_all(&world, "refused");
+    assert_eq!(sql.number(tries), 1, "it is still being tried");
     eventually("it is dropped", ARRIVAL, || number_parked(&sql), |count| *count == 0);
     eventually("none waits", ARRIVAL, || metric(&relay, "walrelay_waiting_events"), |count| *count == 0);
     let dropped = || metric(&relay, "walrelay_dropped_events_total");
