@@ -3,8 +3,8 @@
 //! The server hears from a relay that streams every third of `wal_sender_timeout`, and gives the slot to another once it has
 //! heard nothing for all of it: two thirds after the relay last did anything, at the earliest. From then on nothing may
 //! leave that Kafka has not got: another relay publishes it, and what it publishes after that would be followed by what is
-//! older. The lease on the table is lost in the same way. So the loop says that it goes on, and a thread of its own gives up the producer's queue when it does not. On
-//! waking after a stop that thread runs as soon as any other.
+//! older. The lease on the table is lost in the same way. So the loop says that it goes on, and a thread of its own
+//! gives up the producer's queue when it does not. On waking after a stop that thread runs as soon as any other.
 //!
 //! It is no fence. librdkafka's threads wake in the same moment, and what they have handed to the operating system is on
 //! its way: see "Two relays" in docs/operating.md.
@@ -188,7 +188,7 @@ impl Beat {
 }
 
 fn stood_still(stood_ms: u64) -> Error {
-    let what = format!("this process stood still for {stood_ms} ms; another relay may have the slot");
+    let what = format!("this process stood still for {stood_ms} ms; another relay may be at work");
     Error::new(Kind::PostgresUnreachable, what)
 }
 

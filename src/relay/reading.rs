@@ -4,6 +4,7 @@
 //! batch of marks; the lease; what Kafka refuses; and, while there is room (P4), the next row.
 
 mod progress;
+mod waiting;
 
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
@@ -370,46 +371,6 @@ impl<'a> Reading<'a> {
     pub(super) fn look_up_to(&mut self, until: &Snapshot) {
         let published = self.stored.published.as_ref().map(|published| published.pair.snapshot.xmin());
         self.found.begin(until.xmax(), published.unwrap_or_default());
-    }
-
-    /// Events that waited and were delivered wait no more, and those that are due are tried. Between two looks: a row that was
-    /// seen pending before it was marked is not to be published again.
-    pub(super) async fn retry_waiting(&mut self) {
-        while let Some(tried) = at_once(self.retrying.next()).await {
-            self.outlet.released(&tried.released, &tried.accepting);
-            if let Some((census, table)) = &tried.table {
-                self.outlet.compare_waiting(*census, table);
-            }
-        }
-        self.retrying.begin_due(self.outlet.waiting(), || self.outlet.census(), Instant::now());
-    }
-
-    /// Whether events wait that are tried once it is stored how far all is published.
-    pub(super) fn is_waited_for(&self) -> bool {
-        self.outlet.waiting() > 0 && self.store.known().borrow().is_none()
-    }
-
-    /// What is being tried of events that wait comes to its end, as long as nobody else may try them.
-    ///
-    /// # Errors
-    /// Somebody may.
-    pub(super) async fn finish_retrying(&mut self) -> Result<()> {
-        if self.stop.asked() == Stop::Now {
-            return Ok(());
-        }
-        tokio::select! {
-            biased;
-            end = end_of(&mut self.lease_end) => {
-                self.lease_end = None;
-                Err(lease_lost(end))
-            }
-            () = self.retrying.finish() => Ok(()),
-        }
-    }
-
-    /// What is being tried of events that wait is given up at once: somebody else may try them.
-    pub(super) fn drop_retrying(&mut self) {
-        self.retrying = Retrying::new(self.config, self.store.known(), None);
     }
 
     /// What it found is published.

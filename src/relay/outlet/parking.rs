@@ -6,7 +6,8 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use crate::error::{Error, Kind};
-use crate::event::Place;
+use crate::event::{Place, Via};
+use crate::position::Lsn;
 use crate::upkeep::RowId;
 use crate::upkeep::parked::Waiting;
 
@@ -21,8 +22,8 @@ pub(super) struct Parking {
     /// Several of one id are several events: it was used again.
     rows: HashMap<RowId, Vec<Seat>>,
     count: usize,
-    /// By outbox and key: how many wait.
-    aggregates: HashMap<usize, HashMap<Arc<[u8]>, usize>>,
+    /// By outbox and key.
+    aggregates: HashMap<usize, HashMap<Arc<[u8]>, Aggregate>>,
     /// Topics that take no records, and how many events that wait were refused by each.
     refusing: HashMap<String, usize>,
     /// How many more may wait.
@@ -31,6 +32,15 @@ pub(super) struct Parking {
     told: HashSet<usize>,
     /// The number of the next that waits.
     next: u64,
+}
+
+/// An aggregate of which events wait.
+#[derive(Debug, Clone, Copy)]
+struct Aggregate {
+    /// How many.
+    count: usize,
+    /// Nothing that waits is of a place before this one.
+    first: Where,
 }
 
 /// An event that waits, as far as its row does not tell.
@@ -70,10 +80,13 @@ impl Parking {
         self.rows.get(row).is_some_and(|seats| seats.iter().any(|seat| seat.place == *place))
     }
 
-    /// Whether events of this key have to wait.
-    pub(super) fn is_blocked(&self, outbox: usize, key: Option<&[u8]>) -> bool {
-        let of_outbox = key.and_then(|key| Some((self.aggregates.get(&outbox)?, key)));
-        of_outbox.is_some_and(|(aggregates, key)| aggregates.contains_key(key))
+    /// Whether an event of this key and place has to wait.
+    ///
+    /// One before all that wait comes again: it was delivered before the first of them was written to the table. Behind them
+    /// its copy would be out of order.
+    pub(super) fn is_blocked(&self, outbox: usize, key: Option<&[u8]>, place: &Place) -> bool {
+        let aggregate = key.and_then(|key| self.aggregates.get(&outbox)?.get(key));
+        aggregate.is_some_and(|aggregate| place.via != Via::Slot || of(place) >= aggregate.first)
     }
 
     /// Whether events for this topic have to wait.
@@ -114,7 +127,9 @@ impl Parking {
             let aggregates = self.aggregates.entry(row.0).or_default();
             let shared = aggregates.get_key_value(key.as_slice()).map(|(shared, _)| Arc::clone(shared));
             let key = shared.unwrap_or_else(|| Arc::from(key));
-            *aggregates.entry(Arc::clone(&key)).or_default() += 1;
+            let aggregate = aggregates.entry(Arc::clone(&key)).or_insert(Aggregate { count: 0, first: of(&place) });
+            aggregate.count += 1;
+            aggregate.first = aggregate.first.min(of(&place));
             key
         });
         if let Some(topic) = &refused_by {
@@ -136,10 +151,10 @@ impl Parking {
         }
         self.count -= 1;
         if let Some(topic) = &seat.refused_by {
-            count_down(&mut self.refusing, topic.as_str());
+            count_down(&mut self.refusing, topic.as_str(), |count| count);
         }
         if let Some((aggregates, key)) = self.aggregates.get_mut(&row.0).zip(seat.key.as_ref()) {
-            count_down(aggregates, key);
+            count_down(aggregates, key, |aggregate| &mut aggregate.count);
         }
     }
 
@@ -184,12 +199,24 @@ impl Parking {
     }
 }
 
+/// Where an event is in the log.
+type Where = (Lsn, u64);
+
+/// That of this one, and the very beginning for one that was read from the table: it may be anywhere.
+fn of(place: &Place) -> Where {
+    if place.via == Via::Slot { (place.commit_lsn, place.index) } else { (Lsn::default(), 0) }
+}
+
 /// One less of `key`, which is gone with the last.
-fn count_down<K: Eq + Hash + Borrow<Q>, Q: Eq + Hash + ?Sized>(counts: &mut HashMap<K, usize>, key: &Q) {
-    if let Some(count) = counts.get_mut(key) {
+fn count_down<K: Eq + Hash + Borrow<Q>, Q: Eq + Hash + ?Sized, V>(
+    of: &mut HashMap<K, V>,
+    key: &Q,
+    count: fn(&mut V) -> &mut usize,
+) {
+    if let Some(count) = of.get_mut(key).map(count) {
         *count -= 1;
         if *count == 0 {
-            counts.remove(key);
+            of.remove(key);
         }
     }
 }
@@ -197,8 +224,6 @@ fn count_down<K: Eq + Hash + Borrow<Q>, Q: Eq + Hash + ?Sized>(counts: &mut Hash
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Via;
-    use crate::position::Lsn;
 
     const SLOT: Place = Place { commit_lsn: Lsn::new(100), index: 0, via: Via::Slot };
 
@@ -213,23 +238,41 @@ mod tests {
     #[test]
     fn an_aggregate_waits_until_the_last_of_its_events_goes() {
         let mut parking = Parking::default();
-        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a")));
+        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
         parking.park(waiting(0, 1, Some("a"))).unwrap();
         parking.park(waiting(0, 2, Some("a"))).unwrap();
         // It is on its way and read back at once.
         parking.park(waiting(0, 2, Some("a"))).unwrap();
         parking.park(waiting(0, 3, None)).unwrap();
-        assert!(parking.is_blocked(0, Some(b"a")) && parking.holds(&(0, vec![3]), &SLOT));
+        assert!(parking.is_blocked(0, Some(b"a"), &SLOT) && parking.holds(&(0, vec![3]), &SLOT));
         assert!(
-            !parking.is_blocked(1, Some(b"a")) && !parking.is_blocked(0, Some(b"b")) && !parking.is_blocked(0, None)
+            !parking.is_blocked(1, Some(b"a"), &SLOT)
+                && !parking.is_blocked(0, Some(b"b"), &SLOT)
+                && !parking.is_blocked(0, None, &SLOT)
         );
         parking.release(&waiting(0, 1, Some("a")));
         parking.release(&waiting(0, 1, Some("a")));
-        assert!(parking.is_blocked(0, Some(b"a")));
+        assert!(parking.is_blocked(0, Some(b"a"), &SLOT));
         parking.release(&waiting(0, 2, Some("a")));
-        assert!(!parking.is_blocked(0, Some(b"a")) && parking.is_any());
+        assert!(!parking.is_blocked(0, Some(b"a"), &SLOT) && parking.is_any());
         parking.release(&waiting(0, 3, None));
         assert_eq!((parking.is_any(), parking.count()), (false, 0));
+    }
+
+    #[test]
+    fn what_comes_again_from_before_all_that_wait_goes_before_them() {
+        use Via::{Slot, Table};
+        let mut parking = Parking::default();
+        let is_blocked = |parking: &Parking, of: &Waiting| parking.is_blocked(0, Some(b"a"), &of.place);
+        parking.park(at(200, 3, Slot)).unwrap();
+        parking.park(at(300, 0, Slot)).unwrap();
+        assert!(!is_blocked(&parking, &at(200, 2, Slot)) && !is_blocked(&parking, &at(100, 9, Slot)));
+        for later in [at(200, 3, Slot), at(200, 4, Slot), at(250, 0, Slot), at(400, 0, Slot), at(100, 0, Table)] {
+            assert!(is_blocked(&parking, &later), "{later:?}");
+        }
+        // What was read from the table may be of any time.
+        parking.park(Waiting { row: (0, vec![2]), ..at(500, 0, Table) }).unwrap();
+        assert!(is_blocked(&parking, &at(100, 0, Slot)));
     }
 
     #[test]
@@ -248,10 +291,10 @@ mod tests {
         parking.park(at(200, 0, Slot)).unwrap();
         assert_eq!(parking.count(), 2);
         parking.release(&at(100, 0, Slot));
-        assert!(parking.is_blocked(0, Some(b"a")) && holds(&parking, &at(200, 0, Slot)));
+        assert!(parking.is_blocked(0, Some(b"a"), &SLOT) && holds(&parking, &at(200, 0, Slot)));
         assert!(!holds(&parking, &at(100, 0, Slot)));
         parking.release(&at(200, 0, Slot));
-        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a")));
+        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
 
         // What was read from the table had committed by then.
         parking.park(at(500, 3, Table)).unwrap();
@@ -267,9 +310,9 @@ mod tests {
         parking.begin(vec![one.clone(), copy.clone()], vec![one.clone(), at(300, 0, Via::Slot)]);
         assert_eq!(parking.count(), 2, "the last was there when the copy was read");
         parking.release(&one);
-        assert!(parking.is_blocked(0, Some(b"a")));
+        assert!(parking.is_blocked(0, Some(b"a"), &SLOT));
         parking.release(&copy);
-        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a")));
+        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
     }
 
     #[test]
@@ -283,16 +326,20 @@ mod tests {
         let census = parking.census([(&under_way.row, &under_way.place)].into_iter());
         parking.park(later.clone()).unwrap();
         assert_eq!(parking.compare(census, std::slice::from_ref(&stays)), 1);
-        assert!(!parking.holds_row(&gone.row) && parking.is_blocked(0, Some(b"a")), "a later one waits");
+        assert!(!parking.holds_row(&gone.row) && parking.is_blocked(0, Some(b"a"), &SLOT), "a later one waits");
         assert!(parking.holds_row(&under_way.row) && parking.holds_row(&(0, vec![5])) && parking.count() == 4);
         // A session of before looked: nothing it says is news.
         assert_eq!(parking.compare(0, &[]), 0);
         let census = parking.census(std::iter::empty());
         assert_eq!(parking.compare(census, &[later, under_way]), 2);
-        assert!(!parking.is_blocked(0, Some(b"b")) && parking.is_blocked(0, Some(b"a")) && parking.count() == 2);
+        assert!(
+            !parking.is_blocked(0, Some(b"b"), &SLOT)
+                && parking.is_blocked(0, Some(b"a"), &SLOT)
+                && parking.count() == 2
+        );
         let census = parking.census(std::iter::empty());
         assert_eq!((parking.compare(census, &[]), parking.is_any()), (2, false));
-        assert!(!parking.is_blocked(0, Some(b"a")) && !parking.is_blocked(0, Some(b"c")));
+        assert!(!parking.is_blocked(0, Some(b"a"), &SLOT) && !parking.is_blocked(0, Some(b"c"), &SLOT));
         // What the table has another place of is the same event.
         parking.begin(vec![at(100, 0, Via::Slot)], Vec::new());
         let census = parking.census(std::iter::empty());
@@ -305,7 +352,9 @@ mod tests {
         let mut parking = Parking::default();
         let refused = |id| Waiting { refused_by: Some("orders".to_owned()), ..waiting(0, id, Some("a")) };
         parking.begin(vec![refused(1)], Vec::new());
-        assert!(parking.is_refusing("orders") && !parking.is_refusing("mail") && parking.is_blocked(0, Some(b"a")));
+        assert!(
+            parking.is_refusing("orders") && !parking.is_refusing("mail") && parking.is_blocked(0, Some(b"a"), &SLOT)
+        );
         parking.accepts("orders");
         assert!(!parking.is_refusing("orders"));
         parking.park(refused(2)).unwrap();
@@ -318,7 +367,7 @@ mod tests {
         parking.release(&waiting(0, 3, Some("a")));
         assert!(!parking.is_refusing("orders") && parking.is_any(), "they were dropped");
         parking.begin(Vec::new(), Vec::new());
-        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a")));
+        assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
     }
 
     #[test]

@@ -29,7 +29,7 @@ impl Parking {
         if self.holds(row, place) {
             return Some(Behind::Itself);
         }
-        if self.is_blocked(row.0, record.key) {
+        if self.is_blocked(row.0, record.key, place) {
             return Some(Behind::Aggregate);
         }
         self.is_refusing(record.topic).then_some(Behind::Topic)
