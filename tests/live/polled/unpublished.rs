@@ -128,7 +128,7 @@ fn an_exported_snapshot_is_what_is_read() {
     reading.end();
     assert_eq!(reading.ids(&only_ids("bare", ""), &Selection::of(Which::All)), set(["before", "after"]));
     let gone = reading.runtime.block_on(reading.reader.begin(Some("0'; --"), &[])).expect_err("no snapshot");
-    assert_eq!(gone.kind(), Kind::PostgresUnfit);
+    assert_eq!(gone.kind(), Kind::PostgresUnreachable);
     reading.end();
     assert!(reading.snapshot().xmax() > 0);
 }
