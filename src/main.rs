@@ -8,13 +8,18 @@ use walrelay::cli::output::{Failure, error_lines};
 use walrelay::cli::{Cli, run};
 use walrelay::error::{Error, Kind};
 
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     walrelay::failpoint::arm();
     let cli = Cli::parse();
     // Before librdkafka does: so OpenSSL registers no handler that frees its memory at exit, under the hands of threads that
     // have not ended.
     openssl_sys::init();
-    let outcome = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    // One thread for everything that waits: a reader on another one than the timer's is woken twice, per millisecond.
+    let outcome = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = runtime.block_on(run::dispatch(&cli.command));
             // What still runs in the background has nothing left to do that anybody waits for.

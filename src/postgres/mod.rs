@@ -5,7 +5,8 @@
 //! | [`fault`] | SQLSTATE, I/O and TLS errors to what the operator is told |
 //! | [`quote`] | names and texts on their way into SQL |
 //! | [`wire`] | bytes to protocol messages, within bounds |
-//! | [`tls`], [`transport`] | sockets, with and without encryption |
+//! | [`socket`] | a socket that may be left unwatched |
+//! | [`tls`], [`transport`] | byte streams, with and without encryption |
 //! | [`sql`] | a session for ordinary SQL |
 //! | [`session`] | a session in protocol messages: start-up, authentication, simple queries |
 //! | [`replication`] | a walsender session, up to the start of its stream |
@@ -14,6 +15,7 @@ pub mod fault;
 pub mod quote;
 pub mod replication;
 pub mod session;
+pub mod socket;
 pub mod sql;
 pub mod tls;
 pub mod transport;

@@ -164,7 +164,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
             if let Some(frame) = self.inbox.next().map_err(|error| fault::protocol(act, error))? {
                 return Ok((frame.tag, self.inbox.body(&frame).to_vec()));
             }
-            let filled = poll_fn(|cx| self.inbox.poll_fill(cx, &mut self.stream)).await;
+            let filled = poll_fn(|cx| self.inbox.poll_fill(cx, &mut self.stream, false)).await;
             if filled.map_err(|error| fault::io(act, &error))? == 0 {
                 return Err(fault::io(act, &io::ErrorKind::UnexpectedEof.into()));
             }

@@ -15,7 +15,8 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use crate::conninfo::{ChannelBinding, ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
-use crate::postgres::transport::{self, Login, Opened, Socket};
+use crate::postgres::socket::Socket;
+use crate::postgres::transport::{self, Login, Opened};
 
 /// What decides how values are written and how long a statement may wait, whatever role and database say.
 /// Settings this server does not know are left out by it.

@@ -13,16 +13,8 @@ use tokio_rustls::rustls::ClientConfig;
 use crate::conninfo::{ConnInfo, Host, Keepalive, SslMode, Target};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
+use crate::postgres::socket::{Socket, Unwatch, Watching};
 use crate::postgres::tls;
-
-/// A connected socket.
-#[derive(Debug)]
-pub enum Socket {
-    /// Over TCP.
-    Tcp(TcpStream),
-    /// Over a Unix socket.
-    Unix(UnixStream),
-}
 
 /// A byte stream to a server.
 #[derive(Debug)]
@@ -120,7 +112,7 @@ async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -
 
 async fn dial(info: &ConnInfo, target: &Target) -> io::Result<Socket> {
     let (name, address) = match (target.socket_path(), target.host()) {
-        (Some(path), _) => return UnixStream::connect(path).await.map(Socket::Unix),
+        (Some(path), _) => return UnixStream::connect(path).await.map(|stream| Socket::Unix(Watching::On(stream))),
         (None, Host::Tcp { name, address }) => (name.as_str(), *address),
         (None, Host::Unix(_)) => return Err(io::ErrorKind::InvalidInput.into()),
     };
@@ -134,7 +126,7 @@ async fn dial(info: &ConnInfo, target: &Target) -> io::Result<Socket> {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
                 keep_alive(&stream, info.keepalive())?;
-                return Ok(Socket::Tcp(stream));
+                return Ok(Socket::Tcp(Watching::On(stream)));
             }
             Err(error) => last = error,
         }
@@ -182,35 +174,17 @@ pub(super) fn answered(act: While<'_>, mode: SslMode, answer: u8) -> Result<bool
     }
 }
 
-impl AsyncRead for Socket {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Socket::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Socket::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Socket {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Socket::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Socket::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+impl Unwatch for Transport {
+    fn unwatch(&mut self) {
+        match self {
+            Transport::Plain(stream) => stream.unwatch(),
+            Transport::Tls(stream) => stream.get_mut().0.unwatch(),
         }
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Socket::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Socket::Unix(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Socket::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Socket::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
+    /// TLS gives a record at a time.
+    fn is_unwatched(&self) -> bool {
+        matches!(self, Transport::Plain(stream) if stream.is_unwatched())
     }
 }
 

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
 
 /// What is asked of the socket at once; the size of the buffer while messages are smaller.
-const READ_BYTES: usize = 256 * 1024;
+const READ_BYTES: usize = 2 << 20;
 /// Type and length.
 const HEADER_BYTES: usize = 5;
 /// Emptied buffers, with nothing large in them, after which the memory a large message took is given back.
@@ -70,6 +70,11 @@ impl Inbox {
         self.bytes.len()
     }
 
+    /// Bytes that arrived and were not taken.
+    pub fn buffered_bytes(&self) -> usize {
+        self.end.saturating_sub(self.start)
+    }
+
     /// Whether [`Inbox::poll_fill`] has somewhere to read to. False only while received messages are not taken.
     pub fn has_room(&self) -> bool {
         self.start > 0 || self.end < self.limit()
@@ -80,8 +85,14 @@ impl Inbox {
         self.bytes.get(self.start..self.end)?.get(..bytes)
     }
 
-    /// Reads what the socket has, as far as there is room. Zero bytes with room left is the end of the stream.
-    pub fn poll_fill<R: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, source: &mut R) -> Poll<io::Result<usize>> {
+    /// Reads what the socket has, as far as there is room; not again after a read that left some, if that is to be `once`.
+    /// Zero bytes with room left is the end of the stream.
+    pub fn poll_fill<R: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &mut R,
+        once: bool,
+    ) -> Poll<io::Result<usize>> {
         self.make_room();
         let mut received = 0;
         while let Some(room) = self.bytes.get_mut(self.end..).filter(|room| !room.is_empty()) {
@@ -89,8 +100,12 @@ impl Inbox {
             match Pin::new(&mut *source).poll_read(cx, &mut buffer) {
                 Poll::Ready(Ok(())) if buffer.filled().is_empty() => break,
                 Poll::Ready(Ok(())) => {
+                    let left = buffer.remaining() > 0;
                     received += buffer.filled().len();
                     self.end += buffer.filled().len();
+                    if once && left {
+                        break;
+                    }
                 }
                 // What was read before it is told first; the next read meets the same end.
                 Poll::Ready(Err(_)) | Poll::Pending if received > 0 => break,
@@ -243,7 +258,7 @@ mod tests {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         let mut total = 0;
         while !bytes.is_empty() && inbox.has_room() {
-            match inbox.poll_fill(&mut cx, &mut bytes) {
+            match inbox.poll_fill(&mut cx, &mut bytes, false) {
                 Poll::Ready(Ok(received)) => total += received,
                 Poll::Ready(Err(error)) => panic!("{error}"),
                 Poll::Pending => panic!("a slice is never pending"),
@@ -324,7 +339,7 @@ mod tests {
     #[test]
     fn what_nobody_takes_stops_being_read() {
         let mut inbox = Inbox::new(2000);
-        let small = frame(b'd', &[0; 95]).repeat(10_000);
+        let small = frame(b'd', &[0; 95]).repeat(30_000);
         let received = fill(&mut inbox, &small);
         assert_eq!(received, inbox.limit());
         assert!(!inbox.has_room());

@@ -20,6 +20,7 @@ use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
 
 mod again;
+mod alarm;
 mod at_table;
 pub mod backoff;
 mod batches;

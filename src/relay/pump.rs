@@ -24,6 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::relay::again::Again;
+use crate::relay::alarm::Alarm;
 use crate::relay::budget::Budget;
 use crate::relay::core::{Core, Taken};
 use crate::relay::jobs::{Done, Jobs};
@@ -86,6 +87,8 @@ enum Input {
     /// Kafka refuses us, and goes on doing so.
     Refused(Error),
     Socket(Result<Io>),
+    /// There is nothing more to be read just now.
+    Dry,
 }
 
 /// Why the loop is on its way out, and until when it waits for acks.
@@ -131,6 +134,7 @@ pub(super) async fn run(
         noticed: None,
         backlog: false,
         pace: Pace::new(now),
+        alarm: Alarm::new(),
         core,
         session,
         config,
@@ -199,12 +203,15 @@ struct Pump<'a> {
     /// Whether messages were left in the buffer for the next turn.
     backlog: bool,
     pace: Pace,
+    /// Ends a rest.
+    alarm: Alarm,
 }
 
 impl Pump<'_> {
     async fn run(&mut self) -> Result<Ended> {
         loop {
-            if let Err(error) = self.take_in() {
+            let gathers = self.gathers();
+            if !gathers && let Err(error) = self.take_in() {
                 self.halt(error)?;
             }
             let received = self.core.ledger().received().end_lsn;
@@ -213,8 +220,8 @@ impl Pump<'_> {
             }
             let now = Instant::now();
             self.look_for_stall(now);
-            let rests = self.pace.rests_until(now, self.core.counts().assembled).is_some();
-            self.core.look(now - self.epoch, self.backlog || rests);
+            let rest = self.pace.rests_until(now, self.core.counts().assembled);
+            self.core.look(now - self.epoch, self.backlog || gathers || rest.is_some());
             self.begin_jobs(now);
             let feedback = self.tell_server(now)?;
             if self.report.next <= now {
@@ -224,7 +231,11 @@ impl Pump<'_> {
             if let Some(leaving) = self.leaving.take_if(|leaving| leaving.until <= now || !left_over) {
                 return leaving.with;
             }
-            let input = self.next_input(self.wake_at(now, feedback)).await;
+            if self.backlog || rest.is_none() && self.pace.is_backlog() {
+                // Nothing in this loop may have to wait for anything, and everybody else shares the thread.
+                tokio::task::yield_now().await;
+            }
+            let input = self.next_input(self.wake_at(now, feedback), rest, gathers).await;
             self.pulse.beat()?;
             if let Input::Deliveries = input {
                 // On failure the producer is finished, and nothing that waits for it would come to an end.
@@ -278,6 +289,12 @@ impl Pump<'_> {
         }
         self.backlog = true;
         Ok(())
+    }
+
+    /// Whether what was read waits for more of it: fewer and larger heaps make fewer and larger batches for Kafka.
+    fn gathers(&mut self) -> bool {
+        let buffered = self.session.stream.buffered_bytes();
+        self.leaving.is_none() && !self.backlog && self.pace.gathers(Instant::now(), buffered)
     }
 
     /// Asks Kafka whether the producer is stuck, where nothing of what is in flight was acked for a while.
@@ -367,17 +384,26 @@ impl Pump<'_> {
         self.leaving.is_none() && self.core.has_room()
     }
 
-    /// Waits for whatever comes first; the order is in the module's documentation.
-    async fn next_input(&mut self, wake: Instant) -> Input {
+    /// Waits for whatever comes first, the end of a `rest` included; the order is in the module's documentation. While what
+    /// was read is gathered, that there is no more of it is news, too.
+    async fn next_input(&mut self, wake: Instant, rest: Option<Instant>, gathers: bool) -> Input {
         let room = self.reads();
-        let rests = self.pace.rests_until(Instant::now(), self.core.counts().assembled).is_some();
-        let (reads, backlog) = (room && !rests, room && self.backlog);
+        let (reads, backlog) = (room && rest.is_none(), room && self.backlog);
+        if !reads || self.pace.is_backlog() {
+            self.session.stream.unwatch();
+        }
+        if reads {
+            self.pace.ready(Instant::now());
+        }
+        // Where more is read in a moment, and there is room for it, deliveries can wait for that: one wake-up instead of many.
+        let delivers = reads || !room || !self.pace.is_backlog();
         let next_stop = if self.stop_heard { Stop::Now } else { Stop::Drain };
         tokio::select! {
             biased;
             () = self.stop.at_least(next_stop) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
-            () = self.core.next_deliveries(&mut self.deliveries) => Input::Deliveries,
+            () = self.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => Input::Clock,
+            () = self.core.next_deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
             done = self.jobs.next() => Input::Job(Box::new(done)),
             tried = self.retrying.next() => Input::Retried(tried),
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
@@ -385,6 +411,7 @@ impl Pump<'_> {
             connection = kafka_changed(&mut self.kafka) => Input::Kafka(connection),
             () = std::future::ready(()), if backlog => Input::Clock,
             io = self.session.stream.ready_io(reads) => Input::Socket(io),
+            () = std::future::ready(()), if gathers && rest.is_none() => Input::Dry,
         }
     }
 
@@ -394,10 +421,9 @@ impl Pump<'_> {
         let soon = now + RETRY_INTERVAL;
         let store = self.core.wake_at().map(|since| (self.epoch + since).max(soon));
         let retry = self.core.is_pending().then_some(soon);
-        let rest = self.pace.rests_until(now, self.core.counts().assembled);
         let leave = self.leaving.as_ref().map(|leaving| leaving.until);
         let due = feedback.min(self.report.next).min(self.jobs.wake_at().max(soon));
-        [store, retry, leave, rest].into_iter().flatten().fold(due, Instant::min)
+        [store, retry, leave].into_iter().flatten().fold(due, Instant::min)
     }
 }
 

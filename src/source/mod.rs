@@ -119,6 +119,9 @@ pub trait WalSource: Send {
     /// What the server reported, a message too large or malformed, or a setting it dropped.
     fn next(&mut self) -> Result<Option<WalMessage<'_>>>;
 
+    /// Bytes that arrived and were not taken: messages, and perhaps a part of one.
+    fn buffered_bytes(&self) -> usize;
+
     /// The highest LSN received on this connection.
     fn received(&self) -> Lsn;
 
@@ -142,6 +145,9 @@ pub trait WalSource: Send {
     /// As [`WalSource::fill`] and [`WalSource::flush_output`]. A failed write is told only after what the server sent
     /// before it, which may name the reason.
     fn ready_io(&mut self, read: bool) -> impl Future<Output = Result<Io>> + Send;
+
+    /// Nothing is to be read for a while: what arrives meanwhile wakes nobody.
+    fn unwatch(&mut self);
 
     /// Sends a last status and ends the stream, dropping what still arrives.
     ///

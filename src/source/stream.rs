@@ -16,6 +16,7 @@ use crate::position::Lsn;
 use crate::postgres::fault::{self as postgres_fault, While};
 use crate::postgres::replication::{WalSession, check_parameter};
 use crate::postgres::session::{reported, unexpected};
+use crate::postgres::socket::Unwatch;
 use crate::postgres::transport::Transport;
 use crate::postgres::wire::{Frame, FrameError, Inbox, parameter_status};
 use crate::source::frame::{self, DATA_OVERHEAD_BYTES, STATUS_FRAME_BYTES};
@@ -64,7 +65,7 @@ struct Outbox {
     asks_for_reply: bool,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
+impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     /// Starts streaming the session's slot. Messages of more than `max_message_bytes` will be refused.
     ///
     /// # Errors
@@ -94,7 +95,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
         if !self.inbox.has_room() {
             return Poll::Ready(Ok(0));
         }
-        self.inbox.poll_fill(cx, &mut self.stream).map(|filled| match filled {
+        let once = self.stream.is_unwatched();
+        self.inbox.poll_fill(cx, &mut self.stream, once).map(|filled| match filled {
             Ok(0) => Err(match self.write_error.take() {
                 Some(error) => fault::connection(&self.slot, &error),
                 None => fault::closed(&self.slot),
@@ -200,7 +202,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalStream<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSource for WalStream<S> {
+impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalSource for WalStream<S> {
     async fn fill(&mut self) -> Result<usize> {
         poll_fn(|cx| self.poll_fill(cx)).await
     }
@@ -232,6 +234,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSource for WalStream<S> {
         Ok(Some(message))
     }
 
+    fn buffered_bytes(&self) -> usize {
+        self.inbox.buffered_bytes()
+    }
+
     fn received(&self) -> Lsn {
         self.received
     }
@@ -257,6 +263,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSource for WalStream<S> {
 
     async fn ready_io(&mut self, read: bool) -> Result<Io> {
         poll_fn(|cx| self.poll_io(cx, read)).await
+    }
+
+    fn unwatch(&mut self) {
+        self.stream.unwatch();
     }
 
     async fn finish(mut self, last: Status, deadline: Instant) -> Result<()> {

@@ -151,6 +151,8 @@ pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
                 left.remove(&partition);
                 continue;
             }
+            // A broker that goes away: the client finds the next leader by itself.
+            Err(KafkaError::MessageConsumption(RDKafkaErrorCode::BrokerTransportFailure)) => continue,
             Err(error) => panic!("{topic}: {error}"),
         };
         let end = ends.iter().find(|(partition, _, _)| *partition == message.partition());

@@ -29,6 +29,10 @@ impl Pump<'_> {
                 Ok(())
             }
             Input::Clock | Input::Deliveries => Ok(()),
+            Input::Dry => {
+                self.pace.dry();
+                Ok(())
+            }
             Input::Job(done) => self.job_done(*done).await,
             Input::Retried(tried) => {
                 self.retrying.count(&self.telemetry.metrics);
@@ -48,7 +52,10 @@ impl Pump<'_> {
                 Err(error)
             }
             Input::Socket(result) => {
-                let read = result?.received_bytes;
+                let read = match result {
+                    Ok(io) => io.received_bytes,
+                    Err(error) => return Err(self.last_read(error)),
+                };
                 if read > 0 {
                     self.report.received_bytes += read as u64;
                     let now = Instant::now();
@@ -181,6 +188,17 @@ impl Pump<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What was read before the connection failed is taken in as far as there is room: the server may have said why.
+    fn last_read(&mut self, error: Error) -> Error {
+        loop {
+            match self.take_in() {
+                Err(better) => return better,
+                Ok(()) if self.backlog => {}
+                Ok(()) => return error,
+            }
+        }
     }
 
     /// The slot keeps this much log.

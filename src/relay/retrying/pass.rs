@@ -37,7 +37,7 @@ const UNREADABLE: &str = "see it with walrelay parked list; what is in its row o
 pub(super) struct Pass<'a> {
     of: &'a Of,
     marker: &'a Marker,
-    stored: &'a Stored,
+    stored: Stored,
     tell: UnboundedSender<Tried>,
     /// Events that were sent, and dropped.
     sent: u64,
@@ -54,10 +54,7 @@ enum Trouble {
 }
 
 impl<'a> Pass<'a> {
-    pub(super) fn new(
-        (of, marker, stored): (&'a Of, &'a Marker, &'a Stored),
-        tell: UnboundedSender<Tried>,
-    ) -> Pass<'a> {
+    pub(super) fn new((of, marker, stored): (&'a Of, &'a Marker, Stored), tell: UnboundedSender<Tried>) -> Pass<'a> {
         Pass { of, marker, stored, tell, sent: 0, dropped: 0 }
     }
 
@@ -66,7 +63,8 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// What concerns all: Kafka, or the session.
     pub(super) async fn run(&mut self, summary: &mut Summary, census: Option<u64>) -> Result<()> {
-        let mut line = Line::new((&self.of.config, self.stored), self.of.beside.as_ref());
+        let (of, stored) = (self.of, self.stored.clone());
+        let mut line = Line::new((&of.config, &stored), of.beside.as_ref());
         let ended = self.go(&mut line, summary, census).await;
         (summary.sent, summary.dropped) = (self.sent, self.dropped);
         line.end().await;
@@ -86,23 +84,34 @@ impl<'a> Pass<'a> {
         let resting = self.of.memory().resting(began);
         let mut due = self.marker.due(HEADS_MAX, &resting).await?;
         summary.looked = began.elapsed();
-        // What something stood in the way of comes last: it may take its time again.
-        due.sort_by_cached_key(|head| self.of.memory().was_hindered(head.id));
         let mut looked = Instant::now();
-        for mut head in due {
-            if began.elapsed() > LONG && self.of.memory().was_hindered(head.id) {
-                break;
+        loop {
+            let sent = self.sent;
+            // What something stood in the way of comes last: it may take its time again.
+            due.sort_by_cached_key(|head| self.of.memory().was_hindered(head.id));
+            for mut head in due {
+                if began.elapsed() > LONG && self.of.memory().was_hindered(head.id) {
+                    break;
+                }
+                // A try may take long, and whoever asks for a drop waits for it.
+                if looked.elapsed() > LOOK_INTERVAL {
+                    self.drop_asked(Instant::now() + LOOK_INTERVAL).await?;
+                    looked = Instant::now();
+                }
+                if let Err(trouble) = self.aggregate(line, &mut head).await {
+                    self.hindered(&head, trouble).await?;
+                }
             }
-            // A try may take long, and whoever asks for a drop waits for it.
-            if looked.elapsed() > LOOK_INTERVAL {
-                self.drop_asked(Instant::now() + LOOK_INTERVAL).await?;
-                looked = Instant::now();
+            // What came to wait meanwhile finds a producer that is ready: a new one takes half a second, and writers who
+            // are faster than that would never be caught up with.
+            if self.sent == sent || began.elapsed() > LONG {
+                return Ok(());
             }
-            if let Err(trouble) = self.aggregate(line, &mut head).await {
-                self.hindered(&head, trouble).await?;
-            }
+            let newest = self.of.known.borrow().clone();
+            self.stored = newest.unwrap_or_else(|| self.stored.clone());
+            let resting = self.of.memory().resting(Instant::now());
+            due = self.marker.due(HEADS_MAX, &resting).await?;
         }
-        Ok(())
     }
 
     /// What was being taken from the table when its session was lost, or its pass was given up, and is gone, is done.
@@ -317,7 +326,7 @@ impl<'a> Pass<'a> {
         let of =
             |held: &Held| self.of.memory().how(held.id, (&held.event.row, held.event.place), &held.version).cloned();
         let first = held.first().and_then(of);
-        let goes = |held: &&Held| !held.is_dropped && is_stored(held.event.place, self.stored) && of(held) == first;
+        let goes = |held: &&Held| !held.is_dropped && is_stored(held.event.place, &self.stored) && of(held) == first;
         held.truncate(held.iter().take_while(goes).count());
         Ok(held)
     }

@@ -11,6 +11,14 @@ use crate::postgres::session::fake::{FakeServer, message, pipe, report};
 const SETTINGS: [(&str, &str); 4] =
     [("client_encoding", "UTF8"), ("DateStyle", "ISO, MDY"), ("TimeZone", "UTC"), ("IntervalStyle", "postgres")];
 
+impl Unwatch for DuplexStream {
+    fn unwatch(&mut self) {}
+
+    fn is_unwatched(&self) -> bool {
+        false
+    }
+}
+
 fn config() -> SourceConfig {
     let database = ConnInfo::parse(Some("host=h user=u dbname=d options='-c a=b'"), &|_| None).unwrap();
     SourceConfig::sample(database, "orders", "My \"Pub", 1000)
