@@ -29,6 +29,10 @@ pub(crate) fn write(results: &Path, page: &Path) {
     let machine: Vec<String> = machine.iter().map(|(name, value)| format!("| {name} | {value} |\n")).collect();
     text = text.replace("{{machine}}\n", &format!("| | |\n|---|---|\n{}", machine.concat()));
     text = text.replace("{{peers}}\n", &peers());
+    // Of what was not measured there is no plot.
+    let plot = |line: &str| Some(line.strip_prefix("![")?.split_once("](")?.1.strip_suffix(')')?.to_owned());
+    let there = |line: &&str| plot(line).is_none_or(|file| page.join(file).exists());
+    let text: String = text.lines().filter(there).flat_map(|line| [line, "\n"]).collect();
     std::fs::write(page.join("benchmarks.md"), text).expect("the page");
 }
 

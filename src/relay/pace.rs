@@ -1,8 +1,8 @@
 //! How soon to read again. The walsender sends each row by itself, and for each transaction of somebody else's it may send
 //! a keepalive: waking a sleeping reader for every one of them costs both sides more than what is read.
 //!
-//! - Reads that follow each other at once mean a backlog: the next one waits for a millisecond, and gets more for less.
-//!   That goes on while it gets much; where it does not, the rest was not worth its latency.
+//! - Reads that follow each other at once mean a backlog: the next one waits for half a millisecond, and gets more for
+//!   less. That goes on while it gets much; where it does not, the rest was not worth its latency.
 //! - Read after read of a little without an event means a busy neighbour: the next one waits for longer. The first event ends
 //!   that.
 //!
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 /// What is there this soon after somebody was ready to read it came at once.
 const AT_ONCE: Duration = Duration::from_micros(300);
-/// So many reads in a row that came at once mean a backlog: at 2,000 events a second that is one in a hundred.
+/// So many reads in a row that came at once mean a backlog: by chance, at 2,000 events a second, that happens to one in 500.
 const BACKLOG: u32 = 8;
 /// How long the next read then waits: latency where there is a backlog, and nothing elsewhere. A Unix socket holds 160 rows
 /// by default, which a walsender takes some 700 µs for; it should not have to wait.
