@@ -95,8 +95,8 @@ fn to_kafka(lab: &Lab, seat: &Seat, who: Contestant, rate: u64, seconds: u64, ru
     // Whoever confirms late is waited for, which is no part of the time that CPU is a share of.
     let (confirmed, elapsed_ms, relay_ms) = std::thread::scope(|scope| {
         let during = Duration::from_secs(seconds).saturating_sub(Duration::from_secs(1));
-        let (url, slot) = (lab.postgres.url(DATABASE), seat.slot.clone());
-        let confirmed = scope.spawn(move || confirmations(&url, &slot, during));
+        let (url, slot) = (lab.postgres.url(DATABASE), &seat.slot);
+        let confirmed = scope.spawn(move || confirmations(&url, slot, during));
         load.wait();
         let elapsed_ms = began.elapsed().as_secs_f64() * 1_000.0;
         walsender.look(walsender.pid);

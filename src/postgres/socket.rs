@@ -95,11 +95,10 @@ where
     }
 
     fn watched(&mut self) -> io::Result<Pin<&mut W>> {
-        if let Watching::Off(_) = self
-            && let Watching::Off(bare) = std::mem::replace(self, Watching::Lost)
-        {
-            *self = Watching::On(W::take_up(bare)?);
-        }
+        *self = match std::mem::replace(self, Watching::Lost) {
+            Watching::Off(bare) => Watching::On(W::take_up(bare)?),
+            other @ (Watching::On(_) | Watching::Lost) => other,
+        };
         match self {
             Watching::On(stream) => Ok(Pin::new(stream)),
             Watching::Off(_) | Watching::Lost => Err(io::ErrorKind::NotConnected.into()),

@@ -1,7 +1,5 @@
 //! A clock that rings within a part of a millisecond, which is as close as Tokio's timers come.
 
-use std::future::poll_fn;
-
 use tokio::time::Instant;
 
 /// Rings once after it was set. Where the system has nothing better it is Tokio's own timer.
@@ -26,7 +24,7 @@ impl Alarm {
         #[cfg(target_os = "linux")]
         if let Some(timer) = &mut self.0
             && timer.set(until.saturating_duration_since(Instant::now())).is_ok()
-            && poll_fn(|cx| timer.poll_rung(cx)).await.is_ok()
+            && timer.rung().await.is_ok()
         {
             return;
         }
@@ -38,7 +36,6 @@ impl Alarm {
 mod linux {
     use std::io;
     use std::os::fd::OwnedFd;
-    use std::task::{Context, Poll, ready};
     use std::time::Duration;
 
     use rustix::time::{
@@ -67,15 +64,15 @@ mod linux {
             Ok(())
         }
 
-        pub(super) fn poll_rung(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        pub(super) async fn rung(&self) -> io::Result<()> {
             loop {
-                let mut guard = ready!(self.0.poll_read_ready(cx))?;
+                let mut guard = self.0.readable().await?;
                 let read = rustix::io::read(self.0.get_ref(), &mut [0; 8]);
                 // It rings once, so there is nothing more to hear in any case.
                 guard.clear_ready();
                 match read {
                     Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                    read => return Poll::Ready(read.map(|_| ()).map_err(io::Error::from)),
+                    read => return read.map(|_| ()).map_err(io::Error::from),
                 }
             }
         }

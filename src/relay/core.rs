@@ -17,6 +17,7 @@ use crate::relay::delivered_before::{DeliveredBefore, Tail};
 pub use crate::relay::outlet::{Counts, Setup};
 use crate::relay::outlet::{Outlet, RowId, contradiction};
 use crate::relay::poison::Poison;
+use crate::relay::retrying::Tried;
 use crate::relay::transaction::Transaction;
 use crate::sink::{Delivery, Sink};
 use crate::snapshot::Snapshot;
@@ -375,19 +376,14 @@ impl<S: Sink> Core<S> {
         self.outlet.set_waiting(waiting);
     }
 
-    /// See [`Outlet::released`].
-    pub fn released(&mut self, released: &[Waiting], accepting: &[String]) {
-        self.outlet.released(released, accepting);
+    /// See [`Outlet::tried`].
+    pub(super) fn tried(&mut self, tried: &Tried) {
+        self.outlet.tried(tried);
     }
 
     /// See [`Outlet::census`].
     pub fn census(&self) -> u64 {
         self.outlet.census()
-    }
-
-    /// See [`Outlet::compare_waiting`].
-    pub fn compare_waiting(&mut self, census: u64, table: &[Waiting]) {
-        self.outlet.compare_waiting(census, table);
     }
 
     /// See [`Outlet::waiting`].

@@ -103,12 +103,9 @@ impl Pace {
     /// Whether these bytes, which were read and not dealt with yet, wait for more. To be told of [`Pace::dry`], the caller
     /// looks whether there is more each time a rest is over.
     pub(super) fn gathers(&mut self, now: Instant, buffered_bytes: usize) -> bool {
-        if !self.is_backlog() || buffered_bytes == 0 || buffered_bytes >= HEAP_BYTES {
-            self.gathers_since = None;
-            return false;
-        }
         let since = *self.gathers_since.get_or_insert(now);
-        let gathers = now.duration_since(since) < HEAP_WITHIN;
+        let is_small = (1..HEAP_BYTES).contains(&buffered_bytes);
+        let gathers = self.is_backlog() && is_small && now.duration_since(since) < HEAP_WITHIN;
         if !gathers {
             self.gathers_since = None;
         }

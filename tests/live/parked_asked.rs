@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::parked_hard::{all_is_well, emit_large, open, parked, relay, retry, world};
+use super::parked_hard::{all_is_well, asked_for_while_held, emit_large, open, parked, relay, world};
 use crate::support::relay::{Relay, RelayCommand};
 use crate::support::sql::Sql;
 use crate::support::wait::eventually;
@@ -63,11 +63,7 @@ fn a_retry_that_is_asked_for_once_the_cause_is_gone_is_made_although_the_last_co
     let world = world();
     let (sql, holder) = (world.sql(), world.sql());
     let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");
-    let held = emit_large(&sql, &world, "held");
-    let status = || sql.text(&format!("select status from outbox where id = '{held}'"));
-    eventually("it waits", ARRIVAL, status, |status| status == "tried 1");
-    holder.run(&format!("begin; select from outbox where id = '{held}' for update"));
-    retry(&world);
+    asked_for_while_held(&world, (&sql, &holder));
     eventually("it cannot be noted", ARRIVAL, || relay.log(), |log| log.contains("is held up"));
     open(&world);
     holder.run("rollback");

@@ -70,6 +70,16 @@ fn records(world: &World, aggregate: &str) -> usize {
     world.records(0).iter().filter(|record| record.key_text() == aggregate).count()
 }
 
+/// One whose topic does not take it yet waits, its row is locked by the second session, and a try of it is asked for.
+pub(super) fn asked_for_while_held(world: &World, (sql, holder): (&Sql, &Sql)) -> String {
+    let held = emit_large(sql, world, "held");
+    let status = || sql.text(&format!("select status from outbox where id = '{held}'"));
+    eventually("it waits", ARRIVAL, status, |status| status == "tried 1");
+    holder.run(&format!("begin; select from outbox where id = '{held}' for update"));
+    retry(world);
+    held
+}
+
 /// Everything came once and in order, is marked, and the relay leaves in order.
 #[track_caller]
 pub(super) fn all_is_well(world: &World, relay: &mut Relay) {
@@ -177,11 +187,8 @@ fn a_try_that_failed_and_could_not_be_noted_is_noted_later_and_not_made_again() 
     let world = world();
     let (sql, holder) = (world.sql(), world.sql());
     let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");
-    let held = emit_large(&sql, &world, "held");
+    let held = asked_for_while_held(&world, (&sql, &holder));
     let status = || sql.text(&format!("select status from outbox where id = '{held}'"));
-    eventually("it waits", ARRIVAL, status, |status| status == "tried 1");
-    holder.run(&format!("begin; select from outbox where id = '{held}' for update"));
-    retry(&world);
     let count = |words: &str| relay.log().matches(words).count();
     eventually("it is tried", ARRIVAL, || count("an event that waits failed again"), |count| *count == 1);
     eventually("a person is told", ARRIVAL, || count(HELD_UP), |count| *count == 1);

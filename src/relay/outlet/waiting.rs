@@ -8,6 +8,7 @@ use super::{Outlet, no_such_outbox};
 use crate::error::{Disposition, Error, Result};
 use crate::event::{Event, Place, Shown, Via};
 use crate::relay::poison::EventId;
+use crate::relay::retrying::Tried;
 use crate::route::{OwnedRecord, Record};
 use crate::sink::{Sink, Ticket};
 use crate::upkeep::parked::{Parked, Waiting};
@@ -51,24 +52,27 @@ impl<S: Sink> Outlet<S> {
         })
     }
 
-    /// For [`Outlet::compare_waiting`] with what is read of the table from now on.
+    /// For [`Tried::table`], with what is read of the table from now on.
     pub fn census(&self) -> u64 {
         self.parking.census(self.under_way().map(|event| (&event.row, &event.place)))
     }
 
     /// What was in the table after this census: whatever else was counted in it waits no more. It was taken away by a pass
     /// that could not say so, by another relay, or by hand.
-    pub fn compare_waiting(&mut self, census: u64, table: &[Waiting]) {
+    fn compare_waiting(&mut self, census: u64, table: &[Waiting]) {
         let gone = self.parking.compare(census, table);
         if gone > 0 {
             tracing::info!(slot = %self.slot, events = gone, "events that waited are in walrelay.parked no more; what was behind them goes on");
         }
     }
 
-    /// These wait no more, and these topics take records.
-    pub fn released(&mut self, released: &[Waiting], accepting: &[String]) {
+    /// Some events wait no more, some topics take records, and the table was looked at.
+    pub(in crate::relay) fn tried(&mut self, Tried { released, accepting, table }: &Tried) {
         accepting.iter().for_each(|topic| self.parking.accepts(topic));
         released.iter().for_each(|waiting| self.parking.release(waiting));
+        if let Some((census, table)) = table {
+            self.compare_waiting(*census, table);
+        }
     }
 
     /// How many events wait.

@@ -36,10 +36,7 @@ impl Pump<'_> {
             Input::Job(done) => self.job_done(*done).await,
             Input::Retried(tried) => {
                 self.retrying.count(&self.telemetry.metrics);
-                self.core.released(&tried.released, &tried.accepting);
-                if let Some((census, table)) = &tried.table {
-                    self.core.compare_waiting(*census, table);
-                }
+                self.core.tried(&tried);
                 Ok(())
             }
             Input::Control(end) => self.control_ended(end),

@@ -13,10 +13,7 @@ impl Reading<'_> {
     /// seen pending before it was marked is not to be published again.
     pub(in crate::relay) async fn retry_waiting(&mut self) {
         while let Some(tried) = at_once(self.retrying.next()).await {
-            self.outlet.released(&tried.released, &tried.accepting);
-            if let Some((census, table)) = &tried.table {
-                self.outlet.compare_waiting(*census, table);
-            }
+            self.outlet.tried(&tried);
         }
         self.retrying.begin_due(self.outlet.waiting(), || self.outlet.census(), Instant::now());
     }

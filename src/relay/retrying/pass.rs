@@ -80,13 +80,12 @@ impl<'a> Pass<'a> {
         }
         self.drop_asked(Instant::now() + DROPS).await?;
         self.ask_for_pending().await?;
-        let began = Instant::now();
-        let resting = self.of.memory().resting(began);
-        let mut due = self.marker.due(HEADS_MAX, &resting).await?;
-        summary.looked = began.elapsed();
-        let mut looked = Instant::now();
+        let (began, mut looked) = (Instant::now(), Instant::now());
         loop {
-            let sent = self.sent;
+            let (looks, sent) = (Instant::now(), self.sent);
+            let resting = self.of.memory().resting(looks);
+            let mut due = self.marker.due(HEADS_MAX, &resting).await?;
+            summary.looked = looks.elapsed();
             // What something stood in the way of comes last: it may take its time again.
             due.sort_by_cached_key(|head| self.of.memory().was_hindered(head.id));
             for mut head in due {
@@ -107,10 +106,9 @@ impl<'a> Pass<'a> {
             if self.sent == sent || began.elapsed() > LONG {
                 return Ok(());
             }
-            let newest = self.of.known.borrow().clone();
-            self.stored = newest.unwrap_or_else(|| self.stored.clone());
-            let resting = self.of.memory().resting(Instant::now());
-            due = self.marker.due(HEADS_MAX, &resting).await?;
+            if let Some(newest) = &*self.of.known.borrow() {
+                self.stored.clone_from(newest);
+            }
         }
     }
 
