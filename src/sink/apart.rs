@@ -7,17 +7,15 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::producer::{Producer as _, PurgeConfig, ThreadedProducer};
+use rdkafka::producer::{Producer as _, PurgeConfig};
 
 use super::Ticket;
 use super::context::Context;
 use super::kafka::for_librdkafka;
 use super::options::Options;
-use super::placement::Placement;
+use super::polled::Polled;
 use super::producer::Inner;
 use crate::route::Record;
-
-type Client = ThreadedProducer<Context, Placement>;
 
 /// The producer beside the sink's own: made with the first record for it, and there until that one ends.
 pub(super) struct Apart(Mutex<State>);
@@ -25,7 +23,7 @@ pub(super) struct Apart(Mutex<State>);
 enum State {
     /// What it will be made of.
     Unused(Box<(Context, Options)>),
-    Made(Client),
+    Made(Polled),
     /// It could not be made.
     Failed,
 }
@@ -56,12 +54,12 @@ impl Inner {
             && let State::Unused(of) = std::mem::replace(&mut *state, State::Failed)
         {
             let (context, options) = *of;
-            *state = State::Made(options.client.create_with_context(context)?);
+            *state = State::Made(Polled::new(&options.client, context)?);
         }
         let State::Made(client) = &*state else {
             return Err(KafkaError::MessageProduction(RDKafkaErrorCode::Fail));
         };
         client.context().placement.expect(None, hash);
-        self.counted(|| client.send(record).map_err(|(error, _)| error))
+        self.counted(|| client.send(record))
     }
 }

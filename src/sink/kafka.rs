@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, Producer as _};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -18,6 +18,7 @@ use super::faults::{self, Subject};
 use super::opening::{Openings, Release, Waiting};
 use super::options::Options;
 use super::placement::{Placement, hash};
+use super::polled::Polled;
 use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
 use super::transaction::{Transaction, Transactional};
 use super::{Delivery, EnqueueError, Sink, Ticket};
@@ -101,8 +102,7 @@ impl KafkaSink {
         let apart = Apart::new(context(true), options.clone().apart());
         let context = context(false);
         drop(suspicion);
-        let client: ThreadedProducer<Context, Placement> =
-            options.client.create_with_context(context).map_err(|error| options.creation_error(&error))?;
+        let client = Polled::new(&options.client, context).map_err(|error| options.creation_error(&error))?;
         let (gone, transaction) = (watch::Sender::new(()), of.map(Transaction::new));
         let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone, transaction, apart });
         let weak = Arc::downgrade(&inner);

@@ -12,6 +12,7 @@
 //! | `context` | librdkafka's callbacks, on its polling thread |
 //! | `apart` | records that may be refused, through a producer beside the other |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
+//! | `polled` | a producer with the thread that takes its reports |
 //! | [`producer`] | the producer's life, and a handle on it for the position |
 //! | `denied` | which topic a transaction failed for |
 //! | `transaction`, `doubt` | records and the position behind them, visible together; who may write, and who no more |
@@ -32,6 +33,7 @@ pub mod kafka;
 mod opening;
 pub mod options;
 mod placement;
+mod polled;
 pub mod producer;
 pub mod properties;
 pub(crate) mod reading;

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig};
 use tokio::sync::{oneshot, watch};
 
 use super::apart::Apart;
 use super::connection::{Connection, Tracker};
-use super::context::{Context, Shared, code};
+use super::context::{Shared, code};
 use super::faults::{self, Subject};
-use super::placement::Placement;
+use super::polled::Polled;
 use super::transaction::Transaction;
 use crate::error::{Error, Kind, Result};
 
@@ -32,7 +32,7 @@ const FIRST_SLICE: Duration = Duration::from_millis(500);
 
 /// librdkafka's producer and what belongs to it.
 pub(super) struct Inner {
-    pub(super) client: ThreadedProducer<Context, Placement>,
+    pub(super) client: Polled,
     pub(super) shared: Arc<Shared>,
     pub(super) tracker: Arc<Tracker>,
     pub(super) closing: Arc<AtomicBool>,
@@ -49,7 +49,7 @@ impl Inner {
     /// Hands one record to librdkafka, which copies it.
     pub(super) fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
         self.begin_transaction()?;
-        self.counted(|| self.client.send(record).map_err(|(error, _)| error))
+        self.counted(|| self.client.send(record))
     }
 
     /// A record is counted first: its report can come before `send` returns.
