@@ -3,8 +3,8 @@
 //!
 //! - Reads that follow each other at once mean a backlog: the next one waits for half a millisecond, and gets more for
 //!   less. That goes on while it gets much; where it does not, the rest was not worth its latency.
-//! - Read after read of a little without an event means a busy neighbour: the next one waits for longer. The first event ends
-//!   that.
+//! - Read after read of a little without an event means a busy neighbour: the next one waits for longer, and for longer still
+//!   once the outbox has been idle for a while. The first event ends that.
 //!
 //! What comes meanwhile waits in the socket. What was read is dealt with at once, but for a backlog: of that, a heap is
 //! gathered first.
@@ -29,13 +29,20 @@ const HEAP_BYTES: usize = 1 << 20;
 const HEAP_WITHIN: Duration = Duration::from_millis(20);
 /// So many reads in a row without an event mean that only others are busy.
 const CHATTER: u32 = 20;
-/// What lies between two of them at most.
+/// How long each of them is waited for at most.
 const CHATTER_WITHIN: Duration = Duration::from_millis(20);
 /// As much as a keepalive or an empty transaction of each of some dozens. More is a backlog of what is known already.
 const CHATTER_BYTES: usize = 8 * 1024;
 /// How long the next read then waits: a hundred wake-ups a second are some tenths of a percent of a core. An event that
 /// comes meanwhile, the first after many keepalives, is that much later.
 const CHATTER_REST: Duration = Duration::from_millis(8);
+/// After so long without an event an outbox is idle, and the next read waits for longer still.
+const IDLE_AFTER: Duration = Duration::from_secs(10);
+/// Twenty wake-ups a second, and what an event after ten seconds without one may be late.
+const IDLE_REST: Duration = Duration::from_millis(50);
+/// Some 130 keepalives. A Unix socket holds 160, and a walsender that finds it full falls behind the busy neighbour: where a
+/// rest brought more than this, the next one is a short one.
+const IDLE_BYTES: usize = 3 * 1024;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -52,6 +59,9 @@ pub(super) struct Pace {
     /// Events there had been before the last read, and how many reads in a row brought none.
     events: u64,
     idle_reads: u32,
+    /// When it was found that there had been an event, and what was read last.
+    event_at: Instant,
+    last_bytes: usize,
 }
 
 impl Pace {
@@ -64,6 +74,8 @@ impl Pace {
             gathers_since: None,
             events: 0,
             idle_reads: 0,
+            event_at: now,
+            last_bytes: 0,
         }
     }
 
@@ -74,18 +86,21 @@ impl Pace {
 
     /// `bytes` were read. What was read before had `events` in all.
     pub(super) fn read(&mut self, now: Instant, bytes: usize, events: u64) {
-        let chatters =
-            events == self.events && now.duration_since(self.last_read) < CHATTER_WITHIN && bytes < CHATTER_BYTES;
-        self.idle_reads = if chatters { self.idle_reads.saturating_add(1) } else { 0 };
         let waited = now.duration_since(self.ready_since.take().unwrap_or(now));
+        if events != self.events {
+            self.event_at = now;
+        }
+        let chatters = events == self.events && waited < CHATTER_WITHIN && bytes < CHATTER_BYTES;
+        self.idle_reads = if chatters { self.idle_reads.saturating_add(1) } else { 0 };
         let vain = std::mem::take(&mut self.rested) && bytes < WORTH_BYTES;
         self.at_once = if waited < AT_ONCE && !vain { self.at_once.saturating_add(1) } else { 0 };
-        (self.events, self.last_read) = (events, now);
+        (self.events, self.last_read, self.last_bytes) = (events, now, bytes);
     }
 
     /// Until when the next read waits, if it does; `events` is what there are by now.
     pub(super) fn rests_until(&mut self, now: Instant, events: u64) -> Option<Instant> {
         let rest = match self.idle_reads >= CHATTER && events == self.events {
+            true if self.last_bytes < IDLE_BYTES && self.last_read - self.event_at >= IDLE_AFTER => IDLE_REST,
             true => CHATTER_REST,
             false if self.is_backlog() => REST,
             false => return None,
@@ -214,6 +229,25 @@ mod tests {
         now += MS;
         pace.read(now, 300, 7);
         assert_eq!(pace.rests_until(now, 8), None);
+    }
+
+    #[test]
+    fn an_idle_outbox_beside_a_busy_table_is_looked_at_twenty_times_a_second() {
+        let mut now = Instant::now();
+        let mut pace = Pace::new(now);
+        let apart = Duration::from_micros(500);
+        while now.duration_since(pace.event_at) < IDLE_AFTER {
+            reads(&mut pace, &mut now, 1, apart, (23, |_| 7));
+        }
+        let took = reads(&mut pace, &mut now, 20, apart, (23 * 100, |_| 7));
+        assert!(took >= 990 * MS, "{took:?}");
+        // A neighbour that fills a small buffer meanwhile is not kept waiting.
+        let took = reads(&mut pace, &mut now, 20, apart, (IDLE_BYTES, |_| 7));
+        assert!(took < 190 * MS, "{took:?}");
+        // After an event it is as if nothing had been.
+        reads(&mut pace, &mut now, CHATTER + 1, apart, (23, |_| 8));
+        let took = reads(&mut pace, &mut now, 20, apart, (23, |_| 8));
+        assert!(took < 190 * MS, "{took:?}");
     }
 
     #[test]
