@@ -26,7 +26,7 @@ fn main() -> ExitCode {
             runtime.shutdown_background();
             outcome
         }
-        Err(error) => Err(Error::new(Kind::Prerequisite, format!("no threads to be had: {error}")).into()),
+        Err(error) => Err(Error::new(Kind::Prerequisite, format!("the system gives no timer or poll: {error}")).into()),
     };
     match outcome {
         Ok(()) | Err(Failure::PipeClosed) => ExitCode::SUCCESS,

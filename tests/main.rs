@@ -34,6 +34,7 @@
 //! | [`live::column_kinds`] | columns of every kind as key, header, value and member, byte for byte |
 //! | [`live::bad_input`] | rows no record can be made of, tables no events can be read from: one line names them |
 //! | [`live::cloudevents`] | what the documentation shows is read by the official SDK of another language |
+//! | [`live::unread`] | P7, P10: outputs that nobody reads any more, or that cannot be written |
 //! | [`live::upkeep`] | rows marked, deleted and cleaned up, and a column added, with others at work |
 //!
 //! Environment: `WALRELAY_TEST_SEED`, `WALRELAY_TEST_BROKERS`, `WALRELAY_TEST_DATABASE_URL` (a superuser's),

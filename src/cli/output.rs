@@ -12,7 +12,7 @@ use crate::error::{Error, Kind};
 pub enum Failure {
     /// It failed, and says why.
     Error(Error),
-    /// Nobody reads its output any more, as in `walrelay status | head -1`: not a fault.
+    /// Nobody reads its output any more, as in `walrelay status --watch | head -1`: not a fault.
     PipeClosed,
 }
 
@@ -25,11 +25,23 @@ impl From<Error> for Failure {
 /// The result of a command.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
-/// Prints `text` as it is to standard output.
+/// Prints `text` as it is to standard output. Where nobody reads that any more, nothing happens: what else a command is there
+/// for, and its exit code, are as they would have been.
 ///
 /// # Errors
-/// [`Failure::PipeClosed`], or [`Kind::Prerequisite`] where it cannot be written, as on a full disk.
+/// [`Kind::Prerequisite`] where it cannot be written, as on a full disk.
 pub fn print(text: &str) -> Outcome {
+    match print_to_reader(text) {
+        Err(Failure::PipeClosed) => Ok(()),
+        printed => printed,
+    }
+}
+
+/// The same for a command that is there for nothing else, and has no end of its own.
+///
+/// # Errors
+/// As [`print()`], and [`Failure::PipeClosed`].
+pub fn print_to_reader(text: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     written.map_err(|error| {

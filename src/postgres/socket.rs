@@ -36,8 +36,8 @@ pub enum Watching<W: Watched> {
     On(W),
     /// It does not. The socket does not block either way.
     Off(W::Bare),
-    /// It is closed, for the runtime would not take it or let it go.
-    Lost,
+    /// It is closed, for the runtime would not take it or let it go. Why is told once.
+    Lost(Option<io::Error>),
 }
 
 /// A socket of the runtime, which can be had without it.
@@ -88,20 +88,21 @@ where
     for<'a> &'a W::Bare: Read + Write,
 {
     fn unwatch(&mut self) {
-        *self = match std::mem::replace(self, Watching::Lost) {
-            Watching::On(stream) => stream.let_go().map_or(Watching::Lost, Watching::Off),
-            other @ (Watching::Off(_) | Watching::Lost) => other,
+        *self = match std::mem::replace(self, Watching::Lost(None)) {
+            Watching::On(stream) => stream.let_go().map_or_else(|error| Watching::Lost(Some(error)), Watching::Off),
+            other @ (Watching::Off(_) | Watching::Lost(_)) => other,
         };
     }
 
     fn watched(&mut self) -> io::Result<Pin<&mut W>> {
-        *self = match std::mem::replace(self, Watching::Lost) {
+        *self = match std::mem::replace(self, Watching::Lost(None)) {
             Watching::Off(bare) => Watching::On(W::take_up(bare)?),
-            other @ (Watching::On(_) | Watching::Lost) => other,
+            other @ (Watching::On(_) | Watching::Lost(_)) => other,
         };
         match self {
             Watching::On(stream) => Ok(Pin::new(stream)),
-            Watching::Off(_) | Watching::Lost => Err(io::ErrorKind::NotConnected.into()),
+            Watching::Lost(error) => Err(error.take().unwrap_or_else(|| io::ErrorKind::NotConnected.into())),
+            Watching::Off(_) => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 

@@ -248,11 +248,12 @@ impl Pump<'_> {
 
     /// Takes in what was read, as far as there is room (P4).
     fn take_in(&mut self) -> Result<()> {
+        // Also where intake has ended: nothing of what is left is for the next turn.
+        self.backlog = false;
         self.core.retry_pending()?;
         if self.leaving.is_some() {
             return Ok(());
         }
-        self.backlog = false;
         for _ in 0..MESSAGES_PER_TURN {
             if !self.core.has_room() {
                 return Ok(());
@@ -291,10 +292,11 @@ impl Pump<'_> {
         Ok(())
     }
 
-    /// Whether what was read waits for more of it: fewer and larger heaps make fewer and larger batches for Kafka.
+    /// Whether what was read waits for more of it: fewer and larger heaps make fewer and larger batches for Kafka. Not where
+    /// there is no room for more: that the socket is dry could not be told then.
     fn gathers(&mut self) -> bool {
         let buffered = self.session.stream.buffered_bytes();
-        self.leaving.is_none() && !self.backlog && self.pace.gathers(Instant::now(), buffered)
+        self.reads() && !self.backlog && self.pace.gathers(Instant::now(), buffered)
     }
 
     /// Asks Kafka whether the producer is stuck, where nothing of what is in flight was acked for a while.

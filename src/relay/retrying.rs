@@ -14,7 +14,7 @@ mod line;
 mod memory;
 mod pass;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -96,6 +96,8 @@ struct Of {
     beside: Option<Beside>,
     /// Theirs alone: a lock that is waited for in it holds up neither marks nor positions.
     session: Mutex<Option<Marker>>,
+    /// Whether the pass is to end with what it is at.
+    ends: AtomicBool,
 }
 
 /// A pass. Ends with whoever holds it.
@@ -115,7 +117,13 @@ impl Retrying {
     /// `beside`, where the loop has a pulse.
     pub(super) fn new(config: &Config, known: &Known, beside: Option<Beside>) -> Retrying {
         let now = Instant::now();
-        let of = Of { config: config.clone(), known: Arc::clone(known), beside, session: Mutex::default() };
+        let of = Of {
+            config: config.clone(),
+            known: Arc::clone(known),
+            beside,
+            session: Mutex::default(),
+            ends: AtomicBool::default(),
+        };
         let is_used = of.memory().is_any_leaving();
         Retrying { of: Arc::new(of), pass: None, next_pass: now, next_census: now + CENSUS_SOON, told: false, is_used }
     }
@@ -146,8 +154,9 @@ impl Retrying {
         }
     }
 
-    /// The session ends, and slot or lease are still ours: a pass gets a moment.
+    /// The session ends, and slot or lease are still ours: a pass gets a moment for what it is at, and there is no other.
     pub(super) async fn finish(&mut self) {
+        self.of.ends.store(true, Ordering::Relaxed);
         let ending = async {
             while self.pass.is_some() {
                 self.next().await;
@@ -236,6 +245,10 @@ impl Of {
             *session = Some(marker);
         }
         ended
+    }
+
+    fn ends(&self) -> bool {
+        self.ends.load(Ordering::Relaxed)
     }
 
     /// What this process remembers. Never held while anything is waited for.

@@ -90,12 +90,12 @@ pub fn on_signals() -> Result<StopSignal> {
                 _ = interrupt.recv() => "SIGINT",
             };
             let stop = if stopper.asked() == Stop::No { Stop::Drain } else { Stop::Now };
+            stopper.ask(stop);
             if stop == Stop::Drain {
                 tracing::info!(signal = name, "stopping: waiting for acks; a second signal leaves at once");
             } else {
                 tracing::warn!(signal = name, "leaving at once");
             }
-            stopper.ask(stop);
         }
     });
     Ok(stop_signal)

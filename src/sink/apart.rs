@@ -54,7 +54,7 @@ impl Inner {
             && let State::Unused(of) = std::mem::replace(&mut *state, State::Failed)
         {
             let (context, options) = *of;
-            *state = State::Made(Polled::new(&options.client, context)?);
+            *state = State::Made(Polled::new(&options.client, context, false)?);
         }
         let State::Made(client) = &*state else {
             return Err(KafkaError::MessageProduction(RDKafkaErrorCode::Fail));

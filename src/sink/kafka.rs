@@ -102,7 +102,8 @@ impl KafkaSink {
         let apart = Apart::new(context(true), options.clone().apart());
         let context = context(false);
         drop(suspicion);
-        let client = Polled::new(&options.client, context).map_err(|error| options.creation_error(&error))?;
+        let client =
+            Polled::new(&options.client, context, of.is_some()).map_err(|error| options.creation_error(&error))?;
         let (gone, transaction) = (watch::Sender::new(()), of.map(Transaction::new));
         let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone, transaction, apart });
         let weak = Arc::downgrade(&inner);

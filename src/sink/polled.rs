@@ -2,7 +2,8 @@
 //!
 //! `rdkafka`'s own `ThreadedProducer` polls for 100 ms at a time whether or not anything is on its way, and asks the clock
 //! without a pause for the last millisecond of each: a hundredth of a core, idle or not. Here nothing is polled while nothing
-//! is on its way.
+//! is on its way, but for a producer with transactions: what it says of a connection that broke under a commit has to be heard
+//! before the next transaction begins (see `doubt`), and after the acks nothing counts as on its way.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use super::context::Context;
 use super::placement::Placement;
 
-/// How long reports are waited for in one go: what dropping the producer may wait for.
-const POLL: Duration = Duration::from_millis(200);
+/// How long reports are waited for in one go, which nothing interrupts. Dropping the producer waits for the end of it.
+const POLL: Duration = Duration::from_millis(100);
 /// How often it is looked for errors of a client that has no record on its way.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -33,13 +34,14 @@ pub(super) struct Polled {
 }
 
 impl Polled {
-    pub(super) fn new(config: &ClientConfig, context: Context) -> Result<Polled, KafkaError> {
+    /// `always`: whether it is polled although nothing is on its way.
+    pub(super) fn new(config: &ClientConfig, context: Context, always: bool) -> Result<Polled, KafkaError> {
         let client: Arc<Client> = Arc::new(config.create_with_context(context)?);
         let ends = Arc::new(AtomicBool::new(false));
         let (polled, told) = (Arc::clone(&client), Arc::clone(&ends));
         let thread = thread::Builder::new()
             .name("kafka-poll".to_owned())
-            .spawn(move || poll(&polled, &told))
+            .spawn(move || poll(&polled, always, &told))
             .map_err(|error| KafkaError::ClientCreation(format!("no thread can be started: {error}")))?;
         Ok(Polled { client, ends, thread: Some(thread) })
     }
@@ -75,10 +77,10 @@ impl Drop for Polled {
 }
 
 /// A wake-up before the look at what is on its way is not lost: it ends the next wait at once.
-fn poll(client: &Client, ends: &AtomicBool) {
+fn poll(client: &Client, always: bool, ends: &AtomicBool) {
     while !ends.load(Ordering::Relaxed) {
         // Errors and whatever else librdkafka has to say are counted among them once they are there.
-        if client.in_flight_count() > 0 {
+        if always || client.in_flight_count() > 0 {
             client.poll(POLL);
         } else {
             thread::park_timeout(LOOK);

@@ -22,6 +22,9 @@ const VALUE_BYTES_MAX: usize = 4096;
 /// Starts logging to standard error for the whole process. `filter` is `tracing`'s filter syntax, such as `info` or
 /// `walrelay=debug,rdkafka=warn`. Colours only on a terminal.
 ///
+/// A line that cannot be written, for nobody reads it any more or the disk is full, is lost, and nothing else happens: a report
+/// of that would go the same way, and a panic with it would end the relay.
+///
 /// # Errors
 /// [`Kind::Config`] where `filter` cannot be read; [`Kind::Bug`] where logging was started before.
 pub fn init(json: bool, filter: &str) -> Result<()> {
@@ -49,6 +52,7 @@ where
         .with_env_filter(filter)
         .with_writer(writer)
         .with_timer(UtcTime)
+        .log_internal_errors(false)
         .json()
         .flatten_event(true)
         .with_current_span(false)
@@ -74,6 +78,7 @@ where
         .with_writer(writer)
         .with_ansi(ansi)
         .with_timer(UtcTime)
+        .log_internal_errors(false)
         .fmt_fields(fields)
         .finish()
 }

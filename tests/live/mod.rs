@@ -43,5 +43,6 @@ mod suggested;
 mod teams;
 mod tls;
 mod topics;
+mod unread;
 mod upkeep;
 mod verify;

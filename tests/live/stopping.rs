@@ -110,3 +110,32 @@ fn a_stop_while_postgres_is_down_waits_for_the_acks_of_what_is_in_flight() {
     let _relay = world.relay();
     world.assert_all_delivered();
 }
+
+/// P10: what is left of a heap when intake ends is nobody's turn any more.
+#[test]
+fn a_stop_in_the_middle_of_a_heap_whose_stream_is_cut_ends_at_its_deadline() {
+    let world = World::new();
+    let (proxy, brokers) = Kafka::shared().behind_proxy();
+    let command = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "6s");
+    // The loop stands still in a backlog while the signal comes and the stream is cut.
+    let mut relay = command.variable("FAILPOINTS", "received=3000*off->1*sleep(3000)->off").start();
+    relay.wait_ready();
+    let sql = world.sql();
+    world.emit(&sql, "a");
+    world.wait_confirmed(ARRIVAL);
+    proxy.blackhole(Way::Down);
+    let kind = world.kind(0);
+    sql.run(&format!("select emit('{kind}', 'b-' || n % 7, 10) from generate_series(1, 20000) n"));
+    let slot = |column: &str| format!("select {column} from pg_replication_slots where slot_name = '{}'", world.name);
+    let sent = format!(
+        "select sent_lsn - '0/0' >= {} from pg_stat_replication where pid = ({})",
+        world.wal(),
+        slot("active_pid")
+    );
+    eventually("all is sent", ARRIVAL, || sql.text(&sent), |sent| sent == "true");
+    relay.process.signal("TERM");
+    sql.run(&format!("select pg_terminate_backend(({}))", slot("active_pid")));
+    assert_eq!(relay.wait_exit(Duration::from_secs(25)), Some(SHUTDOWN_TIMEOUT), "{}", relay.log());
+    let _relay = world.relay();
+    world.assert_all_delivered();
+}

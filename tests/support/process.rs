@@ -100,10 +100,22 @@ impl Drop for Process {
 
 /// Runs a command to its end and gives what it wrote; panics with what it wrote so far if that takes too long.
 #[track_caller]
-pub(crate) fn output_of(mut command: Command, deadline: Duration) -> Output {
+pub(crate) fn output_of(command: Command, deadline: Duration) -> Output {
+    output_to(command, Stdio::piped(), deadline)
+}
+
+/// The same of one whose standard output is a pipe that nobody reads any more.
+#[track_caller]
+pub(crate) fn unread_output_of(command: Command, deadline: Duration) -> Output {
+    let (_, unread) = std::io::pipe().expect("a pipe");
+    output_to(command, unread.into(), deadline)
+}
+
+#[track_caller]
+fn output_to(mut command: Command, stdout: Stdio, deadline: Duration) -> Output {
     let caller = Location::caller();
     let program = command.get_program().to_owned();
-    let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let started = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn();
     let mut child = started.unwrap_or_else(|error| panic!("{} did not start: {error}", program.display()));
     guardian::watch(child.id());
     let (out, err) = (all_of(child.stdout.take()), all_of(child.stderr.take()));

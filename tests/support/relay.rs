@@ -3,13 +3,13 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::panic::Location;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::guardian::run_directory;
-use super::process::{Process, output_of};
+use super::process::{Process, output_of, unread_output_of};
 use super::servers::free_port;
 use super::wait;
 
@@ -81,6 +81,12 @@ impl RelayCommand {
         output_of(self.command(), COMMAND_DEADLINE)
     }
 
+    /// The same with a standard output that nobody reads any more.
+    #[track_caller]
+    pub(crate) fn unread_output(&self) -> Output {
+        unread_output_of(self.command(), COMMAND_DEADLINE)
+    }
+
     /// Runs it to its end; panics with its words unless it succeeds.
     #[track_caller]
     pub(crate) fn succeed(&self) -> String {
@@ -92,11 +98,16 @@ impl RelayCommand {
 
     /// Starts it; a relay has HTTP on a free port.
     pub(crate) fn start(&self) -> Relay {
+        self.start_with_log(&fresh_path("log"))
+    }
+
+    /// The same with both outputs appended to `log`.
+    pub(crate) fn start_with_log(&self, log: &Path) -> Relay {
         let port = free_port();
         let is_relay = self.arguments.first().is_some_and(|command| command == "run");
         let http = |command: RelayCommand| command.option("--http", &format!("127.0.0.1:{port}"));
         let command = if is_relay { http(self.clone()) } else { self.clone() };
-        let process = Process::start("walrelay", command.command(), &fresh_path("log"));
+        let process = Process::start("walrelay", command.command(), log);
         Relay { process, port }
     }
 }

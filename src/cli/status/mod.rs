@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::cli::StatusArgs;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_line};
+use crate::cli::output::{Outcome, note, print_line, print_to_reader};
 use crate::cli::session::{Session, column};
 use crate::cli::sql;
 use crate::clock::now_us;
@@ -58,11 +58,12 @@ pub async fn status(args: &StatusArgs) -> Outcome {
     loop {
         tick.tick().await;
         let report = read(&session, &slot, &limits, &mut looks).await?;
-        match (redraw, args.json) {
-            (true, _) => print(&format!("{REDRAW}{}\n\n{}", clock(), report.table()))?,
-            (false, true) => print_line(report.json()?)?,
-            (false, false) => print_line(format_args!("time={} {}", clock(), report.line()))?,
-        }
+        let seen = match (redraw, args.json) {
+            (true, _) => format!("{REDRAW}{}\n\n{}", clock(), report.table()),
+            (false, true) => format!("{}\n", report.json()?),
+            (false, false) => format!("time={} {}\n", clock(), report.line()),
+        };
+        print_to_reader(&seen)?;
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use super::SEND_TIMEOUT;
@@ -27,7 +28,7 @@ pub(super) struct Line<'a> {
     next: u64,
     /// By outbox: what its records are made with.
     routes: HashMap<usize, (OutboxConfig, Router)>,
-    /// Topics that refused a record in this pass, and what they said.
+    /// Topics that refused a record in this round, and what they said.
     refusing: HashMap<String, Error>,
 }
 
@@ -68,6 +69,11 @@ impl<'a> Line<'a> {
     pub(super) fn new((config, stored): (&'a Config, &'a Stored), beside: Option<&'a Beside>) -> Line<'a> {
         let (routes, refusing) = (HashMap::new(), HashMap::new());
         Line { config, stored, beside, sink: None, next: 0, routes, refusing }
+    }
+
+    /// From here on it is up to the topics again.
+    pub(super) fn forget_refusals(&mut self) {
+        self.refusing.clear();
     }
 
     pub(super) fn item(&self, held: &Held) -> Item {
@@ -149,7 +155,12 @@ impl<'a> Line<'a> {
         let until = Instant::now() + SEND_TIMEOUT;
         let mut sink = match self.sink.take() {
             Some(sink) => sink,
-            None => KafkaSink::connect(&self.config.kafka)?,
+            None => {
+                let config = self.config.kafka.clone();
+                // Files are read for it, and everybody else shares the thread.
+                let made = spawn_blocking(move || KafkaSink::connect(&config)).await;
+                made.map_err(|error| Error::new(Kind::Bug, error))??
+            }
         };
         if let Some(beside) = self.beside {
             beside.guard(Some(sink.producer()));

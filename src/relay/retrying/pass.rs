@@ -78,17 +78,23 @@ impl<'a> Pass<'a> {
             self.of.known.dropped.fetch_add(self.marker.take_dropped(), Ordering::Relaxed);
             self.tell(Tried { table: Some((census, table)), ..Tried::default() });
         }
-        self.drop_asked(Instant::now() + DROPS).await?;
-        self.ask_for_pending().await?;
-        let (began, mut looked) = (Instant::now(), Instant::now());
+        let began = Instant::now();
         loop {
+            self.drop_asked(Instant::now() + DROPS).await?;
+            self.ask_for_pending().await?;
+            // Who has mended a topic and asks for a try wants one.
+            line.forget_refusals();
             let (looks, sent) = (Instant::now(), self.sent);
+            let mut looked = looks;
             let resting = self.of.memory().resting(looks);
             let mut due = self.marker.due(HEADS_MAX, &resting).await?;
             summary.looked = looks.elapsed();
             // What something stood in the way of comes last: it may take its time again.
             due.sort_by_cached_key(|head| self.of.memory().was_hindered(head.id));
             for mut head in due {
+                if self.of.ends() {
+                    return Ok(());
+                }
                 if began.elapsed() > LONG && self.of.memory().was_hindered(head.id) {
                     break;
                 }
@@ -106,8 +112,10 @@ impl<'a> Pass<'a> {
             if self.sent == sent || began.elapsed() > LONG {
                 return Ok(());
             }
-            if let Some(newest) = &*self.of.known.borrow() {
-                self.stored.clone_from(newest);
+            match &*self.of.known.borrow() {
+                Some(newest) => self.stored.clone_from(newest),
+                // Slot or lease is ours no more.
+                None => return Ok(()),
             }
         }
     }
