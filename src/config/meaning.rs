@@ -22,6 +22,8 @@ use crate::secret::Secret;
 pub(super) const IDENTIFIER_BYTES_MAX: usize = 63;
 /// Longest topic name Kafka takes.
 pub(super) const TOPIC_BYTES_MAX: usize = 249;
+/// What a broker's address may begin with.
+const BROKER_PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
 /// Properties that are `kafka.brokers` by another name.
 const BROKERS_PROPERTIES: &[&str] = &["bootstrap.servers", "metadata.broker.list"];
 
@@ -201,7 +203,19 @@ impl Settings {
                     .remedy(format!("remove it and set {}", setting::BROKERS.how_to_set())));
             }
         }
-        let host_and_port = |broker: &str| !broker.trim().is_empty() && !broker.trim().contains(char::is_whitespace);
+        let host_and_port = |broker: &str| {
+            // librdkafka takes a protocol in front, and means by it what security.protocol says.
+            let address = match broker.trim().split_once("://") {
+                Some((protocol, address))
+                    if BROKER_PROTOCOLS.iter().any(|known| known.eq_ignore_ascii_case(protocol)) =>
+                {
+                    address
+                }
+                Some(_) => "",
+                None => broker.trim(),
+            };
+            !address.is_empty() && !address.contains(char::is_whitespace)
+        };
         let brokers = self.checked(&setting::BROKERS, "HOST:PORT, or several with commas between", |text| {
             text.split(',').all(host_and_port)
         })?;
@@ -450,6 +464,20 @@ mod tests {
             error.cause(),
             "w.toml:5: bootstrap.servers is what walrelay calls kafka.brokers, and kafka.brokers is set too"
         );
+    }
+
+    #[test]
+    fn a_broker_is_no_page_of_the_web() {
+        for (brokers, fits) in [
+            ("b:9092, c:9092", true),
+            ("SASL_SSL://b:9092,c", true),
+            ("http://b:9092", false),
+            ("b:9092,ssl://", false),
+            ("b:9092,,c:9092", false),
+        ] {
+            let config = settings(&LEAST.replace("b:9092", brokers)).config(false);
+            assert_eq!(config.is_ok(), fits, "{brokers}");
+        }
     }
 
     #[test]

@@ -161,9 +161,9 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
                 .to_owned()
         }
         ("28000", _) => {
-            "check that pg_hba.conf has a line for this role, database and address (not one for the keyword replication), \
-             and what it asks for: hostssl needs sslmode=require or stricter, cert and clientcert need sslcert and \
-             sslkey; and that the role may log in: ALTER ROLE … LOGIN"
+            "check that the role exists and may log in (CREATE ROLE … LOGIN REPLICATION, ALTER ROLE … LOGIN), that pg_hba.conf \
+             has a line for this role, database and address (not one for the keyword replication), and what that asks for: \
+             hostssl needs sslmode=require or stricter, cert and clientcert need sslcert and sslkey"
                 .to_owned()
         }
         ("3D000" | "57P04", _) => "check the name of the database".to_owned(),
