@@ -112,6 +112,8 @@ struct Relay {
     life: Option<Life>,
     /// Sessions so far.
     sessions: u64,
+    /// Whether topics may have what comes again: an earlier process was killed, or this one stood still.
+    is_in_doubt: bool,
     /// Server and timeline of the last session.
     served: Option<ServerIdentity>,
     /// What the operator was warned of: once, not at each try.
@@ -171,6 +173,7 @@ impl Relay {
             backoff: Backoff::new(fastrand::Rng::new()),
             life: None,
             sessions: 0,
+            is_in_doubt: true,
             served: None,
             warned: HashSet::new(),
             failing: None,
@@ -251,6 +254,7 @@ impl Relay {
     /// From connecting to Postgres until the connection, the producer or the relay ends.
     async fn one_session(&mut self, stop: &mut StopSignal) -> Result<Ended> {
         let given_up = self.pulse.take_given_up();
+        self.is_in_doubt |= given_up;
         if self.is_transactional() {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
@@ -317,7 +321,7 @@ impl Relay {
         core.set_origin(&session.server().system_identifier, session.server().timeline);
         core.set_catalog(std::mem::take(&mut session.table_oids), std::mem::take(&mut session.base_types));
         core.set_waiting(std::mem::take(&mut session.waiting));
-        if self.sessions == 1 {
+        if std::mem::take(&mut self.is_in_doubt) {
             self.expect_again(&mut core, &session);
         }
         self.recovered(session.start_position());
@@ -373,7 +377,7 @@ impl Relay {
         Ok(Box::new(core))
     }
 
-    /// What an earlier process published and did not store comes again.
+    /// What an earlier process published and did not store comes again, or what this one had sent when it stood still.
     fn expect_again(&self, core: &mut Core<KafkaSink>, session: &Session) {
         // What is committed with its position does not come again.
         if !self.config.delivery.reads_tails || self.is_transactional() {

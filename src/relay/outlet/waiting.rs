@@ -52,7 +52,7 @@ impl<S: Sink> Outlet<S> {
         })
     }
 
-    /// For [`Tried::table`], with what is read of the table from now on.
+    /// For the comparison with what is read of the table from now on.
     pub fn census(&self) -> u64 {
         self.parking.census(self.under_way().map(|event| (&event.row, &event.place)))
     }
