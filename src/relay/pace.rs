@@ -59,8 +59,8 @@ pub(super) struct Pace {
     /// Events there had been before the last read, and how many reads in a row brought none.
     events: u64,
     idle_reads: u32,
-    /// When it was found that there had been an event, and what was read last.
-    event_at: Instant,
+    /// Events there are, and since when there are so many.
+    newest: (u64, Instant),
     last_bytes: usize,
 }
 
@@ -74,7 +74,7 @@ impl Pace {
             gathers_since: None,
             events: 0,
             idle_reads: 0,
-            event_at: now,
+            newest: (0, now),
             last_bytes: 0,
         }
     }
@@ -87,9 +87,6 @@ impl Pace {
     /// `bytes` were read. What was read before had `events` in all.
     pub(super) fn read(&mut self, now: Instant, bytes: usize, events: u64) {
         let waited = now.duration_since(self.ready_since.take().unwrap_or(now));
-        if events != self.events {
-            self.event_at = now;
-        }
         let chatters = events == self.events && waited < CHATTER_WITHIN && bytes < CHATTER_BYTES;
         self.idle_reads = if chatters { self.idle_reads.saturating_add(1) } else { 0 };
         let vain = std::mem::take(&mut self.rested) && bytes < WORTH_BYTES;
@@ -99,8 +96,12 @@ impl Pace {
 
     /// Until when the next read waits, if it does; `events` is what there are by now.
     pub(super) fn rests_until(&mut self, now: Instant, events: u64) -> Option<Instant> {
+        if events != self.newest.0 {
+            self.newest = (events, now);
+        }
+        let is_idle = self.last_bytes < IDLE_BYTES && self.last_read.duration_since(self.newest.1) >= IDLE_AFTER;
         let rest = match self.idle_reads >= CHATTER && events == self.events {
-            true if self.last_bytes < IDLE_BYTES && self.last_read - self.event_at >= IDLE_AFTER => IDLE_REST,
+            true if is_idle => IDLE_REST,
             true => CHATTER_REST,
             false if self.is_backlog() => REST,
             false => return None,
@@ -236,9 +237,10 @@ mod tests {
         let mut now = Instant::now();
         let mut pace = Pace::new(now);
         let apart = Duration::from_micros(500);
-        while now.duration_since(pace.event_at) < IDLE_AFTER {
-            reads(&mut pace, &mut now, 1, apart, (23, |_| 7));
-        }
+        // The first event, and a while in which there is nothing to be read at all.
+        assert_eq!(pace.rests_until(now, 7), None);
+        now += IDLE_AFTER;
+        reads(&mut pace, &mut now, CHATTER + 1, apart, (23, |_| 7));
         let took = reads(&mut pace, &mut now, 20, apart, (23 * 100, |_| 7));
         assert!(took >= 990 * MS, "{took:?}");
         // A neighbour that fills a small buffer meanwhile is not kept waiting.
