@@ -108,8 +108,10 @@ impl Contestant {
                     .option("--database-url", &url)
                     .option("--brokers", lab.brokers())
                     .option("--publication", &seat.publication)
-                    .option("--table", &seat.table)
                     .config_file(&format!("[route]\ntopic_prefix = {:?}\n{settings}", seat.prefix));
+                // Settings with outboxes of their own name their tables there.
+                let command =
+                    if settings.contains("[[outbox]]") { command } else { command.option("--table", &seat.table) };
                 Running::Relay(
                     options.iter().fold(command, |command, (name, value)| command.option(name, value)).start(),
                 )

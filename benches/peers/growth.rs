@@ -92,7 +92,9 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     let start = |(number, seat): (usize, &Seat)| {
         let publication = format!("parts_{count}_{number}");
         let seat = Seat { prefix: first.prefix.clone(), publication, ..seat.clone() };
-        Contestant::start(WALRELAY, lab, &seat, "", &[])
+        let outbox = |part: usize| format!("[[outbox]]\ntable = \"public.outbox_{part}\"\n");
+        let outboxes: String = (number..PARTS).step_by(count).map(outbox).collect();
+        Contestant::start(WALRELAY, lab, &seat, &outboxes, &[])
     };
     let mut relays: Vec<_> = seats.iter().enumerate().map(start).collect();
     let mut walsenders = vec![Watched::default(); count];
