@@ -103,15 +103,14 @@ impl Contestant {
                     Way::Tcp => lab.postgres.url(DATABASE),
                     Way::Socket => lab.postgres.url_by_socket(DATABASE),
                 };
+                let outboxes: String =
+                    seat.tables.iter().map(|table| format!("[[outbox]]\ntable = {table:?}\n")).collect();
                 let command = RelayCommand::new("run")
                     .option("--slot", &seat.slot)
                     .option("--database-url", &url)
                     .option("--brokers", lab.brokers())
                     .option("--publication", &seat.publication)
-                    .config_file(&format!("[route]\ntopic_prefix = {:?}\n{settings}", seat.prefix));
-                // Settings with outboxes of their own name their tables there.
-                let command =
-                    if settings.contains("[[outbox]]") { command } else { command.option("--table", &seat.table) };
+                    .config_file(&format!("[route]\ntopic_prefix = {:?}\n{settings}\n{outboxes}", seat.prefix));
                 Running::Relay(
                     options.iter().fold(command, |command, (name, value)| command.option(name, value)).start(),
                 )
@@ -129,7 +128,7 @@ fn peer(kind: &str, lab: &Lab, seat: &Seat) -> Process {
     let (host, port) = address.rsplit_once(':').expect("host and port");
     command.env("PEER_DIR", &seat.directory).env("PEER_SLOT", &seat.slot).env("PEER_PUBLICATION", &seat.publication);
     command.env("PEER_HOST", host).env("PEER_PORT", port).env("PEER_USER", "postgres").env("PEER_PASSWORD", "");
-    command.env("PEER_DATABASE", DATABASE).env("PEER_TABLE", &seat.table).env("PEER_BROKERS", lab.brokers());
+    command.env("PEER_DATABASE", DATABASE).env("PEER_TABLE", seat.tables.join(",")).env("PEER_BROKERS", lab.brokers());
     command.env("PEER_TOPIC", format!("{}${{routedByValue}}", seat.prefix));
     command.env("PEER_HTTP_PORT", free_port().to_string());
     Process::start(kind, command, &seat.directory.join("log"))

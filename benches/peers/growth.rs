@@ -65,10 +65,9 @@ fn slots(asked: &Asked, found: &mut dyn FnMut(Run)) {
     load::procedure(&lab.sql);
     for slots in [1, 2, PARTS] {
         for slot in 0..slots {
-            let tables: Vec<String> = (slot..PARTS).step_by(slots).map(|part| format!("outbox_{part}")).collect();
             lab.sql.run(&format!(
                 "create publication parts_{slots}_{slot} for table {} with (publish = 'insert')",
-                tables.join(", ")
+                parts_of(slot, slots).join(", ")
             ));
         }
     }
@@ -83,6 +82,11 @@ fn slots(asked: &Asked, found: &mut dyn FnMut(Run)) {
     }
 }
 
+/// The partitions that one of so many slots has.
+fn parts_of(slot: usize, slots: usize) -> Vec<String> {
+    (slot..PARTS).step_by(slots).map(|part| format!("public.outbox_{part}")).collect()
+}
+
 /// One relay for each of `count` slots, all into one topic.
 fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     let seats: Vec<Seat> = (0..count).map(|_| lab.seat(Some(TEMPLATE))).collect();
@@ -91,10 +95,9 @@ fn side_by_side(lab: &Lab, count: usize, run: Run) -> Run {
     let began = Instant::now();
     let start = |(number, seat): (usize, &Seat)| {
         let publication = format!("parts_{count}_{number}");
-        let seat = Seat { prefix: first.prefix.clone(), publication, ..seat.clone() };
-        let outbox = |part: usize| format!("[[outbox]]\ntable = \"public.outbox_{part}\"\n");
-        let outboxes: String = (number..PARTS).step_by(count).map(outbox).collect();
-        Contestant::start(WALRELAY, lab, &seat, &outboxes, &[])
+        let tables = parts_of(number, count);
+        let seat = Seat { prefix: first.prefix.clone(), publication, tables, ..seat.clone() };
+        Contestant::start(WALRELAY, lab, &seat, "", &[])
     };
     let mut relays: Vec<_> = seats.iter().enumerate().map(start).collect();
     let mut walsenders = vec![Watched::default(); count];

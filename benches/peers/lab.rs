@@ -83,7 +83,14 @@ impl Lab {
         topic::create(self.brokers(), &topic, PARTITIONS, &[]);
         let directory = run_directory().join(&slot);
         std::fs::create_dir(&directory).expect("a directory for a contestant");
-        Seat { slot, prefix, topic, directory, publication: PUBLICATION.to_owned(), table: "public.outbox".to_owned() }
+        Seat {
+            slot,
+            prefix,
+            topic,
+            directory,
+            publication: PUBLICATION.to_owned(),
+            tables: vec!["public.outbox".to_owned()],
+        }
     }
 
     /// Drops the slot once nobody reads it any more, and the topic.
@@ -120,7 +127,7 @@ pub(crate) struct Seat {
     pub(crate) topic: String,
     pub(crate) directory: PathBuf,
     pub(crate) publication: String,
-    pub(crate) table: String,
+    pub(crate) tables: Vec<String>,
 }
 
 /// Says who is at it.

@@ -52,17 +52,18 @@ fn draw(results: &Results, plots: &Path) {
         let names = results.contestants(load);
         names.iter().filter_map(|name| Some(((*name).to_owned(), results.median(load, name, figure)?))).collect()
     };
+    let rate = |load: &str| {
+        let rates = of(load, "events_per_s");
+        plot::bars(&file(&results.bench), &format!("{load} drained"), "events a second, more is better", &rates)
+    };
     let drawn = match results.bench.as_str() {
-        bench @ ("drain" | "cold") => results.loads().first().map_or(Ok(()), |load| {
-            let title = format!("{load} drained");
-            plot::bars(&file(bench), &title, "events a second, more is better", &of(load, "events_per_s"))?;
-            if bench == "cold" {
-                return Ok(());
-            }
+        "cold" => results.loads().first().map_or(Ok(()), |load| rate(load)),
+        "drain" => results.loads().first().map_or(Ok(()), |load| {
+            rate(load)?;
             let peak = of(load, "peak_mib");
-            plot::bars(&file(&format!("{bench}-memory")), "peak memory of the relay", "MiB, less is better", &peak)?;
+            plot::bars(&file("drain-memory"), "peak memory of the relay", "MiB, less is better", &peak)?;
             let cpu = of(load, "relay_us_per_event");
-            plot::bars(&file(&format!("{bench}-cpu")), "CPU of the relay", "µs an event, less is better", &cpu)
+            plot::bars(&file("drain-cpu"), "CPU of the relay", "µs an event, less is better", &cpu)
         }),
         bench @ ("latency" | "replicated") => results.loads().iter().try_for_each(|load| {
             let name = load.trim_end_matches("/s");

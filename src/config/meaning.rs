@@ -205,16 +205,9 @@ impl Settings {
         }
         let host_and_port = |broker: &str| {
             // librdkafka takes a protocol in front, and means by it what security.protocol says.
-            let address = match broker.trim().split_once("://") {
-                Some((protocol, address))
-                    if BROKER_PROTOCOLS.iter().any(|known| known.eq_ignore_ascii_case(protocol)) =>
-                {
-                    address
-                }
-                Some(_) => "",
-                None => broker.trim(),
-            };
-            !address.is_empty() && !address.contains(char::is_whitespace)
+            let (protocol, address) = broker.trim().split_once("://").unwrap_or(("plaintext", broker.trim()));
+            let is_known = BROKER_PROTOCOLS.iter().any(|known| known.eq_ignore_ascii_case(protocol));
+            is_known && !address.is_empty() && !address.contains(char::is_whitespace)
         };
         let brokers = self.checked(&setting::BROKERS, "HOST:PORT, or several with commas between", |text| {
             text.split(',').all(host_and_port)

@@ -5,7 +5,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::proxy::Way;
 use crate::support::relay::{Relay, RelayCommand};
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::kafka::Listener;
@@ -83,40 +82,6 @@ fn a_relay_killed_every_few_seconds_under_load_publishes_next_to_nothing_twice()
         let most = (committed as f64 * 0.0001).max(10.0);
         assert!(copies as f64 <= most, "{copies} copies");
     }
-}
-
-/// Requests librdkafka has on the wire at most, and records in each.
-const ON_THE_WIRE: usize = 5;
-const BATCH: usize = 50;
-
-#[test]
-fn a_relay_that_stood_still_publishes_next_to_nothing_twice() {
-    let world = World::new();
-    let (kafka, brokers) = Kafka::shared().behind_proxy();
-    let config =
-        format!("[slot]\nwal_sender_timeout = \"2s\"\n[kafka.properties]\n\"batch.num.messages\" = \"{BATCH}\"\n");
-    let mut relay = world.run().option("--brokers", &brokers).config_file(&config).start();
-    relay.wait_ready();
-    let (sql, kind) = (world.sql(), world.kind(0));
-    sql.run(&format!("select emit('{kind}', 'a' || n % 6, 20) from generate_series(1, 60) n"));
-    world.assert_all_delivered();
-    world.wait_confirmed(ARRIVAL);
-    // Kafka takes what is on the wire, and its answers do not come.
-    kafka.blackhole(Way::Down);
-    sql.run(&format!("select emit('{kind}', 'a' || n % 6, 20) from generate_series(1, 4000) n"));
-    let in_flight = || relay.metric("walrelay_in_flight_events");
-    eventually("all are in flight", ARRIVAL, in_flight, |events| *events == Some(4_000.0));
-    relay.process.signal("STOP");
-    let active = format!("select active from pg_replication_slots where slot_name = '{}'", world.name);
-    eventually("the server gives it up", ARRIVAL, || sql.text(&active), |active| active == "false");
-    kafka.resume();
-    relay.process.signal("CONT");
-    let copies = world.assert_all_delivered().duplicates;
-    assert!(relay.log().contains("what Kafka has not acked is given up"), "{}", relay.log());
-    let again = eventually("it is found in its topic", ARRIVAL, || skipped(&relay), |events| *events > 0.0);
-    eprintln!("{copies} copies, {again} not published again");
-    // What the system sends by itself while the topic is read already may come late.
-    assert!(copies <= ON_THE_WIRE * BATCH / 5, "{copies} copies");
 }
 
 /// Commits this many events of three aggregates in each type.
