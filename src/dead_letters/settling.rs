@@ -204,7 +204,7 @@ impl<'c> Settling<'c> {
         stop: &mut StopSignal,
         say: &mut dyn FnMut(&Progress, bool),
     ) -> Result<Ended> {
-        let mut refused = Box::pin(refused(self.letters.as_ref().map(KafkaSink::producer), self.markers.producer()));
+        let mut unusable = Box::pin(unusable(self.letters.as_ref().map(KafkaSink::producer), self.markers.producer()));
         let (mut sent, mut marked) = (Vec::new(), Vec::new());
         let mut next_tell = Instant::now() + TELL_INTERVAL;
         loop {
@@ -235,7 +235,7 @@ impl<'c> Settling<'c> {
                 () = tokio::time::sleep_until(wake) => {}
                 () = self.markers.deliveries(&mut marked) => self.marked(&mut marked)?,
                 () = deliveries(&mut self.letters, &mut sent) => self.sent(&mut sent)?,
-                error = &mut refused => return Err(error),
+                error = &mut unusable => return Err(error),
                 next = incoming.recv(), if room => match next {
                     Some(chosen) => self.take(chosen?)?,
                     None => self.ended = true,
@@ -374,17 +374,17 @@ impl<'c> Settling<'c> {
     }
 }
 
-/// Waits until Kafka has refused one of the two for some seconds on end, and says why.
-async fn refused(letters: Option<Producer>, markers: Producer) -> Error {
+/// Waits until nothing is to be expected of one of the two any more, and says why.
+async fn unusable(letters: Option<Producer>, markers: Producer) -> Error {
     let letters = async {
         match &letters {
-            Some(letters) => letters.refused().await,
+            Some(letters) => letters.unusable().await,
             None => std::future::pending().await,
         }
     };
     tokio::select! {
         error = letters => error,
-        error = markers.refused() => error,
+        error = markers.unusable() => error,
     }
 }
 

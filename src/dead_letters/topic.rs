@@ -14,9 +14,10 @@ use rdkafka::{Offset, TopicPartitionList};
 use super::letter::{At, Incoming};
 use crate::error::{Error, Kind, Result};
 use crate::sink::close_aside;
+use crate::sink::consumer::{heals, is_young};
 use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
-use crate::sink::reading::{self, Listening, heals, is_young};
+use crate::sink::reading::{self, Listening};
 
 /// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
 const GROUP: &str = "walrelay-dead-letters";

@@ -17,7 +17,7 @@ use crate::relay::delivered_before::Tail;
 use crate::relay::session::{AnyStore, Session};
 use crate::relay::waiting::end_of;
 use crate::sink::options::Options;
-use crate::sink::{KafkaSink, tail};
+use crate::sink::tail;
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::WalPosition;
@@ -34,9 +34,6 @@ const PAIR_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long pending rows are not looked for after that took too long.
 const WATCH_PAUSE: Duration = Duration::from_secs(60);
-
-/// How long Kafka has to answer a probe.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the tail of a topic may take to be read. The events wait for it, so it is no longer than a broker's election.
 const TAIL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,8 +54,6 @@ pub(super) enum Done {
     Settled(Result<()>),
     /// A snapshot, and the end of the log after it.
     Paired(Result<(Snapshot, Lsn)>),
-    /// Whether Kafka answered somebody else.
-    Probed(bool),
     /// The tail of a topic was read, as far as it could be.
     Tail(String, Option<Tail>, Result<()>),
 }
@@ -70,7 +65,6 @@ pub(super) struct Jobs {
     storing: Option<Job>,
     looking: Option<Job>,
     measuring: Option<Job>,
-    probing: Option<Job>,
     pairing: Option<Job>,
     settling: Option<Job>,
     watching: Option<Job>,
@@ -89,7 +83,6 @@ impl Jobs {
             storing: None,
             looking: None,
             measuring: None,
-            probing: None,
             pairing: None,
             settling: None,
             watching: None,
@@ -200,15 +193,6 @@ impl Jobs {
         }));
     }
 
-    /// Asks the leaders of these topics for a sign of life, with a client of its own: the one that is stuck cannot tell.
-    pub(super) fn begin_probe(&mut self, config: &KafkaConfig, topics: Vec<String>) {
-        if self.probing.is_some() {
-            return;
-        }
-        let config = config.clone();
-        self.probing = Some(Box::pin(async move { Done::Probed(probe(config, topics).await) }));
-    }
-
     /// Reads the tail of a topic, with a client of its own, where none is being read.
     pub(super) fn begin_tail(&mut self, config: &KafkaConfig, unread: impl FnOnce() -> Option<Tail>) {
         if self.reading.is_none()
@@ -225,7 +209,6 @@ impl Jobs {
             done = end_of(&mut self.storing) => done,
             done = end_of(&mut self.looking) => done,
             done = end_of(&mut self.measuring) => done,
-            done = end_of(&mut self.probing) => done,
             done = end_of(&mut self.pairing) => done,
             done = end_of(&mut self.settling) => done,
             done = end_of(&mut self.watching) => done,
@@ -236,7 +219,6 @@ impl Jobs {
             Done::Stored(..) => self.storing = None,
             Done::Looked(..) => self.looking = None,
             Done::Measured(_) => self.measuring = None,
-            Done::Probed(_) => self.probing = None,
             Done::Paired(_) => self.pairing = None,
             Done::Settled(_) => self.settling = None,
             Done::Pending(..) => self.watching = None,
@@ -250,18 +232,6 @@ impl Jobs {
     pub(super) fn wake_at(&self) -> Instant {
         self.next_look.min(self.next_measure)
     }
-}
-
-/// What is said of a producer that is stuck.
-pub(super) const STUCK: &str =
-    "every leader answers, and nothing of what is in flight was acked; starting with a new producer";
-
-/// Whether the leaders of these topics answer a client of its own.
-pub(super) async fn probe(config: KafkaConfig, topics: Vec<String>) -> bool {
-    let Ok(sink) = KafkaSink::for_asking(&config) else { return false };
-    let answers = sink.leaders_answer(topics, PROBE_TIMEOUT).await;
-    sink.close().await;
-    answers
 }
 
 async fn read_tail(config: KafkaConfig, mut tail: Tail) -> Done {

@@ -50,7 +50,6 @@ mod retention;
 mod retrying;
 mod session;
 mod slot;
-mod stall;
 mod stand_by;
 pub mod stop;
 mod table;

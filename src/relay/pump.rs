@@ -36,7 +36,6 @@ use crate::relay::report::Report;
 use crate::relay::retention::Known;
 use crate::relay::retrying::{Retrying, Tried};
 use crate::relay::session::Session;
-use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery, Producer};
@@ -84,8 +83,8 @@ enum Input {
     Control(ControlEnd),
     /// Kafka answers, or does not.
     Kafka(Connection),
-    /// Kafka refuses us, and goes on doing so.
-    Refused(Error),
+    /// Kafka refuses us and goes on doing so, or the producer has lost its way.
+    Unusable(Error),
     Socket(Result<Io>),
     /// There is nothing more to be read just now.
     Dry,
@@ -117,13 +116,12 @@ pub(super) async fn run(
         jobs: Jobs::new(now),
         retrying: Retrying::new(config, known, Some(pulse.beside())),
         kafka: core.sink().watch_connection(),
-        refused: Box::pin(refused(core.sink().producer())),
+        unusable: Box::pin(unusable(core.sink().producer())),
         control_end: Box::pin(session.control.closed()),
         control_ended: false,
         catalog_unsound: false,
         unmarkable: false,
         pulse,
-        stall: Stall::new(now),
         watches_pending: config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()),
         again: Again::default(),
         watch_told: false,
@@ -179,7 +177,7 @@ struct Pump<'a> {
     jobs: Jobs,
     retrying: Retrying,
     kafka: watch::Receiver<Connection>,
-    refused: Pin<Box<dyn Future<Output = Error> + Send>>,
+    unusable: Pin<Box<dyn Future<Output = Error> + Send>>,
     control_end: Pin<Box<dyn Future<Output = ControlEnd> + Send>>,
     control_ended: bool,
     /// Whether the outbox was found not to be published as it was.
@@ -187,7 +185,6 @@ struct Pump<'a> {
     /// Whether rows were refused to be marked or deleted for good.
     unmarkable: bool,
     pulse: &'a Pulse,
-    stall: Stall,
     /// Whether rows say that they are pending, and which were.
     watches_pending: bool,
     again: Again,
@@ -219,7 +216,6 @@ impl Pump<'_> {
                 self.halt(error)?;
             }
             let now = Instant::now();
-            self.look_for_stall(now);
             let rest = self.pace.rests_until(now, self.core.counts().assembled);
             self.core.look(now - self.epoch, self.backlog || gathers || rest.is_some());
             self.begin_jobs(now);
@@ -297,17 +293,6 @@ impl Pump<'_> {
     fn gathers(&mut self) -> bool {
         let buffered = self.session.stream.buffered_bytes();
         self.reads() && !self.backlog && self.pace.gathers(Instant::now(), buffered)
-    }
-
-    /// Asks Kafka whether the producer is stuck, where nothing of what is in flight was acked for a while.
-    fn look_for_stall(&mut self, now: Instant) {
-        if self.stall.is_due(now, self.core.counts().acked, self.core.is_drained()) {
-            if self.stall.is_news() {
-                let in_flight = self.core.ledger().in_flight_events();
-                tracing::warn!(in_flight, "nothing was acked for a while; asking the partitions' leaders");
-            }
-            self.jobs.begin_probe(&self.config.kafka, self.core.sink().topics());
-        }
     }
 
     /// Begins a store or a look at the catalog where one is due and none is under way.
@@ -409,7 +394,7 @@ impl Pump<'_> {
             done = self.jobs.next() => Input::Job(Box::new(done)),
             tried = self.retrying.next() => Input::Retried(tried),
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
-            error = &mut self.refused => Input::Refused(error),
+            error = &mut self.unusable => Input::Unusable(error),
             connection = kafka_changed(&mut self.kafka) => Input::Kafka(connection),
             () = std::future::ready(()), if backlog => Input::Clock,
             io = self.session.stream.ready_io(reads) => Input::Socket(io),
@@ -438,7 +423,7 @@ async fn kafka_changed(kafka: &mut watch::Receiver<Connection>) -> Connection {
     kafka.borrow_and_update().clone()
 }
 
-/// Why Kafka refuses us, once that has lasted.
-async fn refused(producer: Producer) -> Error {
-    producer.refused().await
+/// Why nothing is to be expected of this producer any more.
+async fn unusable(producer: Producer) -> Error {
+    producer.unusable().await
 }

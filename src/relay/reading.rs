@@ -24,14 +24,12 @@ use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
 use crate::postgres::quote::quoted;
 use crate::relay::found::Found;
-use crate::relay::jobs::{STUCK, probe};
 use crate::relay::outlet::{Counts, Outlet, RowId, contradiction};
 use crate::relay::pulse::Beside;
 use crate::relay::pump::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
 use crate::relay::retrying::Retrying;
 use crate::relay::session::AnyStore;
-use crate::relay::stall::Stall;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::transaction::Transaction;
 use crate::relay::waiting::{at_once, end_of, lease_lost};
@@ -65,7 +63,6 @@ pub(super) enum Read {
     Stopped,
 }
 
-type Probing = Pin<Box<dyn Future<Output = bool> + Send>>;
 type Settling = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// What reads, and what it needs for as long as it does.
@@ -88,10 +85,8 @@ pub(super) struct Reading<'a> {
     /// None once it was heard.
     lease_end: Option<Pin<Box<dyn Future<Output = ControlEnd> + Send>>>,
     kafka: watch::Receiver<Connection>,
-    refused: Pin<Box<dyn Future<Output = Error> + Send>>,
+    unusable: Pin<Box<dyn Future<Output = Error> + Send>>,
     deliveries: Vec<Delivery>,
-    stall: Stall,
-    probing: Option<Probing>,
     counts: Counts,
     next_store: Instant,
     next_report: Instant,
@@ -144,10 +139,8 @@ impl<'a> Reading<'a> {
             stop,
             lease_end: Some(Box::pin(control.closed())),
             kafka,
-            refused: Box::pin(async move { producer.refused().await }),
+            unusable: Box::pin(async move { producer.unusable().await }),
             deliveries: Vec::new(),
-            stall: Stall::new(now),
-            probing: None,
             next_store: now,
             next_report: now,
             transaction: config.delivery.transactions.as_ref().map(Transaction::new),
@@ -235,9 +228,6 @@ impl<'a> Reading<'a> {
             if self.next_report <= now {
                 self.tell(now);
             }
-            if self.stall.is_due(now, self.outlet.counts().acked, self.outlet.is_drained()) && self.probing.is_none() {
-                self.probing = Some(Box::pin(probe(self.config.kafka.clone(), self.outlet.sink().topics())));
-            }
             if passage.next_tell <= now {
                 passage.next_tell = now + TELL_INTERVAL;
                 let (rows, acked) =
@@ -293,18 +283,11 @@ impl<'a> Reading<'a> {
                     done?;
                     failpoint::reached("marked");
                 }
-                answers = end_of(&mut self.probing) => {
-                    self.probing = None;
-                    let (acked, drained) = (self.outlet.counts().acked, self.outlet.is_drained());
-                    if self.stall.is_stuck(Instant::now(), answers, acked, drained) {
-                        return Err(Error::new(Kind::KafkaUnreachable, STUCK));
-                    }
-                }
                 end = end_of(&mut self.lease_end) => {
                     self.lease_end = None;
                     return Err(lease_lost(end));
                 }
-                error = &mut self.refused => return Err(error),
+                error = &mut self.unusable => return Err(error),
                 changed = self.kafka.changed(), if leaving.is_none() => {
                     if changed.is_ok() {
                         let up = *self.kafka.borrow_and_update() == Connection::Up;

@@ -73,7 +73,7 @@ struct Publishing<'r> {
     stop: StopSignal,
     grace: Duration,
     leaving: Option<Instant>,
-    refused: Pin<Box<dyn Future<Output = Error> + Send>>,
+    unusable: Pin<Box<dyn Future<Output = Error> + Send>>,
 }
 
 impl Replay<'_> {
@@ -117,7 +117,7 @@ impl Replay<'_> {
             stop,
             grace: config.process.shutdown_timeout,
             leaving: None,
-            refused: Box::pin(async move { producer.refused().await }),
+            unusable: Box::pin(async move { producer.unusable().await }),
         };
         let ended = match begun {
             Ok(()) => publishing.all(&self.reader, say).await,
@@ -183,7 +183,7 @@ impl Publishing<'_> {
                 }
                 () = tokio::time::sleep_until(wake) => {}
                 () = self.outlet.next_deliveries(&mut self.deliveries) => self.outlet.delivered(&mut self.deliveries)?,
-                error = &mut self.refused => return Err(error),
+                error = &mut self.unusable => return Err(error),
                 row = rows.next(), if room => {
                     let (mut next, mut left) = (row?, ROWS_PER_TURN);
                     ended = next.is_none();

@@ -60,5 +60,12 @@ pub(crate) fn heals(error: &KafkaError) -> bool {
         Code::CoordinatorLoadInProgress,
     ];
     let passing = [Code::BrokerTransportFailure, Code::AllBrokersDown, Code::Resolve, Code::OperationTimedOut];
-    about_group.contains(&code) || passing.contains(&code)
+    about_group.contains(&code) || passing.contains(&code) || is_young(error)
+}
+
+/// Whether the partition has no leader yet, or another one by now. It was seen: what a broker does not know of, another has yet
+/// to tell it.
+pub(crate) fn is_young(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(super::code(error), Code::LeaderNotAvailable | Code::NotLeaderForPartition | Code::UnknownPartition)
 }

@@ -1,6 +1,6 @@
 //! What librdkafka calls back into: delivery reports, errors, logs. Runs on the producer's polling thread.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -80,6 +80,10 @@ pub(super) struct Shared {
     denied: Denied,
     /// Records librdkafka has taken and not reported on. Its own count includes log lines nobody has polled.
     pub(super) outstanding: AtomicUsize,
+    /// Whether anything was reported since somebody looked.
+    pub(super) reported: AtomicBool,
+    /// Topics that records were sent to.
+    topics: Mutex<BTreeSet<String>>,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
     next_awaited: AtomicUsize,
 }
@@ -95,6 +99,18 @@ impl Shared {
         let opaque = AWAITED | self.next_awaited.fetch_add(1, Ordering::Relaxed);
         self.awaited().insert(opaque, sender);
         (opaque, receiver)
+    }
+
+    /// A record is to be sent to this topic.
+    pub(super) fn sends_to(&self, topic: &str) {
+        let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+        if !topics.contains(topic) {
+            topics.insert(topic.to_owned());
+        }
+    }
+
+    pub(super) fn topics(&self) -> Vec<String> {
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     /// The record with this opaque was not taken after all.
@@ -160,11 +176,13 @@ impl ProducerContext<Placement> for Context {
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
+        self.shared.reported.store(true, Ordering::Relaxed);
         if opaque & AWAITED != 0 {
             let outcome = match result {
                 Ok(message) if message.offset() >= 0 => Ok(()),
                 Ok(message) => Err(faults::explain(UNKNOWN_OFFSET, subject(message))),
-                Err((error, message)) => Err(faults::explain(code(error), subject(message))),
+                // Its partition is one that the topic has.
+                Err((error, message)) => Err(faults::explain(faults::of_record(code(error), false), subject(message))),
             };
             if let Some(sender) = self.shared.awaited().remove(&opaque) {
                 // Whoever waited has gone; the record is where it is.

@@ -199,7 +199,7 @@ const FAULTS: &[Fault] = &[
             KafkaStorageError,
         ],
         kind: Kind::KafkaUnreachable,
-        what: "the partition cannot take records now",
+        what: "the partition cannot be written or read now",
         remedy: "check that enough brokers run for the topic's min.insync.replicas, and their disks",
     },
 ];
@@ -213,6 +213,12 @@ pub fn kind(code: RDKafkaErrorCode) -> Kind {
 /// what is gone is the topic.
 pub fn of_record(code: RDKafkaErrorCode, chosen: bool) -> RDKafkaErrorCode {
     if code == UnknownPartition && !chosen { UnknownTopic } else { code }
+}
+
+/// What a code means to whoever reads a partition that the topic was seen to have. librdkafka calls one unknown that has no
+/// leader this moment.
+pub fn of_reading(code: RDKafkaErrorCode) -> RDKafkaErrorCode {
+    if code == UnknownPartition { LeaderNotAvailable } else { code }
 }
 
 /// A code in the operator's words: what happened, to which topic, what to do.
@@ -344,6 +350,12 @@ mod tests {
         for chosen in [false, true] {
             assert_eq!(of_record(MessageSizeTooLarge, chosen), MessageSizeTooLarge);
         }
+    }
+
+    #[test]
+    fn a_partition_that_a_reader_does_not_find_comes_back() {
+        assert_eq!(kind(of_reading(UnknownPartition)), Kind::KafkaUnreachable);
+        assert_eq!(of_reading(UnknownTopicOrPartition), UnknownTopicOrPartition);
     }
 
     #[test]

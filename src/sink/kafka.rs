@@ -19,7 +19,8 @@ use super::opening::{Openings, Release, Waiting};
 use super::options::Options;
 use super::placement::{Placement, hash};
 use super::polled::Polled;
-use super::producer::{FULL_RETRY, Inner, Producer, probe, retire};
+use super::probe::Probe;
+use super::producer::{FULL_RETRY, Inner, Producer, retire};
 use super::transaction::{Transaction, Transactional};
 use super::{Delivery, EnqueueError, Sink, Ticket};
 use crate::config::KafkaConfig;
@@ -100,16 +101,18 @@ impl KafkaSink {
             apart,
         };
         let apart = Apart::new(context(true), options.clone().apart());
+        // Whoever only asks has nobody else to ask.
+        let others = (!quiet).then(|| options.clone());
         let context = context(false);
         drop(suspicion);
         let client =
             Polled::new(&options.client, context, of.is_some()).map_err(|error| options.creation_error(&error))?;
         let (gone, transaction) = (watch::Sender::new(()), of.map(Transaction::new));
         let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone, transaction, apart });
-        let weak = Arc::downgrade(&inner);
+        let probe = Probe { inner: Arc::downgrade(&inner), suspicion: suspected, others };
         std::thread::Builder::new()
             .name("kafka-probe".to_owned())
-            .spawn(move || probe(&weak, &suspected))
+            .spawn(move || probe.run())
             .map_err(|error| Error::new(Kind::Prerequisite, format!("no thread can be started: {error}")))?;
         Ok(KafkaSink {
             inner,
@@ -157,27 +160,12 @@ impl KafkaSink {
         let asked = tokio::task::spawn_blocking(move || inner.metadata(timeout));
         let metadata = tokio::select! {
             answer = asked => answer.map_err(|error| Error::new(Kind::Bug, error))??,
-            refusal = self.inner.tracker.stays_refused() => return Err(refusal),
+            refusal = self.inner.tracker.unusable() => return Err(refusal),
         };
         let exists =
             |topic: &str| metadata.topics().iter().any(|known| known.name() == topic && known.error().is_none());
         let missing = topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect();
         Ok(Reach { brokers: metadata.brokers().len(), missing })
-    }
-
-    /// Topics that records were enqueued for.
-    pub fn topics(&self) -> Vec<String> {
-        self.openings.topics().map(str::to_owned).collect()
-    }
-
-    /// Whether every partition of these topics has a leader, and each leader answers within `timeout`.
-    pub async fn leaders_answer(&self, topics: Vec<String>, timeout: Duration) -> bool {
-        let inner = Arc::clone(&self.inner);
-        let asked = tokio::task::spawn_blocking(move || inner.leaders_answer(&topics, timeout));
-        tokio::select! {
-            answer = asked => answer.unwrap_or(false),
-            _ = self.inner.tracker.stays_refused() => false,
-        }
     }
 
     /// Gives up what was not acked and frees the producer. Dropping does the same without waiting for the end.
@@ -310,8 +298,12 @@ impl Sink for KafkaSink {
         opaque(ticket, false).map_err(EnqueueError::Refused)?;
         let hash = record.key.map_or_else(|| self.next_turn(), hash);
         let placement = &self.inner.client.context().placement;
-        let given = record.partition;
-        let Some(way) = self.openings.way(record.topic, hash, given, placement) else {
+        let (given, topics) = (record.partition, self.openings.topics());
+        let way = self.openings.way(record.topic, hash, given, placement);
+        if self.openings.topics() > topics {
+            self.inner.shared.sends_to(record.topic);
+        }
+        let Some(way) = way else {
             let waiting = Waiting { ticket, hash, given, record: OwnedRecord::of(record) };
             self.openings.wait(record.topic, waiting);
             return Ok(());

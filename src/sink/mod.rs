@@ -13,6 +13,7 @@
 //! | `apart` | records that may be refused, through a producer beside the other |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
 //! | `polled` | a producer with the thread that takes its reports |
+//! | `probe`, `stall` | whether a broker answers a producer; one that has lost its way |
 //! | [`producer`] | the producer's life, and a handle on it for the position |
 //! | `denied` | which topic a transaction failed for |
 //! | `transaction`, `doubt` | records and the position behind them, visible together; who may write, and who no more |
@@ -27,6 +28,8 @@ pub(crate) mod consumer;
 mod context;
 pub(crate) mod denied;
 mod doubt;
+#[cfg(test)]
+pub(crate) mod fake;
 pub mod faults;
 mod files;
 pub mod kafka;
@@ -34,10 +37,12 @@ mod opening;
 pub mod options;
 mod placement;
 mod polled;
+mod probe;
 pub mod producer;
 pub mod properties;
 pub(crate) mod reading;
 pub mod redact;
+mod stall;
 pub mod tail;
 mod transaction;
 

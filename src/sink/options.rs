@@ -127,6 +127,12 @@ impl Options {
         self
     }
 
+    /// The same for a producer that sends nothing, and asks on behalf of another.
+    pub(super) fn asking(mut self) -> Options {
+        self.client.remove("transactional.id").remove("transaction.timeout.ms");
+        self
+    }
+
     /// Options for a client that only reads, describes and creates: the same brokers, seen with the same eyes.
     ///
     /// # Errors

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,11 +20,6 @@ use crate::error::{Error, Kind, Result};
 
 /// How long a full queue is left alone before the same record is offered again.
 pub(super) const FULL_RETRY: Duration = Duration::from_millis(1);
-
-/// How often a broker is asked while none answers.
-const PROBE_EVERY: Duration = Duration::from_secs(1);
-/// How long the answer may take. Closing waits for it; a connection that takes longer is there the next time.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is waited for an answer at first, before looking whether anybody still wants it.
 const FIRST_SLICE: Duration = Duration::from_millis(500);
@@ -88,15 +82,29 @@ impl Inner {
             let code = code(&error);
             let because = if last.is_empty() { code.to_string() } else { last };
             match self.tracker.now() {
-                Connection::Refused(refusal) => refusal,
+                Connection::Refused(error) | Connection::Lost(error) => error,
                 Connection::Up | Connection::Down { .. } => {
                     Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}"))
                         .remedy(faults::REACH)
                 }
             }
         })?;
+        // One that has just started, or was fenced, knows of none. Nobody could be sent anything.
+        if metadata.brokers().is_empty() {
+            let what = "a Kafka broker answers, and knows of none that is ready, itself included";
+            return Err(Error::new(Kind::KafkaUnreachable, what).remedy("look at the log of Kafka's controllers"));
+        }
         self.tracker.up();
         Ok(metadata)
+    }
+
+    /// See [`Producer::give_up`].
+    pub(super) fn give_up(&self) -> Option<usize> {
+        let records = Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
+        self.shared.failed.store(true, Ordering::Release);
+        self.client.purge(PurgeConfig::default().queue().inflight().non_blocking());
+        self.apart.purge();
+        Some(records)
     }
 
     /// In slices, because nothing interrupts librdkafka and closing waits for the end of one. Each is twice as long as
@@ -159,26 +167,6 @@ pub(super) fn retire(inner: Arc<Inner>) {
     }
 }
 
-/// Looks whether a broker answers whenever there is doubt, until the producer is gone.
-pub(super) fn probe(inner: &Weak<Inner>, suspicion: &Receiver<()>) {
-    loop {
-        let Some(alive) = inner.upgrade().filter(|inner| !inner.closing.load(Ordering::Relaxed)) else { return };
-        if let Err(error) = alive.metadata(PROBE_TIMEOUT) {
-            alive.tracker.down(error.cause().to_owned());
-        }
-        let up = alive.tracker.is_up();
-        drop(alive);
-        let ended = if up {
-            suspicion.recv().is_err()
-        } else {
-            suspicion.recv_timeout(PROBE_EVERY) == Err(RecvTimeoutError::Disconnected)
-        };
-        if ended {
-            return;
-        }
-    }
-}
-
 /// What became of a record, for whoever waits for it.
 type Reply = oneshot::Receiver<Result<()>>;
 
@@ -223,22 +211,18 @@ impl Producer {
     ///
     /// What the operating system has been handed already goes its way, and may still be written by a broker.
     pub fn give_up(&self) -> Option<usize> {
-        let inner = self.inner.upgrade()?;
-        let records = Some(inner.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
-        inner.shared.failed.store(true, Ordering::Release);
-        inner.client.purge(PurgeConfig::default().queue().inflight().non_blocking());
-        inner.apart.purge();
-        Some(records)
+        self.inner.upgrade()?.give_up()
     }
 
-    /// Waits until Kafka has refused us for some seconds on end, and says why.
-    pub async fn refused(&self) -> Error {
-        self.tracker.stays_refused().await
+    /// Waits until Kafka has refused us for some seconds on end, or the producer has lost its way, and says why.
+    pub async fn unusable(&self) -> Error {
+        self.tracker.unusable().await
     }
 
     /// `None`: the queue is full.
     fn offer(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Option<Reply>> {
         let inner = self.alive()?;
+        inner.shared.sends_to(topic);
         let (opaque, reply) = inner.shared.await_one();
         let record = BaseRecord::with_opaque_to(topic, opaque).partition(partition).key(key).payload(value);
         let Err(error) = inner.send(record) else { return Ok(Some(reply)) };

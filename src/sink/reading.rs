@@ -75,7 +75,7 @@ pub(crate) fn refusal(client: &BaseConsumer<Listening>) -> Option<Error> {
 
 /// An error of `client` in the operator's words. Where nothing answers, a broker may have said why.
 pub(crate) fn explain(client: &BaseConsumer<Listening>, error: &KafkaError, topic: &str) -> Error {
-    let code = code(error);
+    let code = faults::of_reading(code(error));
     let subject = Subject { topic: Some(topic), ..Subject::default() };
     if code == RDKafkaErrorCode::TopicAuthorizationFailed {
         return faults::explain(code, subject).remedy(format!(
@@ -86,28 +86,6 @@ pub(crate) fn explain(client: &BaseConsumer<Listening>, error: &KafkaError, topi
     refusal(client)
         .filter(|_| faults::kind(code) == Kind::KafkaUnreachable)
         .unwrap_or_else(|| faults::explain(code, subject))
-}
-
-/// librdkafka goes on by itself, or it is about the group, which is none of our business.
-pub(crate) fn heals(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode as Code;
-    matches!(
-        code(error),
-        Code::GroupAuthorizationFailed
-            | Code::NotCoordinator
-            | Code::CoordinatorNotAvailable
-            | Code::CoordinatorLoadInProgress
-            | Code::BrokerTransportFailure
-            | Code::AllBrokersDown
-            | Code::Resolve
-            | Code::OperationTimedOut
-    )
-}
-
-/// Whether the partition has no leader yet, or another one by now.
-pub(crate) fn is_young(error: &KafkaError) -> bool {
-    let code = error.rdkafka_error_code();
-    matches!(code, Some(RDKafkaErrorCode::LeaderNotAvailable | RDKafkaErrorCode::NotLeaderForPartition))
 }
 
 /// The headers of a record, in order; `None` where a name is no text, which Kafka allows and the library panics on.

@@ -10,7 +10,7 @@ use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::close_aside;
-use super::consumer::{Quiet, Sees, consumer, heals};
+use super::consumer::{Quiet, Sees, consumer, heals, is_young};
 use super::faults::{self, Subject};
 use super::options::Options;
 use crate::error::{Error, Kind, Result};
@@ -193,7 +193,7 @@ impl Tail<'_> {
     }
 
     fn explain(&self, error: &KafkaError) -> Error {
-        let code = super::code(error);
+        let code = faults::of_reading(super::code(error));
         let subject = Subject { topic: Some(self.topic), ..Subject::default() };
         let explained = faults::explain(code, subject);
         if code != RDKafkaErrorCode::TopicAuthorizationFailed {
@@ -205,12 +205,6 @@ impl Tail<'_> {
             self.topic
         ))
     }
-}
-
-/// Whether the partition has no leader yet, or another one by now.
-fn is_young(error: &KafkaError) -> bool {
-    let code = error.rdkafka_error_code();
-    matches!(code, Some(RDKafkaErrorCode::LeaderNotAvailable | RDKafkaErrorCode::NotLeaderForPartition))
 }
 
 /// Moves every partition that is not done one window back, as far as that is `left` for all; `None` when nothing is to be

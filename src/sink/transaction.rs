@@ -180,7 +180,7 @@ impl KafkaSink {
         let producer = sink.producer();
         tokio::select! {
             done = init => done.map_err(|error| Error::new(Kind::Bug, error))??,
-            refusal = producer.refused() => return Err(refusal),
+            refusal = producer.unusable() => return Err(refusal),
         }
         Ok(sink)
     }

@@ -83,7 +83,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     tokio::select! {
         done = tokio::task::spawn_blocking(work) => done.map_err(|error| Error::new(Kind::Bug, error))?,
-        refusal = producer.refused() => Err(refusal),
+        refusal = producer.unusable() => Err(refusal),
     }
 }
 

@@ -11,9 +11,10 @@ use rdkafka::{Offset, TopicPartitionList};
 use super::compare::{Comparison, Delivered};
 use crate::error::{Error, Kind, Result};
 use crate::route::REPLAY_HEADER;
+use crate::sink::consumer::{heals, is_young};
 use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
-use crate::sink::reading::{self, Listening, heals, is_young};
+use crate::sink::reading::{self, Listening};
 
 /// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
 const GROUP: &str = "walrelay-verify";

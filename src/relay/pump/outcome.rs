@@ -5,12 +5,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Ended, Input, LAST_WORDS, Leaving, Pump, SERVER_SHUTDOWN_GRACE};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::relay::budget::Verdict;
 use crate::relay::delivered_before::Tail;
-use crate::relay::jobs::{Done, STUCK};
+use crate::relay::jobs::Done;
 use crate::relay::report::tell_oldest;
 use crate::relay::stop::Stop;
 use crate::sink::Connection;
@@ -44,8 +44,8 @@ impl Pump<'_> {
                 self.telemetry.connected(Side::Kafka, connection == Connection::Up);
                 Ok(())
             }
-            Input::Refused(error) => {
-                self.refused = Box::pin(std::future::pending());
+            Input::Unusable(error) => {
+                self.unusable = Box::pin(std::future::pending());
                 Err(error)
             }
             Input::Socket(result) => {
@@ -152,12 +152,6 @@ impl Pump<'_> {
                 let (snapshot, lsn) = pair?;
                 self.paired_at = self.core.counts().acked;
                 self.core.took_pair(snapshot, lsn);
-            }
-            Done::Probed(answers) => {
-                let (acked, drained) = (self.core.counts().acked, self.core.is_drained());
-                if self.stall.is_stuck(Instant::now(), answers, acked, drained) {
-                    return Err(Error::new(Kind::KafkaUnreachable, STUCK));
-                }
             }
             Done::Tail(topic, tail, result) => {
                 let (slot, records) = (&self.config.source.slot, tail.as_ref().map_or(0, Tail::count));

@@ -12,6 +12,7 @@ use super::*;
 use crate::secret::Secret;
 
 mod committing;
+mod lost;
 mod placing;
 
 type Cluster = MockCluster<'static, DefaultProducerContext>;

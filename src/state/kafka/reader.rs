@@ -10,8 +10,8 @@ use rdkafka::{Offset, TopicPartitionList};
 use super::{ASK_TIMEOUT, PARTITION};
 use crate::error::{Error, Kind, Result};
 use crate::sink::close_aside;
-use crate::sink::consumer::heals;
 pub(super) use crate::sink::consumer::{Quiet, Sees};
+use crate::sink::consumer::{heals, is_young};
 use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
 
@@ -105,17 +105,13 @@ fn read(consumer: &BaseConsumer<Quiet>, topic: &str, key: &[u8], end: i64) -> Re
 /// leader, has yet to learn what another has told.
 fn watermarks(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<(i64, i64), KafkaError> {
     use RDKafkaErrorCode as Code;
-    let unheard_of = [
-        Code::UnknownTopicOrPartition,
-        Code::UnknownTopic,
-        Code::UnknownPartition,
-        Code::LeaderNotAvailable,
-        Code::NotLeaderForPartition,
-    ];
+    let is_unheard_of = |error: &KafkaError| {
+        is_young(error) || matches!(crate::sink::code(error), Code::UnknownTopicOrPartition | Code::UnknownTopic)
+    };
     let until = Instant::now() + ASK_TIMEOUT;
     loop {
         match consumer.fetch_watermarks(topic, PARTITION, ASK_TIMEOUT) {
-            Err(error) if Instant::now() < until && unheard_of.contains(&crate::sink::code(&error)) => {
+            Err(error) if Instant::now() < until && is_unheard_of(&error) => {
                 tracing::debug!(topic, %error, "asking again where the topic of positions ends");
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -126,7 +122,7 @@ fn watermarks(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<(i64, i64),
 
 /// An error of a client in the operator's words.
 pub(super) fn explain(error: &KafkaError, topic: &str) -> Error {
-    let code = crate::sink::code(error);
+    let code = faults::of_reading(crate::sink::code(error));
     let error = faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
     if error.kind() != Kind::TopicRefused {
         return error;
