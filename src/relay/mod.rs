@@ -14,7 +14,6 @@ use crate::config::{Config, OnError};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
-use crate::sink::Producer;
 use crate::sink::kafka::KafkaSink;
 use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
@@ -36,6 +35,7 @@ mod jobs;
 mod kept;
 mod lease;
 mod leaving;
+mod life;
 mod outage;
 pub mod outlet;
 mod pace;
@@ -62,6 +62,7 @@ use self::begun::Begun;
 use self::core::{Core, Setup};
 use self::delivered_before::DeliveredBefore;
 use self::lease::Why;
+use self::life::Life;
 use self::outlet::RowId;
 use self::poison::Poison;
 use self::pulse::Pulse;
@@ -145,23 +146,6 @@ struct Relay {
     pulse: Pulse,
     config: Config,
     telemetry: Telemetry,
-}
-
-/// A producer and everything that hangs on it.
-enum Life {
-    /// No session yet. It begins behind the position, or behind what is stored where there is none.
-    New(Box<KafkaSink>, Option<Position>),
-    /// Under way.
-    Running(Box<Core<KafkaSink>>),
-}
-
-impl Life {
-    fn producer(&self) -> Producer {
-        match self {
-            Life::New(sink, _) => sink.producer(),
-            Life::Running(core) => core.sink().producer(),
-        }
-    }
 }
 
 impl Relay {
@@ -257,7 +241,7 @@ impl Relay {
         if self.is_transactional() {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
-        } else if given_up {
+        } else if given_up || self.life.as_ref().is_some_and(Life::is_lost) {
             self.begin_new_life().await;
         }
         if self.life.is_none() && !self.is_transactional() {
@@ -391,36 +375,6 @@ impl Relay {
                 "records have no headers that name their event (route.id_header, route.position_header): those that were \
                  published before a crash may come again"
             ),
-        }
-    }
-
-    /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.
-    async fn begin_new_life(&mut self) {
-        let resume = match &mut self.life {
-            Some(Life::Running(core)) => {
-                // What cannot be marked now is published again, and marked then.
-                if let Err(error) = drain::settle(core, &self.config).await {
-                    tracing::debug!(%error, "rows that were acked could not be marked");
-                }
-                self.poison = core.take_poison();
-                Some(core.settled_position())
-            }
-            // It has not produced anything; it may as well try again.
-            Some(Life::New(..)) | None => return,
-        };
-        self.end_life().await;
-        match KafkaSink::connect(&self.config.kafka) {
-            Ok(sink) => self.life = Some(Life::New(Box::new(sink), resume)),
-            Err(error) => tracing::error!(%error, "a new producer could not be made"),
-        }
-    }
-
-    async fn end_life(&mut self) {
-        self.pulse.release();
-        match self.life.take() {
-            Some(Life::New(sink, _)) => sink.close().await,
-            Some(Life::Running(core)) => core.into_sink().close().await,
-            None => {}
         }
     }
 }

@@ -368,7 +368,7 @@ pub(super) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
     }
 }
 
-/// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes.
+/// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes, unless the producer is lost meanwhile.
 pub(super) async fn read_position(
     config: &Config,
     producer: Producer,
@@ -392,7 +392,7 @@ pub(super) async fn read_position(
             Ok::<_, Error>((store, loaded))
         };
         match read.await {
-            Err(error) if error.kind() == Kind::KafkaUnreachable => {
+            Err(error) if error.kind() == Kind::KafkaUnreachable && !producer.is_lost() => {
                 if !std::mem::replace(&mut told, true) {
                     tracing::warn!(%error, "the stored position cannot be read yet; holding the slot until it can");
                 }

@@ -116,6 +116,7 @@ impl Tracker {
 
     /// The producer is lost, for good.
     pub(super) fn lost(&self, error: Error) {
+        tracing::warn!(cause = error.cause(), "a Kafka producer is given up");
         self.state.send_replace(Connection::Lost(error));
     }
 

@@ -181,8 +181,8 @@ impl ProducerContext<Placement> for Context {
             let outcome = match result {
                 Ok(message) if message.offset() >= 0 => Ok(()),
                 Ok(message) => Err(faults::explain(UNKNOWN_OFFSET, subject(message))),
-                // Its partition is one that the topic has.
-                Err((error, message)) => Err(faults::explain(faults::of_record(code(error), false), subject(message))),
+                // Its partition is one that was seen.
+                Err((error, message)) => Err(faults::explain(faults::of_known(code(error)), subject(message))),
             };
             if let Some(sender) = self.shared.awaited().remove(&opaque) {
                 // Whoever waited has gone; the record is where it is.

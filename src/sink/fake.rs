@@ -41,14 +41,14 @@ struct State {
 impl Fake {
     /// One that is well.
     pub(crate) fn with(topic: &str) -> Fake {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let state = Arc::new(State {
             topic: topic.to_owned(),
             is_fenced: AtomicBool::new(false),
             told: AtomicUsize::new(0),
             next_offset: AtomicI64::new(0),
         });
-        let (address, shared) = (listener.local_addr().unwrap(), Arc::clone(&state));
+        let (address, shared) = (listener.local_addr().expect("its address"), Arc::clone(&state));
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let state = Arc::clone(&shared);
@@ -69,6 +69,11 @@ impl Fake {
         self.state.is_fenced.store(is_fenced, Ordering::SeqCst);
     }
 
+    /// How many batches of records it has taken.
+    pub(crate) fn taken(&self) -> i64 {
+        self.state.next_offset.load(Ordering::SeqCst)
+    }
+
     /// How often it said that there are no brokers.
     pub(crate) fn told(&self) -> usize {
         self.state.told.load(Ordering::SeqCst)
@@ -80,12 +85,12 @@ impl State {
         loop {
             let mut size = [0; 4];
             stream.read_exact(&mut size)?;
-            let mut request = vec![0; usize::try_from(i32::from_be_bytes(size)).unwrap()];
+            let mut request = vec![0; usize::try_from(i32::from_be_bytes(size)).expect("a length")];
             stream.read_exact(&mut request)?;
             let short = |at: usize| i16::from_be_bytes([request[at], request[at + 1]]);
             let body = self.answer((short(0), short(2)), address);
             let correlation = &request[4..8];
-            let length = i32::try_from(correlation.len() + body.len()).unwrap();
+            let length = i32::try_from(correlation.len() + body.len()).expect("a short answer");
             stream.write_all(&[&length.to_be_bytes()[..], correlation, &body].concat())?;
         }
     }
@@ -157,10 +162,10 @@ impl Body {
     }
 
     fn count(&mut self, count: usize) -> &mut Body {
-        self.int(i32::try_from(count).unwrap())
+        self.int(i32::try_from(count).expect("a short list"))
     }
 
     fn text(&mut self, text: &str) -> &mut Body {
-        self.short(i16::try_from(text.len()).unwrap()).bytes(text.as_bytes())
+        self.short(i16::try_from(text.len()).expect("a short text")).bytes(text.as_bytes())
     }
 }

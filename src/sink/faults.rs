@@ -215,9 +215,8 @@ pub fn of_record(code: RDKafkaErrorCode, chosen: bool) -> RDKafkaErrorCode {
     if code == UnknownPartition && !chosen { UnknownTopic } else { code }
 }
 
-/// What a code means to whoever reads a partition that the topic was seen to have. librdkafka calls one unknown that has no
-/// leader this moment.
-pub fn of_reading(code: RDKafkaErrorCode) -> RDKafkaErrorCode {
+/// What a code means of a partition that the topic was seen to have. librdkafka calls one unknown that has no leader this moment.
+pub fn of_known(code: RDKafkaErrorCode) -> RDKafkaErrorCode {
     if code == UnknownPartition { LeaderNotAvailable } else { code }
 }
 
@@ -353,9 +352,9 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_that_a_reader_does_not_find_comes_back() {
-        assert_eq!(kind(of_reading(UnknownPartition)), Kind::KafkaUnreachable);
-        assert_eq!(of_reading(UnknownTopicOrPartition), UnknownTopicOrPartition);
+    fn a_partition_that_was_seen_comes_back() {
+        assert_eq!(kind(of_known(UnknownPartition)), Kind::KafkaUnreachable);
+        assert_eq!(of_known(UnknownTopicOrPartition), UnknownTopicOrPartition);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! From the configuration to what librdkafka is told.
 
 use std::ffi::CString;
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
@@ -125,6 +126,15 @@ impl Options {
     pub(super) fn apart(mut self) -> Options {
         self.client.set("enable.gapless.guarantee", "false").set("linger.ms", "0");
         self
+    }
+
+    /// How long librdkafka may do nothing by itself although it has something to do.
+    pub(super) fn rest(&self) -> Duration {
+        let milliseconds =
+            |name: &str| self.client.get(name).and_then(|text| text.parse::<f64>().ok()).unwrap_or_default();
+        // Half as long again, for waits are drawn: see its `reconnect.backoff.ms`.
+        let backoff_ms = 1.5 * milliseconds("reconnect.backoff.max.ms");
+        Duration::try_from_secs_f64((milliseconds("linger.ms") + backoff_ms) / 1_000.0).unwrap_or_default()
     }
 
     /// The same for a producer that sends nothing, and asks on behalf of another.

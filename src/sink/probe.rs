@@ -1,10 +1,12 @@
 //! Looks after a producer, on a thread of its own: whether a broker answers it, and where it gets nowhere, who is to blame.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use rdkafka::metadata::MetadataPartition;
 use rdkafka::producer::Producer as _;
 
 use super::connection::Connection;
@@ -18,15 +20,18 @@ use crate::error::{Error, Kind};
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether what is on its way gets anywhere.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// How long nothing may be heard of a producer that has nothing to do before it is looked whether it still finds Kafka.
-const IDLE: Duration = Duration::from_secs(30);
+/// Nothing heard for this long, of a producer that something waits in, and the broker is asked. As long as the first wait of
+/// [`Stall`], so that it is known by then whether one answers.
+const SILENT: Duration = Duration::from_secs(5);
+/// The same of one that nothing waits in: the answer holds every topic of the cluster.
+const IDLE: Duration = Duration::from_secs(60);
 /// How long the answer may take. Closing waits for it; a connection that takes longer is there the next time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long Kafka has to answer somebody else.
+/// How long the leader of a partition has to answer somebody else.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is said of a producer that is lost.
-const LOST: &str = "Kafka answers others, and this producer gets nowhere; starting with a new one";
+const LOST: &str = "Kafka answers others, and this producer gets nowhere";
 
 /// See the module's documentation.
 pub(super) struct Probe {
@@ -40,14 +45,15 @@ pub(super) struct Probe {
 /// What is known of the producer.
 struct Known {
     stall: Stall,
-    /// When it was last heard of it.
+    /// When it was last heard of it, or asked.
     heard: Instant,
 }
 
 impl Probe {
     /// Goes on until the producer is gone.
     pub(super) fn run(self) {
-        let mut known = Known { stall: Stall::default(), heard: Instant::now() };
+        let rest = self.others.as_ref().map(Options::rest).unwrap_or_default();
+        let mut known = Known { stall: Stall::new(rest), heard: Instant::now() };
         let mut suspected = true;
         loop {
             let wait = match self.look(&mut known, suspected) {
@@ -67,19 +73,19 @@ impl Probe {
     fn look(&self, Known { stall, heard }: &mut Known, suspected: bool) -> Option<bool> {
         let alive = self.alive()?;
         let (now, seen) = (Instant::now(), alive.seen());
-        let silent = stall.look(now, seen);
-        let is_lost = || now.duration_since(*heard) >= IDLE && !alive.finds_a_leader();
-        let doubtful = suspected || silent >= Some(LOOK_EVERY) || !seen.is_up || !seen.reported && is_lost();
+        let silent_for = if stall.look(now, seen).is_some() { SILENT } else { IDLE };
+        let is_silent = !seen.reported && now.duration_since(*heard) >= silent_for;
+        let doubtful = suspected || is_silent || !seen.is_up;
         if doubtful && let Err(error) = alive.metadata(PROBE_TIMEOUT) {
             alive.tracker.down(error.cause().to_owned());
         }
-        if doubtful || seen.reported || now.duration_since(*heard) >= IDLE {
+        if doubtful || seen.reported {
             *heard = Instant::now();
         }
         match alive.tracker.now() {
             Connection::Up | Connection::Down { .. } => {}
             // To ask again and again with credentials that are wrong locks accounts.
-            Connection::Refused(_) => *stall = Stall::default(),
+            Connection::Refused(_) => stall.begin_anew(),
             Connection::Lost(_) => {
                 alive.give_up();
                 return Some(false);
@@ -89,10 +95,13 @@ impl Probe {
         let Some(others) = self.others.as_ref().filter(|_| stall.is_due(Instant::now(), is_up)) else {
             return Some(is_up);
         };
-        let topics = alive.shared.topics();
+        let (topics, waiting) = (alive.shared.topics(), alive.shared.outstanding.load(Ordering::Relaxed));
         drop(alive);
-        tracing::debug!(?topics, "nothing was acked for a while, or no broker answers; somebody else asks Kafka");
-        let answers = answers(others, &topics);
+        // Where no broker answers, that was said.
+        if is_up && stall.is_news() {
+            tracing::warn!(waiting, "nothing was acked for a while; asking the partitions' leaders");
+        }
+        let answers = answers(others, &topics, is_up);
         let alive = self.alive()?;
         if stall.look(Instant::now(), alive.seen()).is_some() && stall.asked(Instant::now(), answers) {
             alive.tracker.lost(Error::new(Kind::KafkaUnreachable, LOST));
@@ -107,13 +116,6 @@ impl Probe {
 }
 
 impl Inner {
-    /// Whether the broker that leads some partition answers. A question as small as there is, for it is asked of those that are
-    /// well.
-    fn finds_a_leader(&self) -> bool {
-        let topic = self.shared.topics().into_iter().next();
-        topic.is_some_and(|topic| self.client.client().fetch_watermarks(&topic, 0, PROBE_TIMEOUT).is_ok())
-    }
-
     fn seen(&self) -> Seen {
         Seen {
             reported: self.shared.reported.swap(false, Ordering::Relaxed),
@@ -123,8 +125,25 @@ impl Inner {
     }
 }
 
-/// Whether brokers answer a client of its own, and those that lead these topics do. Blocks.
-fn answers(options: &Options, topics: &[String]) -> bool {
+/// Whether Kafka answers a client of its own, which gets no more time than the producer has. Blocks.
+///
+/// Where a broker answers the producer as well, what it waits for may be any partition of its topics: all of them have to have
+/// leaders that answer. Where none does, a leader of any partition will do, but there has to be one: brokers that only answer at
+/// the addresses we were given, and not at those they advertise, answer nobody.
+fn answers(options: &Options, topics: &[String], is_up: bool) -> bool {
     let Ok(sink) = KafkaSink::with_options(options.clone().asking(), true, None) else { return false };
-    sink.inner().metadata(ASK_TIMEOUT).is_ok() && sink.inner().leaders_answer(topics, ASK_TIMEOUT)
+    let Ok(metadata) = sink.inner().metadata(PROBE_TIMEOUT) else { return false };
+    let client = sink.inner().client.client();
+    let mut asked = BTreeMap::new();
+    // One question to each broker: where records end is only known to the one that takes them.
+    let leads = |(topic, partition): (&str, &MetadataPartition)| {
+        let leader = partition.leader();
+        let ask = || client.fetch_watermarks(topic, partition.id(), ASK_TIMEOUT).is_ok();
+        leader >= 0 && *asked.entry(leader).or_insert_with(ask)
+    };
+    let partitions =
+        metadata.topics().iter().flat_map(|topic| topic.partitions().iter().map(|partition| (topic.name(), partition)));
+    let (ours, others): (Vec<_>, Vec<_>) = partitions.partition(|(topic, _)| topics.iter().any(|ours| ours == topic));
+    // A topic without partitions does not exist, which librdkafka reports in its own time.
+    if is_up { ours.into_iter().all(leads) } else { ours.into_iter().chain(others).any(leads) }
 }

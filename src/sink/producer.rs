@@ -1,6 +1,5 @@
 //! The one producer: owned by the sink, borrowed by whoever else has a record to deliver through it.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -123,26 +122,6 @@ impl Inner {
     }
 }
 
-impl Inner {
-    /// See [`super::KafkaSink::leaders_answer`]. Blocks.
-    pub(super) fn leaders_answer(&self, topics: &[String], timeout: Duration) -> bool {
-        let client = self.client.client();
-        let mut asked = BTreeSet::new();
-        topics.iter().all(|name| {
-            let Ok(metadata) = client.fetch_metadata(Some(name), timeout) else { return false };
-            let partitions: Vec<_> = metadata.topics().iter().flat_map(|topic| topic.partitions()).collect();
-            // Without partitions it does not exist, which librdkafka reports in its own time.
-            !partitions.is_empty()
-                && partitions.iter().all(|partition| {
-                    let leader = partition.leader();
-                    // One question to each broker: where records end is only known to the one that takes them.
-                    let again = !asked.insert(leader);
-                    leader >= 0 && (again || client.fetch_watermarks(name, partition.id(), timeout).is_ok())
-                })
-        })
-    }
-}
-
 /// Ends a producer on a thread of its own: gives up what is queued or in flight, then frees it.
 ///
 /// Requests on the wire may still be written by the broker: they extend what it has of this producer without a gap.
@@ -212,6 +191,11 @@ impl Producer {
     /// What the operating system has been handed already goes its way, and may still be written by a broker.
     pub fn give_up(&self) -> Option<usize> {
         self.inner.upgrade()?.give_up()
+    }
+
+    /// Whether the producer has lost its way: it is to be replaced.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.tracker.now(), Connection::Lost(_))
     }
 
     /// Waits until Kafka has refused us for some seconds on end, or the producer has lost its way, and says why.

@@ -75,7 +75,7 @@ pub(crate) fn refusal(client: &BaseConsumer<Listening>) -> Option<Error> {
 
 /// An error of `client` in the operator's words. Where nothing answers, a broker may have said why.
 pub(crate) fn explain(client: &BaseConsumer<Listening>, error: &KafkaError, topic: &str) -> Error {
-    let code = faults::of_reading(code(error));
+    let code = faults::of_known(code(error));
     let subject = Subject { topic: Some(topic), ..Subject::default() };
     if code == RDKafkaErrorCode::TopicAuthorizationFailed {
         return faults::explain(code, subject).remedy(format!(

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const SUSPICIOUS: Duration = Duration::from_secs(20);
 /// How long such a producer then has, from an answer of Kafka to somebody else.
 const GRACE: Duration = Duration::from_secs(10);
-/// Both for a producer that no broker answers. More than librdkafka's longest wait between two tries to connect.
+/// Where no broker answers the producer, it is asked of others so soon.
 const UNREACHED: Duration = Duration::from_secs(5);
 
 /// What is seen of a producer at one look.
@@ -27,39 +27,56 @@ pub(super) struct Seen {
 }
 
 /// See the module's documentation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Stall {
+    /// How long librdkafka may rest by itself: between two tries to connect, or for more records to send.
+    rest: Duration,
     /// Since when it gets nowhere, or since Kafka was asked about it.
     since: Option<Instant>,
-    /// Whether Kafka has answered somebody else since then.
-    answered: bool,
+    /// Whether it answered, if it was asked.
+    answered: Option<bool>,
+    /// Whether the stall was spoken of.
+    told: bool,
 }
 
 impl Stall {
+    pub(super) fn new(rest: Duration) -> Stall {
+        Stall { rest, since: None, answered: None, told: false }
+    }
+
     /// How long the producer has got nowhere; none where it gets on, or has nothing to do.
     pub(super) fn look(&mut self, now: Instant, seen: Seen) -> Option<Duration> {
         if seen.reported || seen.is_up && !seen.waits {
-            *self = Stall::default();
+            self.begin_anew();
             return None;
         }
         Some(now.duration_since(*self.since.get_or_insert(now)))
     }
 
+    /// Nothing is held against the producer any more.
+    pub(super) fn begin_anew(&mut self) {
+        *self = Stall::new(self.rest);
+    }
+
     /// Whether it is time for somebody else to ask Kafka: again and again while the stall lasts.
     pub(super) fn is_due(&self, now: Instant, is_up: bool) -> bool {
         let patience = match (is_up, self.answered) {
-            (false, _) => UNREACHED,
-            (true, false) => SUSPICIOUS,
-            (true, true) => GRACE,
+            (false, None) => UNREACHED,
+            (true, None | Some(false)) => SUSPICIOUS,
+            (_, Some(true)) | (false, Some(false)) => GRACE,
         };
-        self.since.is_some_and(|since| now.duration_since(since) >= patience)
+        self.since.is_some_and(|since| now.duration_since(since) >= patience + self.rest)
+    }
+
+    /// Whether this stall is news: once for each.
+    pub(super) fn is_news(&mut self) -> bool {
+        !std::mem::replace(&mut self.told, true)
     }
 
     /// Kafka was asked by somebody else while the producer got nowhere, and answered or not. Whether the producer is lost.
     pub(super) fn asked(&mut self, now: Instant, answers: bool) -> bool {
         self.since = Some(now);
-        let before = std::mem::replace(&mut self.answered, answers);
-        before && answers
+        self.answered.replace(answers) == Some(true) && answers
     }
 }
 
@@ -74,7 +91,7 @@ mod tests {
     #[test]
     fn kafka_is_asked_once_nothing_on_its_way_was_reported_for_a_while() {
         let start = Instant::now();
-        let mut stall = Stall::default();
+        let mut stall = Stall::new(Duration::ZERO);
         assert_eq!(stall.look(start, IDLE), None);
         assert!(!stall.is_due(start + SUSPICIOUS, true), "idle");
         assert_eq!(stall.look(start, WAITS), Some(Duration::ZERO), "it has just begun");
@@ -82,18 +99,19 @@ mod tests {
         assert_eq!(stall.look(start + GRACE, WAITS), Some(Duration::ZERO));
         assert!(!stall.is_due(start + SUSPICIOUS, true));
         assert!(stall.is_due(start + SUSPICIOUS + GRACE, true));
+        assert!(stall.is_news() && !stall.is_news());
     }
 
     #[test]
     fn a_producer_is_lost_where_kafka_answers_twice_and_nothing_is_reported_between() {
-        for (seen, first, second) in [(WAITS, SUSPICIOUS, GRACE), (AWAY, UNREACHED, UNREACHED)] {
+        for (seen, first, again, second) in [(WAITS, SUSPICIOUS, SUSPICIOUS, GRACE), (AWAY, UNREACHED, GRACE, GRACE)] {
             let mut now = Instant::now();
-            let mut stall = Stall::default();
+            let mut stall = Stall::new(Duration::ZERO);
             stall.look(now, seen);
             now += first;
             assert!(stall.is_due(now, seen.is_up) && !stall.asked(now, false), "Kafka is away");
             assert!(!stall.is_due(now, seen.is_up), "once");
-            now += first;
+            now += again;
             assert!(stall.is_due(now, seen.is_up) && !stall.asked(now, true), "Kafka may be back just now");
             now += second / 2;
             assert!(!stall.is_due(now, seen.is_up), "it has some time");
@@ -106,7 +124,7 @@ mod tests {
     fn a_report_between_two_answers_is_a_sign_of_life_and_so_is_an_answer_where_nothing_waits() {
         let now = Instant::now();
         for life in [Seen { reported: true, ..WAITS }, IDLE] {
-            let mut stall = Stall::default();
+            let mut stall = Stall::new(Duration::ZERO);
             stall.look(now, AWAY);
             assert!(!stall.asked(now, true));
             assert_eq!(stall.look(now, life), None);
@@ -116,9 +134,17 @@ mod tests {
     }
 
     #[test]
+    fn what_librdkafka_rests_by_itself_is_no_stall() {
+        let (now, rest) = (Instant::now(), Duration::from_secs(60));
+        let mut stall = Stall::new(rest);
+        stall.look(now, WAITS);
+        assert!(!stall.is_due(now + rest, true) && stall.is_due(now + rest + SUSPICIOUS, true));
+    }
+
+    #[test]
     fn an_answer_that_does_not_come_counts_for_those_before_it() {
         let now = Instant::now();
-        let mut stall = Stall::default();
+        let mut stall = Stall::new(Duration::ZERO);
         stall.look(now, WAITS);
         assert_eq!([true, false, true, true].map(|answers| stall.asked(now, answers)), [false, false, false, true]);
     }

@@ -193,7 +193,7 @@ impl Tail<'_> {
     }
 
     fn explain(&self, error: &KafkaError) -> Error {
-        let code = faults::of_reading(super::code(error));
+        let code = faults::of_known(super::code(error));
         let subject = Subject { topic: Some(self.topic), ..Subject::default() };
         let explained = faults::explain(code, subject);
         if code != RDKafkaErrorCode::TopicAuthorizationFailed {

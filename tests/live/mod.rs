@@ -11,6 +11,7 @@ mod copies;
 mod dead_letters;
 mod exactly_once;
 mod failover;
+mod fenced;
 mod given_up;
 mod idle;
 mod memory;

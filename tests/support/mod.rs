@@ -2,6 +2,8 @@
 
 pub(crate) mod certificates;
 pub(crate) mod checker;
+#[path = "../../src/sink/fake.rs"]
+pub(crate) mod fake;
 pub(crate) mod guardian;
 pub(crate) mod pgoutput;
 pub(crate) mod process;

@@ -122,7 +122,7 @@ fn watermarks(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<(i64, i64),
 
 /// An error of a client in the operator's words.
 pub(super) fn explain(error: &KafkaError, topic: &str) -> Error {
-    let code = faults::of_reading(crate::sink::code(error));
+    let code = faults::of_known(crate::sink::code(error));
     let error = faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
     if error.kind() != Kind::TopicRefused {
         return error;
