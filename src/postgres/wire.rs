@@ -11,6 +11,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 /// What is asked of the socket at once; the size of the buffer while messages are smaller.
 const READ_BYTES: usize = 2 << 20;
+/// A read gets at least this much room where what was left is no more than the rest: to move it for each read would cost more.
+const ROOM_BYTES: usize = READ_BYTES / 4;
 /// Type and length.
 const HEADER_BYTES: usize = 5;
 /// Emptied buffers, with nothing large in them, after which the memory a large message took is given back.
@@ -167,7 +169,8 @@ impl Inbox {
 
     /// Grows only when what arrived fills the buffer, by doubling: a length that was announced allocates nothing.
     fn make_room(&mut self) {
-        if self.start > 0 {
+        let room = self.bytes.len().saturating_sub(self.end);
+        if self.start > 0 && (room < ROOM_BYTES || self.start == self.end) {
             self.bytes.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;

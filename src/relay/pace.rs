@@ -25,6 +25,11 @@ const WORTH_BYTES: usize = 8 * 1024;
 /// What is dealt with at once: some two thousand rows, half of what is read at most. Kafka's partitions share it, and a
 /// batch of a few rows costs a broker as much as one of hundreds.
 const HEAP_BYTES: usize = 1 << 20;
+/// A heap of this much is no chance: at 10,000 events a second it takes as long as a heap is gathered for. A rest that adds
+/// little to it is followed by another, up to [`DRY_AFTER`].
+const BEGUN_BYTES: usize = 64 * 1024;
+/// How long a walsender that has a backlog may have nothing for us, since others had its core.
+const DRY_AFTER: Duration = Duration::from_millis(3);
 /// How long a heap is gathered for at most.
 const HEAP_WITHIN: Duration = Duration::from_millis(20);
 /// So many reads in a row without an event mean that only others are busy.
@@ -48,6 +53,8 @@ const IDLE_BYTES: usize = 3 * 1024;
 #[derive(Debug)]
 pub(super) struct Pace {
     last_read: Instant,
+    /// The last look for more: a read, or one that found nothing.
+    last_look: Instant,
     /// Since when the next read has been waited for.
     ready_since: Option<Instant>,
     /// Whether the next read was put off.
@@ -68,6 +75,7 @@ impl Pace {
     pub(super) fn new(now: Instant) -> Self {
         Pace {
             last_read: now,
+            last_look: now,
             ready_since: None,
             rested: false,
             at_once: 0,
@@ -84,14 +92,14 @@ impl Pace {
         self.ready_since.get_or_insert(now);
     }
 
-    /// `bytes` were read. What was read before had `events` in all.
-    pub(super) fn read(&mut self, now: Instant, bytes: usize, events: u64) {
+    /// `bytes` were read, and so many are not dealt with by now. What was dealt with had `events` in all.
+    pub(super) fn read(&mut self, now: Instant, (bytes, buffered_bytes): (usize, usize), events: u64) {
         let waited = now.duration_since(self.ready_since.take().unwrap_or(now));
         let chatters = events == self.events && waited < CHATTER_WITHIN && bytes < CHATTER_BYTES;
         self.idle_reads = if chatters { self.idle_reads.saturating_add(1) } else { 0 };
-        let vain = std::mem::take(&mut self.rested) && bytes < WORTH_BYTES;
+        let vain = std::mem::take(&mut self.rested) && bytes < WORTH_BYTES && buffered_bytes < BEGUN_BYTES;
         self.at_once = if waited < AT_ONCE && !vain { self.at_once.saturating_add(1) } else { 0 };
-        (self.events, self.last_read, self.last_bytes) = (events, now, bytes);
+        (self.events, self.last_read, self.last_look, self.last_bytes) = (events, now, now, bytes);
     }
 
     /// Until when the next read waits, if it does; `events` is what there are by now.
@@ -106,14 +114,24 @@ impl Pace {
             false if self.is_backlog() => REST,
             false => return None,
         };
-        let until = Some(self.last_read + rest).filter(|until| *until > now);
+        let until = Some(self.last_look + rest).filter(|until| *until > now);
         self.rested |= until.is_some();
         until
     }
 
-    /// There is nothing more to be read just now: what was gathered is all there is.
-    pub(super) fn dry(&mut self) {
-        self.at_once = 0;
+    /// There is nothing more to be read just now: what was gathered, `buffered_bytes`, is all there is, or a walsender that is
+    /// in the middle of a backlog gets some more time.
+    pub(super) fn dry(&mut self, now: Instant, buffered_bytes: usize) {
+        if buffered_bytes < BEGUN_BYTES || now.duration_since(self.last_read) >= DRY_AFTER {
+            self.at_once = 0;
+        }
+        self.last_look = now;
+        self.ready_since = None;
+    }
+
+    /// Whether more may be read beside what is being dealt with: a Unix socket that is full keeps the walsender waiting.
+    pub(super) fn reads_beside(&self, buffered_bytes: usize) -> bool {
+        buffered_bytes < HEAP_BYTES
     }
 
     /// Whether these bytes, which were read and not dealt with yet, wait for more. To be told of [`Pace::dry`], the caller
@@ -152,7 +170,7 @@ mod tests {
         for read in 0..count {
             pace.ready(*now);
             *now += apart;
-            pace.read(*now, bytes, events(read));
+            pace.read(*now, (bytes, bytes), events(read));
             *now = pace.rests_until(*now, events(read + 1)).unwrap_or(*now);
         }
         *now - began
@@ -175,7 +193,7 @@ mod tests {
         let mut pace = Pace::new(now);
         for read in 0..100 {
             pace.ready(now);
-            pace.read(now, 50_000, read * 50);
+            pace.read(now, (50_000, 50_000), read * 50);
             now += 2 * MS;
             assert_eq!(pace.rests_until(now, read * 50 + 50), None);
         }
@@ -201,8 +219,28 @@ mod tests {
         assert!(pace.gathers(now, 50_000) && pace.gathers(now + HEAP_WITHIN / 2, 100_000));
         assert!(!pace.gathers(now + HEAP_WITHIN, 150_000));
         assert!(pace.gathers(now + HEAP_WITHIN, 50_000), "the next one has its own time");
-        pace.dry();
-        assert!(!pace.gathers(now + HEAP_WITHIN, 50_000));
+        pace.dry(now, 50_000);
+        assert!(!pace.gathers(now + HEAP_WITHIN, 50_000), "no large one, and all there is");
+    }
+
+    #[test]
+    fn a_large_heap_is_gathered_on_while_the_walsender_pauses_for_a_moment() {
+        let mut now = Instant::now();
+        let mut pace = Pace::new(now);
+        reads(&mut pace, &mut now, BACKLOG, SHORT, (50_000, |read| u64::from(read)));
+        let paused = now;
+        while now < paused + DRY_AFTER - REST {
+            pace.ready(now);
+            pace.dry(now, BEGUN_BYTES);
+            assert!(pace.gathers(now, BEGUN_BYTES));
+            now = pace.rests_until(now, 8).unwrap();
+        }
+        // Little by itself, and late, it adds to much.
+        pace.read(now, (300, BEGUN_BYTES + 300), 8);
+        assert!(pace.gathers(now, BEGUN_BYTES + 300));
+        now += DRY_AFTER;
+        pace.dry(now, BEGUN_BYTES + 300);
+        assert!(!pace.gathers(now, BEGUN_BYTES + 300));
     }
 
     #[test]
@@ -212,7 +250,7 @@ mod tests {
         for number in 0..100 {
             pace.ready(now);
             now += AT_ONCE;
-            pace.read(now, 300, number);
+            pace.read(now, (300, 300), number);
             assert_eq!(pace.rests_until(now, number + 1), None);
         }
         assert!(!pace.is_backlog());
@@ -228,7 +266,7 @@ mod tests {
         // The read that has an event in it is followed by others as soon as ever.
         pace.ready(now);
         now += MS;
-        pace.read(now, 300, 7);
+        pace.read(now, (300, 300), 7);
         assert_eq!(pace.rests_until(now, 8), None);
     }
 
@@ -267,7 +305,7 @@ mod tests {
         for _ in 0..100 {
             pace.ready(now);
             now += CHATTER_WITHIN;
-            pace.read(now, 23, 0);
+            pace.read(now, (23, 23), 0);
             assert_eq!(pace.rests_until(now, 0), None);
         }
     }

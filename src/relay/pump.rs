@@ -375,11 +375,14 @@ impl Pump<'_> {
     /// was read is gathered, that there is no more of it is news, too.
     async fn next_input(&mut self, wake: Instant, rest: Option<Instant>, gathers: bool) -> Input {
         let room = self.reads();
-        let (reads, backlog) = (room && rest.is_none(), room && self.backlog);
+        let backlog = room && self.backlog;
+        // What waits in the socket keeps the walsender waiting. There is room for it beside what was left for this turn.
+        let reads =
+            room && rest.is_none() && (!backlog || self.pace.reads_beside(self.session.stream.buffered_bytes()));
         if !reads || self.pace.is_backlog() {
             self.session.stream.unwatch();
         }
-        if reads {
+        if reads && !backlog {
             self.pace.ready(Instant::now());
         }
         // Where more is read in a moment, and there is room for it, deliveries can wait for that: one wake-up instead of many.
@@ -396,8 +399,8 @@ impl Pump<'_> {
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
             error = &mut self.unusable => Input::Unusable(error),
             connection = kafka_changed(&mut self.kafka) => Input::Kafka(connection),
-            () = std::future::ready(()), if backlog => Input::Clock,
             io = self.session.stream.ready_io(reads) => Input::Socket(io),
+            () = std::future::ready(()), if backlog => Input::Clock,
             () = std::future::ready(()), if gathers && rest.is_none() => Input::Dry,
         }
     }

@@ -14,6 +14,7 @@ use crate::relay::jobs::Done;
 use crate::relay::report::tell_oldest;
 use crate::relay::stop::Stop;
 use crate::sink::Connection;
+use crate::source::WalSource as _;
 use crate::source::catalog::compare;
 use crate::source::control::ControlEnd;
 use crate::telemetry::Side;
@@ -30,7 +31,7 @@ impl Pump<'_> {
             }
             Input::Clock | Input::Deliveries => Ok(()),
             Input::Dry => {
-                self.pace.dry();
+                self.pace.dry(Instant::now(), self.session.stream.buffered_bytes());
                 Ok(())
             }
             Input::Job(done) => self.job_done(*done).await,
@@ -57,7 +58,8 @@ impl Pump<'_> {
                     self.report.received_bytes += read as u64;
                     let now = Instant::now();
                     self.feedback.heard(now);
-                    self.pace.read(now, read, self.core.counts().assembled);
+                    let buffered = self.session.stream.buffered_bytes();
+                    self.pace.read(now, (read, buffered), self.core.counts().assembled);
                 }
                 Ok(())
             }
