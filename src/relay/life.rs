@@ -31,8 +31,6 @@ impl Relay {
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.
     pub(super) async fn begin_new_life(&mut self) {
         let is_lost = self.life.as_ref().is_some_and(Life::is_lost);
-        // What it had in flight may have arrived.
-        self.is_in_doubt |= is_lost;
         let resume = match &mut self.life {
             Some(Life::Running(core)) => {
                 // What cannot be marked now is published again, and marked then.
@@ -40,6 +38,8 @@ impl Relay {
                     tracing::debug!(%error, "rows that were acked could not be marked");
                 }
                 self.poison = core.take_poison();
+                // What it had in flight may have arrived.
+                self.is_in_doubt |= is_lost;
                 Some(core.settled_position())
             }
             Some(Life::New(_, resume)) if is_lost => *resume,

@@ -82,6 +82,8 @@ pub(super) struct Shared {
     pub(super) outstanding: AtomicUsize,
     /// Whether anything was reported since somebody looked.
     pub(super) reported: AtomicBool,
+    /// Whether the last question found a broker to go to, answered or not. One that writes for long answers late.
+    pub(super) is_reached: AtomicBool,
     /// Topics that records were sent to.
     topics: Mutex<BTreeSet<String>>,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,

@@ -157,7 +157,7 @@ impl KafkaSink {
     /// [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
     pub async fn check(&self, topics: &[&str], timeout: Duration) -> Result<Reach> {
         let inner = Arc::clone(&self.inner);
-        let asked = tokio::task::spawn_blocking(move || inner.metadata(timeout));
+        let asked = tokio::task::spawn_blocking(move || inner.metadata(None, timeout));
         let metadata = tokio::select! {
             answer = asked => answer.map_err(|error| Error::new(Kind::Bug, error))??,
             refusal = self.inner.tracker.unusable() => return Err(refusal),
@@ -329,6 +329,7 @@ impl Sink for KafkaSink {
             return Err(EnqueueError::Refused(error));
         }
         opaque(ticket, false).map_err(EnqueueError::Refused)?;
+        self.inner.shared.sends_to(record.topic);
         let hash = record.key.map_or_else(|| self.next_turn(), hash);
         let Err(error) = self.inner.send_apart(record, ticket, hash) else { return Ok(()) };
         let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };

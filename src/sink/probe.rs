@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rdkafka::metadata::MetadataPartition;
+use rdkafka::metadata::{MetadataPartition, MetadataTopic};
 use rdkafka::producer::Producer as _;
 
 use super::connection::Connection;
@@ -23,12 +23,16 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Nothing heard for this long, of a producer that something waits in, and the broker is asked. As long as the first wait of
 /// [`Stall`], so that it is known by then whether one answers.
 const SILENT: Duration = Duration::from_secs(5);
-/// The same of one that nothing waits in: the answer holds every topic of the cluster.
+/// The same of one that nothing waits in: the answer may hold every topic of the cluster.
 const IDLE: Duration = Duration::from_secs(60);
 /// How long the answer may take. Closing waits for it; a connection that takes longer is there the next time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long somebody else has to hear of all topics there are.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the leader of a partition has to answer somebody else.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many of them are asked where one is enough.
+const ASKED: usize = 3;
 
 /// What is said of a producer that is lost.
 const LOST: &str = "Kafka answers others, and this producer gets nowhere";
@@ -72,38 +76,39 @@ impl Probe {
     /// Whether a broker answers; none once the producer is gone. What takes long is done without holding the producer.
     fn look(&self, Known { stall, heard }: &mut Known, suspected: bool) -> Option<bool> {
         let alive = self.alive()?;
+        if let Connection::Lost(_) = alive.tracker.now() {
+            alive.give_up();
+            return Some(false);
+        }
         let (now, seen) = (Instant::now(), alive.seen());
         let silent_for = if stall.look(now, seen).is_some() { SILENT } else { IDLE };
         let is_silent = !seen.reported && now.duration_since(*heard) >= silent_for;
         let doubtful = suspected || is_silent || !seen.is_up;
-        if doubtful && let Err(error) = alive.metadata(PROBE_TIMEOUT) {
+        let topics = alive.shared.topics();
+        // One of its own, where there is one: a cluster may have very many.
+        if doubtful && let Err(error) = alive.metadata(topics.first().map(String::as_str), PROBE_TIMEOUT) {
             alive.tracker.down(error.cause().to_owned());
         }
         if doubtful || seen.reported {
             *heard = Instant::now();
         }
-        match alive.tracker.now() {
-            Connection::Up | Connection::Down { .. } => {}
-            // To ask again and again with credentials that are wrong locks accounts.
-            Connection::Refused(_) => stall.begin_anew(),
-            Connection::Lost(_) => {
-                alive.give_up();
-                return Some(false);
-            }
+        // To ask again and again with credentials that are wrong locks accounts.
+        if let Connection::Refused(_) = alive.tracker.now() {
+            stall.begin_anew();
         }
-        let is_up = alive.tracker.is_up();
-        let Some(others) = self.others.as_ref().filter(|_| stall.is_due(Instant::now(), is_up)) else {
+        let (is_up, is_reached) = (alive.tracker.is_up(), alive.is_reached());
+        let Some(others) = self.others.as_ref().filter(|_| stall.is_due(Instant::now(), is_reached)) else {
             return Some(is_up);
         };
-        let (topics, waiting) = (alive.shared.topics(), alive.shared.outstanding.load(Ordering::Relaxed));
+        let waiting = alive.shared.outstanding.load(Ordering::Relaxed);
         drop(alive);
         // Where no broker answers, that was said.
         if is_up && stall.is_news() {
             tracing::warn!(waiting, "nothing was acked for a while; asking the partitions' leaders");
         }
-        let answers = answers(others, &topics, is_up);
+        let answers = answers(others, &topics, is_reached);
         let alive = self.alive()?;
-        if stall.look(Instant::now(), alive.seen()).is_some() && stall.asked(Instant::now(), answers) {
+        if stall.look(Instant::now(), alive.seen()).is_some() && stall.asked(Instant::now(), is_reached, answers) {
             alive.tracker.lost(Error::new(Kind::KafkaUnreachable, LOST));
             alive.give_up();
         }
@@ -121,29 +126,40 @@ impl Inner {
             reported: self.shared.reported.swap(false, Ordering::Relaxed),
             waits: self.shared.outstanding.load(Ordering::Relaxed) > 0,
             is_up: self.tracker.is_up(),
+            is_reached: self.is_reached(),
         }
+    }
+
+    fn is_reached(&self) -> bool {
+        self.tracker.is_up() || self.shared.is_reached.load(Ordering::Relaxed)
     }
 }
 
 /// Whether Kafka answers a client of its own, which gets no more time than the producer has. Blocks.
 ///
-/// Where a broker answers the producer as well, what it waits for may be any partition of its topics: all of them have to have
-/// leaders that answer. Where none does, a leader of any partition will do, but there has to be one: brokers that only answer at
+/// Where the producer reaches a broker, what it waits for may be any partition of its topics: all of them have to have leaders
+/// that answer. Where it reaches none, a leader of any partition will do, but there has to be one: brokers that only answer at
 /// the addresses we were given, and not at those they advertise, answer nobody.
-fn answers(options: &Options, topics: &[String], is_up: bool) -> bool {
+fn answers(options: &Options, topics: &[String], is_reached: bool) -> bool {
     let Ok(sink) = KafkaSink::with_options(options.clone().asking(), true, None) else { return false };
-    let Ok(metadata) = sink.inner().metadata(PROBE_TIMEOUT) else { return false };
+    let Ok(metadata) = sink.inner().metadata(None, ANSWER_TIMEOUT) else { return false };
     let client = sink.inner().client.client();
     let mut asked = BTreeMap::new();
     // One question to each broker: where records end is only known to the one that takes them.
-    let leads = |(topic, partition): (&str, &MetadataPartition)| {
+    let mut leads = |topic: &MetadataTopic, partition: &MetadataPartition| {
         let leader = partition.leader();
-        let ask = || client.fetch_watermarks(topic, partition.id(), ASK_TIMEOUT).is_ok();
-        leader >= 0 && *asked.entry(leader).or_insert_with(ask)
+        let ask = || client.fetch_watermarks(topic.name(), partition.id(), ASK_TIMEOUT).is_ok();
+        let is_spared = !is_reached && asked.len() >= ASKED && !asked.contains_key(&leader);
+        leader >= 0 && !is_spared && *asked.entry(leader).or_insert_with(ask)
     };
-    let partitions =
-        metadata.topics().iter().flat_map(|topic| topic.partitions().iter().map(|partition| (topic.name(), partition)));
-    let (ours, others): (Vec<_>, Vec<_>) = partitions.partition(|(topic, _)| topics.iter().any(|ours| ours == topic));
-    // A topic without partitions does not exist, which librdkafka reports in its own time.
-    if is_up { ours.into_iter().all(leads) } else { ours.into_iter().chain(others).any(leads) }
+    let (ours, others): (Vec<_>, Vec<_>) =
+        metadata.topics().iter().partition(|topic| topics.iter().any(|ours| ours == topic.name()));
+    if !is_reached {
+        return ours.into_iter().chain(others).any(|of| of.partitions().iter().any(|partition| leads(of, partition)));
+    }
+    // A topic that is not there, or has no partitions yet, is not the producer's fault.
+    let is_led = |of: &MetadataTopic| {
+        !of.partitions().is_empty() && of.partitions().iter().all(|partition| leads(of, partition))
+    };
+    ours.len() == topics.len() && ours.into_iter().all(is_led)
 }

@@ -74,9 +74,16 @@ impl Inner {
         self.fatal(subject).or_else(|| self.doubt(error)).unwrap_or_else(|| faults::explain(code, subject))
     }
 
-    /// Asks any broker for the cluster's metadata. Blocks.
-    pub(super) fn metadata(&self, timeout: Duration) -> Result<rdkafka::metadata::Metadata> {
-        let metadata = self.fetch_metadata(timeout).map_err(|error| {
+    /// Asks any broker for the metadata of one topic, or of all there are. Blocks.
+    pub(super) fn metadata(&self, topic: Option<&str>, timeout: Duration) -> Result<rdkafka::metadata::Metadata> {
+        let answer = self.fetch_metadata(topic, timeout);
+        let is_reached = match &answer {
+            // One that has just started, or was fenced, knows of none. Nobody could be sent anything.
+            Ok(metadata) => !metadata.brokers().is_empty(),
+            Err(error) => code(error) != RDKafkaErrorCode::BrokerTransportFailure,
+        };
+        self.shared.is_reached.store(is_reached, Ordering::Relaxed);
+        let metadata = answer.map_err(|error| {
             let last = self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let code = code(&error);
             let because = if last.is_empty() { code.to_string() } else { last };
@@ -88,8 +95,7 @@ impl Inner {
                 }
             }
         })?;
-        // One that has just started, or was fenced, knows of none. Nobody could be sent anything.
-        if metadata.brokers().is_empty() {
+        if !is_reached {
             let what = "a Kafka broker answers, and knows of none that is ready, itself included";
             return Err(Error::new(Kind::KafkaUnreachable, what).remedy("look at the log of Kafka's controllers"));
         }
@@ -108,12 +114,16 @@ impl Inner {
 
     /// In slices, because nothing interrupts librdkafka and closing waits for the end of one. Each is twice as long as
     /// the one before: an answer that takes long still has the time.
-    fn fetch_metadata(&self, timeout: Duration) -> Result<rdkafka::metadata::Metadata, KafkaError> {
+    fn fetch_metadata(
+        &self,
+        topic: Option<&str>,
+        timeout: Duration,
+    ) -> Result<rdkafka::metadata::Metadata, KafkaError> {
         let deadline = Instant::now() + timeout;
         let mut slice = FIRST_SLICE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = self.client.client().fetch_metadata(None, slice.min(left));
+            let answer = self.client.client().fetch_metadata(topic, slice.min(left));
             if answer.is_ok() || slice >= left || self.closing.load(Ordering::Relaxed) {
                 return answer;
             }

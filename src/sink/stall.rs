@@ -7,12 +7,12 @@
 
 use std::time::{Duration, Instant};
 
-/// Nothing reported for this long makes one wonder, although a broker answers this producer. Longer than a leader election or a
-/// broker's restart.
-const SUSPICIOUS: Duration = Duration::from_secs(20);
+/// Nothing reported for this long makes one wonder, although this producer reaches a broker. Longer than a leader election or a
+/// broker's restart, and as long as a leader waits for a follower that stands still (`replica.lag.time.max.ms`).
+const SUSPICIOUS: Duration = Duration::from_secs(30);
 /// How long such a producer then has, from an answer of Kafka to somebody else.
 const GRACE: Duration = Duration::from_secs(10);
-/// Where no broker answers the producer, it is asked of others so soon.
+/// Where the producer reaches no broker, it is asked of others so soon.
 const UNREACHED: Duration = Duration::from_secs(5);
 
 /// What is seen of a producer at one look.
@@ -24,6 +24,8 @@ pub(super) struct Seen {
     pub(super) waits: bool,
     /// Whether a broker answers it.
     pub(super) is_up: bool,
+    /// Whether it has a broker to ask, which may be slow to answer.
+    pub(super) is_reached: bool,
 }
 
 /// See the module's documentation.
@@ -35,13 +37,15 @@ pub(super) struct Stall {
     since: Option<Instant>,
     /// Whether it answered, if it was asked.
     answered: Option<bool>,
+    /// Whether the producer reached a broker when last looked at. What is asked of others depends on it.
+    is_reached: bool,
     /// Whether the stall was spoken of.
     told: bool,
 }
 
 impl Stall {
     pub(super) fn new(rest: Duration) -> Stall {
-        Stall { rest, since: None, answered: None, told: false }
+        Stall { rest, since: None, answered: None, is_reached: false, told: false }
     }
 
     /// How long the producer has got nowhere; none where it gets on, or has nothing to do.
@@ -49,6 +53,9 @@ impl Stall {
         if seen.reported || seen.is_up && !seen.waits {
             self.begin_anew();
             return None;
+        }
+        if std::mem::replace(&mut self.is_reached, seen.is_reached) != seen.is_reached {
+            self.answered = None;
         }
         Some(now.duration_since(*self.since.get_or_insert(now)))
     }
@@ -59,8 +66,8 @@ impl Stall {
     }
 
     /// Whether it is time for somebody else to ask Kafka: again and again while the stall lasts.
-    pub(super) fn is_due(&self, now: Instant, is_up: bool) -> bool {
-        let patience = match (is_up, self.answered) {
+    pub(super) fn is_due(&self, now: Instant, is_reached: bool) -> bool {
+        let patience = match (is_reached, self.answered) {
             (false, None) => UNREACHED,
             (true, None | Some(false)) => SUSPICIOUS,
             (_, Some(true)) | (false, Some(false)) => GRACE,
@@ -73,10 +80,13 @@ impl Stall {
         !std::mem::replace(&mut self.told, true)
     }
 
-    /// Kafka was asked by somebody else while the producer got nowhere, and answered or not. Whether the producer is lost.
-    pub(super) fn asked(&mut self, now: Instant, answers: bool) -> bool {
+    /// Kafka was asked by somebody else, as suits a producer that reaches a broker or none, and answered or not. Whether the
+    /// producer is lost.
+    pub(super) fn asked(&mut self, now: Instant, is_reached: bool, answers: bool) -> bool {
         self.since = Some(now);
-        self.answered.replace(answers) == Some(true) && answers
+        // What is known of one says nothing of the other.
+        let answers = Some(answers).filter(|_| is_reached == self.is_reached);
+        std::mem::replace(&mut self.answered, answers) == Some(true) && answers == Some(true)
     }
 }
 
@@ -84,9 +94,9 @@ impl Stall {
 mod tests {
     use super::*;
 
-    const WAITS: Seen = Seen { reported: false, waits: true, is_up: true };
-    const AWAY: Seen = Seen { reported: false, waits: false, is_up: false };
-    const IDLE: Seen = Seen { reported: false, waits: false, is_up: true };
+    const WAITS: Seen = Seen { reported: false, waits: true, is_up: true, is_reached: true };
+    const AWAY: Seen = Seen { reported: false, waits: false, is_up: false, is_reached: false };
+    const IDLE: Seen = Seen { reported: false, waits: false, is_up: true, is_reached: true };
 
     #[test]
     fn kafka_is_asked_once_nothing_on_its_way_was_reported_for_a_while() {
@@ -109,14 +119,17 @@ mod tests {
             let mut stall = Stall::new(Duration::ZERO);
             stall.look(now, seen);
             now += first;
-            assert!(stall.is_due(now, seen.is_up) && !stall.asked(now, false), "Kafka is away");
-            assert!(!stall.is_due(now, seen.is_up), "once");
+            assert!(stall.is_due(now, seen.is_reached) && !stall.asked(now, seen.is_reached, false), "Kafka is away");
+            assert!(!stall.is_due(now, seen.is_reached), "once");
             now += again;
-            assert!(stall.is_due(now, seen.is_up) && !stall.asked(now, true), "Kafka may be back just now");
+            assert!(
+                stall.is_due(now, seen.is_reached) && !stall.asked(now, seen.is_reached, true),
+                "Kafka may be back just now"
+            );
             now += second / 2;
-            assert!(!stall.is_due(now, seen.is_up), "it has some time");
+            assert!(!stall.is_due(now, seen.is_reached), "it has some time");
             now += second / 2;
-            assert!(stall.is_due(now, seen.is_up) && stall.asked(now, true));
+            assert!(stall.is_due(now, seen.is_reached) && stall.asked(now, seen.is_reached, true));
         }
     }
 
@@ -126,10 +139,10 @@ mod tests {
         for life in [Seen { reported: true, ..WAITS }, IDLE] {
             let mut stall = Stall::new(Duration::ZERO);
             stall.look(now, AWAY);
-            assert!(!stall.asked(now, true));
+            assert!(!stall.asked(now, false, true));
             assert_eq!(stall.look(now, life), None);
-            stall.look(now, WAITS);
-            assert!(!stall.asked(now, true), "the first answer since");
+            stall.look(now, AWAY);
+            assert!(!stall.asked(now, false, true), "the first answer since");
         }
     }
 
@@ -146,6 +159,22 @@ mod tests {
         let now = Instant::now();
         let mut stall = Stall::new(Duration::ZERO);
         stall.look(now, WAITS);
-        assert_eq!([true, false, true, true].map(|answers| stall.asked(now, answers)), [false, false, false, true]);
+        assert_eq!(
+            [true, false, true, true].map(|answers| stall.asked(now, true, answers)),
+            [false, false, false, true]
+        );
+    }
+
+    /// A broker that waits for its followers is slow to answer its producer, and quick to answer others.
+    #[test]
+    fn what_answers_a_producer_that_reaches_nobody_is_not_held_against_one_that_does() {
+        let now = Instant::now();
+        let mut stall = Stall::new(Duration::ZERO);
+        stall.look(now, AWAY);
+        assert!(!stall.asked(now, false, true));
+        stall.look(now, WAITS);
+        assert!(!stall.is_due(now + SUSPICIOUS / 2, true) && !stall.asked(now, true, true));
+        assert!(!stall.asked(now, false, true), "asked before it was reached");
+        assert!(!stall.asked(now, true, true) && stall.asked(now, true, true));
     }
 }

@@ -58,6 +58,8 @@ fn a_relay_that_has_forgotten_its_broker_delivers_by_another_producer() {
         let taken = fake.taken();
         emit(&world);
         eventually("the second event arrives", RECOVERY, || fake.taken(), |now| *now > taken);
+        // A librdkafka that finds its way by itself is as good.
+        println!("{mode}: another producer: {}", relay.log().contains("a Kafka producer is given up"));
         assert_eq!(relay.terminate(EXIT), Some(0), "{mode}: {}", relay.log());
     }
 }

@@ -20,7 +20,7 @@ type Cluster = MockCluster<'static, DefaultProducerContext>;
 const TOPIC: &str = "outbox.event.order";
 /// Numbers up to here were used to open the partition.
 const OPENED: u64 = 2;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn cluster(partitions: i32) -> Cluster {
     let cluster = MockCluster::new(1).unwrap();
