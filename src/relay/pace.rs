@@ -17,6 +17,8 @@ use tokio::time::Instant;
 const AT_ONCE: Duration = Duration::from_micros(300);
 /// So many reads in a row that came at once mean a backlog: by chance, at 2,000 events a second, that happens to one in 500.
 const BACKLOG: u32 = 8;
+/// A backlog that paused goes on after two of them.
+const RESUMED: u32 = BACKLOG - 2;
 /// How long the next read then waits: latency where there is a backlog, and nothing elsewhere. A Unix socket holds 160 rows
 /// by default, which a walsender takes some 700 µs for; it should not have to wait.
 const REST: Duration = Duration::from_micros(500);
@@ -98,7 +100,13 @@ impl Pace {
         let chatters = events == self.events && waited < CHATTER_WITHIN && bytes < CHATTER_BYTES;
         self.idle_reads = if chatters { self.idle_reads.saturating_add(1) } else { 0 };
         let vain = std::mem::take(&mut self.rested) && bytes < WORTH_BYTES && buffered_bytes < BEGUN_BYTES;
-        self.at_once = if waited < AT_ONCE && !vain { self.at_once.saturating_add(1) } else { 0 };
+        // In a backlog, a walsender that was late had lost its core for a moment.
+        let (soon, late) = if self.is_backlog() { (DRY_AFTER, RESUMED) } else { (AT_ONCE, 0) };
+        self.at_once = match vain {
+            true => 0,
+            false if waited < soon => self.at_once.saturating_add(1),
+            false => late,
+        };
         (self.events, self.last_read, self.last_look, self.last_bytes) = (events, now, now, bytes);
     }
 
@@ -122,8 +130,10 @@ impl Pace {
     /// There is nothing more to be read just now: what was gathered, `buffered_bytes`, is all there is, or a walsender that is
     /// in the middle of a backlog gets some more time.
     pub(super) fn dry(&mut self, now: Instant, buffered_bytes: usize) {
-        if buffered_bytes < BEGUN_BYTES || now.duration_since(self.last_read) >= DRY_AFTER {
+        if buffered_bytes < BEGUN_BYTES {
             self.at_once = 0;
+        } else if now.duration_since(self.last_read) >= DRY_AFTER {
+            self.at_once = RESUMED;
         }
         self.last_look = now;
         self.ready_since = None;
@@ -236,11 +246,20 @@ mod tests {
             now = pace.rests_until(now, 8).unwrap();
         }
         // Little by itself, and late, it adds to much.
+        pace.ready(now);
+        now += DRY_AFTER / 2;
         pace.read(now, (300, BEGUN_BYTES + 300), 8);
         assert!(pace.gathers(now, BEGUN_BYTES + 300));
         now += DRY_AFTER;
         pace.dry(now, BEGUN_BYTES + 300);
         assert!(!pace.gathers(now, BEGUN_BYTES + 300));
+        // It was a pause all the same.
+        reads(&mut pace, &mut now, 2, SHORT, (50_000, |_| 8));
+        assert!(pace.is_backlog());
+        // Or the end: what trickles in is read as it comes.
+        pace.dry(now, 300);
+        reads(&mut pace, &mut now, 2, SHORT, (300, |_| 8));
+        assert!(!pace.is_backlog());
     }
 
     #[test]
