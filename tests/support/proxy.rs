@@ -218,11 +218,13 @@ impl State {
             };
             std::thread::sleep(conditions.latency + paced);
             // What was read as the way went dark is lost with it only once it is resumed or cut: it waits here.
-            while self.conditions(way).lock().expect("conditions").blackhole {
-                if connection.cut.load(Ordering::Relaxed) {
-                    return;
-                }
+            while self.conditions(way).lock().expect("conditions").blackhole && !connection.cut.load(Ordering::Relaxed)
+            {
                 std::thread::sleep(TICK);
+            }
+            // Also where the way was resumed right after the cut.
+            if connection.cut.load(Ordering::Relaxed) {
+                return;
             }
             if to.write_all(piece.get(..length).expect("what was read")).is_err() {
                 return connection.cut.store(true, Ordering::Relaxed);
