@@ -188,7 +188,7 @@ impl Comparison {
             }
             return;
         };
-        let served = if record.is_replay { row.owed } else { row.owed.min(1) };
+        let served = row.owed.min(1);
         row.owed -= served;
         into.owed = into.owed.saturating_sub(u64::from(served));
         if record.is_replay {
