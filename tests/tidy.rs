@@ -8,8 +8,6 @@ use walrelay::error::Kind;
 use walrelay::position::Lsn;
 use walrelay::telemetry::Metrics;
 
-/// Lines of one file, its tests not counted.
-const LINES_MAX: usize = 450;
 /// Names that say nothing, so that anything ends up in them.
 const BANNED_NAMES: [&str; 8] = ["utils", "util", "common", "types", "manager", "helper", "helpers", "misc"];
 /// Not of this repository, or made by something that is not.
@@ -127,21 +125,6 @@ fn imports_point_to_the_top_of_the_table_of_modules() {
         }
     }
     none("imports downwards", wrong);
-}
-
-#[test]
-fn no_file_is_too_long_to_be_read_at_once() {
-    let mut wrong = Vec::new();
-    for file in rust() {
-        let lines: Vec<&str> = file.text.lines().collect();
-        let is_start =
-            |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{');
-        let length = lines.windows(2).position(is_start).unwrap_or(lines.len());
-        if length > LINES_MAX {
-            wrong.push(format!("{}: {length} lines", file.path));
-        }
-    }
-    none("too long", wrong);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 -- $1 slot, $2 how many, $3 ids that are left out. Events somebody asked to be dropped.
-select p.id, p.outbox, p.row_id, p.key, p.class, p.error, p.attempts, p.commit_lsn::text,
+select p.id, p.outbox, coalesce(p.row_key, array[p.row_id]), p.key, p.class, p.error, p.attempts, p.commit_lsn::text,
     p.index, p.via
 from walrelay.parked p
 where p.slot = $1 and p.asked = 'drop' and p.id <> all ($3::bigint[])

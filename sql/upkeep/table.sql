@@ -41,12 +41,6 @@ select pg_catalog.jsonb_build_object(
             'leads_index', exists (
                 select from pg_catalog.pg_index i
                 where i.indrelid = tab.oid and i.indisvalid and i.indpred is null and i.indkey[0] = a.attnum
-            ),
-            -- Of a partitioned table a unique index has what it is partitioned by, too.
-            'is_unique', exists (
-                select from pg_catalog.pg_index i
-                where i.indrelid = tab.oid and i.indisvalid and i.indisunique and i.indpred is null
-                  and a.attnum = any (i.indkey) and (i.indnkeyatts = 1 or tab.relkind = 'p')
             )
         ) order by a.attnum), '[]')
         from pg_catalog.pg_attribute a

@@ -16,6 +16,7 @@ use crate::config::unit::{exact_duration, parse_duration};
 use crate::config::{OutboxConfig, setting};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
+use crate::position::Position;
 use crate::source::preflight;
 use crate::state;
 use crate::upkeep::cleanup::{Sweeper, sweep};
@@ -144,7 +145,8 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
             Some(known) => Some(stored::published(client, known, sweeper.table.oid).await?),
             None => None,
         };
-        reports.push(table(client, sweeper, published.as_ref(), args).await?);
+        let is_polled = known.as_ref().is_some_and(|known| known.position == Position::default());
+        reports.push(table(client, sweeper, (published.as_ref(), is_polled), args).await?);
     }
     let answer = Answer { dry_run: args.dry_run, tables: &reports };
     print_line(if args.json { json(&answer)? } else { answer.table() })
@@ -168,7 +170,7 @@ fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec
 async fn table(
     client: &Client,
     sweeper: &Sweeper,
-    published: Option<&Published>,
+    (published, is_polled): (Option<&Published>, bool),
     args: &CleanupArgs,
 ) -> Result<Report> {
     let name = &sweeper.name;
@@ -189,7 +191,7 @@ async fn table(
             sweeper.time
         ));
     }
-    for partition in partition::old(client, sweeper, published).await? {
+    for partition in partition::old(client, sweeper, (published, is_polled)).await? {
         let stays = match (&partition.stays, args.dry_run) {
             (Some(stays), _) => Err(stays.clone()),
             (None, true) => Ok(()),

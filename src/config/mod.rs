@@ -216,12 +216,29 @@ pub struct OutboxConfig {
     pub payload: String,
     /// Column with how often the event is tried in all; NULL and none: as often as all others.
     pub max_attempts: Option<String>,
-    /// Every column that is needed, each once. A column's index is its *place*; place 0 is the id's.
+    /// Every column that is needed, each once. A column's index is its *place*; place 0 is the id's. Those of the row key
+    /// alone come last.
     pub columns: Vec<String>,
+    /// What names exactly one row of the table; none where nothing does, or nobody looked.
+    pub row_key: Option<RowKey>,
     /// How the table itself is read and kept.
     pub upkeep: Upkeep,
     /// Where events go.
     pub route: RouteConfig,
+}
+
+/// What names one row of a table and the event it is: the event's id, the columns of a unique index, and the transaction that
+/// wrote the row, where a column has it.
+///
+/// The id and the transaction are among them also where the index would do: a row whose key was used again is another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowKey {
+    /// Places of the id and of the index' columns, the id's first.
+    pub places: Vec<usize>,
+    /// Place of the column with the transaction.
+    pub transaction: Option<usize>,
+    /// How many of the outbox's columns are there for this alone.
+    pub added: usize,
 }
 
 /// How an outbox table itself is read and kept. SQL is the operator's own, and put into statements as it stands.
@@ -277,8 +294,45 @@ impl OutboxConfig {
         }
     }
 
+    /// Rows are named by these columns, of a unique index, the id, and the column with their transaction, if there is one.
+    pub fn name_rows_by(&mut self, index: &[String], transaction: Option<&str>) {
+        self.columns.truncate(self.routed_columns().len());
+        let (routed, mut places) = (self.columns.len(), vec![0]);
+        for column in index {
+            self.need(column);
+            places.extend(self.place(column).filter(|place| *place > 0));
+        }
+        let transaction = transaction.and_then(|column| {
+            self.need(column);
+            self.place(column)
+        });
+        self.row_key = Some(RowKey { places, transaction, added: self.columns.len() - routed });
+    }
+
+    /// The columns that the id and the route need.
+    pub fn routed_columns(&self) -> &[String] {
+        let added = self.row_key.as_ref().map_or(0, |key| key.added);
+        self.columns.get(..self.columns.len().saturating_sub(added)).unwrap_or_default()
+    }
+
+    /// The id, and the columns of the unique index that names rows: the id alone where there is no row key.
+    pub fn key_columns(&self) -> impl Iterator<Item = &String> {
+        self.key_places().iter().filter_map(|place| self.columns.get(*place))
+    }
+
+    /// Their places.
+    pub fn key_places(&self) -> &[usize] {
+        self.row_key.as_ref().map_or(&[0], |key| &key.places)
+    }
+
+    /// The column with the transaction that wrote a row, where it is part of the row key.
+    pub fn transaction_column(&self) -> Option<&String> {
+        self.columns.get(self.row_key.as_ref()?.transaction?)
+    }
+
     /// The columns that the id and the route need are those that are needed.
     pub fn need_only_routed(&mut self) {
+        self.row_key = None;
         self.columns = vec![self.id.clone()];
         let route = &self.route;
         let templates = [Some(&route.topic), route.key.as_ref(), route.headers_from.as_ref()].into_iter().flatten();
@@ -417,6 +471,7 @@ impl Default for OutboxConfig {
             payload,
             max_attempts,
             columns,
+            row_key: None,
             upkeep,
             route,
         };

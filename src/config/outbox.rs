@@ -152,6 +152,7 @@ impl Settings {
                 .map(|_| column(&setting::COLUMN_MAX_ATTEMPTS))
                 .transpose()?,
             columns: Vec::new(),
+            row_key: None,
             upkeep: Upkeep::default(),
             route: RouteConfig::default(),
         })

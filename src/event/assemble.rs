@@ -212,7 +212,7 @@ impl Assembler {
         }
         let relation = &relation;
         self.there_are.remove(&relation.oid);
-        let table = match found.map(|(number, outbox)| (number, Mapping::new(&outbox.columns, relation))) {
+        let table = match found.map(|(number, outbox)| (number, Mapping::new(outbox, relation))) {
             None => Table::Other,
             Some((number, Ok(mapping))) => Table::Outbox(number, Arc::new(mapping)),
             Some((number, Err(place))) => {

@@ -44,7 +44,7 @@ impl Lab {
         for (column, of) in relation.columns.iter_mut().zip(types) {
             (column.type_oid, column.type_modifier) = *of;
         }
-        let mapping = Arc::new(Mapping::new(&outbox.columns, &relation).unwrap());
+        let mapping = Arc::new(Mapping::new(outbox, &relation).unwrap());
         let values: Vec<_> =
             values.iter().map(|value| value.map_or(Value::Null, |text| Value::Text(text.as_bytes()))).collect();
         Lab { mapping, insert: wire::insert(1, &values) }

@@ -1,5 +1,6 @@
 //! The columns that are needed, found by name in a table as it is from here on.
 
+use crate::config::{OutboxConfig, RowKey};
 use crate::decode::{Column, Relation, Tuple, Value};
 use crate::event::error::Fault;
 use crate::template::ColumnType;
@@ -9,24 +10,34 @@ use crate::template::ColumnType;
 pub(super) struct Mapping {
     /// How many values a tuple must have.
     columns: usize,
-    /// By place: the position in a tuple, and the type.
-    places: Vec<(usize, ColumnType)>,
+    /// By place: the position in a tuple, and the type. Columns of the row key alone may be missing.
+    places: Vec<Option<(usize, ColumnType)>>,
+    row_key: Option<RowKey>,
 }
 
 impl Mapping {
-    /// Finds every column of `needed` in `relation`.
+    /// Finds every column of `outbox` in `relation`. A column of the row key alone may be younger than the row.
     ///
     /// # Errors
     /// The place of the first that is not there.
-    pub(super) fn new(needed: &[String], relation: &Relation) -> Result<Self, usize> {
+    pub(super) fn new(outbox: &OutboxConfig, relation: &Relation) -> Result<Self, usize> {
+        let routed = outbox.routed_columns().len();
         let find = |(place, name): (usize, &String)| {
             let mut columns = relation.columns.iter().enumerate();
             let found = columns.find(|(_, column)| column.name == *name);
             let of = |column: &Column| ColumnType { oid: column.type_oid, modifier: column.type_modifier };
-            found.map(|(position, column)| (position, of(column))).ok_or(place)
+            match found {
+                None if place < routed => Err(place),
+                found => Ok(found.map(|(position, column)| (position, of(column)))),
+            }
         };
-        let places = needed.iter().enumerate().map(find).collect::<Result<_, _>>()?;
-        Ok(Mapping { columns: relation.columns.len(), places })
+        let places = outbox.columns.iter().enumerate().map(find).collect::<Result<_, _>>()?;
+        Ok(Mapping { columns: relation.columns.len(), places, row_key: outbox.row_key.clone() })
+    }
+
+    #[inline]
+    pub(super) fn row_key(&self) -> Option<&RowKey> {
+        self.row_key.as_ref()
     }
 
     /// How many values a tuple must have.
@@ -36,11 +47,11 @@ impl Mapping {
 
     #[inline]
     pub(super) fn position(&self, place: usize) -> Option<usize> {
-        self.places.get(place).map(|(position, _)| *position)
+        self.places.get(place)?.map(|(position, _)| position)
     }
 
     pub(super) fn column_type(&self, place: usize) -> ColumnType {
-        self.places.get(place).map_or(ColumnType { oid: 0, modifier: -1 }, |(_, of)| *of)
+        self.places.get(place).copied().flatten().map_or(ColumnType { oid: 0, modifier: -1 }, |(_, of)| of)
     }
 
     /// What is wrong with the needed values of a tuple of the right width, and in which place.
@@ -52,7 +63,7 @@ impl Mapping {
                 Value::Unchanged => Fault::Unchanged,
                 Value::Binary(_) => Fault::Binary,
             };
-            let place = self.places.iter().position(|(at, _)| *at == position)?;
+            let place = self.places.iter().position(|of| of.is_some_and(|(at, _)| at == position))?;
             Some((place, fault))
         });
         let id_is_null = || {
@@ -85,8 +96,9 @@ mod tests {
         }
     }
 
-    fn needed(names: &[&str]) -> Vec<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
+    fn needed(names: &[&str]) -> OutboxConfig {
+        let columns = names.iter().map(|name| (*name).to_owned()).collect();
+        OutboxConfig { columns, ..OutboxConfig::default() }
     }
 
     #[test]
@@ -123,5 +135,23 @@ mod tests {
     #[test]
     fn a_missing_column_is_named_and_case_matters() {
         assert_eq!(Mapping::new(&needed(&["id", "payload"]), &relation(&["id", "Payload"])), Err(1));
+    }
+
+    #[test]
+    fn a_row_is_named_by_its_key_as_far_as_it_has_the_columns() {
+        let mut outbox = needed(&["id", "payload"]);
+        outbox.name_rows_by(&["seq".to_owned(), "id".to_owned()], Some("xid"));
+        let key = |columns: &[&str]| {
+            let mapping = Arc::new(Mapping::new(&outbox, &relation(columns)).unwrap());
+            let values: Vec<_> = columns.iter().map(|name| Value::Text(name.as_bytes())).collect();
+            let bytes = wire::insert(1, &values);
+            let (mut key, row) = (Vec::new(), Row::new(insert(&bytes).tuple, &mapping));
+            row.write_key(&mut key);
+            (key, row.has_key())
+        };
+        assert_eq!(key(&["xid", "seq", "payload", "id"]), (b"id\0seq\0xid".to_vec(), true));
+        assert_eq!(key(&["seq", "payload", "id"]), (b"id\0seq".to_vec(), true));
+        assert_eq!(key(&["xid", "payload", "id"]), (b"id".to_vec(), false));
+        assert_eq!(Mapping::new(&outbox, &relation(&["id", "seq"])), Err(1));
     }
 }

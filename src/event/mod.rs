@@ -10,6 +10,7 @@ mod error;
 mod mapping;
 mod polled;
 mod row;
+mod row_id;
 mod sample;
 mod shown;
 
@@ -27,6 +28,7 @@ pub use base_types::BaseTypes;
 pub use error::{EventError, Fault, Seen, Violation};
 pub use polled::Polled;
 pub use row::Row;
+pub use row_id::RowId;
 pub use sample::Sample;
 pub use shown::Shown;
 
@@ -110,6 +112,13 @@ impl Event<'_> {
     /// The event's id.
     pub fn id(&self) -> &[u8] {
         self.row.get(0).unwrap_or_default()
+    }
+
+    /// What names its row.
+    pub fn row_id(&self) -> RowId {
+        let mut key = Vec::new();
+        self.row.write_key(&mut key);
+        RowId { outbox: self.outbox, key }
     }
 }
 

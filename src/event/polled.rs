@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::mapping::Mapping;
 use super::{Event, Fault, Place, Row};
+use crate::config::OutboxConfig;
 use crate::decode::{self, Column, Insert, Message, Relation};
 
 /// What the buffer may keep between two rows.
@@ -20,15 +21,15 @@ pub struct Polled {
 }
 
 impl Polled {
-    /// For rows of these columns, in this order, of which the `needed` ones become the event's; a column of a domain has
+    /// For rows of these columns, in this order, of which those of `outbox` become the event's; a column of a domain has
     /// the type under it.
     ///
     /// # Errors
-    /// The first of `needed` that is not among the columns.
-    pub fn new(needed: &[String], columns: Vec<Column>) -> Result<Polled, String> {
+    /// The first that `outbox` needs and that is not among the columns.
+    pub fn new(outbox: &OutboxConfig, columns: Vec<Column>) -> Result<Polled, String> {
         let relation = Relation { oid: 0, schema: String::new(), table: String::new(), columns };
-        let missing = |place: usize| needed.get(place).cloned().unwrap_or_default();
-        Ok(Polled { mapping: Arc::new(Mapping::new(needed, &relation).map_err(missing)?), message: Vec::new() })
+        let missing = |place: usize| outbox.columns.get(place).cloned().unwrap_or_default();
+        Ok(Polled { mapping: Arc::new(Mapping::new(outbox, &relation).map_err(missing)?), message: Vec::new() })
     }
 
     /// The event of a row with these values, in Postgres' text form and one for each column; `None` is NULL. `place` and
@@ -88,13 +89,14 @@ mod tests {
     const PLACE: Place = Place { commit_lsn: Lsn::new(7), index: 3, via: crate::event::Via::Table };
 
     fn polled(needed: &[&str], columns: &[(&str, u32)]) -> Result<Polled, String> {
-        let needed: Vec<_> = needed.iter().map(|name| (*name).to_owned()).collect();
+        let needed = needed.iter().map(|name| (*name).to_owned()).collect();
+        let outbox = OutboxConfig { columns: needed, ..OutboxConfig::default() };
         let column = |(name, type_oid): &(&str, u32)| Column {
             name: (*name).to_owned(),
             type_oid: *type_oid,
             type_modifier: -1,
         };
-        Polled::new(&needed, columns.iter().map(column).collect())
+        Polled::new(&outbox, columns.iter().map(column).collect())
     }
 
     #[test]

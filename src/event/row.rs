@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::content::Content;
 use super::mapping::Mapping;
+use super::row_id;
 use crate::decode::{Tuple, Value};
 use crate::template::{ColumnType, TypedValues, Values};
 
@@ -40,6 +41,30 @@ impl<'a> Row<'a> {
             },
             Of::Message(content) => content.get(place),
         }
+    }
+
+    /// Whether its key names this row and no other. A row that was written before its table had all columns of the key has
+    /// none.
+    pub fn has_key(&self) -> bool {
+        match &self.0 {
+            Of::Table(_, mapping) => {
+                mapping.row_key().is_some_and(|key| key.places.iter().all(|place| self.get(*place).is_some()))
+            }
+            // The LSN of a message, or what its writer says is its id.
+            Of::Message(_) => true,
+        }
+    }
+
+    /// Appends what a [`RowId`](super::RowId) of it has: the values of its key up to the first that it lacks.
+    #[inline]
+    pub fn write_key(&self, into: &mut Vec<u8>) {
+        let key = match &self.0 {
+            Of::Table(_, mapping) => mapping.row_key(),
+            Of::Message(_) => None,
+        };
+        let places = key.map_or(&[0][..], |key| &key.places);
+        let places = places.iter().chain(key.and_then(|key| key.transaction.as_ref()));
+        row_id::join(places.map_while(|place| self.get(*place)), into);
     }
 
     /// The OID of the type of the column in this place; 0 where there is none.

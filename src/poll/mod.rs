@@ -41,4 +41,4 @@ pub mod table;
 
 pub use reader::{Began, PolledRow, Reader, Rows};
 pub use select::{Key, Selection, Which};
-pub use table::{NEEDS_ORDER, Order, TableFacts};
+pub use table::{KeyColumn, NEEDS_ORDER, Order, TableFacts};

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use futures_core::Stream;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
+use crate::config::OutboxConfig;
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::poll::select::{Key, from};
@@ -17,8 +18,8 @@ use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::source::query::QUERY_TIMEOUT;
 
-/// How many columns at the end of a row are its key.
-const KEY_COLUMNS: usize = 3;
+/// How many columns at the end of a row are not the outbox's.
+const OWN_COLUMNS: usize = 2;
 const READING: &str = "reading rows of the outbox table";
 const BEGINNING: &str = "beginning to read the outbox table";
 /// What a server says of an exported snapshot that ended with its session: as its file is missing, up to 15 and from 16 on, or as
@@ -258,8 +259,8 @@ pub struct PolledRow {
 impl PolledRow {
     /// A row that has a key and values that are text.
     fn checked(row: SimpleQueryRow) -> Result<PolledRow> {
-        if row.len() <= KEY_COLUMNS {
-            return Err(fault::protocol(While::Querying(READING), "a row without a key"));
+        if row.len() <= OWN_COLUMNS {
+            return Err(fault::protocol(While::Querying(READING), "a row without columns"));
         }
         let lengths = (0..row.len().saturating_sub(1)).map(|at| row.try_get(at).map(|value| value.map_or(0, str::len)));
         let bytes = lengths.sum::<Result<usize, _>>().map_err(|error| failed(&error))?;
@@ -268,12 +269,19 @@ impl PolledRow {
 
     /// The values of the outbox's columns, in that order; `None` is NULL.
     pub fn values(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
-        (0..self.row.len().saturating_sub(KEY_COLUMNS)).map(|at| self.text(at).map(str::as_bytes))
+        (0..self.row.len().saturating_sub(OWN_COLUMNS)).map(|at| self.text(at).map(str::as_bytes))
     }
 
-    /// Where it stands among the others. Of a row whose id is NULL, and which is no event, it is that of an empty id.
-    pub fn key(&self) -> Key {
-        Key { order: self.at_end(3).map(str::to_owned), id: self.at_end(2).unwrap_or_default().to_owned() }
+    /// The event's id; empty where it is NULL, and the row no event.
+    pub fn id(&self) -> &str {
+        self.text(0).unwrap_or_default()
+    }
+
+    /// Where it stands among the others; `outbox` is that of its columns.
+    pub fn key(&self, outbox: &OutboxConfig) -> Key {
+        let mut values = outbox.key_places().iter().map(|place| self.text(*place).unwrap_or_default().to_owned());
+        let id = values.next().unwrap_or_default();
+        Key { order: self.at_end(2).map(str::to_owned), id, rest: values.collect() }
     }
 
     /// Whether only `xmin` tells the row's transaction, roughly: such rows may be found again.

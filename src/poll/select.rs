@@ -57,32 +57,35 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// Where a row stands among the others, in Postgres' text form. Two rows with the same one are the same event.
+/// Where a row stands among the others, in Postgres' text form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
     /// What rows are ordered by first; `None` where that is NULL, or there is nothing.
     pub order: Option<String>,
     /// The id; they are ordered by it where the rest is the same.
     pub id: String,
+    /// The rest of the row key, which comes last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rest: Vec<String>,
 }
 
-/// The rows: the outbox's columns in their order, then two of the row's [`Key`], and whether only `xmin` tells its transaction.
+/// The rows: the outbox's columns in their order, then what orders the row, and whether only `xmin` tells its transaction.
 ///
-/// They come by their order, those without one last, and by id.
+/// They come by their order, those without one last, and by their row key.
 ///
 /// # Errors
 /// [`Kind::Config`] for a setting that is needed and missing, a name or text that cannot be sent, and a key of another
 /// order than the table's.
 pub fn rows(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>) -> Result<String> {
     let mut columns = outbox.columns.iter().map(|name| quote_ident(name)).collect::<Result<Vec<_>>>()?;
-    let id = quote_ident(&outbox.id)?;
     // ORDER BY takes a bare name for that of an output column, if there is one: these are called what no column is.
     let order = facts.order.as_ref().map_or("null".to_owned(), |order| format!("({})::text", order.sql));
     columns.push(format!("{order} as \"the order as text\""));
-    columns.push(format!("{id}::text as \"the id as text\""));
     columns.push(format!("({})::text as \"by xmin\"", is_by_xmin(facts)?));
     let mut by: Vec<String> = facts.order.iter().map(|order| format!("({})", order.sql)).collect();
-    by.push(comparable_id(facts, outbox)?);
+    for column in &facts.key {
+        by.push(column.comparable()?);
+    }
     let mut sql = format!(
         "select {} from {} where {} order by {}",
         columns.join(", "),
@@ -204,25 +207,28 @@ fn by_xmin(snapshot: &Snapshot) -> String {
     )
 }
 
-/// The id as what Postgres itself compares.
-fn comparable_id(facts: &TableFacts, outbox: &OutboxConfig) -> Result<String> {
-    let id = quote_ident(&outbox.id)?;
-    Ok(if facts.id_as_text { format!("{id}::text collate \"C\"") } else { id })
-}
-
-/// The rows that come after the one with this key: of its order those with a larger id, all of a later order, and, being
-/// last, those without one. A NULL id counts as larger than any, so that it is met and not passed over.
+/// The rows that come after the one with this key: of its order those with a larger row key, all of a later order, and, being
+/// last, those without one. Where rows have no row key, those of the same order and id come again: one of them may be another. A
+/// NULL counts as larger than any value, so that it is met and not passed over.
 fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String> {
-    let id = comparable_id(facts, outbox)?;
-    let id_type = if facts.id_as_text { "text" } else { &facts.id_type };
-    let id_value = format!("{}::{id_type}", quote_literal(&key.id)?);
-    let larger_id = match facts.id_not_null {
-        true => format!("{id} > {id_value}"),
-        false => format!("({id} > {id_value} or {id} is null)"),
+    let given: Vec<&String> = std::iter::once(&key.id).chain(&key.rest).collect();
+    let above = if outbox.row_key.is_some() { ">" } else { ">=" };
+    let (mut columns, mut values, mut not_null) = (Vec::new(), Vec::new(), true);
+    for (column, value) in facts.key.iter().zip(given) {
+        columns.push(column.comparable()?);
+        values.push(format!("{}::{}", quote_literal(value)?, column.comparable_type()));
+        not_null &= column.not_null;
+    }
+    let of_key =
+        |columns: &[String]| if columns.len() == 1 { columns.concat() } else { format!("({})", columns.join(", ")) };
+    let larger = format!("{} {above} {}", of_key(&columns), of_key(&values));
+    let larger = match (not_null, facts.key.first().zip(columns.first())) {
+        (false, Some((id, column))) if !id.not_null => format!("({larger} or {column} is null)"),
+        _ => larger,
     };
     let (order, value) = match (&facts.order, &key.order) {
-        (None, None) => return Ok(larger_id),
-        (Some(order), None) if !order.not_null => return Ok(format!("(({}) is null and {larger_id})", order.sql)),
+        (None, None) => return Ok(larger),
+        (Some(order), None) if !order.not_null => return Ok(format!("(({}) is null and {larger})", order.sql)),
         (Some(order), Some(value)) => (order, format!("{}::{}", quote_literal(value)?, order.type_name)),
         (Some(_), None) | (None, Some(_)) => {
             let cause = format!("the place reached in table {} was noted in another order than it has now", facts.name);
@@ -231,24 +237,25 @@ fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String
         }
     };
     let sql = &order.sql;
-    if order.not_null && facts.id_not_null {
-        // Of two columns, this is the form an index on both is used for.
-        return Ok(format!("(({sql}), {id}) > ({value}, {id_value})"));
+    if order.not_null && not_null {
+        // Of several columns, this is the form an index on them is used for.
+        return Ok(format!("(({sql}), {}) {above} ({value}, {})", columns.join(", "), values.join(", ")));
     }
     let nulls = if order.not_null { String::new() } else { format!(" or ({sql}) is null") };
-    Ok(format!("(({sql}) > {value} or ({sql}) = {value} and {larger_id}{nulls})"))
+    Ok(format!("(({sql}) > {value} or ({sql}) = {value} and {larger}{nulls})"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{EventSource, Upkeep};
-    use crate::poll::table::Order;
+    use crate::config::{EventSource, RowKey, Upkeep};
+    use crate::poll::table::{KeyColumn, Order};
 
     fn outbox() -> OutboxConfig {
         OutboxConfig {
             source: EventSource::Table("shop.\"Out\"\"box\"".parse().unwrap()),
             columns: vec!["id".to_owned(), "pay\"load".to_owned()],
+            row_key: Some(RowKey { places: vec![0], transaction: None, added: 0 }),
             upkeep: Upkeep { pending: Some("state = 'NEW' or sent is null".to_owned()), ..Upkeep::default() },
             ..OutboxConfig::default()
         }
@@ -258,14 +265,16 @@ mod tests {
         Some(Order { sql: sql.to_owned(), type_name: "bigint".to_owned(), not_null, is_found: true })
     }
 
+    fn id(as_text: bool, not_null: bool) -> Vec<KeyColumn> {
+        vec![KeyColumn { name: "id".to_owned(), type_name: "uuid".to_owned(), as_text, not_null }]
+    }
+
     fn facts() -> TableFacts {
         TableFacts {
             oid: 1,
             name: "shop.\"Out\"\"box\"".parse().unwrap(),
             columns: Vec::new(),
-            id_type: "uuid".to_owned(),
-            id_as_text: false,
-            id_not_null: true,
+            key: id(false, true),
             xid_column: Some("x".to_owned()),
             xid_not_null: true,
             order: order("\"seq\"", true),
@@ -291,15 +300,15 @@ mod tests {
         let all = Selection::of(Which::All);
         assert_eq!(
             rows(&facts(), &outbox(), &all).unwrap(),
-            "select \"id\", \"pay\"\"load\", (\"seq\")::text as \"the order as text\", \"id\"::text as \"the id as text\", BY_XMIN as \"by xmin\" \
+            "select \"id\", \"pay\"\"load\", (\"seq\")::text as \"the order as text\", BY_XMIN as \"by xmin\" \
              from only \"shop\".\"Out\"\"box\" where true order by (\"seq\"), \"id\""
                 .replace("BY_XMIN", &format!("(\"x\" is null or \"x\" >= {NEXT})::text"))
         );
-        let bare = TableFacts { order: None, id_as_text: true, is_partitioned: true, ..facts() };
+        let bare = TableFacts { order: None, key: id(true, true), is_partitioned: true, ..facts() };
         let some = Selection { limit: Some(u64::MAX), ..all };
         assert_eq!(
             rows(&bare, &outbox(), &some).unwrap(),
-            "select \"id\", \"pay\"\"load\", null as \"the order as text\", \"id\"::text as \"the id as text\", BY_XMIN as \"by xmin\" \
+            "select \"id\", \"pay\"\"load\", null as \"the order as text\", BY_XMIN as \"by xmin\" \
              from \"shop\".\"Out\"\"box\" where true order by \"id\"::text collate \"C\" limit 9223372036854775807"
                 .replace("BY_XMIN", &format!("(\"x\" is null or \"x\" >= {NEXT})::text"))
         );
@@ -343,8 +352,9 @@ mod tests {
 
     #[test]
     fn rows_behind_a_key_leave_out_no_null() {
-        let with = |not_null, id_not_null| TableFacts { order: order("s", not_null), id_not_null, ..facts() };
-        let bare = |id_as_text| TableFacts { order: None, id_as_text, ..facts() };
+        let with =
+            |not_null, id_not_null| TableFacts { order: order("s", not_null), key: id(false, id_not_null), ..facts() };
+        let bare = |as_text| TableFacts { order: None, key: id(as_text, true), ..facts() };
         let (seven, null) = (Some("7"), None);
         for (facts, of, expected) in [
             (with(true, true), seven, "((s), \"id\") > ('7'::bigint, 'i'::uuid)"),
@@ -362,25 +372,57 @@ mod tests {
             (bare(false), null, "\"id\" > 'i'::uuid"),
             (bare(true), null, "\"id\"::text collate \"C\" > 'i'::text"),
         ] {
-            let key = Key { order: of.map(str::to_owned), id: "i".to_owned() };
+            let key = Key { order: of.map(str::to_owned), id: "i".to_owned(), rest: Vec::new() };
             assert_eq!(where_of(&facts, &Selection { after: Some(&key), ..Selection::of(Which::All) }), expected);
         }
         for (facts, of) in [(with(true, true), null), (bare(false), seven)] {
-            let key = Key { order: of.map(str::to_owned), id: "i".to_owned() };
+            let key = Key { order: of.map(str::to_owned), id: "i".to_owned(), rest: Vec::new() };
             let selection = Selection { after: Some(&key), ..Selection::of(Which::All) };
             assert_eq!(rows(&facts, &outbox(), &selection).unwrap_err().kind(), Kind::Config);
         }
     }
 
     #[test]
+    fn rows_of_one_id_are_told_apart_by_the_rest_of_the_key_and_without_a_row_key_come_again() {
+        let seq = KeyColumn { name: "n".to_owned(), type_name: "bigint".to_owned(), as_text: false, not_null: true };
+        let of =
+            |order, not_null| TableFacts { order, key: [id(false, not_null), vec![seq.clone()]].concat(), ..facts() };
+        let named =
+            OutboxConfig { row_key: Some(RowKey { places: vec![0, 2], transaction: None, added: 1 }), ..outbox() };
+        let after = |facts: &TableFacts, outbox: &OutboxConfig, order: Option<&str>, rest: &[&str]| {
+            let rest = rest.iter().map(|value| (*value).to_owned()).collect();
+            let key = Key { order: order.map(str::to_owned), id: "i".to_owned(), rest };
+            behind(facts, outbox, &key).unwrap()
+        };
+        let ordered = of(order("s", true), true);
+        assert_eq!(
+            after(&ordered, &named, Some("7"), &["5"]),
+            "((s), \"id\", \"n\") > ('7'::bigint, 'i'::uuid, '5'::bigint)"
+        );
+        assert_eq!(after(&of(None, true), &named, None, &["5"]), "(\"id\", \"n\") > ('i'::uuid, '5'::bigint)");
+        assert_eq!(
+            after(&of(order("s", false), false), &named, Some("7"), &["5"]),
+            "((s) > '7'::bigint or (s) = '7'::bigint and ((\"id\", \"n\") > ('i'::uuid, '5'::bigint) or \"id\" is null) \
+             or (s) is null)"
+        );
+        let nameless = OutboxConfig { row_key: None, ..outbox() };
+        let id_only = TableFacts { order: order("s", true), ..facts() };
+        assert_eq!(after(&id_only, &nameless, Some("7"), &[]), "((s), \"id\") >= ('7'::bigint, 'i'::uuid)");
+    }
+
+    #[test]
     fn hostile_keys_stay_texts() {
-        let key = Key { order: Some("1'::int) or (true".to_owned()), id: "\\'; drop table x --".to_owned() };
+        let key = Key {
+            order: Some("1'::int) or (true".to_owned()),
+            id: "\\'; drop table x --".to_owned(),
+            rest: Vec::new(),
+        };
         let selection = Selection { after: Some(&key), ..Selection::of(Which::All) };
         assert_eq!(
             where_of(&facts(), &selection),
             "((\"seq\"), \"id\") > ('1''::int) or (true'::bigint,  E'\\\\''; drop table x --'::uuid)"
         );
-        let nul = Key { order: Some("1".to_owned()), id: "\0".to_owned() };
+        let nul = Key { order: Some("1".to_owned()), id: "\0".to_owned(), rest: Vec::new() };
         let selection = Selection { after: Some(&nul), ..Selection::of(Which::All) };
         assert_eq!(count(&facts(), &outbox(), &selection).unwrap_err().kind(), Kind::Config);
     }
@@ -409,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_key_is_kept_as_json() {
-        let key = Key { order: None, id: "a\"b".to_owned() };
+        let key = Key { order: None, id: "a\"b".to_owned(), rest: Vec::new() };
         let text = serde_json::to_string(&key).unwrap();
         assert_eq!(text, r#"{"order":null,"id":"a\"b"}"#);
         assert_eq!(serde_json::from_str::<Key>(&text).unwrap(), key);

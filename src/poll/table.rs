@@ -30,12 +30,8 @@ pub struct TableFacts {
     pub name: TableName,
     /// The outbox's columns, in that order; a column of a domain has the type under it.
     pub columns: Vec<decode::Column>,
-    /// Type of the id, as SQL writes it; of a domain the type under it.
-    pub id_type: String,
-    /// Whether the id is compared as text: its own type is not one that Postgres itself orders.
-    pub id_as_text: bool,
-    /// Whether the id is never NULL.
-    pub id_not_null: bool,
+    /// The columns that name a row, the id first.
+    pub key: Vec<KeyColumn>,
     /// The column with the transaction that inserted the row: an `xid8` that defaults to `pg_current_xact_id()`.
     pub xid_column: Option<String>,
     /// Whether that is never NULL.
@@ -51,6 +47,32 @@ pub struct TableFacts {
     pub may_lock: bool,
     /// Whether it has partitions.
     pub is_partitioned: bool,
+}
+
+/// A column that names a row, with others or alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyColumn {
+    /// Its name.
+    pub name: String,
+    /// Its type, as SQL writes it; of a domain the type under it.
+    pub type_name: String,
+    /// Whether it is compared as text: its own type is not one that Postgres itself orders.
+    pub as_text: bool,
+    /// Whether it is never NULL.
+    pub not_null: bool,
+}
+
+impl KeyColumn {
+    /// As what Postgres itself compares.
+    pub(super) fn comparable(&self) -> Result<String> {
+        let name = quote_ident(&self.name)?;
+        Ok(if self.as_text { format!("{name}::text collate \"C\"") } else { name })
+    }
+
+    /// The type of that.
+    pub(super) fn comparable_type(&self) -> &str {
+        if self.as_text { "text" } else { &self.type_name }
+    }
 }
 
 /// What rows are ordered by.
@@ -127,6 +149,11 @@ impl Column {
         sql.trim() == self.written || sql.trim() == quoted(&self.name)
     }
 
+    fn as_key(&self) -> KeyColumn {
+        let (name, type_name) = (self.name.clone(), self.type_name.clone());
+        KeyColumn { name, type_name, as_text: !self.is_ordered, not_null: self.not_null }
+    }
+
     fn as_order(&self) -> Result<Order> {
         let (sql, type_name) = (quote_ident(&self.name)?, self.type_name.clone());
         Ok(Order { sql, type_name, not_null: self.not_null, is_found: true })
@@ -134,6 +161,14 @@ impl Column {
 }
 
 impl TableFacts {
+    /// What rows are read in the order of, as SQL: a place that was noted in another order is none in this one.
+    pub fn ordered_by(&self) -> Option<String> {
+        let order = self.order.as_ref().map(|order| order.sql.clone());
+        let rest = self.key.iter().skip(1).map(|column| quoted(&column.name));
+        let all: Vec<String> = order.into_iter().chain(rest).collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+
     /// Reads the catalogs and has Postgres check the SQL of the configuration. Reads no rows; each question takes ten
     /// seconds at most.
     ///
@@ -198,6 +233,7 @@ fn found(described: &Described, name: &TableName, outbox: &OutboxConfig) -> Resu
     };
     let columns = outbox.columns.iter().map(|name| column(name).map(decode::Column::from)).collect::<Result<_>>()?;
     let id = column(&outbox.id)?;
+    let key = outbox.key_columns().map(|name| column(name).map(Column::as_key)).collect::<Result<_>>()?;
     let xid = all.iter().find(|column| column.tells_transaction());
     let serial = |column: &&Column| column.is_integer() && column.is_serial();
     let order = all
@@ -209,9 +245,7 @@ fn found(described: &Described, name: &TableName, outbox: &OutboxConfig) -> Resu
         oid: described.oid,
         name: name.clone(),
         columns,
-        id_type: id.type_name.clone(),
-        id_as_text: !id.is_ordered,
-        id_not_null: id.not_null,
+        key,
         xid_column: xid.map(|column| column.name.clone()),
         xid_not_null: xid.is_some_and(|column| column.not_null),
         order: order.map(Column::as_order).transpose()?,

@@ -6,8 +6,8 @@
 
 use std::collections::HashSet;
 
+use crate::event::RowId;
 use crate::position::{Lsn, Position};
-use crate::relay::outlet::RowId;
 
 /// Rows that are looked at in one go.
 pub(super) const ROWS_MAX: usize = 500;
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     fn rows(ids: &[&str]) -> Vec<RowId> {
-        ids.iter().map(|id| (0, id.as_bytes().to_vec())).collect()
+        ids.iter().map(|id| RowId::new(0, std::iter::once(id.as_bytes()))).collect()
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::event::{Assembler, BaseTypes, Ignored, Step};
+use crate::event::{Assembler, BaseTypes, Ignored, RowId, Step};
 use crate::ledger::Ledger;
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::trail::{Published, Trail};
@@ -15,7 +15,7 @@ use crate::position::{Lsn, Position};
 use crate::relay::begun::Begun;
 use crate::relay::delivered_before::{DeliveredBefore, Tail};
 pub use crate::relay::outlet::{Counts, Setup};
-use crate::relay::outlet::{Outlet, RowId, contradiction};
+use crate::relay::outlet::{Outlet, contradiction};
 use crate::relay::poison::Poison;
 use crate::relay::retrying::Tried;
 use crate::relay::transaction::Transaction;
@@ -147,7 +147,7 @@ impl<S: Sink> Core<S> {
                 self.trail.commit(end_lsn, self.outlet.counts().assembled > self.before_open);
             }
             Step::Event(event) => {
-                self.begun.event(event.place.index, event.outbox, event.id());
+                self.begun.event(&event);
                 self.outlet.publish(&event)?;
             }
             Step::Relation { outbox, .. } => return Ok(if outbox { Taken::Relation } else { Taken::Done }),

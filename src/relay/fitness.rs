@@ -9,6 +9,7 @@ use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quoted;
 use crate::relay::table::Task;
 use crate::source::preflight;
+use crate::source::row_key::NEEDS_KEY;
 use crate::state::Rows;
 
 /// Looks whether the tables could be polled, where that may come to be needed: best known before.
@@ -49,6 +50,13 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
         );
         return Err(Error::new(Kind::PositionMismatch, cause)
             .remedy(format!("{NEEDS_ORDER}. To go on without these rows: --adopt-slot")));
+    }
+    // What is read again behind a crash could not be told from other rows of its id.
+    let needs_key = matches!(task, Task::Poll(_)) || config.delivery.transactions.is_some();
+    if needs_key && outbox.row_key.is_none() {
+        let cause =
+            format!("slot {slot}: rows have to be read from table {table}, and nothing names exactly one of them");
+        return Err(Error::new(Kind::Config, cause).remedy(NEEDS_KEY));
     }
     let tells = facts.xid_column.is_some() || outbox.upkeep.says_for_itself();
     if matches!(task, Task::Poll(_)) && !tells {

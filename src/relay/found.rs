@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::upkeep::RowId;
+use crate::event::RowId;
 
 /// Rows remembered; of more, some are published again.
 const ROWS_MAX: usize = 100_000;
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_row_is_new_until_a_look_that_found_it_came_to_its_end() {
-        let (mut found, row) = (Found::default(), (0, b"7".to_vec()));
+        let (mut found, row) = (Found::default(), RowId::new(0, std::iter::once(&b"7"[..])));
         assert!(found.is_new(&row) && found.is_new(&row), "nobody polls");
         found.begin(20, 10);
         assert!(found.is_new(&row));

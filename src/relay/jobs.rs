@@ -20,7 +20,7 @@ use crate::sink::options::Options;
 use crate::sink::tail;
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
-use crate::source::control::WalPosition;
+use crate::source::control::{PendingRow, WalPosition};
 use crate::upkeep::{Batch, Marker};
 
 /// How often the catalogs are looked at when nothing else asks for it (P8).
@@ -47,7 +47,7 @@ pub(super) enum Done {
     /// A measurement.
     Measured(Result<WalPosition>),
     /// Rows that are pending, and the end of the log after they were looked at; what was settled before that.
-    Pending(Result<(Vec<(usize, String)>, Lsn)>, Position),
+    Pending(Result<(Vec<PendingRow>, Lsn)>, Position),
     /// Whether a row that was delivered a while ago is there.
     Kept(Result<Option<bool>>, usize),
     /// Rows were marked or deleted.
@@ -148,13 +148,12 @@ impl Jobs {
         &mut self,
         session: &Session,
         outbox: usize,
-        (table, column): (TableName, String),
-        id: String,
+        table: TableName,
+        key: Vec<(String, String)>,
     ) {
         if self.probing_row.is_none() {
             let control = session.control.clone();
-            self.probing_row =
-                Some(Box::pin(async move { Done::Kept(control.is_kept(table, column, id).await, outbox) }));
+            self.probing_row = Some(Box::pin(async move { Done::Kept(control.is_kept(table, key).await, outbox) }));
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::relay::outlet::RowId;
+use crate::event::RowId;
 
 /// So many rows in a row that are gone make one sure.
 const GONE_MAX: u32 = 3;
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_row_is_looked_for_a_while_after_its_event_and_once() {
-        let (mut kept, row) = (Kept::default(), |id: u8| Some((0, vec![id])));
+        let (mut kept, row) = (Kept::default(), |id: u8| Some(RowId { outbox: 0, key: vec![id] }));
         assert_eq!(kept.due(row(1)), None);
         assert_eq!(kept.due(row(1)), row(1));
         assert_eq!(kept.due(row(1)), None);

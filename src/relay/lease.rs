@@ -6,6 +6,7 @@ use tokio::sync::Notify;
 
 use crate::config::{Config, StoreKind};
 use crate::error::{Error, Kind, Result};
+use crate::event::RowId;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
@@ -13,7 +14,6 @@ use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::fence;
-use crate::relay::outlet::RowId;
 use crate::relay::recovery::{Plan, SlotIs, backlog, choices, plan, wants_backlog};
 use crate::relay::retention::Known;
 use crate::relay::session::{AnyStore, read_position, slot_now, watched};

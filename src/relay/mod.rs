@@ -10,11 +10,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::{Config, OnError};
+use crate::config::{Config, OnError, OutboxConfig};
 use crate::error::{Error, Kind, Result};
+use crate::event::RowId;
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
+use crate::postgres::sql::SqlSession;
 use crate::sink::kafka::KafkaSink;
+use crate::source::row_key;
 use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
 
@@ -63,7 +66,6 @@ use self::core::{Core, Setup};
 use self::delivered_before::DeliveredBefore;
 use self::lease::Why;
 use self::life::Life;
-use self::outlet::RowId;
 use self::poison::Poison;
 use self::pulse::Pulse;
 use self::pump::Ended;
@@ -247,6 +249,10 @@ impl Relay {
         if self.life.is_none() && !self.is_transactional() {
             self.life = Some(Life::New(Box::new(KafkaSink::connect(&self.config.kafka)?), None));
         }
+        tokio::select! {
+            () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
+            named = self.name_rows() => named?,
+        }
         if !self.asked.is_empty() {
             let asked = std::mem::take(&mut self.asked);
             return Box::pin(self.at_table(Why::Asked(asked), stop)).await;
@@ -323,6 +329,25 @@ impl Relay {
         self.telemetry.health.over_budget(None);
         self.told = matches!(ended, Ok(Ended::Stopped));
         ended
+    }
+
+    /// Finds what names the rows of each table. A core that knew other names starts over.
+    async fn name_rows(&mut self) -> Result<()> {
+        let Config { source, delivery, .. } = &self.config;
+        let mut outboxes = self.config.outboxes.clone();
+        let session = SqlSession::connect(&source.database, &format!("walrelay/{}/row-key", source.slot)).await?;
+        row_key::find(session.client(), source, delivery, &mut outboxes).await?;
+        let key = |outbox: &OutboxConfig| outbox.key_columns().cloned().collect::<Vec<_>>();
+        let is_same = outboxes.iter().map(key).eq(self.config.outboxes.iter().map(key));
+        self.config.outboxes = outboxes;
+        if !is_same && matches!(self.life, Some(Life::Running(_))) {
+            self.begin_new_life().await;
+        }
+        if !is_same {
+            (self.inside, self.asked, self.begun) = (Vec::new(), Vec::new(), Begun::default());
+            self.poison = Poison::default();
+        }
+        Ok(())
     }
 
     /// The core that goes on behind `stored`, which the store holds and which belongs to this server and slot.

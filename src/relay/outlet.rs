@@ -30,7 +30,6 @@ use crate::relay::outlet::settling::{Kept, Outcome, Settles};
 use crate::relay::poison::{EventId, Like, Poison, Verdict};
 use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink, Ticket};
-pub use crate::upkeep::RowId;
 
 /// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
 #[derive(Debug)]
@@ -237,7 +236,7 @@ impl<S: Sink> Outlet<S> {
             let record = routed.with_record(OwnedRecord::of);
             return self.give_up(event, id, record, &Verdict { error, without_value: false });
         }
-        let kept = settles.acked.then(|| Outcome::Acked((event.outbox, event.id().to_vec())));
+        let kept = settles.acked.then(|| Outcome::Acked(event.row_id()));
         let (place, committed_at_us) = (event.place, event.committed_at_us);
         let about = About { place, committed_at_us, kept, id, max_attempts, sends: Sends::Record };
         let pending = |record: &Record<'_>, about, alone, unread| {

@@ -14,11 +14,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::{Error, Kind};
+use crate::event::RowId;
 use crate::event::{Event, Via};
 use crate::position::Lsn;
 use crate::route::Record;
 use crate::sink::Ticket;
-use crate::upkeep::RowId;
 
 /// Events remembered. What is forgotten is found out again.
 const EVENTS_MAX: usize = 100_000;
@@ -37,7 +37,7 @@ impl EventId {
     pub fn of(event: &Event<'_>) -> EventId {
         let place = event.place;
         let at = (place.via == Via::Slot).then_some((place.commit_lsn, place.index));
-        EventId { row: (event.outbox, event.id().to_vec()), at }
+        EventId { row: event.row_id(), at }
     }
 }
 
@@ -376,7 +376,7 @@ mod tests {
     use crate::route::OwnedRecord;
 
     fn row(number: u8) -> EventId {
-        EventId { row: (0, vec![number]), at: None }
+        EventId { row: RowId { outbox: 0, key: vec![number] }, at: None }
     }
 
     fn record(bytes: usize) -> OwnedRecord {
@@ -574,7 +574,10 @@ mod tests {
 
     #[test]
     fn another_event_of_the_same_id_is_judged_by_itself() {
-        let at = |commit_lsn, index| EventId { row: (0, b"7".to_vec()), at: Some((Lsn::new(commit_lsn), index)) };
+        let at = |commit_lsn, index| EventId {
+            row: RowId { outbox: 0, key: b"7".to_vec() },
+            at: Some((Lsn::new(commit_lsn), index)),
+        };
         let mut poison = Poison::default();
         poison.condemn(at(100, 0), error("large"));
         poison.sent(Ticket(0), at(200, 3), None);

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::event::RowId;
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::relay::again::Again;
@@ -29,7 +30,6 @@ use crate::relay::budget::Budget;
 use crate::relay::core::{Core, Taken};
 use crate::relay::jobs::{Done, Jobs};
 use crate::relay::kept::Kept;
-use crate::relay::outlet::RowId;
 use crate::relay::pace::Pace;
 use crate::relay::pulse::Pulse;
 use crate::relay::report::Report;

@@ -18,13 +18,13 @@ use tokio::time::Instant;
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::event::{Fault, Place, Polled, Via};
+use crate::event::{Fault, Place, Polled, RowId, Via};
 use crate::failpoint;
 use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
 use crate::postgres::quote::quoted;
 use crate::relay::found::Found;
-use crate::relay::outlet::{Counts, Outlet, RowId, contradiction};
+use crate::relay::outlet::{Counts, Outlet, contradiction};
 use crate::relay::pulse::Beside;
 use crate::relay::pump::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
@@ -163,7 +163,7 @@ impl<'a> Reading<'a> {
         (number, lsn, via): (usize, Lsn, Via),
     ) -> Result<Read> {
         let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
-        let mut polled = Polled::new(&outbox.columns, facts.columns.clone())
+        let mut polled = Polled::new(outbox, facts.columns.clone())
             .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
         let commit_lsn = lsn.max(self.outlet.ledger().received().end_lsn);
         self.outlet.ledger_mut().begin(commit_lsn).map_err(contradiction)?;
@@ -322,21 +322,23 @@ impl<'a> Reading<'a> {
         table: &str,
         (number, commit_lsn, via): (usize, Lsn, Via),
     ) -> Result<()> {
+        let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
         let place = Place { commit_lsn, index: passage.sent, via };
         let event = polled.event(place, number, row.values());
         let mut event = event.map_err(|(column, fault)| self.unfit(table, (passage.read, number), column, fault))?;
         passage.read += 1;
         failpoint::reached("read");
-        if !self.delivered.is_empty() && self.delivered.contains(&(number, event.id().to_vec())) {
-            return Ok(());
-        }
-        if row.is_by_xmin() && !self.found.is_new(&(number, event.id().to_vec())) {
-            return Ok(());
+        // Without a row key, another row could be taken for this one.
+        if event.row.has_key() && (row.is_by_xmin() || !self.delivered.is_empty()) {
+            let row_id = event.row_id();
+            if self.delivered.contains(&row_id) || row.is_by_xmin() && !self.found.is_new(&row_id) {
+                return Ok(());
+            }
         }
         event.committed_at_us = now_us();
         self.outlet.publish(&event)?;
         passage.sent += 1;
-        passage.last = Some((passage.sent, row.key()));
+        passage.last = Some((passage.sent, row.key(outbox)));
         if passage.sent.is_multiple_of(CHECKPOINT_ROWS) {
             passage.checkpoints.extend(passage.last.take());
         }

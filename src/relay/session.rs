@@ -346,7 +346,13 @@ pub(super) fn watched(config: &Config) -> Watched {
 
 fn pending((outbox, of): (usize, &OutboxConfig)) -> Option<Pending> {
     let (table, condition) = (of.source.table()?.clone(), of.upkeep.pending.clone()?);
-    Some(Pending { outbox, table, id_column: of.id.clone(), condition, rows_max: again::ROWS_MAX })
+    Some(Pending {
+        outbox,
+        table,
+        key_columns: of.key_columns().cloned().collect(),
+        condition,
+        rows_max: again::ROWS_MAX,
+    })
 }
 
 fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {

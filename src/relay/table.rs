@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::config::{Config, Mode};
 use crate::error::{Error, Kind, Result};
-use crate::event::Via;
+use crate::event::{RowId, Via};
 use crate::failpoint;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
@@ -23,7 +23,7 @@ use crate::position::{Lsn, Position};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::relay::fitness::{can_have_slot, can_poll, fits};
 use crate::relay::lease::Lease;
-use crate::relay::outlet::{Outlet, RowId, Setup};
+use crate::relay::outlet::{Outlet, Setup};
 use crate::relay::poison::Poison;
 use crate::relay::pulse::Pulse;
 use crate::relay::pump::Ended;
@@ -261,12 +261,16 @@ impl Work<'_> {
             else {
                 continue;
             };
-            let ids = asked.iter().filter(|(outbox, _)| outbox == number).map(|(_, id)| String::from_utf8_lossy(id));
-            let ids = ids.map(|id| quote_literal(&id)).collect::<Result<Vec<_>>>()?;
-            if ids.is_empty() {
+            let value = |value: &[u8]| quote_literal(&String::from_utf8_lossy(value));
+            let key =
+                |row: &RowId| Ok(format!("({})", row.values().map(value).collect::<Result<Vec<_>>>()?.join(", ")));
+            let of = asked.iter().filter(|row| row.outbox == *number);
+            let keys = of.map(key).collect::<Result<Vec<_>>>()?;
+            if keys.is_empty() {
                 continue;
             }
-            let condition = format!("({pending}\n) and {} in ({})", quote_ident(&outbox.id)?, ids.join(", "));
+            let columns = outbox.key_columns().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
+            let condition = format!("({pending}\n) and ({}) in ({})", columns.join(", "), keys.join(", "));
             let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
             let read = self.reading.table((&self.reader, &sql, None), facts, (*number, lsn, Via::Replay)).await?;
@@ -378,7 +382,7 @@ impl Work<'_> {
             }
             // Rows that say for themselves whether they are pending are all behind nothing.
             let decides = outbox.upkeep.says_for_itself();
-            let order = facts.order.as_ref().map(|order| order.sql.clone());
+            let order = facts.ordered_by();
             let same = facts.oid == catch_up.table_oid && order == catch_up.order;
             let after = catch_up.after.take_if(|_| same && !decides);
             (catch_up.table_oid, catch_up.order, catch_up.after) = (facts.oid, order, after.clone());

@@ -210,7 +210,7 @@ impl Publishing<'_> {
 
     fn take(&mut self, at: usize, row: &PolledRow, polled: &mut Polled) -> Result<()> {
         let Some(table) = self.tables.get(at) else { return Ok(()) };
-        let (number, id) = (self.published.taken, row.key().id);
+        let (number, id) = (self.published.taken, row.id().to_owned());
         let place = Place { commit_lsn: self.lsn, index: number, via: Via::Replay };
         let event = polled.event(place, table.number, row.values());
         let mut event = event.map_err(|(column, fault)| {

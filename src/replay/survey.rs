@@ -130,7 +130,7 @@ impl<'t> Looking<'t> {
     }
 
     fn row(&mut self, row: &PolledRow, found: &mut Found, survey: &mut Survey) {
-        let id = row.key().id;
+        let id = row.id().to_owned();
         let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Replay };
         let routed = match self.polled.event(place, self.table.number, row.values()) {
             Ok(event) => match self.router.route(&event) {
@@ -167,7 +167,7 @@ impl<'t> Looking<'t> {
 impl Table<'_> {
     pub(super) fn polled(&self) -> Result<Polled> {
         let columns = self.facts.columns.clone();
-        Polled::new(&self.outbox.columns, columns).map_err(|column| {
+        Polled::new(self.outbox, columns).map_err(|column| {
             Error::new(Kind::Publication, format!("table {} has no column {column}", self.facts.name))
         })
     }

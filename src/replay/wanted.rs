@@ -83,7 +83,8 @@ impl Wanted {
 
     /// By the type of the column, so that an index is used; a value it cannot hold is left out.
     async fn with_id(&self, client: &Client, facts: &TableFacts, outbox: &OutboxConfig) -> Result<String> {
-        let id = if facts.id_as_text { text_of(&outbox.id)? } else { quote_ident(&outbox.id)? };
+        let as_text = facts.key.first().is_some_and(|id| id.as_text);
+        let id = if as_text { text_of(&outbox.id)? } else { quote_ident(&outbox.id)? };
         let all = one_of(&id, &self.ids)?;
         let told = |error| told("--id", "write the id as Postgres prints it", facts, &error);
         match plan(client, "--id", facts, outbox, &all).await? {
@@ -211,9 +212,12 @@ mod tests {
             oid: 1,
             name: "public.outbox".parse().unwrap(),
             columns: Vec::new(),
-            id_type: "uuid".to_owned(),
-            id_as_text: false,
-            id_not_null: true,
+            key: vec![crate::poll::KeyColumn {
+                name: "id".to_owned(),
+                type_name: "uuid".to_owned(),
+                as_text: false,
+                not_null: true,
+            }],
             xid_column: None,
             xid_not_null: false,
             order: None,

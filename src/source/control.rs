@@ -64,23 +64,26 @@ pub struct Pending {
     pub outbox: usize,
     /// The table.
     pub table: TableName,
-    /// Its id's column.
-    pub id_column: String,
+    /// The columns that name a row, the id first.
+    pub key_columns: Vec<String>,
     /// SQL condition, the operator's.
     pub condition: String,
     /// Rows looked at in one go.
     pub rows_max: usize,
 }
 
+/// A row that is pending: its outbox, and the values of its key.
+pub type PendingRow = (usize, Vec<String>);
+
 impl Pending {
-    /// The statement that gives the outbox's number and the ids of pending rows.
+    /// The statement that gives the outbox's number and the keys of pending rows.
     fn sql(&self) -> Result<String> {
         let table = quote_table(&self.table)?;
-        let (id, condition) = (quote_ident(&self.id_column)?, &self.condition);
+        let columns = self.key_columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
+        let (id, condition) = (columns.first().cloned().unwrap_or_default(), &self.condition);
+        let key: String = columns.iter().map(|column| format!(", {column}")).collect();
         let (outbox, rows_max) = (self.outbox, self.rows_max);
-        Ok(format!(
-            "select {outbox}::text, {id}::text from {table} where ({condition}\n) and {id} is not null limit {rows_max}; "
-        ))
+        Ok(format!("select {outbox}{key} from {table} where ({condition}\n) and {id} is not null limit {rows_max}; "))
     }
 }
 
@@ -144,20 +147,20 @@ impl Control {
         self.ask(|reply| Command::WalPosition { reply }).await
     }
 
-    /// Rows that are pending, by outbox and id, and the end of the log after they were looked at.
+    /// Rows that are pending, by outbox and the values of their key, and the end of the log after they were looked at.
     ///
     /// # Errors
     /// Of the connection, and of a condition or table that is not what it was.
-    pub async fn look_pending(&self) -> Result<(Vec<(usize, String)>, Lsn)> {
+    pub async fn look_pending(&self) -> Result<(Vec<PendingRow>, Lsn)> {
         self.ask(|reply| Command::LookPending { reply }).await
     }
 
-    /// Whether `table` has a row with this id; none where the role may not look.
+    /// Whether `table` has a row with these values in these columns; none where the role may not look.
     ///
     /// # Errors
     /// Of the connection only.
-    pub async fn is_kept(&self, table: TableName, id_column: String, id: String) -> Result<Option<bool>> {
-        self.ask(|reply| Command::IsKept { table, id_column, id, reply }).await
+    pub async fn is_kept(&self, table: TableName, key: Vec<(String, String)>) -> Result<Option<bool>> {
+        self.ask(|reply| Command::IsKept { table, key, reply }).await
     }
 
     /// The timeline the server is on.

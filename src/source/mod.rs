@@ -11,6 +11,7 @@
 //! | [`catalog`] | whether publication and table are still what they were |
 //! | [`lease`] | who may publish |
 //! | [`holder`] | who does, while another waits |
+//! | [`row_key`] | what names exactly one row of an outbox table |
 //! | [`control`] | the plain SQL session beside the stream |
 
 use std::future::Future;
@@ -30,6 +31,7 @@ pub mod lease;
 pub mod notice;
 pub mod preflight;
 pub(crate) mod query;
+pub mod row_key;
 pub mod stream;
 
 pub use stream::WalStream;

@@ -60,7 +60,7 @@ pub(crate) async fn one_json<T: DeserializeOwned>(
 }
 
 /// Our own statements build the JSON, so what cannot be read is a server that is not Postgres, or a bug.
-fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
+pub(crate) fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| {
         Error::new(Kind::PostgresUnfit, format!("while {what}: the server's answer cannot be read: {error}"))
             .remedy("walrelay needs PostgreSQL 14 or newer; other servers that speak its protocol are not supported")

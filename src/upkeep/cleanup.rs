@@ -228,7 +228,6 @@ mod tests {
             type_name: (*type_name).to_owned(),
             default: None,
             leads_index: *name == "created_at",
-            is_unique: false,
         };
         let columns = columns.iter().map(column).collect();
         Table { oid: 1, kind: "r".to_owned(), owned: true, role: "r".to_owned(), columns, partition_keys: Vec::new() }

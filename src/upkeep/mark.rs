@@ -11,6 +11,7 @@ use tokio_postgres::{Client, Statement};
 use crate::config::{Config, OnError, OutboxConfig, SlotName};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
+use crate::event::RowId;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::upkeep::assignment::asks_by_pending;
@@ -57,9 +58,6 @@ pub struct Failure {
     pub attempts: u32,
 }
 
-/// A row by the index of its outbox and the text of its id.
-pub type RowId = (usize, Vec<u8>);
-
 /// An event that waits and was tried in vain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedAgain {
@@ -96,10 +94,16 @@ pub struct Batch {
 struct Part<'a> {
     writer: &'a Writer,
     written: &'a Written,
-    ids: Vec<&'a str>,
-    /// Of each, where they failed; and in how many milliseconds each is tried again.
-    failures: Vec<&'a Failure>,
-    waits_ms: Vec<Option<i64>>,
+    rows: Vec<Settled<'a>>,
+}
+
+/// A row that is written to.
+#[derive(Debug, Clone)]
+struct Settled<'a> {
+    /// The values of its key.
+    key: Vec<&'a str>,
+    /// Why its event failed, if it did, and in how many milliseconds it is tried again.
+    failure: Option<(&'a Failure, Option<i64>)>,
 }
 
 /// Whether events may have to wait.
@@ -204,7 +208,7 @@ impl Marker {
     /// Marks or deletes these rows, in one transaction, and gives how many were written.
     ///
     /// Durable when it returns, whatever `synchronous_commit` says. Rows that are gone are no error, nor are those of
-    /// outboxes that are not written to. Where several rows have one id, all of them are meant. What others' locks are in
+    /// outboxes that are not written to. A row whose key or id has changed since is left as it is. What others' locks are in
     /// the way of is tried again for some twenty seconds at most, or not at all by [`Marker::impatient`]. Memory: a copy of references. After an error nothing was
     /// written, unless the connection broke while committing; doing it again is safe as far as the assignments are.
     /// Safe to cancel: a transaction that was left open ends with the next call, or after a minute with the session.
@@ -289,28 +293,19 @@ impl Marker {
         for (index, writer) in self.writers.iter().enumerate() {
             let Some(writer) = writer else { continue };
             if let Some(written) = &writer.acked {
-                let ids = batch.acked.iter().filter(|(outbox, _)| *outbox == index).map(|(_, id)| text(written, id));
-                let mut ids = ids.collect::<Result<Vec<_>>>()?;
-                ids.sort_unstable();
-                ids.dedup();
-                let part = |ids: &[&'a str]| Part {
-                    writer,
-                    written,
-                    ids: ids.to_vec(),
-                    failures: Vec::new(),
-                    waits_ms: Vec::new(),
-                };
-                parts.extend(ids.chunks(ROWS_PER_STATEMENT).map(part));
+                let of = batch.acked.iter().map(|row| (row, None));
+                parts.extend(written_to((writer, index), written, of)?);
             }
             if let Some(written) = &writer.failed {
-                let of = batch.failed.iter().map(|(row, failure)| (row, failure, None));
-                parts.extend(failed((writer, index), written, of)?);
+                let of = batch.failed.iter().map(|(row, failure)| (row, Some((failure, None))));
+                parts.extend(written_to((writer, index), written, of)?);
             }
             if let Some(written) = &writer.waiting {
                 let parked = batch.parked.iter();
-                let parked = parked.filter_map(|event| Some((&event.row, event.tried()?, event.retry_in_ms)));
-                let again = batch.failed_again.iter().map(|event| (&event.row, &event.failure, event.retry_in_ms));
-                parts.extend(failed((writer, index), written, parked.chain(again))?);
+                let parked = parked.filter_map(|event| Some((&event.row, Some((event.tried()?, event.retry_in_ms)))));
+                let again = batch.failed_again.iter();
+                let again = again.map(|event| (&event.row, Some((&event.failure, event.retry_in_ms))));
+                parts.extend(written_to((writer, index), written, parked.chain(again))?);
             }
         }
         Ok(parts)
@@ -343,25 +338,22 @@ impl Marker {
     }
 }
 
-/// What is written to rows of outbox `index` whose events failed.
-fn failed<'a>(
+/// What is written to rows of outbox `index`.
+fn written_to<'a>(
     (writer, index): (&'a Writer, usize),
     written: &'a Written,
-    rows: impl Iterator<Item = (&'a RowId, &'a Failure, Option<i64>)>,
+    rows: impl Iterator<Item = (&'a RowId, Option<(&'a Failure, Option<i64>)>)>,
 ) -> Result<Vec<Part<'a>>> {
-    let of = rows.filter(|((outbox, _), ..)| *outbox == index);
-    let of = of.map(|((_, id), failure, wait_ms)| Ok((text(written, id)?, failure, wait_ms)));
+    let of = rows.filter(|(row, _)| row.outbox == index);
+    let of = of.map(|(row, failure)| {
+        Ok(Settled { key: row.values().map(|value| text(written, value)).collect::<Result<_>>()?, failure })
+    });
     let mut of = of.collect::<Result<Vec<_>>>()?;
-    of.sort_by_key(|(id, ..)| *id);
-    of.dedup_by_key(|(id, ..)| *id);
-    let part = |rows: &[(&'a str, &'a Failure, Option<i64>)]| Part {
-        writer,
-        written,
-        ids: rows.iter().map(|(id, ..)| *id).collect(),
-        failures: rows.iter().map(|(_, failure, _)| *failure).collect(),
-        waits_ms: rows.iter().map(|(.., wait_ms)| *wait_ms).collect(),
-    };
-    Ok(of.chunks(ROWS_PER_STATEMENT).map(part).collect())
+    // Nothing names the row of an event that was written, or parked, before its table had the columns of the key.
+    of.retain(|row| writer.key_values.contains(&row.key.len()));
+    of.sort_by(|one, other| one.key.cmp(&other.key));
+    of.dedup_by(|row, before| row.key == before.key);
+    Ok(of.chunks(ROWS_PER_STATEMENT).map(|rows| Part { writer, written, rows: rows.to_vec() }).collect())
 }
 
 /// Events begin to wait, wait on, or have waited.
@@ -381,33 +373,41 @@ async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, 
     answered("beginning a transaction", client.batch_execute(BEGIN)).await.map_err(|failed| (None, failed))?;
     let mut count = 0;
     for part in parts {
-        let Part { writer, written, ids, failures, waits_ms } = part;
-        let executed = if failures.is_empty() {
-            answered(&written.doing, client.execute(&written.statement, &[ids])).await
-        } else {
-            let causes: Vec<&str> = failures.iter().map(|failure| failure.cause.as_str()).collect();
-            let classes: Vec<&str> = failures.iter().map(|failure| failure.class).collect();
-            let attempts = failures.iter().map(|failure| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
-            let attempts: Vec<i32> = attempts.collect();
-            let values: [&(dyn ToSql + Sync); 5] = [ids, &causes, &classes, &attempts, waits_ms];
-            answered(&written.doing, client.execute(&written.statement, &values)).await
-        };
-        count += executed.map_err(|failed| (Some(part), failed))?;
-        if let Some(still_pending) = writer.still_pending.as_ref().filter(|_| !written.leaves_pending) {
-            let answer = answered(&written.doing, client.query_one(still_pending, &[ids])).await;
-            let still = answer.and_then(|row| row.try_get::<_, i64>(0).map_err(Failed::Refused));
-            if still.map_err(|failed| (Some(part), failed))? > 0 {
-                return Err((Some(part), Failed::Broken(writer.leaves_pending(written))));
-            }
+        let Part { writer, written, rows } = part;
+        let told = |failed| (Some(part), failed);
+        let values_at = |at: usize| rows.iter().map(|row| row.key.get(at).copied()).collect::<Vec<_>>();
+        let keys: Vec<Vec<Option<&str>>> = (0..*writer.key_values.end()).map(values_at).collect();
+        let failures: Vec<_> = rows.iter().filter_map(|row| row.failure).collect();
+        let causes: Vec<&str> = failures.iter().map(|(failure, _)| failure.cause.as_str()).collect();
+        let classes: Vec<&str> = failures.iter().map(|(failure, _)| failure.class).collect();
+        let attempts = failures.iter().map(|(failure, _)| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
+        let attempts: Vec<i32> = attempts.collect();
+        let waits_ms: Vec<Option<i64>> = failures.iter().map(|(_, wait_ms)| *wait_ms).collect();
+        let mut values: Vec<&(dyn ToSql + Sync)> = keys.iter().map(|key| key as &(dyn ToSql + Sync)).collect();
+        if !failures.is_empty() {
+            values.extend([&causes as &(dyn ToSql + Sync), &classes, &attempts, &waits_ms]);
         }
+        let answer = answered(&written.doing, client.query_one(&written.statement, &values)).await.map_err(told)?;
+        let number = |at| answer.try_get::<_, i64>(at).map_err(|error| told(Failed::Refused(error)));
+        let (rows_written, pending) = (number(0)?, number(1)?);
+        if rows_written > i64::try_from(rows.len()).unwrap_or(i64::MAX) {
+            return Err(told(Failed::Broken(writer.not_one_row(written))));
+        }
+        if pending > 0 {
+            return Err(told(Failed::Broken(writer.leaves_pending(written))));
+        }
+        count += rows_written.unsigned_abs();
     }
     Ok(count)
 }
 
-/// An id as Postgres takes it.
+/// A value of a key as Postgres takes it.
 fn text<'a>(written: &Written, id: &'a [u8]) -> Result<&'a str> {
     str::from_utf8(id).map_err(|_| {
-        let cause = format!("while {}: an id is not UTF-8, and Postgres cannot be asked for it", written.doing);
-        Error::new(Kind::Event, cause).remedy("give the database's ids an encoding that UTF-8 is made of")
+        let cause = format!(
+            "while {}: a value of a row's key is not UTF-8, and Postgres cannot be asked for it",
+            written.doing
+        );
+        Error::new(Kind::Event, cause).remedy("give the database an encoding that UTF-8 can represent")
     })
 }

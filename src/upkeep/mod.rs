@@ -30,7 +30,7 @@ pub mod table;
 mod waiting;
 mod writer;
 
-pub use mark::{Batch, FailedAgain, Failure, Marker, RowId, Wanted};
+pub use mark::{Batch, FailedAgain, Failure, Marker, Wanted};
 
 use std::time::Duration;
 

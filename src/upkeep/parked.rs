@@ -12,9 +12,9 @@ use tokio_postgres::{Client, Row, Statement};
 use crate::config::{OutboxConfig, SlotName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
-use crate::event::{Event, Place, Shown, Via};
+use crate::event::{Event, Place, RowId, Shown, Via};
 use crate::position::Lsn;
-use crate::upkeep::{Failed, FailedAgain, Failure, RowId, answered};
+use crate::upkeep::{Failed, FailedAgain, Failure, answered};
 
 const CREATE: &str = include_str!("../../sql/parked/create.sql");
 const EXISTS: &str = include_str!("../../sql/parked/exists.sql");
@@ -35,7 +35,7 @@ pub const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused"
 /// An event that is to wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parked {
-    /// Its outbox by index, and its id.
+    /// Its row.
     pub row: RowId,
     /// The key of its record. Without one it has no order.
     pub key: Option<Vec<u8>>,
@@ -73,7 +73,7 @@ impl Parked {
             text: event.row.get(place).map(<[u8]>::to_vec),
         };
         Parked {
-            row: (event.outbox, event.id().to_vec()),
+            row: event.row_id(),
             key,
             topic,
             place: event.place,
@@ -97,14 +97,14 @@ impl Parked {
     /// What it holds of memory, in bytes.
     pub fn bytes(&self) -> usize {
         let columns = self.columns.iter().map(|column| column.name.len() + column.text.as_ref().map_or(0, Vec::len));
-        size_of::<Parked>() + self.row.1.len() + self.key.as_ref().map_or(0, Vec::len) + columns.sum::<usize>()
+        size_of::<Parked>() + self.row.key.len() + self.key.as_ref().map_or(0, Vec::len) + columns.sum::<usize>()
     }
 }
 
 /// What is known of an event that waits without reading it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// Its outbox by index, and its id.
+    /// Its row.
     pub row: RowId,
     /// Where it stands.
     pub place: Place,
@@ -234,7 +234,7 @@ impl Room {
         let rows = answered(DOING, client.query(INDEX, &[&self.slot])).await?;
         let waiting = |row: &Row| {
             let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
-            let of = (outbox, get(row, 1)?);
+            let of = row_id(row, 1, outbox)?;
             Ok(Some(Waiting { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
         };
         rows.iter().filter_map(|row| waiting(row).transpose()).collect()
@@ -269,7 +269,7 @@ impl Room {
         let rows = answered(DOING, client.query(DROPPED, &[&self.slot, &limit, &except])).await?;
         let dropped = |row: &Row| {
             let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-            let of = (outbox, get(row, 2)?);
+            let of = row_id(row, 2, outbox)?;
             let waiting = Waiting { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
             let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
             let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
@@ -293,7 +293,7 @@ impl Room {
             Via::Table => "table",
             Via::Replay => "replay",
         };
-        let name = self.outboxes.get(event.row.0).map(String::as_str).unwrap_or_default();
+        let name = self.outboxes.get(event.row.outbox).map(String::as_str).unwrap_or_default();
         let (class, error, attempts) = match &event.why {
             Some(why) => (why.class, Some(&why.cause), i32::try_from(why.attempts).unwrap_or(i32::MAX)),
             None => (BEHIND, None, 0),
@@ -302,10 +302,11 @@ impl Room {
         let types: Vec<i64> = event.columns.iter().map(|column| column.type_oid.into()).collect();
         let texts: Vec<Option<&[u8]>> = event.columns.iter().map(|column| column.text.as_deref()).collect();
         let index = i64::try_from(event.place.index).unwrap_or(i64::MAX);
-        let values: [&(dyn ToSql + Sync); 17] = [
+        let row_key: Vec<&[u8]> = event.row.values().collect();
+        let values: [&(dyn ToSql + Sync); 18] = [
             &self.slot,
             &name,
-            &event.row.1,
+            &event.row.id(),
             &event.key,
             &event.topic,
             &event.place.commit_lsn.to_string(),
@@ -319,7 +320,8 @@ impl Room {
             &error,
             &attempts,
             &event.retry_in_ms,
-            &self.keys_by.get(event.row.0),
+            &self.keys_by.get(event.row.outbox),
+            &row_key,
         ];
         answered(DOING, client.execute(&self.insert, &values)).await.map(|_| ())
     }
@@ -383,6 +385,11 @@ fn place(row: &Row, first: usize) -> Result<Place, Failed> {
     Ok(Place { commit_lsn, index, via })
 }
 
+/// The values of a row's key.
+fn row_id(row: &Row, column: usize, outbox: usize) -> Result<RowId, Failed> {
+    Ok(RowId::new(outbox, get::<Vec<&[u8]>>(row, column)?.into_iter()))
+}
+
 fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
     let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
         (get(row, 8)?, get(row, 9)?, get(row, 10)?);
@@ -392,7 +399,7 @@ fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
         text,
     });
     let event = Parked {
-        row: (outbox, get(row, 1)?),
+        row: row_id(row, 1, outbox)?,
         key: get(row, 2)?,
         topic: get(row, 3)?,
         place: place(row, 4)?,

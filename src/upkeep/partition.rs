@@ -32,9 +32,16 @@ pub struct Partition {
 /// The partitions that end before the retention begins, oldest first. Reads their rows, changes nothing. Empty for a table
 /// that is not partitioned by ranges of its time column.
 ///
+/// None can be dropped while the table `is_polled` and what is `published` is known by snapshots: a row that is written into one while it
+/// is detached is not read, and the next snapshot sees it.
+///
 /// # Errors
 /// As [`crate::upkeep::cleanup::sweep`].
-pub async fn old(client: &Client, sweeper: &Sweeper, published: Option<&Published>) -> Result<Vec<Partition>> {
+pub async fn old(
+    client: &Client,
+    sweeper: &Sweeper,
+    (published, is_polled): (Option<&Published>, bool),
+) -> Result<Vec<Partition>> {
     let doing = format!("looking at the partitions of {}", sweeper.name);
     let (oid, seconds) = (i64::from(sweeper.table.oid), sweeper.retention.as_secs_f64());
     let rows = answered(&doing, client.query(PARTITIONS, &[&oid, &sweeper.time, &seconds])).await;
@@ -49,6 +56,9 @@ pub async fn old(client: &Client, sweeper: &Sweeper, published: Option<&Publishe
         let mut partition = Partition { name, rows: None, stays: None, bounds, is_detaching };
         if !is("owned")? {
             partition.stays = Some("only the owner of the table can drop it".to_owned());
+        } else if is_polled && published.is_some() && !partition.is_detaching {
+            partition.stays =
+                Some("the table is polled, and a row that is written meanwhile would not be read".to_owned());
         } else if is("has_default")? && !partition.is_detaching {
             partition.stays =
                 Some("beside a default partition none can be detached without locking the table".to_owned());

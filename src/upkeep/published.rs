@@ -130,7 +130,7 @@ mod tests {
 
     fn column(name: &str, type_name: &str, default: Option<&str>) -> Column {
         let default = default.map(str::to_owned);
-        Column { name: name.to_owned(), type_name: type_name.to_owned(), default, leads_index: false, is_unique: false }
+        Column { name: name.to_owned(), type_name: type_name.to_owned(), default, leads_index: false }
     }
 
     fn table(columns: Vec<Column>) -> Table {

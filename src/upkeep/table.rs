@@ -38,9 +38,6 @@ pub struct Column {
     pub default: Option<String>,
     /// Whether there is an index over all rows that begins with it.
     pub leads_index: bool,
-    /// Whether no two rows have the same, in a partitioned table at least in one partition.
-    #[serde(default)]
-    pub is_unique: bool,
 }
 
 impl Table {

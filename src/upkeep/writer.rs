@@ -1,6 +1,8 @@
 //! What is written to the rows of one table: statements that Postgres was seen to take, and whose fault it is where it does
 //! not.
 
+use std::ops::RangeInclusive;
+
 use tokio_postgres::{Client, Statement};
 
 use crate::config::{OutboxConfig, TableName, setting};
@@ -21,8 +23,8 @@ pub(super) struct Writer {
     pub(super) failed: Option<Written>,
     /// To rows whose events were tried and wait.
     pub(super) waiting: Option<Written>,
-    /// Counts rows that are pending all the same.
-    pub(super) still_pending: Option<Statement>,
+    /// How many values name a row, and how many there may be: the transaction that wrote it need not be known.
+    pub(super) key_values: RangeInclusive<usize>,
 }
 
 /// A statement, and whose it is.
@@ -32,23 +34,93 @@ pub(super) struct Written {
     pub(super) doing: String,
     /// The setting with the operator's assignments; none where rows are deleted.
     pub(super) key: Option<&'static str>,
+    /// `$1` and on are arrays, one for each value that may name a row; behind them what is known of failures. Gives how many rows
+    /// were written, and how many of them are pending all the same.
     pub(super) statement: Statement,
-    /// Whether rows may be pending after it.
-    pub(super) leaves_pending: bool,
 }
 
-/// The statement up to its rows.
-fn statement(table: &TableName, is_partitioned: bool, mark: Option<&str>) -> Result<String> {
-    let table = quote_own_rows(table, is_partitioned)?;
-    Ok(match mark {
-        // On a line of its own, so that Postgres' messages point to it.
-        Some(mark) => format!("update {table} set\n{mark}\nwhere "),
-        None => format!("delete from {table} where "),
-    })
+/// What is put in for names in an assignment for rows whose events failed, and its type.
+const OF_FAILURES: [(&str, &str); 4] = [
+    ("walrelay_error", "text"),
+    ("walrelay_class", "text"),
+    ("walrelay_attempts", "int4"),
+    ("walrelay_wait_ms", "int8"),
+];
+
+/// The columns that name a row, quoted, each with its type, and the table they are of.
+struct Rows {
+    table: String,
+    key: Vec<(String, String)>,
+    /// The column with the transaction that wrote the row.
+    transaction: Option<String>,
 }
 
-/// The statement that marks rows whose events failed, up to which rows: `walrelay_…` are what is put in.
-fn statement_of_failed(table: &TableName, is_partitioned: bool, mark: &str) -> Result<String> {
+impl Rows {
+    fn of(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<Rows> {
+        let column = |column: &String| {
+            let found = table.needed(name, column, setting::COLUMN_ID.key)?;
+            Ok((quote_ident(&found.name)?, found.type_name.clone()))
+        };
+        let key = outbox.key_columns().map(column).collect::<Result<_>>()?;
+        let transaction = outbox.transaction_column().map(|column| quote_ident(column)).transpose()?;
+        Ok(Rows { table: quote_own_rows(name, table.kind == "p")?, key, transaction })
+    }
+
+    /// The statement that marks rows by their keys, or deletes them; `mark` may use what is in [`OF_FAILURES`].
+    fn statement(&self, mark: Option<&str>, pending: Option<&str>, is_of_failures: bool) -> Sql {
+        let keys = (0..*self.values().end()).map(|at| (format!("walrelay_key_{at}"), "text"));
+        let failures = OF_FAILURES.iter().filter(|_| is_of_failures).map(|(name, of)| ((*name).to_owned(), *of));
+        let (names, types): (Vec<String>, Vec<&str>) = keys.chain(failures).unzip();
+        let with = |array: &dyn Fn(usize) -> String| {
+            let arrays = types.iter().enumerate().map(|(at, of)| format!("{}::{of}[]", array(at)));
+            let arrays = arrays.collect::<Vec<_>>().join(", ");
+            let given = format!("unnest({arrays}) as walrelay_rows({})", names.join(", "));
+            let head = match mark {
+                // On a line of its own, so that Postgres' messages point to it.
+                Some(mark) => format!("update {} set\n{mark}\nfrom {given}", self.table),
+                None => format!("delete from {} using {given}", self.table),
+            };
+            format!(
+                "with walrelay_written as ({head} where {} returning ({}\n) as walrelay_pending) \
+                 select count(*), count(*) filter (where walrelay_pending) from walrelay_written",
+                self.is_row(|at| format!("walrelay_key_{at}")),
+                pending.unwrap_or("false")
+            )
+        };
+        Sql {
+            text: with(&|at| format!("${}", at + 1)),
+            // From a query, so that the planner cannot see that there are no rows.
+            explain: format!("explain {}", with(&|_| "(select '{}')".to_owned())),
+            parameters: types.len(),
+        }
+    }
+
+    /// The condition that a row has these values for its key, by their number.
+    fn is_row(&self, value: impl Fn(usize) -> String) -> String {
+        let columns = self.key.iter().enumerate();
+        let columns = columns.map(|(at, (column, of))| format!("{column} = {}::{of}", value(at)));
+        let value = value(self.key.len());
+        // A row that was written before there was the column has none in the log.
+        let transaction = self.transaction.iter().map(|xid| format!("({value} is null or {xid} = {value}::xid8)"));
+        columns.chain(transaction).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// How many values there are.
+    fn values(&self) -> RangeInclusive<usize> {
+        self.key.len()..=self.key.len() + usize::from(self.transaction.is_some())
+    }
+}
+
+/// A statement.
+struct Sql {
+    text: String,
+    /// The same, so that the server looks at it and writes to no row.
+    explain: String,
+    parameters: usize,
+}
+
+/// An assignment for rows whose events failed, with what is put in for names.
+fn of_failures(mark: &str) -> String {
     const NEXT: &str = "(clock_timestamp() + walrelay_wait_ms * interval '1 millisecond')";
     let names = [
         ("error", "walrelay_error"),
@@ -56,70 +128,36 @@ fn statement_of_failed(table: &TableName, is_partitioned: bool, mark: &str) -> R
         ("attempts", "walrelay_attempts"),
         ("next_attempt_at", NEXT),
     ];
-    let head = statement(table, is_partitioned, Some(&assignment::with_values(mark, &names)))?;
-    let head = head.strip_suffix("where ").unwrap_or(&head);
-    Ok(format!(
-        "{head}from unnest($1::text[], $2::text[], $3::text[], $4::int4[], $5::int8[]) \
-         as walrelay_failed(walrelay_id, walrelay_error, walrelay_class, walrelay_attempts, walrelay_wait_ms) where "
-    ))
+    assignment::with_values(mark, &names)
 }
 
 pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Writer> {
     let table = Table::look(client, name).await?;
-    let id = table.needed(name, &outbox.id, setting::COLUMN_ID.key)?;
-    let (column, id_type) = (quote_ident(&id.name)?, &id.type_name);
-    let is_partitioned = table.kind == "p";
-    let (upkeep, role) = (&outbox.upkeep, quoted_name(&table.role));
-    let mut writer =
-        Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, still_pending: None };
-    if upkeep.delete && !id.is_unique {
-        let cause = format!("{} is acked, and several rows of {name} may have one {}", setting::DELETE.key, id.name);
-        let remedy = format!(
-            "create unique index on {} ({column}); or name a column with outbox.columns.id that has one",
-            quote_table(name)?
-        );
-        return Err(Error::new(Kind::Config, cause).remedy(remedy));
-    }
+    let rows = Rows::of(&table, name, outbox)?;
+    let (upkeep, role, key_values) = (&outbox.upkeep, quoted_name(&table.role), rows.values());
+    let mut writer = Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, key_values };
     if upkeep.writes() {
-        let (key, doing) = match &upkeep.mark {
+        let mark = upkeep.mark.as_deref();
+        let (key, doing) = match mark {
             Some(_) => (Some(setting::MARK.key), format!("marking rows of {name}")),
             None => (None, format!("deleting rows of {name}")),
         };
-        let head = statement(name, is_partitioned, upkeep.mark.as_deref())?;
-        // From a query, so that the planner cannot see that there are no rows.
-        let explain = format!("explain {head}{column} = any ((select '{{}}'::text[])::{id_type}[])");
-        let sql = format!("{head}{column} = any ($1::text[]::{id_type}[])");
-        writer.acked =
-            Some(writer.written(client, &table, (doing, key, upkeep.mark.as_deref()), (sql, 1, explain)).await?);
+        let sql = rows.statement(mark, mark.and(upkeep.pending.as_deref()), false);
+        writer.acked = Some(writer.written(client, &table, (doing, key, mark), sql).await?);
     }
-    let failing = async |writer: &Writer, key: &'static str, doing: String, mark: &str| {
-        let head = statement_of_failed(name, is_partitioned, mark)?;
-        let sql = format!("{head}{column} = walrelay_id::{id_type}");
-        let mut explain = format!("explain {sql}");
-        for (parameter, of) in [("$1", "text"), ("$2", "text"), ("$3", "text"), ("$4", "int4"), ("$5", "int8")] {
-            explain = explain.replace(parameter, &format!("(select '{{}}'::{of}[])"));
-        }
-        writer.written(client, &table, (doing, Some(key), Some(mark)), (sql, 5, explain)).await
-    };
     if let Some(mark) = &upkeep.mark_failed {
         let doing = format!("marking rows of {name} that failed");
-        writer.failed = Some(failing(&writer, setting::MARK_FAILED.key, doing, mark).await?);
+        let sql = rows.statement(Some(&of_failures(mark)), upkeep.pending.as_deref(), true);
+        let of = (doing, Some(setting::MARK_FAILED.key), Some(mark.as_str()));
+        writer.failed = Some(writer.written(client, &table, of, sql).await?);
     }
     if let Some(mark) = &upkeep.mark_waiting {
         let doing = format!("marking rows of {name} that wait");
-        let leaves_pending = !assignment::asks_by_pending(upkeep);
-        let written = failing(&writer, setting::MARK_WAITING.key, doing, mark).await?;
-        writer.waiting = Some(Written { leaves_pending, ..written });
-    }
-    if let Some(pending) = &upkeep.pending
-        && let Some(written) = writer.acked.as_ref().filter(|written| written.key.is_some())
-    {
-        let table = quote_table(name)?;
-        let sql =
-            format!("select count(*) from {table} where {column} = any ($1::text[]::{id_type}[]) and ({pending}\n)");
-        let prepared = answered(&written.doing, client.prepare(&sql)).await;
-        let deleting = Written { key: None, ..written.clone() };
-        writer.still_pending = Some(prepared.map_err(|failed| writer.told(&deleting, &failed))?);
+        // One that does not set what makes a row pending leaves the row pending.
+        let pending = upkeep.pending.as_deref().filter(|_| assignment::asks_by_pending(upkeep));
+        let sql = rows.statement(Some(&of_failures(mark)), pending, true);
+        let of = (doing, Some(setting::MARK_WAITING.key), Some(mark.as_str()));
+        writer.waiting = Some(writer.written(client, &table, of, sql).await?);
     }
     Ok(writer)
 }
@@ -128,35 +166,40 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
 /// wait had set them to something else. `$1` the slot, `$2` the outbox.
 pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Statement> {
     let table = Table::look(client, name).await?;
-    let id = table.needed(name, &outbox.id, setting::COLUMN_ID.key)?;
-    let (column, id_type, of) = (quote_ident(&id.name)?, &id.type_name, quote_table(name)?);
+    let rows = Rows::of(&table, name, outbox)?;
     let pending = outbox.upkeep.pending.as_deref().unwrap_or("false");
-    let waiting = "w.slot = $1 and w.outbox = $2 and w.class <> 'behind' and w.attempts > 0 and w.asked is null";
     let doing = format!("looking for rows of {name} that wait and are pending");
+    let is_row = rows.is_row(|at| format!("pg_catalog.convert_from(walrelay_waiting.key[{}], 'UTF8')", at + 1));
+    // One that waits since rows were named by other columns has another number of values, which the offset keeps apart.
     let sql = format!(
-        "update walrelay.parked as w set asked = 'retry' where {waiting} and w.row_id = any (array(
-             select pg_catalog.convert_to({column}::text, 'UTF8') from {of}
-             where {column} = any (array(
-                 select pg_catalog.convert_from(w.row_id, 'UTF8') from walrelay.parked as w where {waiting}
-             )::{id_type}[]) and ({pending}
-             )))"
+        "update walrelay.parked as w set asked = 'retry' where w.id in (
+             select walrelay_waiting.id from (
+                 select p.id, coalesce(p.row_key, array[p.row_id]) as key from walrelay.parked as p
+                 where p.slot = $1 and p.outbox = $2 and p.class <> 'behind' and p.attempts > 0 and p.asked is null
+                     and pg_catalog.cardinality(coalesce(p.row_key, array[p.row_id])) between {} and {}
+                 offset 0
+             ) as walrelay_waiting, lateral (select from {} where {is_row} and ({pending}\n)) as walrelay_row
+         )",
+        rows.values().start(),
+        rows.values().end(),
+        rows.table
     );
     answered(&doing, client.prepare(&sql)).await.map_err(|failed| failed.told(&doing))
 }
 
 impl Writer {
-    /// A statement with this many parameters that Postgres takes, and this role may run.
+    /// A statement that Postgres takes, and this role may run.
     async fn written(
         &self,
         client: &Client,
         table: &Table,
         (doing, key, mark): (String, Option<&'static str>, Option<&str>),
-        (sql, parameters, explain): (String, usize, String),
+        Sql { text, explain, parameters }: Sql,
     ) -> Result<Written> {
         if let (Some(key), Some(mark)) = (key, mark) {
             stays_in_place(&self.table, (key, mark), &table.partition_keys)?;
         }
-        let prepared = answered(&doing, client.prepare(&sql)).await;
+        let prepared = answered(&doing, client.prepare(&text)).await;
         let statement = prepared.map_err(|failed| told(&self.table, (&doing, key), &self.role, &failed))?;
         if let Some(key) = key
             && statement.params().len() != parameters
@@ -164,7 +207,7 @@ impl Writer {
             let cause = format!("{key} of {} has parameters such as $2, and nothing is put in for them", self.table);
             return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
         }
-        let written = Written { doing, key, statement, leaves_pending: false };
+        let written = Written { doing, key, statement };
         // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
         // one starts without running.
         let explained = answered(&written.doing, client.batch_execute(&explain)).await;
@@ -178,6 +221,13 @@ impl Writer {
         let cause = format!("rows of {} are pending after {key} as they were before", self.table);
         Error::new(Kind::Config, cause)
             .remedy(format!("let {key} set what outbox.pending looks at, such as status = 'PUBLISHED'"))
+    }
+
+    /// Its key was unique when the session began.
+    pub(super) fn not_one_row(&self, written: &Written) -> Error {
+        let cause = format!("while {}: several rows of {} have the same key by now", written.doing, self.table);
+        Error::new(Kind::Config, cause)
+            .remedy("nothing was written to them; give the table the unique index back that it had")
     }
 
     pub(super) fn told(&self, written: &Written, failed: &Failed) -> Error {
@@ -238,13 +288,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mark_is_put_in_as_it_stands_and_names_are_quoted() {
-        let table: TableName = r#""Sa"".les"."out box""#.parse().unwrap();
+    fn the_mark_is_put_in_as_it_stands_and_rows_go_by_all_of_their_key() {
+        let key = vec![("\"id\"".to_owned(), "text".to_owned()), ("\"n\"".to_owned(), "bigint".to_owned())];
+        let rows =
+            Rows { table: r#"only "Sa"".les"."out box""#.to_owned(), key, transaction: Some("\"xid\"".to_owned()) };
+        let marks = rows.statement(Some("status = 'SENT', v = v + 1"), Some("status = 'NEW'"), false);
         assert_eq!(
-            statement(&table, true, Some("status = 'SENT', v = v + 1")).unwrap() + "x",
-            "update \"Sa\"\".les\".\"out box\" set\nstatus = 'SENT', v = v + 1\nwhere x"
+            marks.text,
+            "with walrelay_written as (update only \"Sa\"\".les\".\"out box\" set\nstatus = 'SENT', v = v + 1\n\
+             from unnest($1::text[], $2::text[], $3::text[]) as walrelay_rows(walrelay_key_0, walrelay_key_1, walrelay_key_2) \
+             where \"id\" = walrelay_key_0::text and \"n\" = walrelay_key_1::bigint \
+             and (walrelay_key_2 is null or \"xid\" = walrelay_key_2::xid8) \
+             returning (status = 'NEW'\n) as walrelay_pending) \
+             select count(*), count(*) filter (where walrelay_pending) from walrelay_written"
         );
-        assert_eq!(statement(&table, true, None).unwrap(), r#"delete from "Sa"".les"."out box" where "#);
+        assert_eq!(marks.parameters, 3);
+        assert!(
+            marks.explain.contains("from unnest((select '{}')::text[], (select '{}')::text[], (select"),
+            "{}",
+            marks.explain
+        );
+        let deletes = rows.statement(None, None, false);
+        assert!(deletes.text.contains(r#"(delete from only "Sa"".les"."out box" using unnest($1"#), "{}", deletes.text);
+        let failed = rows.statement(Some("e = walrelay_error"), None, true);
+        assert!(failed.text.contains("$3::text[], $4::text[], $5::text[], $6::int4[], $7::int8[])"), "{}", failed.text);
+        assert_eq!(failed.parameters, 7);
     }
 
     #[test]

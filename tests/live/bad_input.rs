@@ -156,6 +156,7 @@ fn a_row_without_an_id_is_named_by_its_place() {
 fn a_polled_row_without_an_id_is_named_by_its_column() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     world.sql().run(TABLE);
+    world.sql().run("alter table outbox add primary key (place), alter place add generated always as identity");
     world.sql().run("insert into outbox (topic, key, body) values ('t', 'k', '1')");
     let upkeep = "[outbox]\norder_by = \"place\"\npending = \"body = '1'\"\nmark = \"body = '2'\"\n";
     let relay = world.run().config_file(&config("", "", upkeep)).option("--mode", "poll").start();
@@ -166,6 +167,7 @@ fn a_polled_row_without_an_id_is_named_by_its_column() {
 fn sql_that_postgres_does_not_take_is_told_with_its_setting_before_the_mark() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     world.sql().run(TABLE);
+    world.sql().run("alter table outbox add primary key (place)");
     for pending in ["1", "count(*) > 0", "body = $1"] {
         let upkeep = format!("[outbox]\norder_by = \"place\"\npending = \"{pending}\"\nmark = \"body = '2'\"\n");
         let relay = world.run().config_file(&config("", "", &upkeep)).option("--mode", "poll").start();

@@ -18,7 +18,9 @@ const ID: &str = "00000000-0000-0000-0000-000000000007";
 /// Ids may be used again.
 fn world() -> World {
     let world = World::new();
-    world.sql().run("alter table outbox drop constraint outbox_pkey");
+    world.sql().run(
+        "alter table outbox drop constraint outbox_pkey, add column row_number bigint generated always as identity unique",
+    );
     world
 }
 

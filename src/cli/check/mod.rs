@@ -19,6 +19,7 @@ use crate::poll::TableFacts;
 use crate::route::Router;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::{Facts, inspect, judge};
+use crate::source::row_key;
 use crate::upkeep::left_behind::none_left_behind;
 use crate::upkeep::{self, Marker};
 use report::{Found, Report, Shown};
@@ -32,7 +33,7 @@ use sample::Wanted;
 /// [`judge`] and of [`Marker::connect`], and what connecting gives.
 pub async fn check(args: &CheckArgs) -> Outcome {
     let loaded = Loaded::new(&args.settings.flags(), args.settings.relay.common.config.as_deref())?;
-    let config = loaded.config(false)?;
+    let mut config = loaded.config(false)?;
     if args.offline || !config.source.database.names_server() {
         if args.json || args.id.is_some() {
             let error = Error::new(Kind::Config, "no database is configured, and without one there is no row");
@@ -96,7 +97,7 @@ pub async fn check(args: &CheckArgs) -> Outcome {
     }
     // The last is what the process ends with.
     let mut errors: Vec<Error> =
-        refused.into_iter().chain(upkeep(&session, &config).await.err()).chain(fault).collect();
+        refused.into_iter().chain(upkeep(&session, &mut config).await.err()).chain(fault).collect();
     let Some(last) = errors.pop() else { return Ok(()) };
     for error in &errors {
         note(crate::cli::output::error_lines(error));
@@ -105,7 +106,8 @@ pub async fn check(args: &CheckArgs) -> Outcome {
 }
 
 /// Has Postgres read the SQL of the configuration, as `run` does at its start, or once it has to read a table.
-async fn upkeep(session: &Session, config: &Config) -> Result<()> {
+async fn upkeep(session: &Session, config: &mut Config) -> Result<()> {
+    row_key::find(session.client(), &config.source, &config.delivery, &mut config.outboxes).await?;
     let has_sql = |outbox: &&OutboxConfig| {
         let of = &outbox.upkeep;
         of.pending.is_some() || of.order_by.is_some() || of.time.is_some()
@@ -168,7 +170,7 @@ async fn row(
     let described = outbox.columns.iter().map(|name| described(name, &table, catalog));
     let values = read.values.iter().map(Option::as_deref);
     let bug = |what: String| Error::new(Kind::Bug, format!("a row that was asked for comes without {what}"));
-    let sample = Sample::new(&outbox.columns, described.zip(values).collect()).map_err(bug)?;
+    let sample = Sample::new(outbox, described.zip(values).collect()).map_err(bug)?;
     let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
     let id = read.values.first().cloned().flatten().unwrap_or_default();
     let chosen = read.chosen;

@@ -15,6 +15,7 @@ use crate::cli::output::{Outcome, note, print, print_line, shell_word};
 use crate::cli::session::Session;
 use crate::cli::{SetupArgs, word};
 use crate::config::{Mode, setting};
+use crate::source::row_key;
 use plan::{Object, Plan, Wanted};
 
 /// Creates what is missing, leaves what fits, and refuses what does not fit with the SQL to fix it.
@@ -27,8 +28,9 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
     for warning in loaded.settings.warnings() {
         note(format_args!("warning: {warning}"));
     }
-    let (source, outboxes) = (loaded.settings.source()?, loaded.settings.outboxes()?);
+    let (source, mut outboxes) = (loaded.settings.source()?, loaded.settings.outboxes()?);
     let session = Session::connect(&source.database, "setup").await?;
+    row_key::find(session.client(), &source, &loaded.settings.delivery()?, &mut outboxes).await?;
     let found = catalog::look(&session, &source, &outboxes).await?;
     let wanted = Wanted {
         slot: &source.slot,

@@ -81,7 +81,7 @@ fn judge(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts: &Ta
 mod tests {
     use super::*;
     use crate::config::SlotName;
-    use crate::poll::Order;
+    use crate::poll::{KeyColumn, Order};
 
     fn facts(order: bool, xid: bool) -> TableFacts {
         let order = order.then(|| Order {
@@ -94,9 +94,12 @@ mod tests {
             oid: 1,
             name: "sales.outbox".parse().unwrap(),
             columns: Vec::new(),
-            id_type: "uuid".to_owned(),
-            id_as_text: false,
-            id_not_null: true,
+            key: vec![KeyColumn {
+                name: "id".to_owned(),
+                type_name: "uuid".to_owned(),
+                as_text: false,
+                not_null: true,
+            }],
             xid_column: xid.then(|| "xid".to_owned()),
             xid_not_null: false,
             order,

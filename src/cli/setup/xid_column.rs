@@ -168,7 +168,6 @@ mod tests {
             type_name: (*type_name).to_owned(),
             default: default.map(str::to_owned),
             leads_index: false,
-            is_unique: false,
         };
         let columns = columns.iter().map(column).collect();
         Table { oid: 1, kind: kind.to_owned(), owned: true, role: "r".to_owned(), columns, partition_keys: Vec::new() }

@@ -169,7 +169,7 @@ impl<'p> Routing<'p> {
     fn new(plan: &'p Plan) -> Result<Routing<'p>> {
         let router = Router::new(&plan.outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
         let bug = |what: String| Error::new(Kind::Bug, format!("a plan without column {what}"));
-        let polled = Polled::new(&plan.outbox.columns, plan.columns.clone()).map_err(bug)?;
+        let polled = Polled::new(&plan.outbox, plan.columns.clone()).map_err(bug)?;
         Ok(Routing { plan, router, polled })
     }
 

@@ -113,7 +113,7 @@ impl<S: Sink> Outlet<S> {
         if let Some(parked) = kept.parked {
             return self.park_kept(*parked, id, (about.max_attempts, Some(ticket)), &record, &error);
         }
-        let error = error.of_row(Shown::of(&id.row.1));
+        let error = error.of_row(Shown::of(id.row.id()));
         let of = GivenUp { place: about.place, committed_at_us: about.committed_at_us, ticket: Some(ticket) };
         self.dead_letter_or_skip(&of, id, record, &Verdict { error, without_value: false })
     }

@@ -188,7 +188,7 @@ impl<S: Sink> Outlet<S> {
         record: OwnedRecord,
         verdict: &Verdict,
     ) -> Result<()> {
-        let settles = self.outboxes.get(id.row.0).ok_or_else(no_such_outbox)?;
+        let settles = self.outboxes.get(id.row.outbox).ok_or_else(no_such_outbox)?;
         let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
         let kept = match settles.failed {
             Failed::Nothing => None,
@@ -197,7 +197,7 @@ impl<S: Sink> Outlet<S> {
                 Some(Outcome::Failed(id.row.clone(), Failure { class, cause: cause.to_owned(), attempts }))
             }
         };
-        let (outbox, row) = (settles.name.as_str(), Shown::of(&id.row.1));
+        let (outbox, row) = (settles.name.as_str(), Shown::of(id.row.id()));
         let topic = &self.giving_up.delivery.dead_letter_topic;
         let dead_lettered = self.giving_up.delivery.on_error == OnError::DeadLetter;
         let outcome = if dead_lettered { "dead-letter" } else { "skip" };
@@ -209,7 +209,7 @@ impl<S: Sink> Outlet<S> {
         }
         if dead_lettered {
             let (slot, place) = (&self.slot, event.place);
-            let reason = Reason { slot, outbox, row: &id.row.1, place, class, cause, attempts };
+            let reason = Reason { slot, outbox, row: id.row.id(), place, class, cause, attempts };
             let letter = record.into_dead_letter(topic, &reason);
             let record = if verdict.without_value { letter.without_value() } else { letter };
             let (committed_at_us, max_attempts) = (event.committed_at_us, None);

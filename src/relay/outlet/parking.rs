@@ -6,9 +6,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use crate::error::{Error, Kind};
+use crate::event::RowId;
 use crate::event::{Place, Via};
 use crate::position::Lsn;
-use crate::upkeep::RowId;
 use crate::upkeep::parked::Waiting;
 
 /// Events that may wait: what an operator can look through, and some 30 MB of memory.
@@ -124,7 +124,7 @@ impl Parking {
     fn add(&mut self, Waiting { row, place, key, refused_by }: Waiting) {
         self.count += 1;
         let key = key.map(|key| {
-            let aggregates = self.aggregates.entry(row.0).or_default();
+            let aggregates = self.aggregates.entry(row.outbox).or_default();
             let shared = aggregates.get_key_value(key.as_slice()).map(|(shared, _)| Arc::clone(shared));
             let key = shared.unwrap_or_else(|| Arc::from(key));
             let aggregate = aggregates.entry(Arc::clone(&key)).or_insert(Aggregate { count: 0, first: of(&place) });
@@ -153,7 +153,7 @@ impl Parking {
         if let Some(topic) = &seat.refused_by {
             count_down(&mut self.refusing, topic.as_str(), |count| count);
         }
-        if let Some((aggregates, key)) = self.aggregates.get_mut(&row.0).zip(seat.key.as_ref()) {
+        if let Some((aggregates, key)) = self.aggregates.get_mut(&row.outbox).zip(seat.key.as_ref()) {
             count_down(aggregates, key, |aggregate| &mut aggregate.count);
         }
     }
@@ -227,8 +227,12 @@ mod tests {
 
     const SLOT: Place = Place { commit_lsn: Lsn::new(100), index: 0, via: Via::Slot };
 
+    fn row(id: u8) -> RowId {
+        RowId { outbox: 0, key: vec![id] }
+    }
+
     fn waiting(outbox: usize, id: u8, key: Option<&str>) -> Waiting {
-        Waiting { row: (outbox, vec![id]), place: SLOT, key: key.map(|key| key.into()), refused_by: None }
+        Waiting { row: RowId { outbox, key: vec![id] }, place: SLOT, key: key.map(|key| key.into()), refused_by: None }
     }
 
     fn at(commit_lsn: u64, index: u64, via: Via) -> Waiting {
@@ -244,7 +248,7 @@ mod tests {
         // It is on its way and read back at once.
         parking.park(waiting(0, 2, Some("a"))).unwrap();
         parking.park(waiting(0, 3, None)).unwrap();
-        assert!(parking.is_blocked(0, Some(b"a"), &SLOT) && parking.holds(&(0, vec![3]), &SLOT));
+        assert!(parking.is_blocked(0, Some(b"a"), &SLOT) && parking.holds(&row(3), &SLOT));
         assert!(
             !parking.is_blocked(1, Some(b"a"), &SLOT)
                 && !parking.is_blocked(0, Some(b"b"), &SLOT)
@@ -271,7 +275,7 @@ mod tests {
             assert!(is_blocked(&parking, &later), "{later:?}");
         }
         // What was read from the table may be of any time.
-        parking.park(Waiting { row: (0, vec![2]), ..at(500, 0, Table) }).unwrap();
+        parking.park(Waiting { row: row(2), ..at(500, 0, Table) }).unwrap();
         assert!(is_blocked(&parking, &at(100, 0, Slot)));
     }
 
@@ -299,7 +303,7 @@ mod tests {
         // What was read from the table had committed by then.
         parking.park(at(500, 3, Table)).unwrap();
         assert!(holds(&parking, &at(499, 0, Slot)) && holds(&parking, &at(900, 0, Table)));
-        assert!(!holds(&parking, &at(500, 0, Slot)) && !parking.holds_surely(&(0, vec![1]), &at(499, 0, Slot).place));
+        assert!(!holds(&parking, &at(500, 0, Slot)) && !parking.holds_surely(&row(1), &at(499, 0, Slot).place));
     }
 
     #[test]
@@ -327,7 +331,7 @@ mod tests {
         parking.park(later.clone()).unwrap();
         assert_eq!(parking.compare(census, std::slice::from_ref(&stays)), 1);
         assert!(!parking.holds_row(&gone.row) && parking.is_blocked(0, Some(b"a"), &SLOT), "a later one waits");
-        assert!(parking.holds_row(&under_way.row) && parking.holds_row(&(0, vec![5])) && parking.count() == 4);
+        assert!(parking.holds_row(&under_way.row) && parking.holds_row(&row(5)) && parking.count() == 4);
         // A session of before looked: nothing it says is news.
         assert_eq!(parking.compare(0, &[]), 0);
         let census = parking.census(std::iter::empty());
@@ -373,7 +377,7 @@ mod tests {
     #[test]
     fn no_more_than_somebody_can_look_through_wait() {
         let mut parking = Parking::default();
-        let id = |number: usize| (0, number.to_be_bytes().to_vec());
+        let id = |number: usize| RowId { outbox: 0, key: number.to_be_bytes().to_vec() };
         let one = |number| Waiting { row: id(number), ..waiting(0, 0, None) };
         let of = |count: usize| (1..=count).map(one).collect();
         // Whoever stopped for that and was told what to do gets the time for it.

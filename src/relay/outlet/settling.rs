@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::Outlet;
 use crate::config::delivery::max_attempts;
 use crate::config::{OutboxConfig, SlotName};
-use crate::event::{Event, Shown};
+use crate::event::{Event, RowId, Shown};
 use crate::position::Lsn;
 use crate::sink::{Sink, Ticket};
 use crate::upkeep::parked::Parked;
-use crate::upkeep::{Batch, Failure, RowId};
+use crate::upkeep::{Batch, Failure};
 
 /// What is done to a row once its ticket is delivered, and the transaction that wrote it.
 pub(super) type Kept = (Ticket, Outcome, Option<u32>);
@@ -106,7 +106,7 @@ impl<S: Sink> Outlet<S> {
                 Outcome::Failed(row, failure) => batch.failed.push((row.clone(), failure.clone())),
                 Outcome::Parked(event) => {
                     batch.parked.push(Arc::clone(event));
-                    let is_marked = self.outboxes.get(event.row.0).is_some_and(|settles| settles.waiting);
+                    let is_marked = self.outboxes.get(event.row.outbox).is_some_and(|settles| settles.waiting);
                     if event.tried().is_none() || !is_marked {
                         // Nothing is written to its row.
                         continue;

@@ -6,13 +6,13 @@ use super::parking::Parking;
 use super::settling::Outcome;
 use super::{Outlet, no_such_outbox};
 use crate::error::{Disposition, Error, Result};
-use crate::event::{Event, Place, Shown, Via};
+use crate::event::{Event, Place, RowId, Shown, Via};
 use crate::relay::poison::EventId;
 use crate::relay::retrying::Tried;
 use crate::route::{OwnedRecord, Record};
 use crate::sink::{Sink, Ticket};
+use crate::upkeep::Failure;
 use crate::upkeep::parked::{Parked, Waiting};
-use crate::upkeep::{Failure, RowId};
 
 /// Why an event that can be routed is not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Parking {
         if self.holds(row, place) {
             return Some(Behind::Itself);
         }
-        if self.is_blocked(row.0, record.key, place) {
+        if self.is_blocked(row.outbox, record.key, place) {
             return Some(Behind::Aggregate);
         }
         self.is_refusing(record.topic).then_some(Behind::Topic)
@@ -108,10 +108,10 @@ impl<S: Sink> Outlet<S> {
             return self.waits(None, ticket, parked.committed_at_us);
         }
         let (class, cause) = (error.kind().class(), error.cause());
-        let (outbox, row) = &parked.row;
-        let (slot, name) = (&self.slot, self.outboxes.get(*outbox).ok_or_else(no_such_outbox)?.name.as_str());
+        let row = &parked.row;
+        let (slot, name) = (&self.slot, self.outboxes.get(row.outbox).ok_or_else(no_such_outbox)?.name.as_str());
         tracing::warn!(
-            %slot, outbox = name, row = %Shown::of(row), place = %parked.place, class, cause, outcome = "park",
+            %slot, outbox = name, row = %Shown::of(row.id()), place = %parked.place, class, cause, outcome = "park",
             "an event cannot be delivered, and waits"
         );
         let why = Failure { class, cause: cause.to_owned(), attempts: 1 };
@@ -135,7 +135,7 @@ impl<S: Sink> Outlet<S> {
         let (key, topic) = of;
         let why = match behind {
             Behind::Itself => {
-                self.came_again(&(event.outbox, event.id().to_vec()), &event.place)?;
+                self.came_again(&event.row_id(), &event.place)?;
                 return self.done_without_kafka(None, event.committed_at_us);
             }
             Behind::Aggregate => None,
@@ -153,15 +153,15 @@ impl<S: Sink> Outlet<S> {
 
     /// An event that waits came again. Where its id alone says so, it could be another, and that is counted and told.
     fn came_again(&mut self, row: &RowId, place: &Place) -> Result<()> {
-        let settles = self.outboxes.get(row.0).ok_or_else(no_such_outbox)?;
+        let settles = self.outboxes.get(row.outbox).ok_or_else(no_such_outbox)?;
         // Rows of such a table are pending while their events wait, and are found with each look.
         let is_usual = settles.pending && place.via == Via::Table;
         if is_usual || self.parking.holds_surely(row, place) {
             return Ok(());
         }
         self.counts.waiting_again += 1;
-        let (slot, outbox, row_id) = (&self.slot, settles.name.as_str(), Shown::of(&row.1));
-        if place.via == Via::Replay || self.parking.is_first_again(row.0) {
+        let (slot, outbox, row_id) = (&self.slot, settles.name.as_str(), Shown::of(row.id()));
+        if place.via == Via::Replay || self.parking.is_first_again(row.outbox) {
             tracing::warn!(
                 %slot, outbox, row = %row_id, %place,
                 "a row came whose event waits already, by its id, and is not published now; more of them are counted"
@@ -186,7 +186,7 @@ impl<S: Sink> Outlet<S> {
             parked.why = Some(why);
         }
         self.parking.park(waiting_as(&parked)).map_err(|error| {
-            error.of_row(Shown::of(&parked.row.1)).of_event(parked.place.commit_lsn, parked.place.index)
+            error.of_row(Shown::of(parked.row.id())).of_event(parked.place.commit_lsn, parked.place.index)
         })?;
         self.counts.parked += 1;
         self.parked_bytes += parked.bytes();

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::{Ended, Input, LAST_WORDS, Leaving, Pump, SERVER_SHUTDOWN_GRACE};
 use crate::error::{Error, Result};
+use crate::event::RowId;
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::relay::budget::Verdict;
@@ -16,7 +17,7 @@ use crate::relay::stop::Stop;
 use crate::sink::Connection;
 use crate::source::WalSource as _;
 use crate::source::catalog::compare;
-use crate::source::control::ControlEnd;
+use crate::source::control::{ControlEnd, PendingRow};
 use crate::telemetry::Side;
 
 impl Pump<'_> {
@@ -120,7 +121,8 @@ impl Pump<'_> {
                         return Ok(());
                     }
                 };
-                let rows = rows.into_iter().map(|(outbox, id)| (outbox, id.into_bytes())).collect();
+                let row_id = |(outbox, key): PendingRow| RowId::new(outbox, key.iter().map(String::as_bytes));
+                let rows = rows.into_iter().map(row_id).collect();
                 let mut asked = self.again.looked(rows, lsn, &settled);
                 // They are pending because they wait.
                 asked.retain(|row| !self.core.is_waiting(row));
@@ -217,16 +219,18 @@ impl Pump<'_> {
 
     /// Looks whether the row of an event that was delivered a while ago is in its table.
     fn begin_kept(&mut self) {
-        let newest = self.core.newest().filter(|(outbox, _)| {
-            let of = self.config.outboxes.get(*outbox);
+        let newest = self.core.newest().filter(|row| {
+            let of = self.config.outboxes.get(row.outbox);
             of.is_some_and(|of| of.source.table().is_some() && !of.upkeep.delete)
         });
-        let Some((outbox, id)) = self.kept.due(newest) else { return };
-        let of = self.config.outboxes.get(outbox).and_then(|of| Some((of.source.table()?.clone(), of.id.clone())));
-        if let Some(of) = of
-            && let Ok(id) = String::from_utf8(id)
+        let Some(row) = self.kept.due(newest) else { return };
+        let Some(outbox) = self.config.outboxes.get(row.outbox) else { return };
+        let values = row.values().map(|value| String::from_utf8(value.to_vec()));
+        let key = outbox.key_columns().cloned().zip(values).map(|(column, value)| Some((column, value.ok()?)));
+        if let Some(table) = outbox.source.table().cloned()
+            && let Some(key) = key.collect()
         {
-            self.jobs.begin_kept(&self.session, outbox, of, id);
+            self.jobs.begin_kept(&self.session, row.outbox, table, key);
         }
     }
 

@@ -9,12 +9,12 @@ use super::SEND_TIMEOUT;
 use crate::config::delivery::max_attempts;
 use crate::config::{Config, OutboxConfig, RetryConfig};
 use crate::error::{Disposition, Error, Kind, Result};
+use crate::event::RowId;
 use crate::event::{Place, Polled};
 use crate::relay::pulse::Beside;
 use crate::route::{OwnedRecord, Router};
 use crate::sink::{Delivery, EnqueueError, KafkaSink, Sink as _, Ticket};
 use crate::state::Stored;
-use crate::upkeep::RowId;
 use crate::upkeep::parked::{BEHIND, Held};
 
 /// See the module's documentation.
@@ -78,7 +78,7 @@ impl<'a> Line<'a> {
 
     pub(super) fn item(&self, held: &Held) -> Item {
         let event = &held.event;
-        let column = self.config.outboxes.get(event.row.0).and_then(|outbox| outbox.max_attempts.as_deref());
+        let column = self.config.outboxes.get(event.row.outbox).and_then(|outbox| outbox.max_attempts.as_deref());
         let max = column.and_then(|column| event.text(column)).and_then(max_attempts);
         Item {
             id: held.id,
@@ -117,11 +117,11 @@ impl<'a> Line<'a> {
 
     fn record(&mut self, held: &Held) -> Result<Result<OwnedRecord>> {
         let event = &held.event;
-        if !self.routes.contains_key(&event.row.0) {
-            self.routes.insert(event.row.0, route_of(self.config, self.stored, event.row.0)?);
+        if !self.routes.contains_key(&event.row.outbox) {
+            self.routes.insert(event.row.outbox, route_of(self.config, self.stored, event.row.outbox)?);
         }
-        let Some((outbox, router)) = self.routes.get_mut(&event.row.0) else { return Err(no_such_outbox()) };
-        let mut polled = match Polled::new(&outbox.columns, held.described()) {
+        let Some((outbox, router)) = self.routes.get_mut(&event.row.outbox) else { return Err(no_such_outbox()) };
+        let mut polled = match Polled::new(outbox, held.described()) {
             Ok(polled) => polled,
             Err(column) => {
                 let cause = format!("column {column} was not kept when the event was parked");
@@ -130,7 +130,7 @@ impl<'a> Line<'a> {
             }
         };
         let texts: Vec<Option<&[u8]>> = event.columns.iter().map(|column| column.text.as_deref()).collect();
-        let made = polled.event(event.place, event.row.0, texts.into_iter());
+        let made = polled.event(event.place, event.row.outbox, texts.into_iter());
         let Ok(mut made) = made else {
             return Ok(Err(Error::new(Kind::Event, "what was kept of the event makes no row")));
         };

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::event::Place;
+use crate::event::{Place, RowId};
+use crate::upkeep::Failure;
 use crate::upkeep::parked::Waiting;
-use crate::upkeep::{Failure, RowId};
 
 /// After the first time that something stood in the way, and twice as long after each more.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -165,13 +165,13 @@ mod tests {
 
     #[test]
     fn what_came_of_a_try_is_remembered_of_that_event_until_it_is_written_down() {
-        let (mut memory, row) = (Memory::default(), (0, b"a".to_vec()));
+        let (mut memory, row) = (Memory::default(), RowId { outbox: 0, key: b"a".to_vec() });
         memory.done(1, (&row, place(0)), How::Sent);
         assert_eq!(memory.how(1, (&row, place(0)), "7"), Some(&How::Sent));
         assert_eq!(memory.how(1, (&row, place(0)), "8"), Some(&How::Sent), "whatever is asked now");
         assert!(memory.is_sent(1, &row) && !memory.is_sent(2, &row));
         // Another event of a table that was made anew.
-        assert_eq!(memory.how(1, (&(0, b"b".to_vec()), place(0)), "7"), None);
+        assert_eq!(memory.how(1, (&RowId { outbox: 0, key: b"b".to_vec() }, place(0)), "7"), None);
         assert_eq!(memory.how(1, (&row, place(1)), "7"), None);
         let failure = Failure { class: "refused", cause: "no".to_owned(), attempts: 2 };
         memory.done(1, (&row, place(0)), How::Failed { failure, again: None, version: "7".to_owned() });
@@ -184,7 +184,8 @@ mod tests {
     #[test]
     fn what_leaves_the_table_is_in_doubt_until_it_is_known_to_stay_or_to_be_gone() {
         let mut memory = Memory::default();
-        let waiting = |id: u8| Waiting { row: (0, vec![id]), place: place(0), key: None, refused_by: None };
+        let waiting =
+            |id: u8| Waiting { row: RowId { outbox: 0, key: vec![id] }, place: place(0), key: None, refused_by: None };
         memory.leaves(1, waiting(1), Left::Dropped);
         memory.leaves(2, waiting(2), Left::Delivered);
         memory.stays(2);

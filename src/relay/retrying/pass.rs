@@ -15,12 +15,12 @@ use super::memory::{How, Left, Who};
 use super::{BATCH_EVENTS, HEADS_MAX, LOOK_INTERVAL, Of, Summary, Tried};
 use crate::config::Config;
 use crate::error::{Disposition, Error, Result};
-use crate::event::{Place, Shown, Via};
+use crate::event::{Place, RowId, Shown, Via};
 use crate::failpoint;
 use crate::route::OwnedRecord;
 use crate::state::Stored;
 use crate::upkeep::parked::{Head, Held, Limit, Waiting};
-use crate::upkeep::{Batch, FailedAgain, Failure, Marker, RowId};
+use crate::upkeep::{Batch, FailedAgain, Failure, Marker};
 
 /// One event is this many times in memory on its way: as it comes from Postgres, as it was kept, as a record, and as
 /// librdkafka's copy of that.
@@ -170,7 +170,7 @@ impl<'a> Pass<'a> {
                 Err(error) => {
                     let (id, Waiting { row, key, .. }, _) = dropped;
                     let trouble = Trouble::Own { doing: "dropping it, as was asked", row: Some(row.clone()), error };
-                    self.hindered(&Head { id, outbox: row.0, key }, trouble).await?;
+                    self.hindered(&Head { id, outbox: row.outbox, key }, trouble).await?;
                 }
             }
         }
@@ -179,7 +179,7 @@ impl<'a> Pass<'a> {
 
     fn drop_in(&self, batch: &mut Batch, (id, waiting, failure): &(i64, Waiting, Failure)) {
         batch.unparked.push(*id);
-        let Some(outbox) = self.of.config.outboxes.get(waiting.row.0) else { return };
+        let Some(outbox) = self.of.config.outboxes.get(waiting.row.outbox) else { return };
         // It was delivered before somebody asked.
         let is_sent = self.of.memory().is_sent(*id, &waiting.row);
         if outbox.upkeep.mark_failed.is_some() && !is_sent {
@@ -193,7 +193,7 @@ impl<'a> Pass<'a> {
     fn drops(&self, (id, waiting, failure): &(i64, Waiting, Failure)) {
         let mut memory = self.of.memory();
         if !memory.was_hindered(*id) {
-            let (slot, row) = (&self.of.config.source.slot, Shown::of(&waiting.row.1));
+            let (slot, row) = (&self.of.config.source.slot, Shown::of(waiting.row.id()));
             tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "an event that waits is dropped, as was asked");
         }
         memory.leaves(*id, waiting.clone(), Left::Dropped);
@@ -254,7 +254,7 @@ impl<'a> Pass<'a> {
         self.marker.answers().await?;
         let Config { source, outboxes, .. } = &self.of.config;
         let outbox = outboxes.get(head.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
-        let row = row.map(|(_, id)| Shown::of(&id).to_string()).unwrap_or_default();
+        let row = row.map(|row| Shown::of(row.id()).to_string()).unwrap_or_default();
         let (slot, parked, pause_ms) = (&source.slot, head.id, millis(pause));
         if is_new {
             tracing::warn!(%slot, outbox, row, parked, doing, %error, fix = error.what_to_do(), pause_ms,
@@ -369,7 +369,8 @@ impl<'a> Pass<'a> {
     }
 
     fn delivered(&self, items: &[Item]) -> Batch {
-        let writes = |row: &&RowId| self.of.config.outboxes.get(row.0).is_some_and(|outbox| outbox.upkeep.writes());
+        let writes =
+            |row: &&RowId| self.of.config.outboxes.get(row.outbox).is_some_and(|outbox| outbox.upkeep.writes());
         Batch {
             acked: items.iter().map(|item| &item.row).filter(writes).cloned().collect(),
             unparked: items.iter().map(|item| item.id).collect(),
@@ -399,7 +400,7 @@ impl<'a> Pass<'a> {
         };
         // What its topic said of another was told.
         if !is_told {
-            let (slot, row) = (&self.of.config.source.slot, Shown::of(&item.row.1));
+            let (slot, row) = (&self.of.config.source.slot, Shown::of(item.row.id()));
             let wait_ms = wait.map(millis);
             tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms, "an event that waits failed again");
         }

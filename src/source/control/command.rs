@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
 use crate::snapshot::Snapshot;
 use crate::source::catalog::{self, Fingerprint};
-use crate::source::control::{Watched, pending};
+use crate::source::control::{PendingRow, Watched, pending};
 use crate::source::preflight::{SLOT, Slot};
 use crate::source::query::{QueryError, bounded, one_json, one_text};
 
@@ -28,8 +28,8 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T>>;
 pub(super) enum Command {
     CheckCatalog { before: Vec<Fingerprint>, reply: Reply<Vec<Fingerprint>> },
     WalPosition { reply: Reply<WalPosition> },
-    LookPending { reply: Reply<(Vec<(usize, String)>, Lsn)> },
-    IsKept { table: TableName, id_column: String, id: String, reply: Reply<Option<bool>> },
+    LookPending { reply: Reply<(Vec<PendingRow>, Lsn)> },
+    IsKept { table: TableName, key: Vec<(String, String)>, reply: Reply<Option<bool>> },
     Timeline { reply: Reply<u32> },
     TakePair { reply: Reply<(Snapshot, Lsn)> },
     PreparePositions { reply: Reply<()> },
@@ -87,9 +87,7 @@ impl Command {
                 answer(reply, one_json(client, "reading the position of the log", SLOT, &params).await)
             }
             Command::LookPending { reply } => answer(reply, pending::look(client, &watched.pending).await),
-            Command::IsKept { table, id_column, id, reply } => {
-                answer(reply, pending::is_kept(client, &table, &id_column, &id).await)
-            }
+            Command::IsKept { table, key, reply } => answer(reply, pending::is_kept(client, &table, &key).await),
             Command::Timeline { reply } => answer(reply, timeline(client).await),
             Command::TakePair { reply } => answer(reply, take_pair(client).await),
             Command::PreparePositions { reply } => answer(reply, prepare_positions(client).await),

@@ -6,11 +6,11 @@ use crate::config::TableName;
 use crate::error::{Error, Kind};
 use crate::position::Lsn;
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
-use crate::source::control::Pending;
+use crate::source::control::{Pending, PendingRow};
 use crate::source::query::{QueryError, bounded};
 
 /// Rows that are pending, a bounded number of each outbox, and then the end of the log.
-pub(super) async fn look(client: &Client, watched: &[Pending]) -> Result<(Vec<(usize, String)>, Lsn), QueryError> {
+pub(super) async fn look(client: &Client, watched: &[Pending]) -> Result<(Vec<PendingRow>, Lsn), QueryError> {
     let (mut sql, doing) = (String::new(), "looking for pending rows");
     for pending in watched {
         sql.push_str(&pending.sql().map_err(QueryError::Refused)?);
@@ -22,26 +22,28 @@ pub(super) async fn look(client: &Client, watched: &[Pending]) -> Result<(Vec<(u
     for message in &messages {
         let SimpleQueryMessage::Row(row) = message else { continue };
         let text = |at| row.try_get(at).ok().flatten();
-        match (text(0), row.len()) {
-            (Some(number), 2) => rows.extend(number.parse().ok().zip(text(1).map(str::to_owned))),
-            (Some(end), 1) => lsn = end.parse().ok(),
-            _ => {}
+        let key = (1..row.len()).map(|at| text(at).unwrap_or_default().to_owned()).collect::<Vec<_>>();
+        match (text(0), key.is_empty()) {
+            (Some(number), false) => rows.extend(number.parse().ok().map(|outbox| (outbox, key))),
+            (Some(end), true) => lsn = end.parse().ok(),
+            (None, _) => {}
         }
     }
     let unread = || Error::new(Kind::PostgresUnfit, format!("while {doing}: the end of the log cannot be read"));
     Ok((rows, lsn.ok_or_else(|| QueryError::Refused(unread()))?))
 }
 
-/// Whether there is a row with this id; none where the role may not look.
+/// Whether there is a row with these values in these columns; none where the role may not look.
 pub(super) async fn is_kept(
     client: &Client,
     table: &TableName,
-    id_column: &str,
-    id: &str,
+    key: &[(String, String)],
 ) -> Result<Option<bool>, QueryError> {
     let sql = || {
-        let (table, column, id) = (quote_table(table)?, quote_ident(id_column)?, quote_literal(id)?);
-        Ok(format!("select (exists (select from {table} where {column} = {id}))::text"))
+        let of =
+            |(column, value): &(String, String)| Ok(format!("{} = {}", quote_ident(column)?, quote_literal(value)?));
+        let (table, key) = (quote_table(table)?, key.iter().map(of).collect::<Result<Vec<_>, Error>>()?);
+        Ok(format!("select (exists (select from {table} where {}))::text", key.join(" and ")))
     };
     let sql = sql().map_err(QueryError::Refused)?;
     match bounded("looking for a row", client.simple_query(&sql)).await {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use walrelay::error::{Error, Kind};
-use walrelay::upkeep::{Batch, FailedAgain, Failure, Marker, RowId, Wanted};
+use walrelay::event::RowId;
+use walrelay::upkeep::{Batch, FailedAgain, Failure, Marker, Wanted};
 
 use super::{conninfo, database, outboxes, runtime, waits_for_lock};
 use crate::support::servers::Postgres;
@@ -17,8 +18,8 @@ async fn marker(url: &str, toml: &str) -> Result<Marker, Error> {
     Ok(marker.expect("an outbox that is written to"))
 }
 
-fn row(outbox: usize, id: &str) -> (usize, Vec<u8>) {
-    (outbox, id.as_bytes().to_vec())
+fn row(outbox: usize, id: &str) -> RowId {
+    RowId::new(outbox, std::iter::once(id.as_bytes()))
 }
 
 /// The tables of two teams and one with ids of any text, and what each wants done.
@@ -78,7 +79,7 @@ fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
     }
     let runtime = runtime();
     let marker = runtime.block_on(marker(&world.database_url, WANTED)).unwrap();
-    let settle = |rows: &[(usize, Vec<u8>)]| runtime.block_on(marker.settle(&acked(rows)));
+    let settle = |rows: &[RowId]| runtime.block_on(marker.settle(&acked(rows)));
     assert_eq!(settle(&[]), Ok(0));
     let event = |number: u32| row(0, &format!("00000000-0000-0000-0000-00000000000{number}"));
     // One twice, one that is gone, and outboxes that are not written to.
@@ -88,7 +89,7 @@ fn rows_of_several_tables_are_marked_and_deleted_in_one_transaction() {
     assert_eq!(settle(&rows), Ok(2 + 4_500 + 7));
     assert_eq!(settle(&rows), Ok(2 + 4_500));
 
-    assert_eq!(settle(&[row(1, "1"), (2, vec![0xff])]).unwrap_err().kind(), Kind::Event);
+    assert_eq!(settle(&[row(1, "1"), RowId { outbox: 2, key: vec![0xff] }]).unwrap_err().kind(), Kind::Event);
     // One that is no number: nothing of the others is written.
     let error = settle(&[event(5), row(1, "five")]).unwrap_err();
     assert_eq!(error.kind(), Kind::Config, "{error}");
