@@ -29,6 +29,7 @@
 //! | [`live::topics`] | P3: topics nobody may write to, topics and headers that are walrelay's own, dead letters without a topic |
 //! | [`live::bookkeeping`] | three teams' tables run by their own status columns, with a slot and without; their runbooks' queries |
 //! | [`live::suggested`] | tables nobody has seen: `config init`, what `config check` foretells, and the record |
+//! | [`live::row_key`] | P12, P13: rows that share an id, and keys that change: what is marked or deleted is what was published |
 //! | [`live::schema`] | the table's columns changed, the table made anew, while the relay keeps up and while it lags |
 //! | [`live::partitions`] | partitions attached, detached and dropped while the relay lags, on every major |
 //! | [`live::column_kinds`] | columns of every kind as key, header, value and member, byte for byte |

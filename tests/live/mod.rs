@@ -34,6 +34,7 @@ mod recovery;
 mod remedies;
 mod replay;
 mod retries;
+mod row_key;
 mod schema;
 mod secrets;
 mod shutdown;

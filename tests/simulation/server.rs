@@ -17,7 +17,7 @@ pub(super) const PREFIX: &str = "shop";
 pub(super) struct Transaction {
     pub(super) commit_lsn: Lsn,
     pub(super) end_lsn: Lsn,
-    /// Aggregate and version of each event; the id is their join.
+    /// Aggregate and version of each event; the id is their [`id`].
     pub(super) events: Vec<(u8, u64)>,
 }
 
@@ -170,16 +170,26 @@ fn relation() -> Vec<u8> {
     pgoutput::relation(TABLE_OID, &["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| (name, 25)))
 }
 
+/// Of two events now and then.
+fn id(aggregate: u8, version: u64) -> String {
+    format!("{aggregate}-{}", version - u64::from(is_id_shared(version)))
+}
+
+/// Whether an event has the id of the one before it.
+pub(super) fn is_id_shared(version: u64) -> bool {
+    version.is_multiple_of(5)
+}
+
 fn insert(aggregate: u8, version: u64) -> Vec<u8> {
-    let (id, aggregate, version) = (format!("{aggregate}-{version}"), aggregate.to_string(), version.to_string());
+    let (id, aggregate, version) = (id(aggregate, version), aggregate.to_string(), version.to_string());
     pgoutput::insert(TABLE_OID, &[&id, "order", &aggregate, "t", &version])
 }
 
 /// What a row would say, in a message.
 fn message(transactional: bool, prefix: &str, lsn: u64, aggregate: u8, version: u64) -> Vec<u8> {
-    let content = format!(
-        r#"{{"id": "{aggregate}-{version}", "aggregatetype": "order", "aggregateid": {aggregate}, "payload": {version}}}"#
-    );
+    let id = id(aggregate, version);
+    let content =
+        format!(r#"{{"id": "{id}", "aggregatetype": "order", "aggregateid": {aggregate}, "payload": {version}}}"#);
     let length = u32::try_from(content.len()).unwrap().to_be_bytes();
     let flag = u8::from(transactional);
     [&[b'M', flag][..], &lsn.to_be_bytes(), prefix.as_bytes(), b"\0", &length, content.as_bytes()].concat()

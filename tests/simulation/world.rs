@@ -13,7 +13,7 @@ use walrelay::relay::core::{Core, Setup};
 use walrelay::sink::Delivery;
 
 use super::broker::{Broker, Logged, Producer, Shared};
-use super::server::{PREFIX, Sent, Server};
+use super::server::{PREFIX, Sent, Server, Transaction, is_id_shared};
 
 /// Which faults the dice may choose.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +59,7 @@ pub(super) struct Reached {
     queue_full: u64,
     slot_went_back: u64,
     failed_delivery: u64,
+    shared_id: u64,
 }
 
 impl Reached {
@@ -69,6 +70,8 @@ impl Reached {
         self.queue_full += world.broker.lock().unwrap().full;
         self.slot_went_back += other.slot_went_back;
         self.failed_delivery += other.failed_delivery;
+        let shared = |transaction: &&Transaction| transaction.events.iter().any(|(_, version)| is_id_shared(*version));
+        self.shared_id += world.server.log.iter().filter(shared).count() as u64;
     }
 
     pub(super) fn all(&self) -> bool {
@@ -77,6 +80,7 @@ impl Reached {
             && self.queue_full > 0
             && self.slot_went_back > 0
             && self.failed_delivery > 0
+            && self.shared_id > 0
     }
 }
 
