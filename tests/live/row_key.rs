@@ -296,6 +296,21 @@ fn rows_that_come_before_another_of_their_id_is_marked_are_published_where_the_s
 }
 
 #[test]
+fn a_row_with_the_key_and_id_of_one_that_is_gone_is_told_from_it_by_its_transaction() {
+    for upkeep in [MARK, DELETE] {
+        let orders =
+            Orders::new(&format!("{TABLE}; alter table nu add xid xid8 not null default pg_current_xact_id()"), upkeep);
+        let mut relay = orders.run("poll").variable("FAILPOINTS", "marking=1*sleep(2000)->off").start();
+        relay.wait_ready();
+        orders.emit("a", 1);
+        eventually("it is acked", ARRIVAL, || orders.world.delivered(), |records| *records == 1);
+        orders.sql().run(&format!("delete from nu; {}; update nu set seq = 1", orders.emitting("a", 1)));
+        assert_eq!(orders.settled(&mut relay).duplicates, 0, "{}", relay.log());
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    }
+}
+
+#[test]
 fn rows_that_share_an_id_are_recovered_by_their_transactions() {
     let table = format!("{TABLE}; alter table nu add xid xid8 not null default pg_current_xact_id()");
     let orders = Orders::with_slot(&table, "");
