@@ -20,14 +20,13 @@ create table if not exists walrelay.parked (
     next_at timestamptz,
     asked text check (asked in ('retry', 'drop')),
     key_by text,
-    row_key bytea[]
+    row_key jsonb
 );
 alter table walrelay.parked
     add column if not exists key_by text,
-    add column if not exists row_key bytea[],
+    add column if not exists row_key jsonb,
     drop constraint if exists parked_slot_outbox_row_id_key;
 create unique index if not exists parked_of_slot on walrelay.parked (slot, outbox, row_id, commit_lsn, index);
 drop index if exists walrelay.parked_of_table;
-create unique index if not exists parked_of_row on walrelay.parked (slot, outbox, coalesce(row_key, array[row_id]))
-    where via <> 'slot';
+create unique index if not exists parked_of_row on walrelay.parked (slot, outbox, row_key) where via <> 'slot';
 create index if not exists parked_by_aggregate on walrelay.parked (slot, outbox, key, id);

@@ -1,6 +1,6 @@
 -- $1 slot, $2 how many, $3 ids that are left out. Events somebody asked to be dropped.
-select p.id, p.outbox, coalesce(p.row_key, array[p.row_id]), p.key, p.class, p.error, p.attempts, p.commit_lsn::text,
-    p.index, p.via
+select p.id, p.outbox, p.row_id, p.key, p.class, p.error, p.attempts, p.commit_lsn::text,
+    p.index, p.via, p.row_key::text
 from walrelay.parked p
 where p.slot = $1 and p.asked = 'drop' and p.id <> all ($3::bigint[])
 order by p.id

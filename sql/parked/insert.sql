@@ -1,6 +1,6 @@
 -- $1 slot, $2 outbox, $3 id of the event, $4 key, $5 topic, $6 commit LSN, $7 index, $8 how it came, $9 microseconds since 1970,
 -- $10 names, $11 types and $12 texts of its columns, $13 class, $14 error, $15 attempts, $16 milliseconds until it is tried again,
--- $17 what its key is made of, $18 the values that name its row. Nothing where the event waits already: by the slot it has one place for ever, and a row that is read
+-- $17 what its key is made of, $18 the columns that name its row, with their values. Nothing where the event waits already: by the slot it has one place for ever, and a row that is read
 -- from the table was committed before.
 insert into walrelay.parked as p (
     slot, outbox, row_id, key, topic, commit_lsn, index, via, committed_at, names, types, texts, class, error, attempts,
@@ -9,11 +9,11 @@ insert into walrelay.parked as p (
 select
     $1::text, $2::text, $3::bytea, $4::bytea, $5::text, $6::text::pg_catalog.pg_lsn, $7::bigint, $8::text,
     'epoch'::timestamptz + $9::bigint * interval '1 microsecond', $10::text[], $11::bigint[], $12::bytea[], $13::text,
-    $14::text, $15::integer, pg_catalog.clock_timestamp() + $16::bigint * interval '1 millisecond', $17::text, $18::bytea[]
+    $14::text, $15::integer, pg_catalog.clock_timestamp() + $16::bigint * interval '1 millisecond', $17::text, $18::text::jsonb
 where not exists (
     select from walrelay.parked w
     where w.slot = $1::text and w.outbox = $2::text and w.row_id = $3::bytea
-        and coalesce(w.row_key, array[w.row_id]) = $18::bytea[]
+        and (w.row_key is null or w.row_key = $18::text::jsonb)
         and case
             when w.via = 'slot' and $8::text = 'slot'
                 then w.commit_lsn = $6::text::pg_catalog.pg_lsn and w.index = $7::bigint

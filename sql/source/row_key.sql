@@ -1,7 +1,7 @@
 -- What names one row of a table, by schema ($1) and name ($2), beside the column of the event's id ($3). One JSON text; no row: there
 -- is no such table.
--- A row is named by the columns of a unique index over all rows, of columns that are never NULL, compared as the columns are. Of
--- several, the one over the id alone comes first, then the primary key, then the one of the fewest columns.
+-- A row is named by the columns of a unique index over all rows, of columns that are never NULL but for the id, compared as the
+-- columns are. Of several, the one over the id alone comes first, then the primary key, then the one of the fewest columns.
 with tab as (
     select c.oid, c.relkind
     from pg_catalog.pg_class c
@@ -16,7 +16,9 @@ keys as (
         select pg_catalog.array_agg(a.attname::text order by of.place) as columns,
             -- A stored generated column is not streamed.
             pg_catalog.count(*) filter (
-                where a.attnotnull and a.attgenerated = '' and o.opcdefault and of.compared = a.attcollation
+                where a.attgenerated = '' and o.opcdefault and of.compared = a.attcollation
+                    -- A row without an id is no event. Operators elsewhere are not on the search path.
+                    and (a.attname = $3 or a.attnotnull and o.opcnamespace = 'pg_catalog'::pg_catalog.regnamespace)
             ) as fit
         from rows from (
             pg_catalog.unnest(i.indkey::int2[]), pg_catalog.unnest(i.indclass::oid[]), pg_catalog.unnest(i.indcollation::oid[])
@@ -35,7 +37,7 @@ select pg_catalog.jsonb_build_object(
         order by keys.columns <> array[$3], not keys.indisprimary, keys.indnkeyatts, keys.indexrelid
         limit 1
     ),
-    -- Who uses a key again does so in another transaction.
+    -- It tells a row from one of another transaction that had its key before.
     'transaction', (
         select pg_catalog.min(a.attname::text)
         from pg_catalog.pg_attribute a
@@ -58,12 +60,15 @@ select pg_catalog.jsonb_build_object(
         from pg_catalog.pg_partition_ancestors(tab.oid) a
         where a.relid <> tab.oid
     ),
-    -- Any unique index of a partitioned table has these, too.
+    -- Any unique index of a partitioned table has these, too; where it is partitioned by an expression it can have none.
     'partition_columns', (
         select coalesce(pg_catalog.jsonb_agg(a.attname order by a.attnum), '[]')
         from pg_catalog.pg_partitioned_table p
         join pg_catalog.pg_attribute a on a.attrelid = p.partrelid and a.attnum = any (p.partattrs::int2[])
         where p.partrelid = tab.oid
+    ),
+    'by_expression', exists (
+        select from pg_catalog.pg_partitioned_table p where p.partrelid = tab.oid and 0 = any (p.partattrs::int2[])
     )
 )::text
 from tab

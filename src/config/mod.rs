@@ -315,8 +315,13 @@ impl OutboxConfig {
         self.columns.get(..self.columns.len().saturating_sub(added)).unwrap_or_default()
     }
 
-    /// The id, and the columns of the unique index that names rows: the id alone where there is no row key.
+    /// The columns that name a row, the id first and its transaction last: the id alone where there is no row key.
     pub fn key_columns(&self) -> impl Iterator<Item = &String> {
+        self.index_columns().chain(self.transaction_column())
+    }
+
+    /// Those without the transaction.
+    pub fn index_columns(&self) -> impl Iterator<Item = &String> {
         self.key_places().iter().filter_map(|place| self.columns.get(*place))
     }
 

@@ -233,7 +233,7 @@ fn found(described: &Described, name: &TableName, outbox: &OutboxConfig) -> Resu
     };
     let columns = outbox.columns.iter().map(|name| column(name).map(decode::Column::from)).collect::<Result<_>>()?;
     let id = column(&outbox.id)?;
-    let key = outbox.key_columns().map(|name| column(name).map(Column::as_key)).collect::<Result<_>>()?;
+    let key = outbox.index_columns().map(|name| column(name).map(Column::as_key)).collect::<Result<_>>()?;
     let xid = all.iter().find(|column| column.tells_transaction());
     let serial = |column: &&Column| column.is_integer() && column.is_serial();
     let order = all

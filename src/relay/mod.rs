@@ -337,7 +337,7 @@ impl Relay {
         let mut outboxes = self.config.outboxes.clone();
         let session = SqlSession::connect(&source.database, &format!("walrelay/{}/row-key", source.slot)).await?;
         row_key::find(session.client(), source, delivery, &mut outboxes).await?;
-        let key = |outbox: &OutboxConfig| outbox.key_columns().cloned().collect::<Vec<_>>();
+        let key = |outbox: &OutboxConfig| (outbox.columns.clone(), outbox.row_key.clone());
         let is_same = outboxes.iter().map(key).eq(self.config.outboxes.iter().map(key));
         self.config.outboxes = outboxes;
         if !is_same && matches!(self.life, Some(Life::Running(_))) {

@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::{DeliveryConfig, EventSource, Mode, OnError, OutboxConfig, SourceConfig, TableName, setting};
 use crate::error::{Error, Kind, Result};
-use crate::postgres::quote::{quote_table, quoted};
+use crate::postgres::quote::{quote_literal, quote_table, quoted};
 use crate::source::query::{Param, one_text, parsed};
 
 /// What to do where nothing names a row.
@@ -32,6 +32,8 @@ struct Table {
     ancestors: Vec<u32>,
     /// What it is partitioned by, as far as that is columns.
     partition_columns: Vec<String>,
+    /// Whether it is partitioned by anything else.
+    by_expression: bool,
 }
 
 /// Looks at the tables of these outboxes, and names their rows by what is found. A table that is not there is left to whoever
@@ -65,7 +67,7 @@ pub async fn find(
         match &table.columns {
             Some(columns) if goes_by_row || may_read => outbox.name_rows_by(columns, table.transaction.as_deref()),
             Some(columns) if *columns == [outbox.id.clone()] => outbox.name_rows_by(columns, None),
-            None if goes_by_row || source.mode == Mode::Poll => {
+            None if goes_by_row || source.mode == Mode::Poll || source.give_up_over_budget => {
                 return Err(nameless(outbox, &name, &table, parks)?);
             }
             Some(_) | None => outbox.need_only_routed(),
@@ -92,32 +94,40 @@ fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool)
         (.., true) => (setting::MARK_FAILED.key, "rows are to be marked"),
         _ if upkeep.mark_waiting.is_some() => (setting::MARK_WAITING.key, "rows are to be marked"),
         _ if parks => (setting::ON_ERROR.key, "events are to be parked"),
-        _ => (setting::MODE.key, "rows are to be polled"),
+        _ => (setting::MODE.key, "rows are to be polled, now or once the slot is given up"),
     };
-    let of = quote_table(name)?;
-    let partition_by: Vec<String> = table.partition_columns.iter().map(|column| quoted(column)).collect();
+    let (of, by) = (quote_table(name)?, table.partition_columns.iter().map(|column| quoted(column)));
+    let by: Vec<String> = by.collect();
+    // What makes `column`, with what the table is partitioned by, a row key.
     let unique = |column: &str| {
-        let columns: Vec<&str> = std::iter::once(column).chain(partition_by.iter().map(String::as_str)).collect();
-        format!("alter table {of} add unique ({});", columns.join(", "))
+        let columns: Vec<&str> = std::iter::once(column).chain(by.iter().map(String::as_str)).collect();
+        let not_null = columns.iter().map(|column| format!("alter table {of} alter column {column} set not null; "));
+        format!("{}create unique index on {of} ({});", not_null.collect::<String>(), columns.join(", "))
     };
-    let sql = match &table.counter {
-        Some(counter) => {
-            let counter = quoted(counter);
-            format!("alter table {of} alter column {counter} set not null; {}", unique(&counter))
+    let remedy = match &table.counter {
+        _ if table.by_expression => {
+            "a table that is partitioned by an expression can have no such index: relay it from a slot, \
+             without what goes by row, or partition it by columns"
+                .to_owned()
         }
-        None if partition_by.is_empty() => {
-            format!("alter table {of} add column row_number bigint generated always as identity unique;")
+        Some(counter) => format!("give it one: {}", unique(&quoted(counter))),
+        None if by.is_empty() => {
+            format!("give it one: alter table {of} add column row_number bigint generated always as identity unique;")
         }
         // Before Postgres 17 a partitioned table has no identity.
-        None => format!(
-            "create sequence row_number; alter table {of} add column row_number bigint not null default \
-             nextval('row_number'); {}",
-            unique("row_number")
-        ),
+        None => {
+            let sequence = format!("{}.{}", quoted(name.schema()), quoted(&format!("{}_row_number", name.table())));
+            let default = format!("nextval({})", quote_literal(&sequence)?);
+            format!(
+                "give it one: create sequence {sequence}; alter table {of} add column row_number bigint not null default \
+                 {default}; {}",
+                unique("row_number")
+            )
+        }
     };
     let cause = format!(
-        "{key}: {what}, and nothing names exactly one row of table {name}: it has no primary key, and no unique index over \
-         columns that are not null"
+        "{key}: {what}, and nothing names exactly one row of table {name}: it has no primary key, and no other unique index \
+         over all of its rows and columns that are not null, that is checked at once"
     );
-    Ok(Error::new(Kind::Config, cause).remedy(format!("give it one: {sql}")))
+    Ok(Error::new(Kind::Config, cause).remedy(remedy))
 }

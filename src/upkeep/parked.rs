@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde_json::{Map, Value};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
@@ -170,6 +171,8 @@ pub struct Room {
     /// What the outboxes are called, and what their keys are made of, by index.
     outboxes: Vec<String>,
     keys_by: Vec<String>,
+    /// The columns that name a row, by outbox.
+    row_keys: Vec<Vec<String>>,
     insert: Statement,
     failed: Statement,
     due: Statement,
@@ -213,6 +216,7 @@ impl Room {
             slot: slot.to_string(),
             outboxes: outboxes.iter().map(|outbox| outbox.source.to_string()).collect(),
             keys_by: outboxes.iter().map(key_by).collect(),
+            row_keys: outboxes.iter().map(|outbox| outbox.key_columns().cloned().collect()).collect(),
             insert: prepared(INSERT).await?,
             failed: prepared(FAILED).await?,
             due: prepared(DUE).await?,
@@ -234,7 +238,7 @@ impl Room {
         let rows = answered(DOING, client.query(INDEX, &[&self.slot])).await?;
         let waiting = |row: &Row| {
             let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
-            let of = row_id(row, 1, outbox)?;
+            let of = self.row_id(row, (1, 7), outbox)?;
             Ok(Some(Waiting { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
         };
         rows.iter().filter_map(|row| waiting(row).transpose()).collect()
@@ -256,7 +260,7 @@ impl Room {
         let bytes = i64::try_from(limit.bytes).unwrap_or(i64::MAX);
         let values: [&(dyn ToSql + Sync); 6] = [&self.slot, &name, &head.key, &head.id, &limit.events, &bytes];
         let rows = answered(DOING, client.query(&self.events, &values)).await?;
-        rows.iter().map(|row| held(row, head.outbox)).collect()
+        rows.iter().map(|row| held(row, self.row_id(row, (1, 16), head.outbox)?)).collect()
     }
 
     /// Events that somebody asked to be dropped, with why they waited, without those in `except`.
@@ -269,7 +273,7 @@ impl Room {
         let rows = answered(DOING, client.query(DROPPED, &[&self.slot, &limit, &except])).await?;
         let dropped = |row: &Row| {
             let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-            let of = row_id(row, 2, outbox)?;
+            let of = self.row_id(row, (2, 10), outbox)?;
             let waiting = Waiting { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
             let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
             let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
@@ -302,7 +306,7 @@ impl Room {
         let types: Vec<i64> = event.columns.iter().map(|column| column.type_oid.into()).collect();
         let texts: Vec<Option<&[u8]>> = event.columns.iter().map(|column| column.text.as_deref()).collect();
         let index = i64::try_from(event.place.index).unwrap_or(i64::MAX);
-        let row_key: Vec<&[u8]> = event.row.values().collect();
+        let row_key = self.row_key(&event.row).to_string();
         let values: [&(dyn ToSql + Sync); 18] = [
             &self.slot,
             &name,
@@ -351,6 +355,22 @@ impl Room {
         }
     }
 
+    /// The columns that name a row, with their values.
+    fn row_key(&self, row: &RowId) -> Value {
+        let names = self.row_keys.get(row.outbox).map(Vec::as_slice).unwrap_or_default();
+        let values = row.values().map(|value| String::from_utf8_lossy(value).into_owned().into());
+        names.iter().cloned().zip(values).collect::<Map<_, _>>().into()
+    }
+
+    /// The row of an event, by its id and its key in these columns: by the id alone where that was parked when rows were named by
+    /// other columns.
+    fn row_id(&self, row: &Row, (id, key): (usize, usize), outbox: usize) -> Result<RowId, Failed> {
+        let (id, key) = (get::<&[u8]>(row, id)?, get::<Option<&str>>(row, key)?);
+        let kept: Value = key.and_then(|key| serde_json::from_str(key).ok()).unwrap_or_default();
+        let rest = self.row_keys.get(outbox).into_iter().flatten().skip(1).map_while(|name| kept.get(name)?.as_str());
+        Ok(RowId::new(outbox, std::iter::once(id).chain(rest.map(str::as_bytes))))
+    }
+
     fn outbox(&self, row: &Row, column: usize) -> Result<Option<usize>, Failed> {
         let name: &str = row.try_get(column).map_err(Failed::Refused)?;
         Ok(self.outboxes.iter().position(|known| known == name))
@@ -385,12 +405,7 @@ fn place(row: &Row, first: usize) -> Result<Place, Failed> {
     Ok(Place { commit_lsn, index, via })
 }
 
-/// The values of a row's key.
-fn row_id(row: &Row, column: usize, outbox: usize) -> Result<RowId, Failed> {
-    Ok(RowId::new(outbox, get::<Vec<&[u8]>>(row, column)?.into_iter()))
-}
-
-fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
+fn held(row: &Row, of: RowId) -> Result<Held, Failed> {
     let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
         (get(row, 8)?, get(row, 9)?, get(row, 10)?);
     let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
@@ -399,7 +414,7 @@ fn held(row: &Row, outbox: usize) -> Result<Held, Failed> {
         text,
     });
     let event = Parked {
-        row: row_id(row, 1, outbox)?,
+        row: of,
         key: get(row, 2)?,
         topic: get(row, 3)?,
         place: place(row, 4)?,

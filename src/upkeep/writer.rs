@@ -7,7 +7,7 @@ use tokio_postgres::{Client, Statement};
 
 use crate::config::{OutboxConfig, TableName, setting};
 use crate::error::{Error, Kind, Result};
-use crate::postgres::quote::{quote_ident, quote_own_rows, quote_table, quoted as quoted_name};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::table::Table;
 use crate::upkeep::{Failed, answered, assignment};
 
@@ -34,8 +34,8 @@ pub(super) struct Written {
     pub(super) doing: String,
     /// The setting with the operator's assignments; none where rows are deleted.
     pub(super) key: Option<&'static str>,
-    /// `$1` and on are arrays, one for each value that may name a row; behind them what is known of failures. Gives how many rows
-    /// were written, and how many of them are pending all the same.
+    /// `$1` and on are arrays, one for each value that may name a row; behind them what is known of failures. Gives, of each row
+    /// that was written, the number of its key among them, and whether it is pending all the same.
     pub(super) statement: Statement,
 }
 
@@ -61,7 +61,7 @@ impl Rows {
             let found = table.needed(name, column, setting::COLUMN_ID.key)?;
             Ok((quote_ident(&found.name)?, found.type_name.clone()))
         };
-        let key = outbox.key_columns().map(column).collect::<Result<_>>()?;
+        let key = outbox.index_columns().map(column).collect::<Result<_>>()?;
         let transaction = outbox.transaction_column().map(|column| quote_ident(column)).transpose()?;
         Ok(Rows { table: quote_own_rows(name, table.kind == "p")?, key, transaction })
     }
@@ -74,15 +74,15 @@ impl Rows {
         let with = |array: &dyn Fn(usize) -> String| {
             let arrays = types.iter().enumerate().map(|(at, of)| format!("{}::{of}[]", array(at)));
             let arrays = arrays.collect::<Vec<_>>().join(", ");
-            let given = format!("unnest({arrays}) as walrelay_rows({})", names.join(", "));
+            let given =
+                format!("unnest({arrays}) with ordinality as walrelay_rows({}, walrelay_row)", names.join(", "));
             let head = match mark {
                 // On a line of its own, so that Postgres' messages point to it.
                 Some(mark) => format!("update {} set\n{mark}\nfrom {given}", self.table),
                 None => format!("delete from {} using {given}", self.table),
             };
             format!(
-                "with walrelay_written as ({head} where {} returning ({}\n) as walrelay_pending) \
-                 select count(*), count(*) filter (where walrelay_pending) from walrelay_written",
+                "{head} where {} returning walrelay_row, ({}\n)",
                 self.is_row(|at| format!("walrelay_key_{at}")),
                 pending.unwrap_or("false")
             )
@@ -169,19 +169,13 @@ pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: 
     let rows = Rows::of(&table, name, outbox)?;
     let pending = outbox.upkeep.pending.as_deref().unwrap_or("false");
     let doing = format!("looking for rows of {name} that wait and are pending");
-    let is_row = rows.is_row(|at| format!("pg_catalog.convert_from(walrelay_waiting.key[{}], 'UTF8')", at + 1));
-    // One that waits since rows were named by other columns has another number of values, which the offset keeps apart.
+    let names = outbox.key_columns().map(|name| quote_literal(name)).collect::<Result<Vec<_>>>()?;
+    let name = |at: usize| names.get(at).map_or("null", String::as_str);
+    let is_row = rows.is_row(|at| format!("(w.row_key operator(pg_catalog.->>) {})", name(at)));
     let sql = format!(
-        "update walrelay.parked as w set asked = 'retry' where w.id in (
-             select walrelay_waiting.id from (
-                 select p.id, coalesce(p.row_key, array[p.row_id]) as key from walrelay.parked as p
-                 where p.slot = $1 and p.outbox = $2 and p.class <> 'behind' and p.attempts > 0 and p.asked is null
-                     and pg_catalog.cardinality(coalesce(p.row_key, array[p.row_id])) between {} and {}
-                 offset 0
-             ) as walrelay_waiting, lateral (select from {} where {is_row} and ({pending}\n)) as walrelay_row
-         )",
-        rows.values().start(),
-        rows.values().end(),
+        "update walrelay.parked as w set asked = 'retry'
+         where w.slot = $1 and w.outbox = $2 and w.class <> 'behind' and w.attempts > 0 and w.asked is null
+             and exists (select from {} where {is_row} and ({pending}\n))",
         rows.table
     );
     answered(&doing, client.prepare(&sql)).await.map_err(|failed| failed.told(&doing))
@@ -211,7 +205,7 @@ impl Writer {
         // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
         // one starts without running.
         let explained = answered(&written.doing, client.batch_execute(&explain)).await;
-        explained.map_err(|failed| self.told(&written, &failed))?;
+        explained.map_err(|failed| told(&self.table, (&written.doing, written.key), &self.role, &failed))?;
         Ok(written)
     }
 
@@ -231,6 +225,10 @@ impl Writer {
     }
 
     pub(super) fn told(&self, written: &Written, failed: &Failed) -> Error {
+        // The statement was taken when the session began: the table has changed since, and is looked at anew.
+        if matches!(failed.sqlstate(), Some("42703" | "42P01")) {
+            return Error::new(Kind::PostgresUnreachable, failed.told(&written.doing).cause());
+        }
         told(&self.table, (&written.doing, written.key), &self.role, failed)
     }
 }
@@ -295,12 +293,12 @@ mod tests {
         let marks = rows.statement(Some("status = 'SENT', v = v + 1"), Some("status = 'NEW'"), false);
         assert_eq!(
             marks.text,
-            "with walrelay_written as (update only \"Sa\"\".les\".\"out box\" set\nstatus = 'SENT', v = v + 1\n\
-             from unnest($1::text[], $2::text[], $3::text[]) as walrelay_rows(walrelay_key_0, walrelay_key_1, walrelay_key_2) \
+            "update only \"Sa\"\".les\".\"out box\" set\nstatus = 'SENT', v = v + 1\n\
+             from unnest($1::text[], $2::text[], $3::text[]) with ordinality \
+             as walrelay_rows(walrelay_key_0, walrelay_key_1, walrelay_key_2, walrelay_row) \
              where \"id\" = walrelay_key_0::text and \"n\" = walrelay_key_1::bigint \
              and (walrelay_key_2 is null or \"xid\" = walrelay_key_2::xid8) \
-             returning (status = 'NEW'\n) as walrelay_pending) \
-             select count(*), count(*) filter (where walrelay_pending) from walrelay_written"
+             returning walrelay_row, (status = 'NEW'\n)"
         );
         assert_eq!(marks.parameters, 3);
         assert!(
@@ -309,7 +307,7 @@ mod tests {
             marks.explain
         );
         let deletes = rows.statement(None, None, false);
-        assert!(deletes.text.contains(r#"(delete from only "Sa"".les"."out box" using unnest($1"#), "{}", deletes.text);
+        assert!(deletes.text.contains(r#"delete from only "Sa"".les"."out box" using unnest($1"#), "{}", deletes.text);
         let failed = rows.statement(Some("e = walrelay_error"), None, true);
         assert!(failed.text.contains("$3::text[], $4::text[], $5::text[], $6::int4[], $7::int8[])"), "{}", failed.text);
         assert_eq!(failed.parameters, 7);

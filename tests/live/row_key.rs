@@ -311,6 +311,28 @@ fn a_row_with_the_key_and_id_of_one_that_is_gone_is_told_from_it_by_its_transact
 }
 
 #[test]
+fn a_pending_row_whose_event_is_parked_is_not_taken_for_one_that_is_asked_for_again() {
+    let orders =
+        Orders::with_slot(&format!("{TABLE}; alter table nu add xid xid8 not null default pg_current_xact_id()"), MARK);
+    let mut relay = orders.run("slot").option("--on-error", "park").start();
+    relay.wait_ready();
+    orders.sql().run("insert into nu (order_id, t, body) values ('p', 'no topic', '{}')");
+    let parked = || orders.sql().number("select count(*) from walrelay.parked");
+    eventually("it is parked", ARRIVAL, parked, |count| *count == 1);
+    let looked = "select coalesce(max(query_start)::text, '') from pg_stat_activity where datname = current_database()
+                  and query like 'select 0, %status = ''N''%'";
+    let mut looks = BTreeSet::new();
+    let look = || {
+        looks.insert(orders.sql().text(looked));
+        looks.len()
+    };
+    eventually("pending rows are looked for", ARRIVAL, look, |looks| *looks > 6);
+    assert!(!relay.log().contains("pending again"), "{}", relay.log());
+    assert_eq!((parked(), orders.count("status = 'N'")), (1, 1));
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
 fn rows_that_share_an_id_are_recovered_by_their_transactions() {
     let table = format!("{TABLE}; alter table nu add xid xid8 not null default pg_current_xact_id()");
     let orders = Orders::with_slot(&table, "");

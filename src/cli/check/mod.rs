@@ -33,7 +33,7 @@ use sample::Wanted;
 /// [`judge`] and of [`Marker::connect`], and what connecting gives.
 pub async fn check(args: &CheckArgs) -> Outcome {
     let loaded = Loaded::new(&args.settings.flags(), args.settings.relay.common.config.as_deref())?;
-    let mut config = loaded.config(false)?;
+    let config = loaded.config(false)?;
     if args.offline || !config.source.database.names_server() {
         if args.json || args.id.is_some() {
             let error = Error::new(Kind::Config, "no database is configured, and without one there is no row");
@@ -49,9 +49,11 @@ pub async fn check(args: &CheckArgs) -> Outcome {
     }
     let source = &config.source;
     let session = Session::connect(&source.database, "config check").await?;
+    let mut named = config.clone();
+    let nameless = row_key::find(session.client(), source, &config.delivery, &mut named.outboxes).await.err();
     let facts = inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
     let tables: Vec<_> = config.outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
-    let fitting = judge(&facts.as_set_up(&tables), &source.slot, &source.publication, &config.outboxes);
+    let fitting = judge(&facts.as_set_up(&tables), &source.slot, &source.publication, &named.outboxes);
     let (warnings, fault) = match fitting {
         // Of a slot that is not there nothing can be said.
         Ok(warnings) if facts.slot.is_some() => (warnings.iter().map(ToString::to_string).collect(), None),
@@ -97,7 +99,7 @@ pub async fn check(args: &CheckArgs) -> Outcome {
     }
     // The last is what the process ends with.
     let mut errors: Vec<Error> =
-        refused.into_iter().chain(upkeep(&session, &mut config).await.err()).chain(fault).collect();
+        refused.into_iter().chain(upkeep(&session, &named).await.err()).chain(nameless).chain(fault).collect();
     let Some(last) = errors.pop() else { return Ok(()) };
     for error in &errors {
         note(crate::cli::output::error_lines(error));
@@ -106,8 +108,7 @@ pub async fn check(args: &CheckArgs) -> Outcome {
 }
 
 /// Has Postgres read the SQL of the configuration, as `run` does at its start, or once it has to read a table.
-async fn upkeep(session: &Session, config: &mut Config) -> Result<()> {
-    row_key::find(session.client(), &config.source, &config.delivery, &mut config.outboxes).await?;
+async fn upkeep(session: &Session, config: &Config) -> Result<()> {
     let has_sql = |outbox: &&OutboxConfig| {
         let of = &outbox.upkeep;
         of.pending.is_some() || of.order_by.is_some() || of.time.is_some()

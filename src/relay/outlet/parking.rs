@@ -67,7 +67,9 @@ impl Parking {
 
     /// Whether an event of this row waits.
     pub(super) fn holds_row(&self, row: &RowId) -> bool {
-        self.rows.contains_key(row)
+        // One that was parked when rows were named by the id alone.
+        let by_id = || RowId::new(row.outbox, std::iter::once(row.id()));
+        self.rows.contains_key(row) || self.rows.contains_key(&by_id())
     }
 
     /// Whether the event of this row that came from `place` waits.

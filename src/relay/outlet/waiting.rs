@@ -151,7 +151,7 @@ impl<S: Sink> Outlet<S> {
         self.begin_to_wait(parked, (max_attempts, None), why)
     }
 
-    /// An event that waits came again. Where its id alone says so, it could be another, and that is counted and told.
+    /// An event that waits came again. Where its row key alone says so, it could be another, and that is counted and told.
     fn came_again(&mut self, row: &RowId, place: &Place) -> Result<()> {
         let settles = self.outboxes.get(row.outbox).ok_or_else(no_such_outbox)?;
         // Rows of such a table are pending while their events wait, and are found with each look.
@@ -164,7 +164,7 @@ impl<S: Sink> Outlet<S> {
         if place.via == Via::Replay || self.parking.is_first_again(row.outbox) {
             tracing::warn!(
                 %slot, outbox, row = %row_id, %place,
-                "a row came whose event waits already, by its id, and is not published now; more of them are counted"
+                "a row came whose event waits already, by its row key, and is not published now; more of them are counted"
             );
         } else {
             tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event waits already");

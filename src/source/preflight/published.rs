@@ -150,7 +150,8 @@ impl Published<'_> {
         let (name, table, publication) = (self.name, self.outbox_name, self.sql_name());
         let list = self.own_members().find_map(|member| member.columns.as_ref());
         let outbox = self.outbox;
-        for wanted in &outbox.columns {
+        // A row key does without the transaction of its rows where that is not published.
+        for wanted in outbox.routed_columns().iter().chain(outbox.index_columns()) {
             let Some(column) = self.table.columns.iter().find(|column| column.name == *wanted) else {
                 let there: Vec<&str> = self.table.columns.iter().map(|column| column.name.as_str()).collect();
                 return Err(at_publication(format!(
