@@ -1,7 +1,8 @@
 # Everything goes through cargo; this names the usual runs. `make` alone lists them.
 
-# One profile and one set of features for linting and testing: librdkafka and OpenSSL are built once.
-FEATURES = --features failpoints
+# One profile and one set of features for the demo, linting and testing: librdkafka is built once, and links the libraries of
+# the system. `make build` builds these, too, into a binary that needs none of them.
+FEATURES = --no-default-features --features system,failpoints
 
 .PHONY: help prerequisites build demo check fmt lint docs compose test bench soak takeover exactly-once mutants
 
@@ -12,13 +13,13 @@ prerequisites: ## install what is missing and fetch the test servers, once
 	@scripts/prerequisites
 
 build: ## the release binary
-	@scripts/prerequisites --minimal
+	@scripts/prerequisites --build
 	cargo build --locked --release
 
 demo: ## the main job on a private, throw-away Postgres, verified
 	@scripts/prerequisites --minimal
-	cargo build --locked
-	cargo run --locked --quiet -- demo
+	cargo build --locked $(FEATURES)
+	cargo run --locked --quiet $(FEATURES) -- demo
 
 check: fmt lint docs compose ## what CI checks before it tests
 
