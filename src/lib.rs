@@ -67,7 +67,7 @@
 //! - **P2, order.** Per aggregate, Kafka order is commit order, across retries, reconnects and restarts.
 //! - **P3, nothing skipped.** What cannot be decoded, routed or produced stops the relay and names row and LSN; or, as was
 //!   asked for, it waits with all that follows of its aggregate, or is given up: alone, counted, and with a line in the log.
-//!   No event is taken for another: by the slot it has its place in the log, from the table its row key (`source::row_key`).
+//!   No event is taken for another: the slot names an event by its place, the table by its row key and id (`source::row_key`).
 //! - **P4, memory.** Bounded by bytes in flight, whatever the size of a transaction; none is buffered whole.
 //! - **P5, back-pressure.** When Kafka is slow, reading stops and status updates go on; a silent peer is dead.
 //! - **P6, idle.** With nothing in flight the keepalive's position is confirmed, so an idle outbox pins no WAL.
@@ -79,8 +79,8 @@
 //! - **P10, stopping.** SIGTERM and SIGINT stop intake, wait for acks, confirm, leave; a second leaves at once.
 //! - **P11, hostile input.** No bytes can panic it; no payload or secret reaches a log; no name reaches SQL unquoted.
 //! - **P12, the table.** What the slot does not have is read from the table: every row that was not published, in order,
-//!   before the slot is streamed. Table and slot never publish at once. This rests on the row key: rows are told apart by the
-//!   primary key or another unique index, with the id, and a row that was not published is never marked or deleted.
+//!   before the slot is streamed. Table and slot never publish at once. This rests on the row key, a unique index, which
+//!   with the id names one row: a row that was not published is not marked or deleted while no key and id are used again.
 //! - **P13, upkeep.** Nothing is stored or confirmed before its row is marked or deleted, where that is configured;
 //!   nothing is deleted before it is published.
 //! - **P14, once.** With `guarantee = "exactly-once"` events and the position behind them are committed together, by a producer

@@ -8,7 +8,7 @@ use walrelay::cli::output::{Failure, error_lines};
 use walrelay::cli::{Cli, run};
 use walrelay::error::{Error, Kind};
 
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

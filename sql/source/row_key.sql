@@ -42,7 +42,7 @@ select pg_catalog.jsonb_build_object(
         select pg_catalog.min(a.attname::text)
         from pg_catalog.pg_attribute a
         join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
-        where a.attrelid = tab.oid and not a.attisdropped and a.attnotnull and a.attgenerated = ''
+        where a.attrelid = tab.oid and not a.attisdropped and a.attgenerated = ''
           and a.atttypid = 'pg_catalog.xid8'::pg_catalog.regtype
           and pg_catalog.pg_get_expr(d.adbin, d.adrelid) in ('pg_current_xact_id()', 'pg_catalog.pg_current_xact_id()')
     ),

@@ -261,16 +261,19 @@ impl Work<'_> {
             else {
                 continue;
             };
-            let value = |value: &[u8]| quote_literal(&String::from_utf8_lossy(value));
-            let key =
-                |row: &RowId| Ok(format!("({})", row.values().map(value).collect::<Result<Vec<_>>>()?.join(", ")));
-            let of = asked.iter().filter(|row| row.outbox == *number);
-            let keys = of.map(key).collect::<Result<Vec<_>>>()?;
-            if keys.is_empty() {
+            let is_row = |row: &RowId| {
+                let values = outbox.key_columns().zip(row.values());
+                let values = values.map(|(column, value)| {
+                    Ok(format!("{} = {}", quote_ident(column)?, quote_literal(&String::from_utf8_lossy(value))?))
+                });
+                Ok(values.collect::<Result<Vec<_>>>()?.join(" and "))
+            };
+            let of_table = asked.iter().filter(|row| row.outbox == *number).map(is_row);
+            let of_table = of_table.collect::<Result<Vec<_>>>()?;
+            if of_table.is_empty() {
                 continue;
             }
-            let columns = outbox.key_columns().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
-            let condition = format!("({pending}\n) and ({}) in ({})", columns.join(", "), keys.join(", "));
+            let condition = format!("({pending}\n) and ({})", of_table.join(" or "));
             let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
             let read = self.reading.table((&self.reader, &sql, None), facts, (*number, lsn, Via::Replay)).await?;

@@ -22,7 +22,8 @@ pub(super) async fn look(client: &Client, watched: &[Pending]) -> Result<(Vec<Pe
     for message in &messages {
         let SimpleQueryMessage::Row(row) = message else { continue };
         let text = |at| row.try_get(at).ok().flatten();
-        let key = (1..row.len()).map(|at| text(at).unwrap_or_default().to_owned()).collect::<Vec<_>>();
+        // A row that is older than the column with its transaction has none.
+        let key = (1..row.len()).map_while(|at| text(at).map(str::to_owned)).collect::<Vec<_>>();
         match (text(0), key.is_empty()) {
             (Some(number), false) => rows.extend(number.parse().ok().map(|outbox| (outbox, key))),
             (Some(end), true) => lsn = end.parse().ok(),
