@@ -35,7 +35,7 @@
 //! | [`template`] | text made of columns: topics, keys, headers | no |
 //! | [`config`] | what was typed, then what was meant: validated types | reads files |
 //! | [`postgres`] | TLS, SQL sessions, quoting | yes |
-//! | [`source`] | walsender session, framing, status updates, pre-flight, catalog watch | yes |
+//! | [`source`] | walsender session, framing, status updates, pre-flight, row keys, catalog watch | yes |
 //! | [`decode`] | one pgoutput payload to one message | no |
 //! | [`event`] | messages to events of transactions; drops what is at or below the position | no |
 //! | [`poll`] | rows of the outbox table that were not published: which, in which order, read how | yes |
@@ -45,7 +45,7 @@
 //! | [`suggest`] | an outbox table that exists to the `walrelay.toml` it would suggest | no |
 //! | [`ledger`] | acks in any order to one delivered position; what to store, what to confirm | no |
 //! | [`state`] | where the position is kept, and whether it belongs to this server and slot | yes |
-//! | [`upkeep`] | what is done to rows that were published: mark, delete, retention | yes |
+//! | [`upkeep`] | what is done to rows that were published: mark, delete, retention; the table of parked events | yes |
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |
 //! | [`relay`] | composition: one task, one loop, sessions, back-off, shutdown | yes |
 //! | [`demo`] | the main job on a private Postgres, verified | yes |
