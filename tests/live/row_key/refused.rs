@@ -1,6 +1,6 @@
 //! Tables of which nothing tells rows apart, and tables that have rows in common: nothing is written to them.
 
-use super::{COLUMNS, EXIT, KEYLESS, Orders};
+use super::{COLUMNS, EXIT, KEYLESS, MARK, Orders, TABLE};
 use crate::support::checker::Findings;
 use crate::support::relay::last_words;
 use crate::support::wait::eventually;
@@ -73,6 +73,22 @@ fn where_nothing_tells_rows_apart_none_is_written_to_and_the_slot_relays_them_al
     eventually("they are marked", ARRIVAL, || orders.count("status = 'Y'"), |rows| *rows == 2);
     assert_eq!(orders.arrived(), Findings::default());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+}
+
+#[test]
+fn a_mark_that_would_reach_two_rows_by_now_ends_the_relay_and_writes_to_neither() {
+    let orders = Orders::with_slot(TABLE, MARK);
+    let mut relay = orders.run("slot").variable("FAILPOINTS", "marking=1*sleep(2000)->off").start();
+    relay.wait_ready();
+    orders.emit("a", 1);
+    eventually("it is acked", ARRIVAL, || orders.world.delivered(), |records| *records == 1);
+    orders.sql().run(
+        "alter table nu drop constraint nu_pkey;
+         insert into nu (seq, order_id, t, body) select seq, order_id, t, body from nu",
+    );
+    assert_eq!(relay.wait_exit(EXIT), CONFIG, "{}", relay.log());
+    assert!(relay.log().contains("several rows of public.nu have the same key by now"), "{}", relay.log());
+    assert_eq!((orders.count("status = 'N'"), orders.count("true")), (2, 2));
 }
 
 #[test]
