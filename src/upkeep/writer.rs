@@ -136,25 +136,27 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
     let rows = Rows::of(&table, name, outbox)?;
     let (upkeep, role, key_values) = (&outbox.upkeep, quoted_name(&table.role), rows.values());
     let mut writer = Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, key_values };
+    // A row that is deleted is pending no more.
+    let pending = upkeep.pending.as_deref().filter(|_| upkeep.mark.is_some());
     if upkeep.writes() {
         let mark = upkeep.mark.as_deref();
         let (key, doing) = match mark {
             Some(_) => (Some(setting::MARK.key), format!("marking rows of {name}")),
             None => (None, format!("deleting rows of {name}")),
         };
-        let sql = rows.statement(mark, mark.and(upkeep.pending.as_deref()), false);
+        let sql = rows.statement(mark, pending, false);
         writer.acked = Some(writer.written(client, &table, (doing, key, mark), sql).await?);
     }
     if let Some(mark) = &upkeep.mark_failed {
         let doing = format!("marking rows of {name} that failed");
-        let sql = rows.statement(Some(&of_failures(mark)), upkeep.pending.as_deref(), true);
+        let sql = rows.statement(Some(&of_failures(mark)), pending, true);
         let of = (doing, Some(setting::MARK_FAILED.key), Some(mark.as_str()));
         writer.failed = Some(writer.written(client, &table, of, sql).await?);
     }
     if let Some(mark) = &upkeep.mark_waiting {
         let doing = format!("marking rows of {name} that wait");
         // One that does not set what makes a row pending leaves the row pending.
-        let pending = upkeep.pending.as_deref().filter(|_| assignment::asks_by_pending(upkeep));
+        let pending = pending.filter(|_| assignment::asks_by_pending(upkeep));
         let sql = rows.statement(Some(&of_failures(mark)), pending, true);
         let of = (doing, Some(setting::MARK_WAITING.key), Some(mark.as_str()));
         writer.waiting = Some(writer.written(client, &table, of, sql).await?);
