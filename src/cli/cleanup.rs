@@ -16,9 +16,8 @@ use crate::config::unit::{exact_duration, parse_duration};
 use crate::config::{OutboxConfig, setting};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
-use crate::position::Position;
 use crate::source::preflight;
-use crate::state;
+use crate::state::{self, Stored};
 use crate::upkeep::cleanup::{Sweeper, sweep};
 use crate::upkeep::partition::{self, Partition};
 use crate::upkeep::{bound, stored};
@@ -145,8 +144,8 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
             Some(known) => Some(stored::published(client, known, sweeper.table.oid).await?),
             None => None,
         };
-        let is_polled = known.as_ref().is_some_and(|known| known.position == Position::default());
-        reports.push(table(client, sweeper, (published.as_ref(), is_polled), args).await?);
+        let is_polled = known.as_ref().is_some_and(Stored::is_polled);
+        reports.push(table(client, sweeper, published.as_ref(), is_polled, args).await?);
     }
     let answer = Answer { dry_run: args.dry_run, tables: &reports };
     print_line(if args.json { json(&answer)? } else { answer.table() })
@@ -170,7 +169,8 @@ fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec
 async fn table(
     client: &Client,
     sweeper: &Sweeper,
-    (published, is_polled): (Option<&Published>, bool),
+    published: Option<&Published>,
+    is_polled: bool,
     args: &CleanupArgs,
 ) -> Result<Report> {
     let name = &sweeper.name;
@@ -191,7 +191,7 @@ async fn table(
             sweeper.time
         ));
     }
-    for partition in partition::old(client, sweeper, (published, is_polled)).await? {
+    for partition in partition::old(client, sweeper, published, is_polled).await? {
         let stays = match (&partition.stays, args.dry_run) {
             (Some(stays), _) => Err(stays.clone()),
             (None, true) => Ok(()),

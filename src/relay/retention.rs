@@ -9,7 +9,6 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::error::{Disposition, Result};
-use crate::position::Position;
 use crate::postgres::sql::SqlSession;
 use crate::relay::retrying::Memory;
 use crate::state::Stored;
@@ -87,8 +86,8 @@ async fn once(config: &Config, stored: Option<&Stored>) -> Result<u64> {
             None => None,
         };
         let published = published.as_ref();
-        let is_polled = stored.is_some_and(|stored| stored.position == Position::default());
-        for old in partition::old(client, &sweeper, (published, is_polled)).await? {
+        let is_polled = stored.is_some_and(Stored::is_polled);
+        for old in partition::old(client, &sweeper, published, is_polled).await? {
             if old.stays.is_some() {
                 continue;
             }

@@ -76,6 +76,13 @@ pub struct CatchUp {
     pub after: Option<Key>,
 }
 
+impl Stored {
+    /// Whether a poller stored it: no slot may go on from there.
+    pub fn is_polled(&self) -> bool {
+        self.position == Position::default()
+    }
+}
+
 impl CatchUp {
     /// These rows, from the first on.
     pub fn new(rows: Rows, until: Option<Snapshot>) -> CatchUp {

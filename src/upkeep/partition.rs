@@ -40,7 +40,8 @@ pub struct Partition {
 pub async fn old(
     client: &Client,
     sweeper: &Sweeper,
-    (published, is_polled): (Option<&Published>, bool),
+    published: Option<&Published>,
+    is_polled: bool,
 ) -> Result<Vec<Partition>> {
     let doing = format!("looking at the partitions of {}", sweeper.name);
     let (oid, seconds) = (i64::from(sweeper.table.oid), sweeper.retention.as_secs_f64());
