@@ -213,18 +213,19 @@ fn by_xmin(snapshot: &Snapshot) -> String {
 fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String> {
     let given: Vec<&String> = std::iter::once(&key.id).chain(&key.rest).collect();
     let above = if outbox.row_key.is_some() { ">" } else { ">=" };
-    let (mut columns, mut values, mut not_null) = (Vec::new(), Vec::new(), true);
+    let (mut columns, mut values) = (Vec::new(), Vec::new());
     for (column, value) in facts.key.iter().zip(given) {
         columns.push(column.comparable()?);
         values.push(format!("{}::{}", quote_literal(value)?, column.comparable_type()));
-        not_null &= column.not_null;
     }
     let of_key =
         |columns: &[String]| if columns.len() == 1 { columns.concat() } else { format!("({})", columns.join(", ")) };
     let larger = format!("{} {above} {}", of_key(&columns), of_key(&values));
-    let larger = match (not_null, facts.key.first().zip(columns.first())) {
-        (false, Some((id, column))) if !id.not_null => format!("({larger} or {column} is null)"),
-        _ => larger,
+    // No other column of a row key may be NULL.
+    let nullable = columns.first().filter(|_| facts.key.first().is_some_and(|id| !id.not_null));
+    let larger = match nullable {
+        Some(id) => format!("({larger} or {id} is null)"),
+        None => larger,
     };
     let (order, value) = match (&facts.order, &key.order) {
         (None, None) => return Ok(larger),
@@ -237,7 +238,7 @@ fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String
         }
     };
     let sql = &order.sql;
-    if order.not_null && not_null {
+    if order.not_null && nullable.is_none() {
         // Of several columns, this is the form an index on them is used for.
         return Ok(format!("(({sql}), {}) {above} ({value}, {})", columns.join(", "), values.join(", ")));
     }

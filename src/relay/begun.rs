@@ -1,5 +1,5 @@
-//! The events of the transaction that is under way, by their rows: should its slot go in the middle of it, those that were delivered
-//! are not read from the table again.
+//! The events of the transaction that is under way, by their rows: should its slot go in the middle of it, those that were
+//! delivered are not read from the table again.
 
 use crate::event::{Event, RowId};
 use crate::position::{Lsn, Position};
