@@ -1,6 +1,7 @@
 //! Reading a topic as it is now, and making one as a test wants it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdkafka::admin::{
@@ -56,7 +57,16 @@ fn consumer(brokers: &str) -> BaseConsumer {
     config.set("log_level", "0").set("enable.partition.eof", "true").set("allow.auto.create.topics", "false");
     // The default of librdkafka, and not that of other clients.
     config.set("isolation.level", "read_committed");
+    // A broker that comes back is found at once.
+    config.set("reconnect.backoff.max.ms", "200");
     config.create().expect("a consumer")
+}
+
+/// Clients that have found their brokers, for whoever asks next: most questions are asked again and again.
+static IDLE: Mutex<BTreeMap<String, Vec<BaseConsumer>>> = Mutex::new(BTreeMap::new());
+
+fn idle() -> MutexGuard<'static, BTreeMap<String, Vec<BaseConsumer>>> {
+    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How long one client may take to find its broker. One that asked a broker that was fenced just then was told of no
@@ -66,7 +76,8 @@ const CLIENT_PATIENCE: Duration = Duration::from_secs(5);
 /// A client with the metadata of the topic.
 fn reader(brokers: &str, topic: &str) -> (BaseConsumer, Metadata) {
     let found = wait::until(PATIENCE, || {
-        let consumer = consumer(brokers);
+        let known = idle().get_mut(brokers).and_then(Vec::pop);
+        let consumer = known.unwrap_or_else(|| consumer(brokers));
         match consumer.fetch_metadata(Some(topic), CLIENT_PATIENCE) {
             Ok(metadata) => Some((consumer, metadata)),
             Err(_) => {
@@ -114,7 +125,7 @@ pub(crate) fn close(client: impl Send + 'static) {
 fn extent(brokers: &str, topic: &str) -> Vec<(i32, i64, i64)> {
     let (consumer, metadata) = reader(brokers, topic);
     let ends = ends(&consumer, &metadata, topic);
-    close(consumer);
+    idle().entry(brokers.to_owned()).or_default().push(consumer);
     ends
 }
 

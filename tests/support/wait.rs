@@ -5,8 +5,9 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a condition is looked at.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Pauses between two looks: an eighth of what was waited so far, within these. A look may cost a session or a client.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Tells threads of a scope to end, however the one that holds this ends: the scope waits for them.
 pub(crate) struct Stopped<'a>(pub(crate) &'a AtomicBool);
@@ -27,7 +28,7 @@ pub(crate) fn until<T>(deadline: Duration, mut look: impl FnMut() -> Option<T>) 
         if started.elapsed() >= deadline {
             return None;
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep((started.elapsed() / 8).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
     }
 }
 
