@@ -29,8 +29,9 @@ pub(crate) const SECOND: i32 = 2;
 /// How long a broker that was killed counts as there: so long its successor on the same log has to wait.
 const SESSION_MS: u32 = 6000;
 
-/// How many tests can have a proxy before one broker.
-const DOORS: usize = 32;
+/// How many tests can have a proxy before the shared broker, and before one of a test's own. Each takes threads.
+const SHARED_DOORS: usize = 32;
+const DOORS: usize = 2;
 
 /// A broker with its log directory; the process comes and goes.
 pub(crate) struct Kafka {
@@ -75,7 +76,7 @@ impl Kafka {
                 process: Mutex::new(None),
             },
             // A machine that is busy with other tests is not to have it fenced.
-            Err(_) => Kafka::never_fenced(),
+            Err(_) => Kafka::node(1, free_port(), 10 * SESSION_MS, &[], "", SHARED_DOORS),
         })
     }
 
@@ -88,7 +89,7 @@ impl Kafka {
     /// One of its own, with these listeners too.
     #[track_caller]
     pub(crate) fn secured(listeners: &[Listener]) -> Kafka {
-        Kafka::node(1, free_port(), SESSION_MS, listeners, "")
+        Kafka::configured(SESSION_MS, listeners, "")
     }
 
     /// The same, with rights: everybody may do what no entry speaks of, and who comes without a name may do everything.
@@ -102,14 +103,14 @@ impl Kafka {
     /// One of its own, with these lines of `server.properties` instead of the ones the tests have.
     #[track_caller]
     pub(crate) fn configured(session_ms: u32, listeners: &[Listener], lines: &str) -> Kafka {
-        Kafka::node(1, free_port(), session_ms, listeners, lines)
+        Kafka::node(1, free_port(), session_ms, listeners, lines, DOORS)
     }
 
     /// One of its own that stays the leader of its topics however long it is frozen: its session outlasts any test. For
     /// the same reason it cannot be restarted.
     #[track_caller]
     pub(crate) fn never_fenced() -> Kafka {
-        Kafka::node(1, free_port(), 10 * SESSION_MS, &[], "")
+        Kafka::configured(10 * SESSION_MS, &[], "")
     }
 
     /// A cluster of two: what the second one leads can stall while the rest goes on. A frozen second broker stays the
@@ -117,12 +118,19 @@ impl Kafka {
     #[track_caller]
     pub(crate) fn pair() -> (Kafka, Kafka) {
         let controller = free_port();
-        let node = |number| Kafka::node(number, controller, 10 * SESSION_MS, &[], "");
-        (node(1), node(SECOND))
+        let node = |number, doors| Kafka::node(number, controller, 10 * SESSION_MS, &[], "", doors);
+        (node(1, DOORS), node(SECOND, 0))
     }
 
     #[track_caller]
-    fn node(node: i32, controller: u16, session_ms: u32, listeners: &[Listener], others: &str) -> Kafka {
+    fn node(
+        node: i32,
+        controller: u16,
+        session_ms: u32,
+        listeners: &[Listener],
+        others: &str,
+        doors: usize,
+    ) -> Kafka {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let formatted = directory().join(format!("kafka/formatted-{node}"));
         if !formatted.exists() {
@@ -134,7 +142,6 @@ impl Kafka {
         assert!(copied.success(), "could not copy {}", formatted.display());
 
         let port = free_port();
-        let doors = if node == SECOND { 0 } else { DOORS };
         let doors: Vec<Door> = (0..doors).map(|_| Door { listens: free_port(), advertised: free_port() }).collect();
         let secured: Vec<_> = listeners.iter().map(|listener| (listener.name, free_port())).collect();
         let text = configuration(node, &base, port, controller, session_ms, &doors);
@@ -168,7 +175,7 @@ impl Kafka {
     /// Gives `user` a password for SCRAM-SHA-512, with Kafka's own tool.
     #[track_caller]
     pub(crate) fn add_scram_user(&self, user: &str, password: &str) {
-        let mut tool = java(&["-Xmx128m", "-XX:TieredStopAtLevel=1"]);
+        let mut tool = java(&["-Xmx128m"]);
         tool.args(["kafka.admin.ConfigCommand", "--bootstrap-server", self.brokers(), "--alter"]);
         tool.args(["--entity-type", "users", "--entity-name", user]);
         tool.arg("--add-config").arg(format!("SCRAM-SHA-512=[password={password}]"));
@@ -257,11 +264,13 @@ impl Kafka {
     }
 }
 
-/// `java` with Kafka's classes, up to the name of one.
+/// `java` with Kafka's classes, up to the name of one. Starting takes a quarter of the CPU time with the quick compiler alone and the
+/// classes that `scripts/prerequisites` has archived (a Java that cannot use them says nothing and loads them from the jars).
 pub(super) fn java(options: &[&str]) -> Command {
     let kafka = directory().join("kafka");
     let mut command = Command::new("java");
-    command.args(options).args(["-XX:+UseSerialGC", "-XX:-UsePerfData"]);
+    command.args(options).args(["-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]);
+    command.arg(format!("-XX:SharedArchiveFile={}", kafka.join("classes.jsa").display()));
     command.arg(format!("-Dlog4j2.configurationFile={}", kafka.join("log4j2.xml").display()));
     command.arg("-cp").arg(format!("{}/libs/*", kafka.display()));
     command
