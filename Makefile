@@ -3,8 +3,8 @@
 # One profile and one set of features for the demo, linting and testing: librdkafka is built once, and links the libraries of
 # the system. `make build` builds these, too, into a binary that needs none of them.
 FEATURES = --no-default-features --features system,jemalloc,failpoints
-# The demo does without the allocator, and our own code is not optimised: its first line comes a minute sooner.
-DEMO = --no-default-features --features system,failpoints --config profile.dev.package.walrelay.opt-level=0
+# The demo does without the allocator: its first line comes sooner.
+DEMO = --no-default-features --features system,failpoints
 
 .PHONY: help prerequisites build demo check fmt lint docs compose test bench soak takeover exactly-once mutants
 
