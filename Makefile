@@ -26,10 +26,10 @@ demo: ## the main job on a private, throw-away Postgres, verified
 check: fmt lint docs compose ## what CI checks before it tests
 
 fmt: ## formatting
-	cargo fmt --check
+	cargo fmt --check --all
 
 lint: ## clippy, warnings are errors
-	cargo clippy --locked --all-targets $(FEATURES) -- -D warnings
+	cargo clippy --locked --workspace --all-targets $(FEATURES) -- -D warnings
 
 docs: ## the documentation builds, and its links lead somewhere
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items $(FEATURES)
@@ -49,9 +49,10 @@ BENCH =
 ROUNDS = 3
 OPTIONS =
 
-bench: prerequisites ## walrelay beside its peers: rate, latency, memory, kills; the page is target/bench/benchmarks.md
+bench: prerequisites build ## walrelay beside its peers: rate, latency, memory, kills; the page is target/bench/benchmarks.md
 	scripts/bench-peer --fetch
-	cargo bench --locked --bench peers -- $(BENCH) --rounds $(ROUNDS) $(OPTIONS)
+	WALRELAY_TEST_BINARY=$(CURDIR)/target/release/walrelay \
+		cargo bench --locked -p walrelay-benches --bench peers -- $(BENCH) --rounds $(ROUNDS) $(OPTIONS)
 
 takeover: prerequisites ## how long a stand-by takes to take over: killed, stopped, cut off; slot and table
 	cargo test --locked $(FEATURES) --test walrelay -- --test-threads=1 --ignored --nocapture a_stand_by_takes_over

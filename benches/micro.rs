@@ -1,5 +1,5 @@
 //! The steps of one event that need no server: decoding and assembling, routing, the ledger. In nanoseconds, by
-//! `cargo bench --bench micro`; `tests/allocations.rs` watches what does not depend on the machine.
+//! `cargo bench -p walrelay-benches --bench micro`; `tests/allocations.rs` watches what does not depend on the machine.
 
 #![expect(
     clippy::expect_used,

@@ -56,3 +56,6 @@ mod live;
 mod simulation;
 mod support;
 mod tidy;
+
+/// Of the repository.
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");

@@ -122,7 +122,7 @@ impl Contestant {
 }
 
 fn peer(kind: &str, lab: &Lab, seat: &Seat) -> Process {
-    let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/bench-peer"));
+    let mut command = Command::new("scripts/bench-peer");
     command.arg(kind);
     let address = lab.postgres.address();
     let (host, port) = address.rsplit_once(':').expect("host and port");

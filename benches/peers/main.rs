@@ -4,7 +4,7 @@
 //! ```sh
 //! make bench                       # all of it, some two hours
 //! make bench BENCH='drain latency' # some of it
-//! cargo bench --bench peers -- drain --rounds 1 --rows 300000 --contestants walrelay,pg_recvlogical
+//! make bench BENCH=drain ROUNDS=1 OPTIONS='--rows 300000 --contestants walrelay,pg_recvlogical'
 //! ```
 //!
 //! Each bench leaves `target/bench/NAME.json`; the page with tables and plots is made of all of them.
@@ -37,7 +37,7 @@ mod plot;
 mod results;
 mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -78,9 +78,12 @@ const AFTER: &str = "Benches: drain cold latency replicated large kill idle poll
 makes the page of what was measured before.
 
 Examples:
-  cargo bench --bench peers -- drain --rounds 1
-  cargo bench --bench peers -- latency --contestants walrelay,connect-latency --seconds 10
-  cargo bench --bench peers -- page --page docs";
+  make bench BENCH=drain ROUNDS=1
+  make bench BENCH=latency OPTIONS='--contestants walrelay,connect-latency --seconds 10'
+  make bench BENCH=page OPTIONS='--page docs'";
+
+/// Of the repository.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// A bench: its name, what it shows, and what runs it.
 type Bench = (&'static str, fn(&Asked, &mut dyn FnMut(Run)));
@@ -122,6 +125,11 @@ fn main() -> ExitCode {
     }
     if let Some(name) = asked.contestants.iter().find(|name| Contestant::named(name).is_none()) {
         eprintln!("peers: there is no contestant {name:?}; there are: {}", Contestant::names());
+        return ExitCode::from(2);
+    }
+    std::env::set_current_dir(ROOT).expect("the repository");
+    if std::env::var_os("WALRELAY_TEST_BINARY").is_none_or(|program| !Path::new(&program).is_file()) {
+        eprintln!("peers: WALRELAY_TEST_BINARY names no program; `make bench` builds walrelay and sets it");
         return ExitCode::from(2);
     }
     let mut sound = true;

@@ -38,7 +38,7 @@ pub(crate) fn write(results: &Path, page: &Path) {
 
 /// The kinds of `scripts/bench-peer`, by its own words.
 fn peers() -> String {
-    let listed = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/bench-peer")).arg("--list").output();
+    let listed = Command::new("scripts/bench-peer").arg("--list").output();
     let listed = listed.expect("scripts/bench-peer");
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
     let rows = text.lines().filter_map(|line| line.split_once(char::is_whitespace));

@@ -1,5 +1,6 @@
 //! The program under test, as an operator runs it.
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::panic::Location;
@@ -61,8 +62,10 @@ impl RelayCommand {
     }
 
     fn command(&self) -> Command {
-        let program = std::env::var_os("WALRELAY_TEST_BINARY");
-        let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_walrelay").into()));
+        // Cargo builds one for the tests, and none for the benches.
+        let built = || option_env!("CARGO_BIN_EXE_walrelay").map(OsString::from);
+        let program = std::env::var_os("WALRELAY_TEST_BINARY").or_else(built).expect("WALRELAY_TEST_BINARY");
+        let mut command = Command::new(program);
         // Nothing of the caller's own set-up may steer the program under test.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();

@@ -5,7 +5,7 @@ pub(crate) mod kafka;
 pub(crate) mod postgres;
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 pub(crate) use cluster::Cluster;
@@ -16,7 +16,7 @@ pub(crate) use postgres::Postgres;
 fn directory() -> PathBuf {
     match std::env::var_os("WALRELAY_TEST_SERVERS") {
         Some(directory) => directory.into(),
-        None => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/test-servers"),
+        None => Path::new(crate::ROOT).join("target/test-servers"),
     }
 }
 
