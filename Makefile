@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints
 # The demo does without the allocator: its first line comes sooner.
 DEMO = --no-default-features --features system,failpoints
 
-.PHONY: help prerequisites build demo check fmt lint docs compose test bench soak takeover exactly-once mutants
+.PHONY: help prerequisites build demo check fmt lint docs compose test test-long bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -38,11 +38,12 @@ compose: ## docker-compose.yml is what the Compose specification allows
 	@scripts/check-compose
 
 test: prerequisites ## all tests, on real servers
-	cargo test --locked $(FEATURES) -- --test-threads=2
+	cargo test --locked $(FEATURES) -- --test-threads=4
 
-soak: prerequisites ## a minute of chaos per test, twenty restarts, five million rows
-	WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_RESTARTS=20 WALRELAY_TEST_ROWS=5000000 \
-		cargo test --locked $(FEATURES) --test walrelay -- --test-threads=1 --nocapture live::order live::position live::memory
+test-long: prerequisites ## all tests with more of everything: schedules, chaos by the minute, restarts, rows
+	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_RESTARTS=20 WALRELAY_TEST_EVENTS=20000 \
+		WALRELAY_TEST_BACKLOG=100000 WALRELAY_TEST_ROWS=5000000 \
+		cargo test --locked $(FEATURES) --test walrelay -- --test-threads=2
 
 # What is measured, how often, and more options of the bench (`make bench BENCH=page`, `OPTIONS='--help'`).
 BENCH =

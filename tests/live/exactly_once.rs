@@ -70,7 +70,7 @@ fn killed_again_and_again_under_load_it_brings_every_event_once() {
     let world = World::new();
     let writers = world.workload(&Plan { writers: 6, ..Plan::default() });
     let mut chance = generator("exactly once");
-    for round in 0..from_environment("WALRELAY_TEST_RESTARTS", 10) {
+    for round in 0..from_environment("WALRELAY_TEST_RESTARTS", 5) {
         let mut relay = relay(&world);
         std::thread::sleep(Duration::from_millis(chance.u64(0..1_500)));
         writers.wait_for(chance.u64(1..60));

@@ -76,7 +76,7 @@ fn what_cannot_be_delivered_is_a_dead_letter_and_all_others_arrive_in_order() {
     topic::create(&world.brokers, &dead_letters(&world), 1, &[]);
     let mut relay = giving_up(&world, "dead-letter").start();
     relay.wait_ready();
-    let bad = among_others(&world, &mut relay, from_environment("WALRELAY_TEST_EVENTS", 20_000));
+    let bad = among_others(&world, &mut relay, from_environment("WALRELAY_TEST_EVENTS", 6_000));
     let letters = || topic::read(&world.brokers, &dead_letters(&world));
     eventually("all dead letters are there", ARRIVAL, || ids(&letters()).len(), |count| *count >= bad.len());
     let letters = letters();

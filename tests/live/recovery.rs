@@ -382,7 +382,7 @@ fn a_promoted_standby_without_the_slot_is_recovered_from() {
 
 #[test]
 fn a_large_backlog_is_handed_over_while_writers_go_on() {
-    let rows = from_environment("WALRELAY_TEST_BACKLOG", 100_000);
+    let rows = from_environment("WALRELAY_TEST_BACKLOG", 30_000);
     let world = without_slot();
     let sql = world.sql();
     sql.run(&format!(

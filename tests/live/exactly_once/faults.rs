@@ -54,7 +54,7 @@ fn commits_that_are_lost_on_the_way_are_settled_before_anything_is_sent_again() 
     world.brokers = direct;
     let mut chance = generator("lost commits");
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
-    for round in 0..from_environment("WALRELAY_TEST_RESTARTS", 10) {
+    for round in 0..from_environment("WALRELAY_TEST_RESTARTS", 5) {
         writers.wait_for(chance.u64(20..80));
         std::thread::sleep(Duration::from_millis(chance.u64(0..100)));
         match round % 5 {
@@ -86,7 +86,7 @@ fn of_two_relays_one_is_at_work_and_changes_of_them_show_nowhere() {
     let writers = world.workload(&Plan { writers: 4, ..Plan::default() });
     let mut chance = generator("two relays");
     let (mut one, mut other) = (impatient(&world), impatient(&world));
-    for _ in 0..from_environment("WALRELAY_TEST_RESTARTS", 10) {
+    for _ in 0..from_environment("WALRELAY_TEST_RESTARTS", 5) {
         world.wait_streaming();
         writers.wait_for(chance.u64(5..80));
         // Whichever it is that is at work.

@@ -123,14 +123,7 @@ impl Kafka {
     }
 
     #[track_caller]
-    fn node(
-        node: i32,
-        controller: u16,
-        session_ms: u32,
-        listeners: &[Listener],
-        others: &str,
-        doors: usize,
-    ) -> Kafka {
+    fn node(node: i32, controller: u16, session_ms: u32, listeners: &[Listener], others: &str, doors: usize) -> Kafka {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let formatted = directory().join(format!("kafka/formatted-{node}"));
         if !formatted.exists() {
