@@ -38,7 +38,7 @@ compose: ## docker-compose.yml is what the Compose specification allows
 	@scripts/check-compose
 
 test: prerequisites ## all tests, on real servers
-	cargo test --locked $(FEATURES) -- --test-threads=4
+	@scripts/test $(FEATURES)
 
 test-long: prerequisites ## all tests with more of everything: schedules, chaos by the minute, restarts, rows
 	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_RESTARTS=20 WALRELAY_TEST_EVENTS=20000 \

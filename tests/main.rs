@@ -39,8 +39,9 @@
 //! | [`live::upkeep`] | rows marked, deleted and cleaned up, and a column added, with others at work |
 //!
 //! Environment: `WALRELAY_TEST_SEED`, `WALRELAY_TEST_BROKERS`, `WALRELAY_TEST_DATABASE_URL` (a superuser's),
-//! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, `WALRELAY_TEST_BINARY` (another `walrelay` than the one just built), and
-//! for longer runs `WALRELAY_TEST_CHAOS_SECONDS`, `WALRELAY_TEST_RESTARTS`, `WALRELAY_TEST_ROWS`.
+//! `WALRELAY_TEST_SERVERS`, `WALRELAY_TEST_KEEP`, `WALRELAY_TEST_TIMES` (a file that gets a line per test: seconds and name),
+//! `WALRELAY_TEST_BINARY` (another `walrelay` than the one just built), and for longer runs `WALRELAY_TEST_CHAOS_SECONDS`,
+//! `WALRELAY_TEST_RESTARTS`, `WALRELAY_TEST_ROWS`, `WALRELAY_TEST_EVENTS`, `WALRELAY_TEST_BACKLOG`, `WALRELAY_SIMULATION_RUNS`.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,5 +1,7 @@
 //! A test that never ends is named, with what each thread of the process waits in, and ends the run.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 use std::thread::Thread;
@@ -27,10 +29,20 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if let Ok(mut running) = running().lock() {
-            running.retain(|(number, ..)| *number != self.0);
+        if let Ok(mut running) = running().lock()
+            && let Some(at) = running.iter().position(|(number, ..)| *number == self.0)
+        {
+            let (_, thread, since) = running.remove(at);
+            note(thread.name().unwrap_or_default(), since.elapsed());
         }
     }
+}
+
+/// Appends seconds and name to the file `WALRELAY_TEST_TIMES`, for the list of the slowest.
+fn note(test: &str, took: Duration) {
+    let Some(path) = std::env::var_os("WALRELAY_TEST_TIMES") else { return };
+    let noted = File::options().create(true).append(true).open(path);
+    let _told = noted.and_then(|mut file| file.write_all(format!("{:.1} {test}\n", took.as_secs_f64()).as_bytes()));
 }
 
 fn running() -> &'static Running {
