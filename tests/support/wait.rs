@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 /// Pauses between two looks: an eighth of what was waited so far, within these. A look may cost a session or a client.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// The same where something must not happen: what comes and goes again is to be seen.
+const STEADY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Tells threads of a scope to end, however the one that holds this ends: the scope waits for them.
 pub(crate) struct Stopped<'a>(pub(crate) &'a AtomicBool);
@@ -57,8 +59,14 @@ pub(crate) fn eventually<T: Debug>(
 #[track_caller]
 pub(crate) fn throughout(what: &str, period: Duration, mut holds: impl FnMut() -> bool) {
     let caller = Location::caller();
-    let broken = until(period, || (!holds()).then_some(()));
-    assert!(broken.is_none(), "{caller}: did not hold for {period:?}: {what}");
+    let started = Instant::now();
+    loop {
+        assert!(holds(), "{caller}: did not hold for {period:?}: {what}");
+        if started.elapsed() >= period {
+            return;
+        }
+        std::thread::sleep(STEADY_PAUSE);
+    }
 }
 
 #[test]
