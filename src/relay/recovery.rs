@@ -4,7 +4,6 @@ use crate::config::{Backlog, Config, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::poll::Which;
-use crate::position::Position;
 use crate::state::check::Gap;
 use crate::state::{Rows, Stored};
 
@@ -72,7 +71,7 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
         None => (found, stored.published.clone(), Vec::new()),
     };
     // A poller had none, and knows what is published.
-    let polled = stored.position == Position::default() && published.is_some();
+    let polled = stored.is_polled() && published.is_some();
     let cause = if polled { format!("the table was read so far, and slot {name} takes over") } else { cause };
     let refused = |what: &str| {
         let kind = if *slot == SlotIs::There { Kind::PositionMismatch } else { Kind::SlotUnusable };
