@@ -11,7 +11,7 @@ use std::panic::AssertUnwindSafe;
 
 use world::{Faults, World};
 
-/// Schedules tried in a plain run: a few seconds of one core.
+/// Schedules tried in a plain run: a minute of one core.
 const RUNS: u64 = 1_000;
 /// Steps of one schedule before the faults stop and everything has to settle.
 const STEPS: usize = 400;

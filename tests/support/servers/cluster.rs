@@ -112,7 +112,7 @@ impl Cluster {
     pub(crate) fn spawn(&self, id: i32) {
         let node = self.node(id);
         // Three on two cores: what starts fast matters more than what runs fast.
-        let mut command = java(&["-Xmx256m", "-XX:TieredStopAtLevel=1"]);
+        let mut command = java(&["-Xmx256m"]);
         command.arg("kafka.Kafka").arg(node.directory.join("server.properties")).current_dir(&node.directory);
         let process = Process::start("kafka", command, &node.directory.join("server.log"));
         let before = node.process.lock().expect("process").replace(process);

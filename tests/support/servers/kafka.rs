@@ -262,7 +262,7 @@ impl Kafka {
 pub(super) fn java(options: &[&str]) -> Command {
     let kafka = directory().join("kafka");
     let mut command = Command::new("java");
-    command.args(options).args(["-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]);
+    command.args(options).args(["-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1"]);
     command.arg(format!("-XX:SharedArchiveFile={}", kafka.join("classes.jsa").display()));
     command.arg(format!("-Dlog4j2.configurationFile={}", kafka.join("log4j2.xml").display()));
     command.arg("-cp").arg(format!("{}/libs/*", kafka.display()));
