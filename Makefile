@@ -37,13 +37,16 @@ docs: ## the documentation builds, and its links lead somewhere
 compose: ## docker-compose.yml is what the Compose specification allows
 	@scripts/check-compose
 
+# More for `cargo test`, such as a part of the names of tests (`make test TEST=parked`). RUST_TEST_THREADS says how many run at once.
+TEST =
+
 test: prerequisites ## all tests, on real servers
-	@scripts/test $(FEATURES)
+	@scripts/test $(FEATURES) $(TEST)
 
 test-long: prerequisites ## all tests with more of everything: schedules, chaos by the minute, restarts, rows
 	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_RESTARTS=20 WALRELAY_TEST_EVENTS=20000 \
-		WALRELAY_TEST_BACKLOG=100000 WALRELAY_TEST_ROWS=5000000 \
-		cargo test --locked $(FEATURES) --test walrelay -- --test-threads=2
+		WALRELAY_TEST_BACKLOG=100000 WALRELAY_TEST_ROWS=5000000 RUST_TEST_THREADS=2 \
+		scripts/test $(FEATURES) --test walrelay
 
 # What is measured, how often, and more options of the bench (`make bench BENCH=page`, `OPTIONS='--help'`).
 BENCH =
