@@ -136,6 +136,8 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
         "55006" => Kind::SlotActive,
         // The walsender names a missing publication only when a change meets it; the slot was there, or we would not stream.
         "42704" if streaming => Kind::Publication,
+        // A server that stops gives up waiting for a standby with this code. A slot that is unusable says so at the next start.
+        "55000" if streaming => Kind::PostgresUnreachable,
         "42704" | "42710" | "55000" => Kind::SlotUnusable,
         "58P01" if on_slot => Kind::SlotUnusable,
         "42P01" | "42703" | "3F000" => Kind::Publication,
@@ -176,7 +178,7 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
              the slot finds none however often it is created again: walrelay teardown --slot {slot} --force, walrelay \
              setup --slot {slot}, walrelay run --slot {slot}, which reads from the table what was not published"
         ),
-        ("55000" | "58P01", While::Starting(slot) | While::Streaming(slot)) => {
+        ("55000", While::Starting(slot)) | ("58P01", While::Starting(slot) | While::Streaming(slot)) => {
             format!("the slot cannot be read from any more, or never could: walrelay status --slot {slot}")
         }
         ("53300", _) => "if this does not pass: raise max_connections or max_wal_senders".to_owned(),
@@ -226,6 +228,7 @@ mod tests {
             (starting, "58P01", Kind::SlotUnusable),
             (streaming, "42704", Kind::Publication),
             (streaming, "57P01", Kind::PostgresUnreachable),
+            (streaming, "55000", Kind::PostgresUnreachable),
             (streaming, "XX000", Kind::Event),
             (streaming, "54000", Kind::Event),
             (streaming, "22021", Kind::Event),
