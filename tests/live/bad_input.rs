@@ -1,4 +1,5 @@
-//! Rows that no record can be made of, and tables that no events can be read from: one line says which, and what to do.
+//! P3, P8: rows that no record can be made of, and tables that no events can be read from: one line says which, and
+//! what to do.
 
 use std::time::Duration;
 
@@ -6,10 +7,10 @@ use crate::support::relay::{Relay, last_words};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(30);
+const EXIT: Duration = LIMIT;
 
 /// Exit codes of `src/error.rs`.
 const CONFIG: i32 = 2;

@@ -12,10 +12,10 @@ use std::time::Duration;
 use super::guardian::run_directory;
 use super::process::{Process, output_of, unread_output_of};
 use super::servers::free_port;
-use super::wait;
+use super::wait::{self, LIMIT};
 
 /// How long a relay may take to become ready on two busy cores.
-const READY_DEADLINE: Duration = Duration::from_secs(30);
+const READY_DEADLINE: Duration = LIMIT;
 
 /// How long a command that ends by itself may take.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(300);

@@ -1,5 +1,6 @@
 //! A blocking SQL session, for threads that write and look.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
@@ -9,10 +10,60 @@ use tokio_postgres::{Client, Config, Error, NoTls, Row};
 /// How long a statement may take. None of a test's waits for longer, and one that waits for ever is to be named.
 const DEADLINE: Duration = Duration::from_secs(300);
 
+/// Sessions that were left, for whoever asks next: a look is repeated up to 200 times a second, and a session of Postgres
+/// costs a process.
+#[derive(Default)]
+pub(crate) struct Sessions(Mutex<Vec<(String, Session)>>);
+
+impl Sessions {
+    /// A session with the defaults of a new one.
+    #[track_caller]
+    pub(crate) fn take(self: &Arc<Sessions>, url: &str) -> Sql {
+        let left = || {
+            let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            left.iter().position(|(of, _)| of == url).map(|at| left.swap_remove(at).1)
+        };
+        // A server that was restarted ended what was left.
+        let alive = std::iter::from_fn(left).find(|session| session.try_run("").is_ok());
+        let session = alive.unwrap_or_else(|| Sql::connect(url).session.take().expect("a session"));
+        Sql { session: Some(session), home: Some((Arc::clone(self), url.to_owned())) }
+    }
+}
+
 /// One connection with the small runtime that drives it.
-pub(crate) struct Sql {
+struct Session {
     runtime: Runtime,
     client: Client,
+}
+
+impl Session {
+    fn try_run(&self, sql: &str) -> Result<(), Error> {
+        self.within(sql, self.client.batch_execute(sql))
+    }
+
+    /// Drives what `sql` does, and panics where that does not end.
+    fn within<T>(&self, sql: &str, doing: impl Future<Output = T>) -> T {
+        let ended = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, doing).await });
+        ended.unwrap_or_else(|_| panic!("no end within {DEADLINE:?}: {sql}"))
+    }
+}
+
+/// A session in use.
+pub(crate) struct Sql {
+    /// There until it is dropped.
+    session: Option<Session>,
+    /// Where the session goes then, and the URL it was made with.
+    home: Option<(Arc<Sessions>, String)>,
+}
+
+impl Drop for Sql {
+    fn drop(&mut self) {
+        let (Some(session), Some((home, url))) = (self.session.take(), self.home.take()) else { return };
+        // What is in a transaction refuses that, and ends with it.
+        if !std::thread::panicking() && session.try_run("discard all").is_ok() {
+            home.0.lock().unwrap_or_else(PoisonError::into_inner).push((url, session));
+        }
+    }
 }
 
 impl Sql {
@@ -27,7 +78,11 @@ impl Sql {
             tokio::spawn(connection);
             Ok::<_, Error>(client)
         })?;
-        Ok(Sql { runtime, client })
+        Ok(Sql { session: Some(Session { runtime, client }), home: None })
+    }
+
+    fn session(&self) -> &Session {
+        self.session.as_ref().expect("a session")
     }
 
     #[track_caller]
@@ -37,7 +92,7 @@ impl Sql {
 
     /// Runs statements without parameters.
     pub(crate) fn try_run(&self, sql: &str) -> Result<(), Error> {
-        self.within(sql, self.client.batch_execute(sql))
+        self.session().try_run(sql)
     }
 
     #[track_caller]
@@ -46,13 +101,8 @@ impl Sql {
     }
 
     pub(crate) fn try_rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
-        self.within(sql, self.client.query(sql, parameters))
-    }
-
-    /// Drives what `sql` does, and panics where that does not end.
-    fn within<T>(&self, sql: &str, doing: impl Future<Output = T>) -> T {
-        let ended = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, doing).await });
-        ended.unwrap_or_else(|_| panic!("no end within {DEADLINE:?}: {sql}"))
+        let session = self.session();
+        session.within(sql, session.client.query(sql, parameters))
     }
 
     #[track_caller]

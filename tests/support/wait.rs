@@ -5,6 +5,9 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// How long anything may take that is waited for and not measured, on two cores that others use as well.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
 /// Pauses between two looks: an eighth of what was waited so far, within these. A look may cost a session or a client.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);

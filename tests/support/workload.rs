@@ -24,7 +24,7 @@ pub(crate) struct Plan {
 
 impl Default for Plan {
     fn default() -> Self {
-        Plan { writers: 4, aggregates: 40, pause: Duration::from_millis(4), filling: 40 }
+        Plan { writers: 4, aggregates: 40, pause: Duration::from_millis(16), filling: 40 }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What one test has to itself: a database, a slot, topics, on servers it shares with the others.
 
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use super::checker::{Delivered, Findings, Row, check};
@@ -9,14 +9,14 @@ use super::proxy::Proxy;
 use super::relay::{Relay, RelayCommand};
 use super::seed::Witness;
 use super::servers::{Kafka, Postgres};
-use super::sql::Sql;
+use super::sql::{Sessions, Sql};
 use super::topic::{self, Record};
-use super::wait::{self, eventually};
+use super::wait::{self, LIMIT, eventually};
 use super::watchdog::Watched;
 use super::workload::{Plan, SCHEMA, Workload};
 
 /// How long everything committed may take to arrive, once nothing is in the way.
-pub(crate) const ARRIVAL: Duration = Duration::from_secs(45);
+pub(crate) const ARRIVAL: Duration = LIMIT;
 
 /// The outbox table as applications make it.
 const OUTBOX: &str = "create table outbox (id uuid primary key, aggregatetype varchar(255), aggregateid varchar(255),
@@ -30,6 +30,9 @@ pub(crate) struct World {
     pub(crate) brokers: String,
     /// Aggregate types that are used; `kind(n)` and `topic(n)` count into them.
     kinds: Vec<String>,
+    sessions: Arc<Sessions>,
+    /// Where its slots are dropped at its end: each would keep WAL, and rows of the catalog, from the other tests' server.
+    shared_url: Option<String>,
     _witness: Witness,
     _watched: Watched,
 }
@@ -63,11 +66,13 @@ impl World {
             database_url: postgres.url(&name),
             brokers: brokers.to_owned(),
             kinds: (0..3).map(|number| format!("{name}.kind{number}")).collect(),
+            sessions: Arc::default(),
+            shared_url: postgres.is_shared().then(|| postgres.url("postgres")),
             name,
             _witness: Witness,
             _watched: Watched::new(),
         };
-        world.sql().run(&format!("{OUTBOX}; {SCHEMA}"));
+        Sql::connect(&world.database_url).run(&format!("{OUTBOX}; {SCHEMA}"));
         world
     }
 
@@ -142,7 +147,7 @@ impl World {
     /// An SQL session in this test's database.
     #[track_caller]
     pub(crate) fn sql(&self) -> Sql {
-        Sql::connect(&self.database_url)
+        self.sessions.take(&self.database_url)
     }
 
     /// The same with this many aggregate types.
@@ -287,6 +292,50 @@ impl World {
     pub(crate) fn wait_confirmed(&self, deadline: Duration) {
         let goal = self.sql().number("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint");
         eventually("the slot is confirmed", deadline, || self.confirmed(), |confirmed| *confirmed >= goal);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.tell();
+        } else if let Some(url) = self.shared_url.take() {
+            self.drop_slots(&url);
+        }
+    }
+}
+
+impl World {
+    /// Writes down what the servers have of this test, for whoever looks for the cause of its failure.
+    fn tell(&self) {
+        let server = Sql::try_connect(&self.database_url);
+        let told = server.map_err(|error| error.to_string()).and_then(|sql| {
+            let rows = "select 'slot ' || s::text from pg_replication_slots s where database = current_database()
+                union all select 'session ' || concat_ws(', ', pid, application_name, state, wait_event_type, wait_event,
+                    left(query, 200)) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+                union all select 'rows in the outbox: ' || count(*) from outbox
+                union all select 'log: ' || pg_current_wal_insert_lsn()";
+            let rows = sql.try_rows(rows, &[]).map_err(|error| format!("{error:?}"))?;
+            Ok(rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n"))
+        });
+        eprintln!("--- Postgres ---\n{}\n---", told.unwrap_or_else(|error| error));
+        eprintln!("--- Kafka ---");
+        for kind in 0..self.kinds.len() {
+            let topic = self.topic(kind);
+            eprintln!("{topic}: {}", topic::offsets(&self.brokers, &topic));
+        }
+        eprintln!("---");
+    }
+
+    fn drop_slots(&self, url: &str) {
+        let Ok(sql) = Sql::try_connect(url) else { return };
+        let slots = format!("from pg_replication_slots where database = '{}'", self.name);
+        // A relay that was killed this moment leaves a walsender that finds out the next.
+        let _dropped = wait::until(Duration::from_secs(5), || {
+            let _ended = sql.try_run(&format!("select pg_terminate_backend(active_pid) {slots} and active"));
+            let _dropped = sql.try_run(&format!("select pg_drop_replication_slot(slot_name) {slots} and not active"));
+            sql.try_rows(&format!("select 1 {slots}"), &[]).is_ok_and(|left| left.is_empty()).then_some(())
+        });
     }
 }
 
