@@ -11,13 +11,12 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Header, Headers, Message, OwnedHeaders};
-use rdkafka::metadata::Metadata;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use super::wait;
+use super::wait::{self, LIMIT};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = LIMIT;
 /// The same of all the clients that ask for one thing.
 const ADMIN_PATIENCE: Duration = Duration::from_secs(100);
 
@@ -73,47 +72,54 @@ fn idle() -> MutexGuard<'static, BTreeMap<String, Vec<BaseConsumer>>> {
 /// broker at all, and never finds one again; the next client does.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A client with the metadata of the topic.
-fn reader(brokers: &str, topic: &str) -> (BaseConsumer, Metadata) {
+/// A client, and the partitions of the topic with their first offsets and those behind their last. There are none where the
+/// topic does not exist.
+fn reader(brokers: &str, topic: &str) -> (BaseConsumer, Vec<(i32, i64, i64)>) {
+    let mut last = None;
     let found = wait::until(PATIENCE, || {
         let known = idle().get_mut(brokers).and_then(Vec::pop);
         let consumer = known.unwrap_or_else(|| consumer(brokers));
-        match consumer.fetch_metadata(Some(topic), CLIENT_PATIENCE) {
-            Ok(metadata) => Some((consumer, metadata)),
-            Err(_) => {
+        match ends(&consumer, topic) {
+            Ok(ends) => Some((consumer, ends)),
+            Err(error) => {
+                last = Some(error);
                 close(consumer);
                 None
             }
         }
     });
-    found.unwrap_or_else(|| panic!("no metadata of {topic} from {brokers} within {PATIENCE:?}"))
+    found.unwrap_or_else(|| panic!("no offsets of {topic} from {brokers} within {PATIENCE:?}: {last:?}"))
 }
 
-/// Partitions with the offsets behind their last records. Empty where the topic does not exist.
-fn ends(consumer: &BaseConsumer, metadata: &Metadata, topic: &str) -> Vec<(i32, i64, i64)> {
-    let partitions: Vec<i32> = metadata
-        .topics()
-        .iter()
-        .filter(|found| found.name() == topic && found.error().is_none())
-        .flat_map(|found| found.partitions().iter().map(|partition| partition.id()))
-        .collect();
-    let mut ends = Vec::new();
-    for partition in partitions {
-        match consumer.fetch_watermarks(topic, partition, PATIENCE) {
-            Ok((low, high)) => ends.push((partition, low, high)),
-            // A topic that came into being this moment has leaders the next.
-            Err(KafkaError::MetadataFetch(
-                RDKafkaErrorCode::LeaderNotAvailable
-                | RDKafkaErrorCode::UnknownTopicOrPartition
-                | RDKafkaErrorCode::UnknownPartition
-                | RDKafkaErrorCode::NotLeaderForPartition
-                // A client that was asked while it learns that a broker is another one.
-                | RDKafkaErrorCode::DestroyBroker,
-            )) => {}
-            Err(error) => panic!("offsets of {topic} [{partition}]: {error}"),
-        }
+/// All partitions, or none at all: a topic that came into being this moment, and one whose broker went away, have leaders the
+/// next.
+fn ends(consumer: &BaseConsumer, topic: &str) -> KafkaResult<Vec<(i32, i64, i64)>> {
+    let metadata = consumer.fetch_metadata(Some(topic), CLIENT_PATIENCE)?;
+    let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else { return Ok(Vec::new()) };
+    match found.error().map(RDKafkaErrorCode::from) {
+        None => {}
+        Some(RDKafkaErrorCode::UnknownTopicOrPartition) => return Ok(Vec::new()),
+        Some(code) => return Err(KafkaError::MetadataFetch(code)),
     }
-    ends
+    // Two requests for all partitions: what asks for the offsets of times takes these for times.
+    let offsets = |of: Offset| {
+        let mut asked = TopicPartitionList::new();
+        for partition in found.partitions() {
+            asked.add_partition_offset(topic, partition.id(), of)?;
+        }
+        consumer.offsets_for_times(asked, CLIENT_PATIENCE)
+    };
+    let (lows, highs) = (offsets(Offset::Beginning)?, offsets(Offset::End)?);
+    let offset = |list: &TopicPartitionList, partition| {
+        let found = list.find_partition(topic, partition).expect("a partition that was asked for");
+        found.error()?;
+        let Offset::Offset(offset) = found.offset() else {
+            return Err(KafkaError::OffsetFetch(RDKafkaErrorCode::OffsetNotAvailable));
+        };
+        Ok(offset)
+    };
+    let of = |partition: i32| Ok((partition, offset(&lows, partition)?, offset(&highs, partition)?));
+    found.partitions().iter().map(|partition| of(partition.id())).collect()
 }
 
 /// Drops a client on a thread of its own: librdkafka's threads were seen not to end, and a test is not to wait for that.
@@ -123,8 +129,7 @@ pub(crate) fn close(client: impl Send + 'static) {
 
 /// Partitions of the topic with their first offsets and those behind their last.
 fn extent(brokers: &str, topic: &str) -> Vec<(i32, i64, i64)> {
-    let (consumer, metadata) = reader(brokers, topic);
-    let ends = ends(&consumer, &metadata, topic);
+    let (consumer, ends) = reader(brokers, topic);
     idle().entry(brokers.to_owned()).or_default().push(consumer);
     ends
 }
@@ -134,6 +139,14 @@ pub(crate) fn count(brokers: &str, topic: &str) -> i64 {
     extent(brokers, topic).iter().map(|(_, low, high)| high - low).sum()
 }
 
+/// The partitions with their first and last offsets, or why nobody knows.
+pub(crate) fn offsets(brokers: &str, topic: &str) -> String {
+    let consumer = consumer(brokers);
+    let offsets = ends(&consumer, topic);
+    close(consumer);
+    offsets.map_or_else(|error| error.to_string(), |ends| format!("{ends:?}"))
+}
+
 /// How many partitions it has; 0 where it does not exist.
 pub(crate) fn partitions(brokers: &str, topic: &str) -> usize {
     extent(brokers, topic).len()
@@ -141,8 +154,8 @@ pub(crate) fn partitions(brokers: &str, topic: &str) -> usize {
 
 /// Everything in the topic that is committed up to the high watermarks of this moment, by partition and offset.
 pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
-    let (consumer, metadata) = reader(brokers, topic);
-    let ends: Vec<_> = ends(&consumer, &metadata, topic).into_iter().filter(|(_, low, high)| high > low).collect();
+    let (consumer, mut ends) = reader(brokers, topic);
+    ends.retain(|(_, low, high)| high > low);
     let mut assignment = TopicPartitionList::new();
     for (partition, _, _) in &ends {
         assignment.add_partition_offset(topic, *partition, Offset::Beginning).expect("an offset");
