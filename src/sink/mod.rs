@@ -28,8 +28,6 @@ pub(crate) mod consumer;
 mod context;
 pub(crate) mod denied;
 mod doubt;
-#[cfg(test)]
-pub(crate) mod fake;
 pub mod faults;
 mod files;
 pub mod kafka;

@@ -2,7 +2,6 @@
 
 pub(crate) mod certificates;
 pub(crate) mod checker;
-#[path = "../../src/sink/fake.rs"]
 pub(crate) mod fake;
 pub(crate) mod guardian;
 pub(crate) mod pgoutput;

@@ -12,7 +12,6 @@ use super::*;
 use crate::secret::Secret;
 
 mod committing;
-mod lost;
 mod placing;
 
 type Cluster = MockCluster<'static, DefaultProducerContext>;
