@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints
 # The demo does without the allocator: its first line comes sooner.
 DEMO = --no-default-features --features system,failpoints
 
-.PHONY: help prerequisites build demo check fmt lint docs compose test test-long bench takeover exactly-once mutants
+.PHONY: help prerequisites build demo check fmt lint docs deny compose test test-long bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -23,7 +23,7 @@ demo: ## the main job on a private, throw-away Postgres, verified
 	cargo build --locked $(DEMO)
 	cargo run --locked --quiet $(DEMO) -- demo
 
-check: fmt lint docs compose ## what CI checks before it tests
+check: fmt compose lint docs deny ## what CI checks before it tests
 
 fmt: ## formatting
 	cargo fmt --check --all
@@ -34,6 +34,9 @@ lint: ## clippy, warnings are errors
 docs: ## the documentation builds, and its links lead somewhere
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items $(FEATURES)
 
+deny: ## licences, sources and advisories of what is linked in
+	@scripts/deny
+
 compose: ## docker-compose.yml is what the Compose specification allows
 	@scripts/check-compose
 
@@ -43,10 +46,12 @@ TEST =
 test: prerequisites ## all tests, on real servers
 	@scripts/test $(FEATURES) $(TEST)
 
-test-long: prerequisites ## all tests with more of everything: schedules, chaos by the minute, restarts, rows
-	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_RESTARTS=20 WALRELAY_TEST_EVENTS=20000 \
-		WALRELAY_TEST_BACKLOG=100000 WALRELAY_TEST_ROWS=5000000 RUST_TEST_THREADS=2 \
-		scripts/test $(FEATURES) --test walrelay
+test-long: prerequisites ## tests of hours: more of everything, every major of Postgres, how long take-overs take, mutants
+	WALRELAY_SIMULATION_RUNS=3000 WALRELAY_TEST_CHAOS_SECONDS=60 WALRELAY_TEST_CRASH_SECONDS=60 WALRELAY_TEST_RESTARTS=20 \
+		WALRELAY_TEST_BROKER_RESTARTS=5 WALRELAY_TEST_EVENTS=20000 WALRELAY_TEST_BACKLOG=100000 \
+		WALRELAY_TEST_ROWS=5000000 WALRELAY_TEST_MAJORS=all RUST_TEST_THREADS=2 \
+		scripts/test $(FEATURES) --test walrelay -- --include-ignored --nocapture
+	scripts/mutants
 
 # What is measured, how often, and more options of the bench (`make bench BENCH=page`, `OPTIONS='--help'`).
 BENCH =

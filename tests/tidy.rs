@@ -198,11 +198,23 @@ fn every_promise_is_cited_by_a_test_and_nothing_else_is_cited() {
     assert_eq!(promises, (1..=14).map(|number| number.to_string()).collect::<Vec<_>>());
 
     let is_a_list = |path: &str| ["tests/main.rs", "tests/tidy.rs"].contains(&path);
-    let tests: Vec<File> = files("tests", &[".rs"]).into_iter().filter(|file| !is_a_list(&file.path)).collect();
-    for promise in promises {
-        let cites = |file: &File| words(&file.text).any(|word| word.strip_prefix('P') == Some(promise));
-        assert!(tests.iter().any(cites), "no test cites P{promise}");
+    let mut shown = BTreeSet::new();
+    let mut wrong = Vec::new();
+    for file in files("tests/live", &[".rs"]).iter().filter(|file| file.path != "tests/live/mod.rs") {
+        let head: String = file.text.lines().take_while(|line| line.starts_with("//!")).collect();
+        let (named, _) = head.trim_start_matches("//! ").split_once(": ").unwrap_or_default();
+        for name in named.split(", ") {
+            let promise = name.strip_prefix('P').filter(|number| promises.contains(number));
+            let page = name.starts_with("docs/") && root().join(name).exists();
+            shown.extend(promise.map(str::to_owned));
+            if promise.is_none() && !page {
+                wrong.push(format!("{}: {name:?}", file.path));
+            }
+        }
     }
+    none("live tests that name neither a promise nor a page of docs", wrong);
+    let unshown = promises.into_iter().filter(|promise| !shown.contains(*promise));
+    none("promises without a live test", unshown.map(str::to_owned).collect());
 
     // Whoever reads "(X7)" has to be able to look it up, and there is no other list than that of the promises.
     let is_citation = |word: &str| {
@@ -212,7 +224,7 @@ fn every_promise_is_cited_by_a_test_and_nothing_else_is_cited() {
             && characters.all(|character| character.is_ascii_digit())
     };
     let is_known = |word: &str| {
-        word.trim().strip_prefix('P').and_then(|it| it.parse().ok()).is_some_and(|it| (1..=11).contains(&it))
+        word.trim().strip_prefix('P').and_then(|it| it.parse().ok()).is_some_and(|it| (1..=14).contains(&it))
     };
     let mut wrong = Vec::new();
     for file in rust().iter().filter(|file| !is_a_list(&file.path)) {
@@ -223,6 +235,21 @@ fn every_promise_is_cited_by_a_test_and_nothing_else_is_cited() {
         }
     }
     none("cited and nowhere to be found", wrong);
+}
+
+#[test]
+fn every_slow_test_is_there_and_has_a_reason() {
+    let mut wrong = Vec::new();
+    for line in read("tests/slow.txt").lines().filter(|line| !line.starts_with('#')) {
+        let (test, reason) = line.split_once(": ").unwrap_or((line, ""));
+        let (module, name) = test.rsplit_once("::").unwrap_or_default();
+        let paths = [format!("tests/{}.rs", module.replace("::", "/")), format!("tests/{module}/main.rs")];
+        let text: String = paths.iter().filter_map(|path| fs::read_to_string(root().join(path)).ok()).collect();
+        if reason.is_empty() || !text.contains(&format!("#[test]\nfn {name}()")) {
+            wrong.push(line.to_owned());
+        }
+    }
+    none("no such test of make test, or no reason", wrong);
 }
 
 #[test]

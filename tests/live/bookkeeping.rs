@@ -1,5 +1,6 @@
-//! Three teams' tables run by their own status columns, with the configurations of `examples/`: what is pending is
-//! published, what was published is marked as the team marks it, and the queries of their documents stay true.
+//! P13, P12: three teams' tables run by their own status columns, with the configurations of `examples/`: what is
+//! pending is published, what was published is marked as the team marks it, and the queries of their documents stay
+//! true.
 
 mod backlog;
 mod crashes;
@@ -15,10 +16,10 @@ use crate::support::relay::RelayCommand;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(30);
+const EXIT: Duration = LIMIT;
 
 /// A team's table and what the team says of it.
 struct Team {

@@ -1,4 +1,4 @@
-//! The configurations that `docs/mapping.md` shows for CloudEvents, read with the official SDK for Python.
+//! docs/mapping.md: its configurations for CloudEvents, read with the official SDK for Python.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

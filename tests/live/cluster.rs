@@ -11,7 +11,7 @@ use crate::support::world::{ARRIVAL, World};
 
 #[test]
 fn a_cluster_that_loses_leader_after_leader_under_writers_loses_and_reorders_nothing() {
-    let chaos = Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 15));
+    let chaos = Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 8));
     let cluster = Cluster::start();
     let world = World::on(Postgres::shared(), cluster.brokers());
     let mut chance = generator("leaders that are lost");

@@ -1,4 +1,4 @@
-//! Columns of every kind as key, header, value and member of an envelope, byte for byte.
+//! docs/mapping.md: columns of every kind as key, header, value and member of an envelope, byte for byte.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! `walrelay dead-letters`: what was given up is listed, sent again and settled, and nothing else is touched.
+//! P3, docs/failures.md: `walrelay dead-letters`: what was given up is listed, sent again and settled, and nothing else
+//! is touched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,10 +11,10 @@ use crate::support::servers::kafka::PARTITIONS;
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(60);
+const EXIT: Duration = LIMIT;
 /// What topic 0 takes at first.
 const SMALL: &str = "2000";
 

@@ -1,4 +1,5 @@
-//! Failing over to a standby: with everything the primary had, with less than was delivered, and without the slot.
+//! P1, P9: failing over to a standby: with everything the primary had, with less than was delivered, and without the
+//! slot.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,11 +8,11 @@ use crate::support::relay::Relay;
 use crate::support::servers::postgres::STANDBY_SLOT;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
-use crate::support::wait::{eventually, throughout};
+use crate::support::wait::{LIMIT, eventually, throughout};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(30);
+const EXIT: Duration = LIMIT;
 const SLOT_UNUSABLE: Option<i32> = Some(14);
 const MISMATCH: Option<i32> = Some(16);
 

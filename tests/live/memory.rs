@@ -13,19 +13,22 @@ const BUDGET: &str = "[kafka]\nmax_in_flight_bytes = \"8MiB\"\n";
 /// The budget in flight, the producer's copies and bookkeeping of it, and the program itself.
 const RESIDENT_BYTES_MAX: u64 = 96 << 20;
 
+/// Rows of which a relay is killed half-way.
+const ROWS: i64 = 80_000;
+
 /// One transaction over 500 aggregates, larger as a whole than the relay may ever be.
 fn commit_at_once(world: &World, rows: u64) {
     let kind = world.kind(0);
     world.sql().run(&format!(
         "insert into outbox select gen_random_uuid(), '{kind}', '{kind}-' || n % 500, 'Changed',
-            jsonb_build_object('v', n, 'of', '{kind}-' || n % 500, 'filling', repeat('x', 400))
+            jsonb_build_object('v', n, 'of', '{kind}-' || n % 500, 'filling', repeat('x', 800))
          from generate_series(1, {rows}) n"
     ));
 }
 
 #[test]
 fn a_transaction_of_many_rows_passes_in_bounded_memory() {
-    let rows = from_environment("WALRELAY_TEST_ROWS", 200_000);
+    let rows = from_environment("WALRELAY_TEST_ROWS", 120_000);
     let world = World::new();
     let mut relay = world.run().config_file(BUDGET).start();
     relay.wait_ready();
@@ -80,18 +83,18 @@ fn a_relay_killed_inside_a_transaction_resumes_inside_it() {
     let mut relay = world.run().config_file(BUDGET).start();
     relay.wait_ready();
     let before = world.confirmed();
-    commit_at_once(&world, 200_000);
-    eventually("half of it has arrived", ARRIVAL, || world.delivered(), |records| *records > 100_000);
+    commit_at_once(&world, ROWS.unsigned_abs());
+    eventually("half of it has arrived", ARRIVAL, || world.delivered(), |records| *records > ROWS / 2);
     relay.kill_hard();
     let at_kill = world.delivered();
-    assert!(at_kill < 200_000, "the kill came too late to show anything");
+    assert!(at_kill < ROWS, "the kill came too late to show anything");
     assert!(world.confirmed() < world.wal() && world.confirmed() >= before);
 
     let _relay = world.relay();
     eventually("all of it has arrived", ARRIVAL, || world.check(), |findings| findings.lost.is_empty());
     let findings = world.check();
     findings.assert_sound();
-    eprintln!("killed at {at_kill} of 200000, {} copies", findings.duplicates);
+    eprintln!("killed at {at_kill} of {ROWS}, {} copies", findings.duplicates);
     assert!(
         i64::try_from(findings.duplicates).unwrap() < at_kill,
         "it began at the start of the transaction again: {} copies",

@@ -1,4 +1,4 @@
-//! Publications of more than inserts, as Debezium makes them: what is no insert is dropped and counted.
+//! P3, P4: publications of more than inserts, as Debezium makes them: what is no insert is dropped and counted.
 
 use crate::support::topic::Record;
 use crate::support::wait::eventually;

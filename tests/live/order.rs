@@ -10,7 +10,7 @@ use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 fn chaos() -> Duration {
-    Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 15))
+    Duration::from_secs(from_environment("WALRELAY_TEST_CHAOS_SECONDS", 8))
 }
 
 #[test]

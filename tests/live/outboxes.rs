@@ -1,13 +1,13 @@
-//! Several outboxes in one slot, and messages as events.
+//! P2, P3: several outboxes in one slot, and messages as events.
 
 use std::time::Duration;
 
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(60);
+const EXIT: Duration = LIMIT;
 const PUBLICATION: Option<i32> = Some(15);
 const MISMATCH: Option<i32> = Some(16);
 
@@ -114,7 +114,7 @@ fn events_of_two_tables_and_of_messages_keep_the_order_they_were_written_in_also
 
 #[test]
 fn every_major_has_messages_and_a_slot_of_them_alone() {
-    for major in Postgres::majors() {
+    for &major in Postgres::majors() {
         let postgres = Postgres::private(major, &[]);
         let world = World::bare(&postgres, Kafka::shared().brokers());
         let config = format!(

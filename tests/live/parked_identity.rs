@@ -9,10 +9,10 @@ use crate::support::relay::RelayCommand;
 use crate::support::servers::Postgres;
 use crate::support::sql::Sql;
 use crate::support::topic;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(30);
+const EXIT: Duration = LIMIT;
 const ID: &str = "00000000-0000-0000-0000-000000000007";
 
 /// Ids may be used again.

@@ -1,13 +1,14 @@
-//! Partitioned outbox tables: every row inserted through the root, or into a partition of it, arrives as one of the root.
+//! P2, P3: partitioned outbox tables: every row inserted through the root, or into a partition of it, arrives as one of
+//! the root.
 
 use std::time::Duration;
 
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(30);
+const EXIT: Duration = LIMIT;
 const PUBLICATION: Option<i32> = Some(15);
 
 const ROOT: &str = "drop table outbox;
@@ -117,7 +118,7 @@ fn assert_arrived(world: &World, written: usize) {
 
 #[test]
 fn partitions_attached_detached_and_dropped_while_the_relay_lags_lose_nothing_on_every_major() {
-    for major in Postgres::majors() {
+    for &major in Postgres::majors() {
         eprintln!("Postgres {major}");
         let postgres = Postgres::private(major, &[]);
         let world = partitioned(&postgres);

@@ -6,14 +6,14 @@ use std::time::Duration;
 use walrelay::failpoint::POINTS;
 
 use crate::support::seed::generator;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 /// How a relay ends that gets to its point once too often.
 const SIGABRT: i32 = 6;
-const KILLED: Duration = Duration::from_secs(30);
-const STOPPED: Duration = Duration::from_secs(20);
+const KILLED: Duration = LIMIT;
+const STOPPED: Duration = LIMIT;
 
 /// How often a relay may pass the point at most before it is killed there: seconds of the workload, no more.
 fn passings_max(point: &str) -> u32 {

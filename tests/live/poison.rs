@@ -7,12 +7,12 @@ use crate::support::seed::from_environment;
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::sql::Sql;
 use crate::support::topic;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::World;
 
-const EXIT: Duration = Duration::from_secs(30);
+const EXIT: Duration = LIMIT;
 /// How long the burst may take. Without others at work it takes a small part of that.
-const BURST: Duration = Duration::from_secs(60);
+const BURST: Duration = LIMIT;
 /// Producers that are finished by the first of the burst, and by chance.
 const FINISHED_MAX: f64 = 5.0;
 

@@ -1,4 +1,4 @@
-//! Rows read from the table: the same text as from the slot, those that were not published, page by page.
+//! P12: rows read from the table: the same text as from the slot, those that were not published, page by page.
 
 mod unpublished;
 
@@ -21,10 +21,10 @@ use self::unpublished::TABLES;
 use super::column_kinds::{KINDS, TYPES};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = LIMIT;
 
 /// A reader with what drives it.
 struct Reading {
@@ -109,7 +109,7 @@ fn world() -> World {
 /// It heals: the slot that exported it is made anew.
 #[test]
 fn a_snapshot_that_ended_with_its_session_is_no_fault_of_the_server() {
-    for major in Postgres::majors() {
+    for &major in Postgres::majors() {
         let postgres = Postgres::private(major, &[]);
         let reading = Reading::new(&postgres.url("postgres"));
         let begin = |exported| reading.runtime.block_on(reading.reader.begin(Some(exported), &[])).unwrap_err();

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::support::relay::Relay;
 use crate::support::servers::{Kafka, Postgres};
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
 /// The catalog is looked at every half minute at least.
-const NOTICED: Duration = Duration::from_secs(60);
+const NOTICED: Duration = LIMIT;
 const PUBLICATION: Option<i32> = Some(15);
 
 /// A relay that has delivered one event.
@@ -34,7 +34,7 @@ fn assert_noticed(world: &World, mut relay: Relay, change: &str) {
 
 #[test]
 fn a_dropped_publication_is_noticed_on_every_major() {
-    for major in Postgres::majors() {
+    for &major in Postgres::majors() {
         eprintln!("Postgres {major}");
         let postgres = Postgres::private(major, &[]);
         let world = World::on(&postgres, Kafka::shared().brokers());
@@ -45,7 +45,7 @@ fn a_dropped_publication_is_noticed_on_every_major() {
 
 #[test]
 fn every_major_delivers_what_was_committed() {
-    for major in Postgres::majors() {
+    for &major in Postgres::majors() {
         eprintln!("Postgres {major}");
         let postgres = Postgres::private(major, &[]);
         let world = World::on(&postgres, Kafka::shared().brokers());

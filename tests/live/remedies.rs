@@ -1,4 +1,4 @@
-//! What an error says to do, done: the commands in it are run as they stand, and then there is no error.
+//! P9: what an error says to do, done: the commands in it are run as they stand, and then there is no error.
 
 use super::upkeep::database;
 use crate::support::relay::{RelayCommand, last_words};
@@ -88,8 +88,7 @@ fn neither_slot_nor_publication() {
 
 #[test]
 fn a_server_without_logical_wal_and_a_role_that_may_not_replicate() {
-    let major = Postgres::majors().into_iter().max().unwrap();
-    let postgres = Postgres::private(major, &[("wal_level", "replica")]);
+    let postgres = Postgres::private(18, &[("wal_level", "replica")]);
     let world = World::bare(&postgres, Kafka::shared().brokers());
     let (sql, role) = (world.sql(), format!("{}_owner", world.name));
     sql.run(&format!(

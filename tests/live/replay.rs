@@ -1,4 +1,4 @@
-//! `walrelay replay`: rows once more, by what they are asked for, and nothing else.
+//! docs/replay.md: `walrelay replay`: rows once more, by what they are asked for, and nothing else.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::support::relay::{RelayCommand, last_words};
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::sql::Sql;
 use crate::support::topic::Record;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(60);
+const EXIT: Duration = LIMIT;
 
 fn replay(world: &World) -> RelayCommand {
     world.command("replay").option("--brokers", &world.brokers)

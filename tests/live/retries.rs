@@ -17,10 +17,10 @@ use crate::support::relay::{Relay, RelayCommand};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(30);
+const EXIT: Duration = LIMIT;
 /// How long before its end an attempt may be noted, on a busy machine.
 const NOTED_MS: f64 = 350.0;
 /// More than a record may have by default.

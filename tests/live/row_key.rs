@@ -16,11 +16,11 @@ use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::Record;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::{Plan, Workload};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(30);
+const EXIT: Duration = LIMIT;
 const SIGABRT: i32 = 6;
 /// Rows of a test under load.
 fn rows() -> i64 {

@@ -1,15 +1,16 @@
-//! The outbox table altered while the relay keeps up and while it lags: columns are found anew in each version of it.
+//! P8: the outbox table altered while the relay keeps up and while it lags: columns are found anew in each version of
+//! it.
 
 use std::time::Duration;
 
 use crate::support::relay::{Relay, RelayCommand, last_words};
 use crate::support::sql::Sql;
 use crate::support::topic::Record;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(30);
-const STOP: Duration = Duration::from_secs(20);
+const EXIT: Duration = LIMIT;
+const STOP: Duration = LIMIT;
 
 /// Exit codes of `src/error.rs`.
 const PUBLICATION: Option<i32> = Some(15);

@@ -1,4 +1,5 @@
-//! `config init` and `config check`: tables nobody here has seen, from the look at them to the record.
+//! docs/configuration.md: `config init` and `config check`: tables nobody here has seen, from the look at them to the
+//! record.
 
 mod check;
 mod init;

@@ -1,4 +1,5 @@
-//! The tables of `examples/`: written as their applications write them, and what their consumers see, byte for byte.
+//! docs/mapping.md: the tables of `examples/`: written as their applications write them, and what their consumers see,
+//! byte for byte.
 
 mod billing_events;
 mod email_outbox;

@@ -1,5 +1,5 @@
-//! TLS and authentication to both sides: what is set up right delivers (P9), what is not ends at once with its exit
-//! code and the setting to look at, and no secret reaches an output (P11).
+//! P9, P11: TLS and authentication to both sides: what is set up right delivers, what is not ends at once with its exit
+//! code and the setting to look at, and no secret reaches an output.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -11,11 +11,11 @@ use crate::support::servers::kafka::Listener;
 use crate::support::servers::postgres::GUARDED_ROLE;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
 /// A refusal is known at once; two seconds of grace and two busy cores come on top.
-const EXIT: Duration = Duration::from_secs(20);
+const EXIT: Duration = LIMIT;
 
 /// Exit codes of `docs/exit-codes.md`.
 const CONFIG: i32 = 2;

@@ -1,12 +1,12 @@
-//! Outputs that nobody reads any more, or that cannot be written: what a command is there for happens all the same.
+//! P9: outputs that nobody reads any more, or that cannot be written: what a command is there for happens all the same.
 
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = Duration::from_secs(20);
+const EXIT: Duration = LIMIT;
 
 /// Writes as to a disk without room.
 const FULL: &str = "/dev/full";

@@ -1,4 +1,4 @@
-//! `walrelay verify`: what it finds, and what it takes for sound.
+//! docs/verify.md: `walrelay verify`: what it finds, and what it takes for sound.
 
 use std::time::Duration;
 

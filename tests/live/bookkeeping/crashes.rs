@@ -1,4 +1,4 @@
-//! Killed between the ack and the mark, and between the mark and what is stored of it.
+//! P13: killed between the ack and the mark, and between the mark and what is stored of it.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -13,11 +13,13 @@ fn killed_around_the_mark_no_mail_is_lost() {
 }
 
 #[test]
+#[ignore = "long: the same as for mail, with the marks of another team"]
 fn killed_around_the_mark_no_domain_event_is_lost() {
     loses_nothing(&PUBLISHED);
 }
 
 #[test]
+#[ignore = "long: the same as for mail, with the marks of another team"]
 fn killed_around_the_mark_no_wallet_event_is_lost() {
     loses_nothing(&WALLET);
 }

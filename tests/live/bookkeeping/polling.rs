@@ -1,4 +1,4 @@
-//! Without a slot: the table alone says what is to be published.
+//! P12, P13: without a slot: the table alone says what is to be published.
 
 use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET};
 use crate::support::workload::Plan;

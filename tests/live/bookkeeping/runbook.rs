@@ -1,4 +1,4 @@
-//! The queries of the teams' documents, word for word, and what they find.
+//! docs/upkeep.md: the queries of the teams' documents, word for word, and what they find.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! With a slot: marked after the ack, and confirmed after the mark.
+//! P13: with a slot: marked after the ack, and confirmed after the mark.
 
 use std::time::Duration;
 
@@ -64,58 +64,53 @@ fn publishes_marks_and_confirms(team: &'static Team) {
 
 #[test]
 fn a_mark_that_leaves_rows_pending_stops_the_relay() {
-    for team in [&EMAIL, &PUBLISHED, &WALLET] {
-        for mode in ["slot", "poll"] {
-            let outbox = Outbox::in_mode(mode, team);
-            for number in 0..20 {
-                outbox.emit(&format!("a{number}"));
-            }
-            let wrong =
-                outbox.config.replace(&format!("mark = \"{}", team.mark), &format!("mark = \"{}", team.wrong_mark));
-            assert_ne!(wrong, outbox.config);
-            let mut relay = outbox.run(mode).config_file(&wrong).start();
-            // Long before the time-out of a shutdown: there is nothing to wait for.
-            assert_eq!(relay.wait_exit(Duration::from_secs(15)), Some(2), "{}", relay.log());
-            let log = relay.log();
-            let (error, fix) = last_words(&log);
-            assert!(error.contains("are pending after outbox.mark as they were before"), "{error}");
-            assert!(error.contains(team.table) && fix.contains("outbox.pending"), "{error} {fix}");
-            // Nothing twice, nothing half marked.
-            assert_eq!(outbox.check("true").duplicates, 0, "{log}");
-            assert_eq!(outbox.count(team.pending), 20);
-
-            let mut relay = outbox.run(mode).start();
-            let findings = outbox.settled_in_team_order();
-            eprintln!("{} by {mode}: {} copies once the mark was right", team.table, findings.duplicates);
-            assert!(findings.duplicates <= 20);
-            assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+    for (team, mode) in [(&EMAIL, "slot"), (&PUBLISHED, "poll"), (&WALLET, "slot")] {
+        let outbox = Outbox::in_mode(mode, team);
+        for number in 0..20 {
+            outbox.emit(&format!("a{number}"));
         }
+        let wrong = outbox.config.replace(&format!("mark = \"{}", team.mark), &format!("mark = \"{}", team.wrong_mark));
+        assert_ne!(wrong, outbox.config);
+        let mut relay = outbox.run(mode).config_file(&wrong).start();
+        // Long before the time-out of a shutdown: there is nothing to wait for.
+        assert_eq!(relay.wait_exit(Duration::from_secs(15)), Some(2), "{}", relay.log());
+        let log = relay.log();
+        let (error, fix) = last_words(&log);
+        assert!(error.contains("are pending after outbox.mark as they were before"), "{error}");
+        assert!(error.contains(team.table) && fix.contains("outbox.pending"), "{error} {fix}");
+        // Nothing twice, nothing half marked.
+        assert_eq!(outbox.check("true").duplicates, 0, "{log}");
+        assert_eq!(outbox.count(team.pending), 20);
+
+        let mut relay = outbox.run(mode).start();
+        let findings = outbox.settled_in_team_order();
+        eprintln!("{} by {mode}: {} copies once the mark was right", team.table, findings.duplicates);
+        assert!(findings.duplicates <= 20);
+        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     }
 }
 
 #[test]
 fn rows_that_nobody_sees_yet_are_marked_when_they_are_seen() {
-    for team in [&EMAIL, &PUBLISHED, &WALLET] {
-        let waits = [("synchronous_standby_names", "nobody"), ("synchronous_commit", "local")];
-        let postgres = Postgres::private(15, &waits);
-        let outbox = Outbox::on(&postgres, team);
-        outbox.world.command("setup").config_file(&outbox.config).succeed();
-        let mut relay = outbox.run("slot").start();
-        relay.wait_ready();
-        std::thread::scope(|scope| {
-            // Its commit is in the log, and waits for a standby that does not come. A slot does not wait.
-            let emitted = scope.spawn(|| {
-                let (sql, kind) = (outbox.sql(), outbox.world.kind(0));
-                sql.run("set synchronous_commit = on");
-                sql.run(&format!("select emit('{kind}', 'one', 20) from generate_series(1, 3)"));
-            });
-            eventually("its records are out", ARRIVAL, || outbox.delivered(), |records| *records == 3);
-            throughout("nobody sees the rows", Duration::from_secs(2), || outbox.count("true") == 0);
-            postgres.alter("synchronous_standby_names", "");
-            emitted.join().unwrap();
+    let waits = [("synchronous_standby_names", "nobody"), ("synchronous_commit", "local")];
+    let postgres = Postgres::private(15, &waits);
+    let outbox = Outbox::on(&postgres, &EMAIL);
+    outbox.world.command("setup").config_file(&outbox.config).succeed();
+    let mut relay = outbox.run("slot").start();
+    relay.wait_ready();
+    std::thread::scope(|scope| {
+        // Its commit is in the log, and waits for a standby that does not come. A slot does not wait.
+        let emitted = scope.spawn(|| {
+            let (sql, kind) = (outbox.sql(), outbox.world.kind(0));
+            sql.run("set synchronous_commit = on");
+            sql.run(&format!("select emit('{kind}', 'one', 20) from generate_series(1, 3)"));
         });
-        assert_eq!(outbox.count("true"), 3);
-        assert_eq!(outbox.settled().duplicates, 0, "{}", relay.log());
-        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
-    }
+        eventually("its records are out", ARRIVAL, || outbox.delivered(), |records| *records == 3);
+        throughout("nobody sees the rows", Duration::from_secs(2), || outbox.count("true") == 0);
+        postgres.alter("synchronous_standby_names", "");
+        emitted.join().unwrap();
+    });
+    assert_eq!(outbox.count("true"), 3);
+    assert_eq!(outbox.settled().duplicates, 0, "{}", relay.log());
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

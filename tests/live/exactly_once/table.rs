@@ -1,7 +1,6 @@
-//! Rows that are read from the table: before a slot, instead of one, and after one was lost.
+//! P14, P12: rows that are read from the table: before a slot, instead of one, and after one was lost.
 
 use std::os::unix::process::ExitStatusExt;
-use std::time::Duration;
 
 use super::{EXIT, SIGABRT, assert_once, run};
 use crate::support::wait::eventually;
@@ -15,8 +14,11 @@ const SMALL: &str = "[delivery]\ntransaction_max_events = 150\n";
 fn a_backlog_killed_again_and_again_on_its_way_arrives_once() {
     let world = World::keeping();
     world.publish();
-    let writers = world.workload(&Plan { writers: 4, pause: Duration::ZERO, ..Plan::default() });
-    writers.wait_for(1_500);
+    let sql = world.sql();
+    for _ in 0..15 {
+        sql.run(&format!("select emit('{0}', '{0}-' || n % 40, 40) from generate_series(1, 200) n", world.kind(0)));
+    }
+    let writers = world.workload(&Plan::default());
     for point in ["read=200*off->return", "committing=4*off->return", "caught-up=return", "stored=1*off->return"] {
         let mut relay = run(&world).config_file(SMALL).variable("FAILPOINTS", point).start();
         assert_eq!(relay.process.wait_exit(EXIT).signal(), Some(SIGABRT), "{point}: {}", relay.log());

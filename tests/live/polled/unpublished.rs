@@ -1,4 +1,4 @@
-//! Rows of transactions that a snapshot did not see, told by a column and by `xmin`.
+//! P12: rows of transactions that a snapshot did not see, told by a column and by `xmin`.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, chown};

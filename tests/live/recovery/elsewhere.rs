@@ -8,7 +8,7 @@ use crate::support::world::{ARRIVAL, World};
 
 #[test]
 fn every_major_recovers_polls_and_hands_over() {
-    for major in Postgres::majors() {
+    for &major in Postgres::majors() {
         eprintln!("Postgres {major}");
         let postgres = Postgres::private(major, &[]);
         let world = World::keeping_on(&postgres, Kafka::shared().brokers());

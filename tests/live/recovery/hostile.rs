@@ -1,4 +1,4 @@
-//! P12 against what operators and tables do: rewrites, policies, values nobody expected, transactions that stay open, an older
+//! P12: what operators and tables do to it: rewrites, policies, values nobody expected, transactions that stay open, an older
 //! copy of the server.
 
 use std::time::Duration;

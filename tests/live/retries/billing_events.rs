@@ -1,4 +1,4 @@
-//! `examples/billing-events`: the same, with status, count, next attempt and error inside the payload.
+//! P3: `examples/billing-events`: the same, with status, count, next attempt and error inside the payload.
 
 use serde_json::Value;
 

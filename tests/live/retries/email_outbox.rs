@@ -1,4 +1,4 @@
-//! `examples/email-outbox`: five attempts, then FAILED with the error text; a plain UPDATE tries again.
+//! P3: `examples/email-outbox`: five attempts, then FAILED with the error text; a plain UPDATE tries again.
 
 use super::{EXIT, Team, assert_told, told};
 use crate::support::wait::eventually;

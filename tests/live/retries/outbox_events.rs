@@ -1,4 +1,4 @@
-//! `examples/outbox-events`: as many attempts as the row says, after waits that double, then `dead_letter`.
+//! P3: `examples/outbox-events`: as many attempts as the row says, after waits that double, then `dead_letter`.
 
 use serde_json::Value;
 

@@ -1,4 +1,5 @@
-//! `examples/outbox-published`: retried until it succeeds, with the count the runbook asks for, and not `published` meanwhile.
+//! P3: `examples/outbox-published`: retried until it succeeds, with the count the runbook asks for, and not `published`
+//! meanwhile.
 
 use super::{EXIT, LARGE, Team, assert_told, told};
 use crate::support::wait::eventually;

@@ -1,4 +1,4 @@
-//! `examples/wallet-outbox`: tried in every round of a schedule until it is sent; what nobody takes blocks nobody.
+//! P3: `examples/wallet-outbox`: tried in every round of a schedule until it is sent; what nobody takes blocks nobody.
 
 use std::collections::BTreeSet;
 

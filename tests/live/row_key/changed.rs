@@ -1,4 +1,4 @@
-//! What an application does to rows that were read and are not marked yet, and to others of their id.
+//! P13: what an application does to rows that were read and are not marked yet, and to others of their id.
 
 use super::{EXIT, MARK, Orders, TABLE};
 use crate::support::wait::eventually;

@@ -1,4 +1,4 @@
-//! Tables of which nothing tells rows apart, and tables that have rows in common: nothing is written to them.
+//! P12: tables of which nothing tells rows apart, and tables that have rows in common: nothing is written to them.
 
 use super::{COLUMNS, EXIT, KEYLESS, MARK, Orders, TABLE};
 use crate::support::checker::Findings;

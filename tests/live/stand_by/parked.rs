@@ -1,4 +1,5 @@
-//! A poller that loses its lease in the midst of what has waited: none of it comes behind what its successor publishes.
+//! P2, P9: a poller that loses its lease in the midst of what has waited: none of it comes behind what its successor
+//! publishes.
 
 use std::time::Duration;
 

@@ -1,13 +1,13 @@
-//! How long it takes from the end of one relay to the first record of the next.
+//! P9: how long it takes from the end of one relay to the first record of the next.
 
 use std::time::{Duration, SystemTime};
 
 use super::{Node, stands_by};
 use crate::support::seed::from_environment;
-use crate::support::wait::eventually;
+use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::World;
 
-const DEADLINE: Duration = Duration::from_secs(90);
+const DEADLINE: Duration = LIMIT;
 
 /// What happens to the relay that is at work.
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,4 @@
-//! A relay that was stopped with a full queue, and wakes up: after another has published all of it, or alone.
+//! P2: a relay that was stopped with a full queue, and wakes up: after another has published all of it, or alone.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `walrelay config check`: against the database as it is, with the row that is there.
+//! docs/configuration.md: `walrelay config check`: against the database as it is, with the row that is there.
 
 use super::Seen;
 use crate::support::relay::RelayCommand;
@@ -166,7 +166,7 @@ fn nothing_is_connected_to_where_nobody_says_where_or_wants_it() {
 
 #[test]
 fn every_major_answers() {
-    for major in Postgres::majors() {
+    for &major in Postgres::majors() {
         let postgres = Postgres::private(major, &[]);
         let seen = Seen::on(&postgres, "outbox", DEBEZIUM);
         let toml = seen.suggested();

@@ -1,4 +1,4 @@
-//! `walrelay config init`: the five tables of `examples/`, and shapes the field has beside them.
+//! docs/configuration.md: `walrelay config init`: the five tables of `examples/`, and shapes the field has beside them.
 
 use super::Seen;
 use crate::support::relay::RelayCommand;

@@ -1,4 +1,4 @@
-//! `examples/email-outbox`: mail to be sent.
+//! docs/mapping.md: `examples/email-outbox`: mail to be sent.
 
 use super::{Team, consumed, write};
 

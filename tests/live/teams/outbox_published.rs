@@ -1,4 +1,4 @@
-//! `examples/outbox-published`: event data, for RabbitMQ until now.
+//! docs/mapping.md: `examples/outbox-published`: event data, for RabbitMQ until now.
 
 use super::{Team, consumed, write};
 

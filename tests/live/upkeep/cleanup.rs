@@ -1,4 +1,4 @@
-//! `walrelay cleanup`: what is published and old goes, and nothing else, and nobody notices.
+//! P13: `walrelay cleanup`: what is published and old goes, and nothing else, and nobody notices.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Events that wait, as they are read from `walrelay.parked`: which are due, and no more at once than memory is given for.
+//! P3, P4: events that wait, as they are read from `walrelay.parked`: which are due, and no more at once than memory is
+//! given for.
 
 use walrelay::upkeep::parked::{Head, Limit};
 use walrelay::upkeep::{Marker, Wanted};

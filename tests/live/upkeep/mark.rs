@@ -1,4 +1,4 @@
-//! Rows are marked or deleted once they were acked.
+//! P13: rows are marked or deleted once they were acked.
 
 use std::time::Duration;
 

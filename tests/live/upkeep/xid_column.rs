@@ -1,4 +1,4 @@
-//! `walrelay setup --add-xid-column`: on a table in use, without being noticed.
+//! P12: `walrelay setup --add-xid-column`: on a table in use, without being noticed.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
