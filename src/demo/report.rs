@@ -5,7 +5,43 @@ use std::fs;
 
 use serde::Serialize;
 
-use super::verify::{Defects, Verdict};
+use super::verify::{Findings, Verdict};
+
+/// Defects of each kind that are named.
+const EXAMPLES_OF_EACH: usize = 3;
+
+/// How many of each there are.
+#[derive(Debug, Clone, Serialize)]
+pub struct Defects {
+    /// Committed, never delivered.
+    pub lost: usize,
+    /// Records beyond the first of an event.
+    pub duplicated: usize,
+    /// First deliveries behind a later version of the same aggregate.
+    pub out_of_order: usize,
+    /// Delivered, never committed, or without an id.
+    pub phantom: usize,
+    /// In another topic or partition than the event's type and key call for.
+    pub wrong_partition: usize,
+    /// Key or value differ from the row.
+    pub altered: usize,
+    /// Offsets that exist and were not read.
+    pub unread: u64,
+}
+
+impl From<&Findings> for Defects {
+    fn from(findings: &Findings) -> Self {
+        Defects {
+            lost: findings.lost.len(),
+            duplicated: findings.duplicates,
+            out_of_order: findings.out_of_order.len(),
+            phantom: findings.phantom.len(),
+            wrong_partition: findings.misplaced.len(),
+            altered: findings.altered.len(),
+            unread: findings.unread,
+        }
+    }
+}
 
 /// The outcome of one run.
 #[derive(Debug, Clone, Serialize)]
@@ -50,7 +86,7 @@ impl Report {
     pub(super) fn new(verdict: Verdict, setting: &Setting, peak_memory_bytes: Option<u64>) -> Self {
         Report {
             // A run in which nothing was committed shows nothing.
-            verified: verdict.defects.is_exactly_once() && verdict.committed > 0,
+            verified: verdict.findings == Findings::default() && verdict.committed > 0,
             seconds: setting.seconds,
             seed: setting.seed,
             postgres: setting.postgres,
@@ -60,8 +96,8 @@ impl Report {
             commit_to_ack_p50_ms: verdict.latency_ms(0.50),
             commit_to_ack_p99_ms: verdict.latency_ms(0.99),
             peak_memory_bytes,
-            defects: verdict.defects,
-            examples: verdict.examples,
+            defects: Defects::from(&verdict.findings),
+            examples: verdict.findings.examples(EXAMPLES_OF_EACH),
         }
     }
 
@@ -89,13 +125,14 @@ impl fmt::Display for Report {
             ("duplicated", duplicated.to_string(), String::new()),
             ("out of order", out_of_order.to_string(), String::new()),
         ];
-        let rare =
-            [("phantom", phantom), ("wrong partition", wrong_partition), ("altered", altered), ("unread", unread)];
-        rows.extend(
-            rare.into_iter()
-                .filter(|(_, count)| **count > 0)
-                .map(|(name, count)| (name, count.to_string(), String::new())),
-        );
+        let rare = [
+            ("phantom", *phantom as u64),
+            ("wrong partition", *wrong_partition as u64),
+            ("altered", *altered as u64),
+            ("unread", *unread),
+        ];
+        let rare = rare.into_iter().filter(|(_, count)| *count > 0);
+        rows.extend(rare.map(|(name, count)| (name, count.to_string(), String::new())));
         rows.extend([
             ("commit to reader, p50", millis(self.commit_to_ack_p50_ms), String::new()),
             ("commit to reader, p99", millis(self.commit_to_ack_p99_ms), String::new()),
@@ -150,8 +187,8 @@ mod tests {
 
     #[test]
     fn the_json_object_has_the_numbers_at_its_top_level() {
-        let defects = Defects { lost: 3, ..Defects::default() };
-        let verdict = Verdict { committed: 10, delivered: 7, defects, ..Verdict::default() };
+        let findings = Findings { lost: vec![String::new(); 3], ..Findings::default() };
+        let verdict = Verdict { committed: 10, delivered: 7, findings, ..Verdict::default() };
         let json = serde_json::to_value(Report::new(verdict, &SETTING, None)).unwrap();
         assert_eq!((&json["committed"], &json["lost"], &json["verified"]), (&10.into(), &3.into(), &false.into()));
         assert!(json["commit_to_ack_p99_ms"].is_null());

@@ -1,15 +1,10 @@
 //! Did everything that was committed arrive, once, whole, in order and where it belongs? Pure, and strict: what it
-//! cannot tell counts against the run. To be asked when the writers are quiet and the topics were read to their ends.
+//! cannot tell counts against the run. To be asked when the writers are quiet and the topics were read to their ends: a row
+//! that is committed between the two readings looks lost.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-
-use serde::Serialize;
-
-/// At most this many defects are described in words.
-const EXAMPLES_MAX: usize = 10;
 
 /// A row of the outbox: what should arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +38,7 @@ pub struct Delivered {
     pub key: Option<Box<str>>,
     /// [`fingerprint`] of the value.
     pub payload: u64,
-    /// When the consumer had it, microseconds since the Unix epoch.
+    /// When the consumer had it, or the broker, microseconds since the Unix epoch.
     pub arrived_at_us: i64,
 }
 
@@ -66,34 +61,52 @@ pub fn fingerprint(payload: Option<&[u8]>) -> u64 {
     hasher.finish()
 }
 
-/// How many of each defect there are.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Defects {
-    /// Committed, never delivered.
-    pub lost: u64,
+/// What is wrong. An undisturbed run has none of it; one with faults may have duplicates. No payloads.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Committed, never delivered: the id, and in brackets which event it is.
+    pub lost: Vec<String>,
     /// Records beyond the first of an event.
-    pub duplicated: u64,
-    /// First deliveries behind a later version of the same aggregate.
-    pub out_of_order: u64,
-    /// Delivered, never committed, or without an id.
-    pub phantom: u64,
-    /// In another topic or partition than the event's type and key call for.
-    pub wrong_partition: u64,
-    /// Key or value differ from the row.
-    pub altered: u64,
+    pub duplicates: usize,
+    /// First deliveries behind a later version of the same aggregate: the id of that one, and of the event.
+    pub out_of_order: Vec<(String, String)>,
+    /// Delivered, never committed: the id, empty for none.
+    pub phantom: Vec<String>,
+    /// Ids of records in another topic or partition than the event's type and key call for.
+    pub misplaced: Vec<String>,
+    /// Ids of records whose key or value differs from the row.
+    pub altered: Vec<String>,
     /// Offsets that exist and were not read.
     pub unread: u64,
 }
 
-impl Defects {
-    /// Whether the outcome is what an undisturbed run must give: every event exactly once.
-    pub fn is_exactly_once(&self) -> bool {
-        *self == Defects::default()
+impl Findings {
+    /// Nothing is wrong, duplicates aside.
+    pub fn is_sound(&self) -> bool {
+        Findings { duplicates: 0, ..self.clone() } == Findings::default()
     }
 
-    /// Whether it is what a disturbed run must give: every event at least once, first deliveries in order.
-    pub fn is_at_least_once(&self) -> bool {
-        Defects { duplicated: 0, ..self.clone() } == Defects::default()
+    /// For tests.
+    ///
+    /// # Panics
+    /// With what was found, unless it is sound.
+    #[track_caller]
+    pub fn assert_sound(&self) {
+        assert!(self.is_sound(), "{}", self.examples(5).join("\n"));
+    }
+
+    /// The first of each kind, in words.
+    pub fn examples(&self, of_each: usize) -> Vec<String> {
+        let some = |what: &'static str, ids: &[String]| {
+            ids.iter().take(of_each).map(|id| format!("{what}: event {id}")).collect::<Vec<_>>()
+        };
+        let disorder = self.out_of_order.iter().take(of_each);
+        let disorder = disorder.map(|(later, event)| format!("out of order: event {event} came behind {later}"));
+        let kinds = [("lost", &self.lost), ("phantom", &self.phantom), ("misplaced", &self.misplaced)];
+        let mut examples: Vec<String> = kinds.into_iter().flat_map(|(what, ids)| some(what, ids)).collect();
+        examples.extend(disorder.chain(some("altered", &self.altered)));
+        examples.extend((self.unread > 0).then(|| format!("{} records were not read", self.unread)));
+        examples
     }
 }
 
@@ -104,12 +117,8 @@ pub struct Verdict {
     pub committed: u64,
     /// Of those, how many arrived.
     pub delivered: u64,
-    /// Records read.
-    pub records: u64,
     /// What is wrong.
-    pub defects: Defects,
-    /// The first defects in words; no payloads.
-    pub examples: Vec<String>,
+    pub findings: Findings,
     /// From commit to arrival of each event's first delivery, microseconds, ascending; empty where the server does not
     /// keep commit times.
     pub latencies_us: Vec<i64>,
@@ -123,71 +132,51 @@ impl Verdict {
         let micros = self.latencies_us.get(rank.saturating_sub(1).min(last))?;
         Some(*micros as f64 / 1000.0)
     }
-
-    fn example(&mut self, what: impl FnOnce() -> String) {
-        if self.examples.len() < EXAMPLES_MAX {
-            self.examples.push(what());
-        }
-    }
 }
 
-/// Holds what arrived against what was committed.
+/// Holds what arrived against what was committed. Records may come in any order: that of their offsets counts.
 pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
     let rows: HashMap<&str, &Committed> = committed.iter().map(|row| (&*row.id, row)).collect();
-    let mut verdict =
-        Verdict { committed: committed.len() as u64, records: topics.records.len() as u64, ..Verdict::default() };
-
+    let mut findings = Findings::default();
+    let mut latencies_us = Vec::new();
     let mut records: Vec<&Delivered> = topics.records.iter().collect();
     records.sort_unstable_by_key(|record| (&record.topic, record.partition, record.offset));
     let mut seen: HashSet<&str> = HashSet::with_capacity(rows.len());
-    let mut newest: HashMap<(&str, &str), i64> = HashMap::new();
+    let mut newest: HashMap<(&str, &str), &Committed> = HashMap::new();
     for record in &records {
-        let Some((row, id)) = record.id.as_deref().and_then(|id| Some((*rows.get(id)?, id))) else {
-            verdict.defects.phantom += 1;
-            verdict.example(|| format!("phantom: {}", Shown(record)));
+        let id = record.id.as_deref().unwrap_or_default();
+        let Some(row) = rows.get(id) else {
+            findings.phantom.push(id.to_owned());
             continue;
         };
-        let is_placed = check_placement(&mut verdict, topics, row, record);
+        let place = topics.partitions.get(&row.topic).map(|count| partition_of(row.aggregate.as_bytes(), *count));
+        let is_placed = record.topic == row.topic && place == Some(record.partition);
+        if !is_placed {
+            findings.misplaced.push(id.to_owned());
+        }
         if record.payload != row.payload || record.key.as_deref() != Some(&*row.aggregate) {
-            verdict.defects.altered += 1;
-            verdict.example(|| format!("altered: {}", Shown(record)));
+            findings.altered.push(id.to_owned());
         }
         if !seen.insert(id) {
-            verdict.defects.duplicated += 1;
-            verdict.example(|| format!("duplicated: {}", Shown(record)));
+            findings.duplicates += 1;
             continue;
         }
         // Offsets of different partitions have no order, so a misplaced record is only that.
         if is_placed {
-            let version = newest.entry((&row.topic, &row.aggregate)).or_insert(row.version);
-            if row.version < *version {
-                verdict.defects.out_of_order += 1;
-                let newer = *version;
-                verdict.example(|| format!("out of order: version {} behind {newer}: {}", row.version, Shown(record)));
+            let before = newest.entry((&row.topic, &row.aggregate)).or_insert(row);
+            if row.version < before.version {
+                findings.out_of_order.push((before.id.to_string(), id.to_owned()));
+            } else {
+                *before = row;
             }
-            *version = row.version.max(*version);
         }
-        verdict.latencies_us.extend(row.committed_at_us.map(|at_us| record.arrived_at_us.saturating_sub(at_us).max(0)));
+        latencies_us.extend(row.committed_at_us.map(|at_us| record.arrived_at_us.saturating_sub(at_us).max(0)));
     }
-
-    verdict.delivered = seen.len() as u64;
-    for row in committed.iter().filter(|row| !seen.contains(&*row.id)) {
-        verdict.defects.lost += 1;
-        verdict.example(|| format!("lost: event {:?}, version {} of {:?}", row.id, row.version, row.aggregate));
-    }
-    verdict.defects.unread = unread(&records, topics);
-    verdict.latencies_us.sort_unstable();
-    verdict
-}
-
-fn check_placement(verdict: &mut Verdict, topics: &Topics, row: &Committed, record: &Delivered) -> bool {
-    let expected = topics.partitions.get(&row.topic).map(|count| partition_of(row.aggregate.as_bytes(), *count));
-    let is_placed = record.topic == row.topic && expected == Some(record.partition);
-    if !is_placed {
-        verdict.defects.wrong_partition += 1;
-        verdict.example(|| format!("wrong partition, not {expected:?} of {:?}: {}", row.topic, Shown(record)));
-    }
-    is_placed
+    let lost = committed.iter().filter(|row| !seen.contains(&*row.id));
+    findings.lost = lost.map(|row| format!("{} (version {} of {})", row.id, row.version, row.aggregate)).collect();
+    findings.unread = unread(&records, topics);
+    latencies_us.sort_unstable();
+    Verdict { committed: committed.len() as u64, delivered: seen.len() as u64, findings, latencies_us }
 }
 
 /// Offsets below the ends that nobody read. `records` is sorted.
@@ -229,17 +218,6 @@ fn murmur2(bytes: &[u8]) -> u32 {
     }
     hash = (hash ^ (hash >> 13)).wrapping_mul(M);
     hash ^ (hash >> 15)
-}
-
-/// Names a record without its value.
-struct Shown<'a>(&'a Delivered);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Delivered { topic, partition, offset, id, key, .. } = self.0;
-        let (id, key) = (id.as_deref().unwrap_or("none"), key.as_deref().unwrap_or("none"));
-        write!(f, "event {id:?}, key {key:?}, at {topic:?}[{partition}]@{offset}")
-    }
 }
 
 #[cfg(test)]
@@ -284,8 +262,8 @@ mod tests {
         topics
     }
 
-    fn defects(rows: &[Committed], topics: &Topics) -> Defects {
-        verify(rows, topics).defects
+    fn found(rows: &[Committed], topics: &Topics) -> Findings {
+        verify(rows, topics).findings
     }
 
     #[test]
@@ -294,26 +272,27 @@ mod tests {
         let mut topics = deliver(&rows);
         topics.records.reverse();
         let verdict = verify(&rows, &topics);
-        assert!(verdict.defects.is_exactly_once(), "{verdict:?}");
-        assert_eq!((verdict.committed, verdict.delivered, verdict.records), (12, 12, 12));
+        assert_eq!(verdict.findings, Findings::default());
+        assert_eq!((verdict.committed, verdict.delivered), (12, 12));
         assert_eq!(verdict.latency_ms(0.5), Some(5.0));
     }
 
     #[test]
     fn an_event_that_never_arrives_is_lost() {
         let rows = rows();
-        let verdict = verify(&rows, &deliver(&rows[1..]));
-        assert_eq!(verdict.defects, Defects { lost: 1, ..Defects::default() });
-        assert!(verdict.examples[0].contains("order-1/1"), "{:?}", verdict.examples);
-        assert_eq!(defects(&rows, &deliver([])).lost, 12);
+        let lost = vec!["order-1/1 (version 1 of order-1)".to_owned()];
+        let findings = found(&rows, &deliver(&rows[1..]));
+        assert_eq!(findings, Findings { lost, ..Findings::default() });
+        assert_eq!(findings.examples(5), ["lost: event order-1/1 (version 1 of order-1)"]);
+        assert_eq!(found(&rows, &deliver([])).lost.len(), 12);
     }
 
     #[test]
     fn an_event_that_arrives_again_is_duplicated_and_not_out_of_order() {
         let rows = rows();
-        let found = defects(&rows, &deliver(rows.iter().chain(&rows[..2])));
-        assert_eq!(found, Defects { duplicated: 2, ..Defects::default() });
-        assert!(found.is_at_least_once() && !found.is_exactly_once());
+        let findings = found(&rows, &deliver(rows.iter().chain(&rows[..2])));
+        assert_eq!(findings, Findings { duplicates: 2, ..Findings::default() });
+        assert!(findings.is_sound());
     }
 
     #[test]
@@ -321,19 +300,22 @@ mod tests {
         let rows = rows();
         let mut swapped = rows.clone();
         swapped.swap(0, 1);
-        assert_eq!(defects(&rows, &deliver(&swapped)), Defects { out_of_order: 1, ..Defects::default() });
-        let again = deliver(swapped.iter().chain(&rows[..4]));
-        assert_eq!(defects(&rows, &again).out_of_order, 1);
-        assert!(!defects(&rows, &again).is_at_least_once());
+        let out_of_order = vec![("order-1/2".to_owned(), "order-1/1".to_owned())];
+        assert_eq!(found(&rows, &deliver(&swapped)), Findings { out_of_order, ..Findings::default() });
+        let again = found(&rows, &deliver(swapped.iter().chain(&rows[..4])));
+        assert_eq!(again.out_of_order.len(), 1);
+        assert!(!again.is_sound());
     }
 
     #[test]
     fn what_was_never_committed_or_has_no_id_is_a_phantom() {
         let rows = rows();
         let mut topics = deliver(rows.iter().chain([&row("order-9", 1)]));
-        assert_eq!(defects(&rows, &topics), Defects { phantom: 1, ..Defects::default() });
+        let phantom = vec!["order-9/1".to_owned()];
+        assert_eq!(found(&rows, &topics), Findings { phantom, ..Findings::default() });
         topics.records[0].id = None;
-        assert_eq!(defects(&rows, &topics), Defects { phantom: 2, lost: 1, ..Defects::default() });
+        let findings = found(&rows, &topics);
+        assert_eq!((findings.phantom.len(), findings.lost.len()), (2, 1));
     }
 
     #[test]
@@ -343,7 +325,11 @@ mod tests {
         topics.ends.clear();
         topics.records[3].partition += 1;
         topics.records[7].topic = "outbox.event.invoice".into();
-        assert_eq!(defects(&rows, &topics), Defects { wrong_partition: 2, ..Defects::default() });
+        let mut misplaced = vec!["order-1/4".to_owned(), "order-2/4".to_owned()];
+        let mut findings = found(&rows, &topics);
+        findings.misplaced.sort_unstable();
+        misplaced.sort_unstable();
+        assert_eq!(findings, Findings { misplaced, ..Findings::default() });
     }
 
     #[test]
@@ -352,7 +338,9 @@ mod tests {
         let mut topics = deliver(&rows);
         topics.records[0].payload = fingerprint(None);
         topics.records[1].key = None;
-        assert_eq!(defects(&rows, &topics), Defects { altered: 2, ..Defects::default() });
+        let findings = found(&rows, &topics);
+        assert_eq!(findings.altered.len(), 2);
+        assert_eq!(Findings { altered: Vec::new(), ..findings }, Findings::default());
         assert_ne!(fingerprint(None), fingerprint(Some(b"")));
     }
 
@@ -361,7 +349,7 @@ mod tests {
         let rows = rows();
         let mut topics = deliver(rows.iter().chain(&rows[11..]));
         topics.records.pop();
-        assert_eq!(defects(&rows, &topics), Defects { unread: 1, ..Defects::default() });
+        assert_eq!(found(&rows, &topics), Findings { unread: 1, ..Findings::default() });
     }
 
     #[test]

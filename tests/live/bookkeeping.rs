@@ -11,13 +11,15 @@ mod slot;
 
 use std::time::Duration;
 
-use crate::support::checker::{Delivered, Findings, Row, check};
+use tokio_postgres::Row;
+use walrelay::demo::verify::{Committed, Findings};
+
 use crate::support::relay::RelayCommand;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
 use crate::support::wait::{LIMIT, eventually};
-use crate::support::world::{ARRIVAL, World};
+use crate::support::world::{ARRIVAL, World, committed};
 
 const EXIT: Duration = LIMIT;
 
@@ -203,22 +205,16 @@ impl Outbox {
     #[track_caller]
     fn check(&self, condition: &str) -> Findings {
         let rows = self.sql().rows(&format!("{} where {condition}", self.team.rows), &[]);
-        let row = |row: &tokio_postgres::Row| Row {
-            id: row.get(0),
-            aggregate: row.get(1),
-            version: row.get(2),
-            payload: row.get(3),
+        let topics = self.topics();
+        // Where a team has a topic for each kind, a row's kind is in its aggregate.
+        let of = |row: &Row| {
+            let aggregate: &str = row.get(1);
+            let kind = aggregate.rsplit_once('-').map_or("", |(kind, _)| kind);
+            let topic = topics.iter().find(|topic| topics.len() == 1 || topic.starts_with(kind));
+            committed(topic.map_or("", String::as_str), row)
         };
-        let rows: Vec<Row> = rows.iter().map(row).collect();
-        let delivered = self.records().into_iter().map(|(topic, record)| Delivered {
-            id: record.header(self.team.id_header),
-            key: record.key_text(),
-            topic,
-            partition: record.partition,
-            offset: record.offset,
-            payload: record.value_text(),
-        });
-        check(&rows, &delivered.collect::<Vec<_>>())
+        let rows: Vec<Committed> = rows.iter().map(of).collect();
+        self.world.verify(&rows, &topics, |record| record.header(self.team.id_header))
     }
 
     /// Waits until nothing is pending; then every row was published and is marked as its team does. Gives the findings, which

@@ -7,9 +7,9 @@ mod table;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
+use walrelay::demo::verify::Findings;
 use walrelay::failpoint::{POINTS, TRANSACTION_POINTS};
 
-use crate::support::checker::Findings;
 use crate::support::relay::{Relay, RelayCommand};
 use crate::support::seed::{from_environment, generator};
 use crate::support::wait::{LIMIT, eventually};

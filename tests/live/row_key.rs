@@ -9,8 +9,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use serde_json::Value;
+use walrelay::demo::verify::{Committed, Findings};
 
-use crate::support::checker::{Delivered, Findings, Row, check};
 use crate::support::relay::{Relay, RelayCommand};
 use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
@@ -18,7 +18,7 @@ use crate::support::sql::Sql;
 use crate::support::topic::Record;
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::workload::{Plan, Workload};
-use crate::support::world::{ARRIVAL, World};
+use crate::support::world::{ARRIVAL, World, committed};
 
 const EXIT: Duration = LIMIT;
 const SIGABRT: i32 = 6;
@@ -157,23 +157,16 @@ impl Orders {
     /// What of all that was written has arrived, told apart by order and version. Stop the writers first.
     #[track_caller]
     fn check(&self) -> Findings {
-        let written =
-            "select aggregate, v, jsonb_build_object('v', v)::text from counter, generate_series(1, version) v";
-        let name = |order: &str, version: i64| format!("{order}/{version}");
-        let row = |row: &tokio_postgres::Row| {
-            let (aggregate, version): (String, i64) = (row.get(0), row.get(1));
-            Row { id: name(&aggregate, version), aggregate, version, payload: row.get(2) }
+        let written = "select aggregate || '/' || v, aggregate, v, jsonb_build_object('v', v)::text
+             from counter, generate_series(1, version) v";
+        let topic = self.world.topic(0);
+        let rows = self.sql().rows(written, &[]);
+        let rows: Vec<Committed> = rows.iter().map(|row| committed(&topic, row)).collect();
+        let name = |record: &Record| {
+            let value: Value = serde_json::from_str(&record.value_text()).unwrap();
+            format!("{}/{}", record.key_text(), value["v"])
         };
-        let rows: Vec<Row> = self.sql().rows(written, &[]).iter().map(row).collect();
-        let delivered = self.records().into_iter().map(|(order, version, record)| Delivered {
-            id: name(&order, version),
-            key: order,
-            topic: self.world.topic(0),
-            partition: record.partition,
-            offset: record.offset,
-            payload: record.value_text(),
-        });
-        check(&rows, &delivered.collect::<Vec<_>>())
+        self.world.verify(&rows, &[topic], name)
     }
 
     /// Waits until no row is left that is neither marked nor deleted, with the relay going on; then every one was published,

@@ -56,7 +56,7 @@ impl Team {
         // At the first start a status decides what is published; from then on the slot does.
         let mut relay = world.run().config_file(config).start();
         relay.wait_ready();
-        world.wait_confirmed(ARRIVAL);
+        world.wait_streaming();
         assert_eq!(relay.terminate(ARRIVAL), Some(0), "{}", relay.log());
         let before = topics.iter().map(|topic| topic::read(&world.brokers, topic)).collect();
         Team { world, config, topics: topics.to_vec(), before }

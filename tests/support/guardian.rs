@@ -77,6 +77,7 @@ fn what_was_started_ends_with_the_tests_even_when_they_are_killed() {
 
     let mut other = Command::new(std::env::current_exe().expect("this test binary"));
     other.args(["--ignored", "--exact", "--nocapture", "support::guardian::starts_a_server_and_waits"]);
+    other.env_remove("WALRELAY_TEST_KEEP");
     let mut other = other.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("another run of the tests");
     let said = BufReader::new(other.stdout.take().expect("its output")).lines();
     let lines = said.map_while(Result::ok).filter_map(|line| line.split_once("started in ").map(|(_, d)| d.to_owned()));

@@ -1,7 +1,6 @@
-//! The lab: real servers, a proxy between, writers, and a checker that knows what must have arrived.
+//! The lab: real servers, a proxy between, and writers.
 
 pub(crate) mod certificates;
-pub(crate) mod checker;
 pub(crate) mod fake;
 pub(crate) mod guardian;
 pub(crate) mod pgoutput;

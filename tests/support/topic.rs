@@ -1,7 +1,7 @@
 //! Reading a topic as it is now, and making one as a test wants it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdkafka::admin::{
@@ -13,6 +13,7 @@ use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Header, Headers, Message, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use walrelay::demo::verify::{Delivered, fingerprint};
 
 use super::wait::{self, LIMIT};
 
@@ -48,6 +49,26 @@ impl Record {
     pub(crate) fn value_text(&self) -> String {
         String::from_utf8_lossy(self.value.as_deref().unwrap_or_default()).into_owned()
     }
+}
+
+/// Records of a topic as the checker wants them, each with the id of its event.
+pub(crate) fn delivered(
+    topic: &str,
+    records: impl IntoIterator<Item = Record>,
+    id: impl Fn(&Record) -> String,
+) -> Vec<Delivered> {
+    let topic: Arc<str> = topic.into();
+    let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into();
+    let of = |record: Record| Delivered {
+        topic: Arc::clone(&topic),
+        partition: record.partition,
+        offset: record.offset,
+        id: Some(id(&record).into()).filter(|id: &Box<str>| !id.is_empty()),
+        key: record.key.as_ref().map(text),
+        payload: fingerprint(record.value.as_deref()),
+        arrived_at_us: record.appended_at_ms * 1_000,
+    };
+    records.into_iter().map(of).collect()
 }
 
 fn consumer(brokers: &str) -> BaseConsumer {

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use super::checker::{Delivered, Findings, Row, check};
+use tokio_postgres::Row;
+use walrelay::demo::verify::{Committed, Findings, Topics, fingerprint, verify};
+
 use super::proxy::Proxy;
 use super::relay::{Relay, RelayCommand};
 use super::seed::Witness;
@@ -21,6 +23,19 @@ pub(crate) const ARRIVAL: Duration = LIMIT;
 /// The outbox table as applications make it.
 const OUTBOX: &str = "create table outbox (id uuid primary key, aggregatetype varchar(255), aggregateid varchar(255),
     type varchar(255), payload jsonb)";
+
+/// A row of id, aggregate, version and payload, of which the record belongs into this topic.
+pub(crate) fn committed(topic: &str, row: &Row) -> Committed {
+    let [id, aggregate, payload] = [0, 1, 3].map(|column| row.get::<_, &str>(column));
+    Committed {
+        id: id.into(),
+        topic: topic.into(),
+        aggregate: aggregate.into(),
+        version: row.get(2),
+        payload: fingerprint(Some(payload.as_bytes())),
+        committed_at_us: None,
+    }
+}
 
 /// One test's corner of the servers.
 pub(crate) struct World {
@@ -208,26 +223,24 @@ impl World {
     /// The checker's findings on this moment. Stop the writers first.
     #[track_caller]
     pub(crate) fn check(&self) -> Findings {
-        let rows = self.sql().rows(
-            "select id::text, aggregateid, (payload->>'v')::bigint, payload::text from outbox where payload ? 'v'",
-            &[],
-        );
-        let rows: Vec<Row> = rows
-            .iter()
-            .map(|row| Row { id: row.get(0), aggregate: row.get(1), version: row.get(2), payload: row.get(3) })
-            .collect();
-        let mut delivered = Vec::new();
-        for kind in 0..self.kinds.len() {
-            delivered.extend(self.records(kind).iter().map(|record| Delivered {
-                id: record.header("id"),
-                key: record.key_text(),
-                topic: self.topic(kind),
-                partition: record.partition,
-                offset: record.offset,
-                payload: record.value_text(),
-            }));
+        let rows = "select id::text, aggregateid, (payload->>'v')::bigint, payload::text, aggregatetype from outbox
+             where payload ? 'v'";
+        let row = |row: &Row| committed(&format!("outbox.event.{}", row.get::<_, &str>(4)), row);
+        let rows: Vec<Committed> = self.sql().rows(rows, &[]).iter().map(row).collect();
+        let topics: Vec<String> = (0..self.kinds.len()).map(|kind| self.topic(kind)).collect();
+        self.verify(&rows, &topics, |record| record.header("id"))
+    }
+
+    /// The checker's findings on what these topics hold of `rows`, each record with the id that `id` gives it.
+    #[track_caller]
+    pub(crate) fn verify(&self, rows: &[Committed], topics: &[String], id: impl Fn(&Record) -> String) -> Findings {
+        let mut found = Topics::default();
+        for topic in topics {
+            found.records.extend(topic::delivered(topic, topic::read(&self.brokers, topic), &id));
+            let partitions = topic::partitions(&self.brokers, topic);
+            found.partitions.insert(topic.as_str().into(), i32::try_from(partitions).expect("a count of partitions"));
         }
-        check(&rows, &delivered)
+        verify(rows, &found).findings
     }
 
     /// The same where some rows cannot be delivered: those without a version in their payload.

@@ -1,7 +1,8 @@
 //! P12: tables of which nothing tells rows apart, and tables that have rows in common: nothing is written to them.
 
+use walrelay::demo::verify::Findings;
+
 use super::{COLUMNS, EXIT, KEYLESS, MARK, Orders, TABLE};
-use crate::support::checker::Findings;
 use crate::support::relay::last_words;
 use crate::support::wait::eventually;
 use crate::support::world::ARRIVAL;
