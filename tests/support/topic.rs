@@ -63,7 +63,7 @@ pub(crate) fn delivered(
         topic: Arc::clone(&topic),
         partition: record.partition,
         offset: record.offset,
-        id: Some(id(&record).into()).filter(|id: &Box<str>| !id.is_empty()),
+        id: Some(id(&record)).filter(|id| !id.is_empty()).map(String::into_boxed_str),
         key: record.key.as_ref().map(text),
         payload: fingerprint(record.value.as_deref()),
         arrived_at_us: record.appended_at_ms * 1_000,
