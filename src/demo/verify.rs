@@ -1,6 +1,6 @@
 //! Did everything that was committed arrive, once, whole, in order and where it belongs? Pure, and strict: what it
-//! cannot tell counts against the run. To be asked when the writers are quiet and the topics were read to their ends: a row
-//! that is committed between the two readings looks lost.
+//! cannot tell counts against the run. To be asked when the writers are quiet and the topics were read to their ends: what
+//! is committed between the two readings looks lost, or like a phantom.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -105,7 +105,8 @@ impl Findings {
         let kinds = [("lost", &self.lost), ("phantom", &self.phantom), ("misplaced", &self.misplaced)];
         let mut examples: Vec<String> = kinds.into_iter().flat_map(|(what, ids)| some(what, ids)).collect();
         examples.extend(disorder.chain(some("altered", &self.altered)));
-        examples.extend((self.unread > 0).then(|| format!("{} records were not read", self.unread)));
+        examples.extend((self.duplicates > 0).then(|| format!("duplicated: {} records", self.duplicates)));
+        examples.extend((self.unread > 0).then(|| format!("not read: {} records", self.unread)));
         examples
     }
 }

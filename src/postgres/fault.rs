@@ -56,6 +56,21 @@ pub fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
     }
 }
 
+/// The function that waits for a standby of `synchronized_standby_slots` (17 and newer;
+/// `src/backend/replication/slot.c`). Texts are in the server's language, names of functions are not.
+pub const WAITS_FOR_STANDBY: &str = "StandbySlotsHaveCaughtup";
+
+/// An error that a function of the server reported while a slot is streamed. A server that stops gives up waiting for a
+/// standby, with the codes of a slot that cannot be used or is not there: those of the standby's slot.
+pub fn streaming(act: While<'_>, routine: &str, sqlstate: &str, message: &str) -> Error {
+    if matches!(act, While::Streaming(_)) && routine == WAITS_FOR_STANDBY {
+        let (message, sqlstate) = (one_line(message), one_line(sqlstate));
+        let what = format_args!("while {act}: the server stops: {message} (SQLSTATE {sqlstate})");
+        return Error::new(Kind::PostgresUnreachable, what);
+    }
+    server(act, sqlstate, message)
+}
+
 /// An error of a session of tokio-postgres.
 pub fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
     if let Some(report) = error.as_db_error() {
@@ -136,8 +151,6 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
         "55006" => Kind::SlotActive,
         // The walsender names a missing publication only when a change meets it; the slot was there, or we would not stream.
         "42704" if streaming => Kind::Publication,
-        // A server that stops gives up waiting for a standby with this code. A slot that is unusable says so at the next start.
-        "55000" if streaming => Kind::PostgresUnreachable,
         "42704" | "42710" | "55000" => Kind::SlotUnusable,
         "58P01" if on_slot => Kind::SlotUnusable,
         "42P01" | "42703" | "3F000" => Kind::Publication,
@@ -178,7 +191,7 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
              the slot finds none however often it is created again: walrelay teardown --slot {slot} --force, walrelay \
              setup --slot {slot}, walrelay run --slot {slot}, which reads from the table what was not published"
         ),
-        ("55000", While::Starting(slot)) | ("58P01", While::Starting(slot) | While::Streaming(slot)) => {
+        ("55000" | "58P01", While::Starting(slot) | While::Streaming(slot)) => {
             format!("the slot cannot be read from any more, or never could: walrelay status --slot {slot}")
         }
         ("53300", _) => "if this does not pass: raise max_connections or max_wal_senders".to_owned(),
@@ -228,7 +241,7 @@ mod tests {
             (starting, "58P01", Kind::SlotUnusable),
             (streaming, "42704", Kind::Publication),
             (streaming, "57P01", Kind::PostgresUnreachable),
-            (streaming, "55000", Kind::PostgresUnreachable),
+            (streaming, "55000", Kind::SlotUnusable),
             (streaming, "XX000", Kind::Event),
             (streaming, "54000", Kind::Event),
             (streaming, "22021", Kind::Event),
@@ -241,6 +254,16 @@ mod tests {
         ] {
             let error = server(act, sqlstate, "text");
             assert_eq!(error.kind(), kind, "{sqlstate} while {act}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_stops_while_it_waits_for_a_standby_comes_back() {
+        for sqlstate in ["55000", "22023"] {
+            let kind = |act, routine| streaming(act, routine, sqlstate, "text").kind();
+            assert_eq!(kind(While::Streaming("s"), WAITS_FOR_STANDBY), Kind::PostgresUnreachable);
+            assert_ne!(kind(While::Streaming("s"), "other"), Kind::PostgresUnreachable);
+            assert_ne!(kind(While::Starting("s"), WAITS_FOR_STANDBY), Kind::PostgresUnreachable);
         }
     }
 

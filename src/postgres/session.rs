@@ -181,7 +181,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
 /// The error in an `ErrorResponse`.
 pub fn reported(act: While<'_>, body: &[u8]) -> Error {
     let fields = ErrorFields::parse(body);
-    fault::server(act, &fields.code.unwrap_or_default(), &fields.message.unwrap_or_default())
+    let [routine, code, message] = [fields.routine, fields.code, fields.message].map(Option::unwrap_or_default);
+    fault::streaming(act, &routine, &code, &message)
 }
 
 /// A message that has no place here.

@@ -2,22 +2,19 @@
 
 use crate::config::SourceConfig;
 use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::WAITS_FOR_STANDBY;
 use crate::source::Notice;
 
 /// SQLSTATE of the warning with which Postgres 18 says that it skips every change of a publication that did not exist
 /// when they were written (`object_not_in_prerequisite_state`). Older majors end the stream instead.
 const SKIPPED_PUBLICATION: &str = "55000";
 
-/// The function that, with the same code, warns that a failover slot waits for a standby of
-/// `synchronized_standby_slots` (17 and newer; `src/backend/replication/slot.c`). Nothing is skipped then: the changes
-/// come as soon as the standby has them. Texts are in the server's language, names of functions are not.
-const WAITS_FOR_STANDBY: &str = "StandbySlotsHaveCaughtup";
-
 /// Judges a notice that came inside the stream. Most are for the log.
 ///
 /// # Errors
 /// [`Kind::Publication`] where it says that changes are being skipped (P8).
 pub fn judge(notice: &Notice, source: &SourceConfig) -> Result<()> {
+    // With the same code. Nothing is skipped: the changes come as soon as the standby has them.
     if notice.routine == WAITS_FOR_STANDBY {
         let slot = &source.slot;
         tracing::warn!(%slot, notice = %notice.message.escape_debug(), "Postgres holds events back until a standby has them");

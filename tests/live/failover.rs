@@ -147,7 +147,7 @@ fn a_standby_promoted_while_behind_has_its_events_delivered_although_the_positio
     let all = || world.check();
     let findings = eventually("every row has arrived", ARRIVAL, all, |findings| findings.lost.is_empty());
     assert_eq!(findings.phantom.iter().cloned().collect::<BTreeSet<_>>(), gone);
-    assert_eq!((findings.out_of_order, findings.altered), (vec![], vec![]));
+    assert_eq!((findings.out_of_order, findings.altered, findings.misplaced), (vec![], vec![], vec![]));
     let log = relay.log();
     assert_eq!(log.matches("no longer in the database").count(), 1, "consumers have to be told, once:\n{log}");
     assert!(log.contains("was promoted to timeline 2"), "{log}");

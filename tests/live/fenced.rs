@@ -51,7 +51,6 @@ fn a_relay_that_has_forgotten_its_broker_delivers_by_another_producer() {
 }
 
 #[test]
-#[ignore = "long: the producer of a poller is looked after by the same code"]
 fn a_poller_that_has_forgotten_its_broker_delivers_by_another_producer() {
     forgets_its_broker("poll", &World::keeping());
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::support::servers::Postgres;
 use crate::support::sql::Sql;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const FOLLOWS: Duration = LIMIT;
+const FOLLOWS: Duration = Duration::from_secs(20);
 
 /// Writes about `mib` MiB of WAL that has nothing to do with an outbox, in many transactions.
 fn write_noise(sql: &Sql, mib: u32) {

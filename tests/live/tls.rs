@@ -11,11 +11,11 @@ use crate::support::servers::kafka::Listener;
 use crate::support::servers::postgres::GUARDED_ROLE;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
 /// A refusal is known at once; two seconds of grace and two busy cores come on top.
-const EXIT: Duration = LIMIT;
+const EXIT: Duration = Duration::from_secs(20);
 
 /// Exit codes of `docs/exit-codes.md`.
 const CONFIG: i32 = 2;

@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 pub(crate) struct Sessions(Mutex<Vec<(String, Session)>>);
 
 impl Sessions {
-    /// A session with the defaults of a new one.
+    /// A session with the settings its server gave a new one then.
     #[track_caller]
     pub(crate) fn take(self: &Arc<Sessions>, url: &str) -> Sql {
         let left = || {

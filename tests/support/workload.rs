@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::seed::{Witness, generator};
+use super::seed::{Witness, from_environment, generator};
 use super::sql::Sql;
 use super::wait;
 
@@ -24,7 +24,8 @@ pub(crate) struct Plan {
 
 impl Default for Plan {
     fn default() -> Self {
-        Plan { writers: 4, aggregates: 40, pause: Duration::from_millis(16), filling: 40 }
+        let pause = Duration::from_millis(from_environment("WALRELAY_TEST_PAUSE_MS", 16));
+        Plan { writers: 4, aggregates: 40, pause, filling: 40 }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What one test has to itself: a database, a slot, topics, on servers it shares with the others.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -234,6 +235,8 @@ impl World {
     /// The checker's findings on what these topics hold of `rows`, each record with the id that `id` gives it.
     #[track_caller]
     pub(crate) fn verify(&self, rows: &[Committed], topics: &[String], id: impl Fn(&Record) -> String) -> Findings {
+        let ids: BTreeSet<&str> = rows.iter().map(|row| &*row.id).collect();
+        assert_eq!(ids.len(), rows.len(), "ids of rows are unique");
         let mut found = Topics::default();
         for topic in topics {
             found.records.extend(topic::delivered(topic, topic::read(&self.brokers, topic), &id));
@@ -284,7 +287,10 @@ impl World {
     /// Waits until somebody streams from the slot, ready or not, and gives the walsender's pid.
     #[track_caller]
     pub(crate) fn wait_streaming(&self) -> i64 {
-        eventually("somebody streams", Duration::from_secs(30), || self.walsender(), |pid| *pid != 0)
+        // Whoever makes a slot holds it, too.
+        let pid = "coalesce((select pid from pg_stat_replication r where r.pid = active_pid
+             and state in ('catchup', 'streaming')), 0)";
+        eventually("somebody streams", ARRIVAL, || self.slot(pid).parse().unwrap_or(0), |pid| *pid != 0)
     }
 
     /// The server's place in the log, in bytes from zero.
@@ -312,6 +318,7 @@ impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.tell();
+            Postgres::spoil();
         } else if let Some(url) = self.shared_url.take() {
             self.drop_slots(&url);
         }

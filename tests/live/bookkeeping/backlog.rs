@@ -10,29 +10,42 @@ use crate::support::world::ARRIVAL;
 
 #[test]
 fn of_the_rows_that_are_there_the_pending_ones_are_published() {
-    for (team, mode) in [(&EMAIL, "slot"), (&PUBLISHED, "poll"), (&WALLET, "slot")] {
-        let outbox = Outbox::with_publication(team);
-        let writers = outbox.world.workload(&Plan { writers: 3, ..Plan::default() });
-        writers.wait_for(60);
-        writers.stop();
-        // What the team's own dispatcher had sent.
-        let mark = team.mark.replace("sent_at", "sent_at = now()").replace("published_at", "published_at = now()");
-        let first = format!("select id from {} order by {} limit 50", team.table, team.order);
-        outbox.sql().run(&format!("update {} set {mark} where id in ({first})", team.table));
-        outbox.sql().run(&format!("create table before as select id from {} where {}", team.table, team.pending));
-        let pending = outbox.count(team.pending);
-        assert!(pending > 0);
-        let mut relay = outbox.run(mode).start();
-        relay.wait_ready();
-        outbox.emit("new");
-        eventually("nothing is pending", ARRIVAL, || outbox.count(team.pending), |rows| *rows == 0);
-        let newest = format!("(select id from {} order by {} desc limit 1)", team.table, team.order);
-        let findings = outbox.check(&format!("id in (select id from before) or id = {newest}"));
-        assert!(findings.lost.is_empty() && findings.phantom.is_empty(), "{mode}: {findings:?}");
-        assert_eq!(findings.duplicates, 0, "{}", relay.log());
-        assert_eq!(outbox.delivered(), pending + 1);
-        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
-    }
+    publishes_what_is_pending(&EMAIL, "slot");
+    publishes_what_is_pending(&PUBLISHED, "poll");
+    publishes_what_is_pending(&WALLET, "slot");
+}
+
+#[test]
+#[ignore = "long: the same teams in the other mode"]
+fn of_the_rows_that_are_there_the_pending_ones_are_published_in_the_other_mode() {
+    publishes_what_is_pending(&EMAIL, "poll");
+    publishes_what_is_pending(&PUBLISHED, "slot");
+    publishes_what_is_pending(&WALLET, "poll");
+}
+
+#[track_caller]
+fn publishes_what_is_pending(team: &'static Team, mode: &str) {
+    let outbox = Outbox::with_publication(team);
+    let writers = outbox.world.workload(&Plan { writers: 3, ..Plan::default() });
+    writers.wait_for(60);
+    writers.stop();
+    // What the team's own dispatcher had sent.
+    let mark = team.mark.replace("sent_at", "sent_at = now()").replace("published_at", "published_at = now()");
+    let first = format!("select id from {} order by {} limit 50", team.table, team.order);
+    outbox.sql().run(&format!("update {} set {mark} where id in ({first})", team.table));
+    outbox.sql().run(&format!("create table before as select id from {} where {}", team.table, team.pending));
+    let pending = outbox.count(team.pending);
+    assert!(pending > 0);
+    let mut relay = outbox.run(mode).start();
+    relay.wait_ready();
+    outbox.emit("new");
+    eventually("nothing is pending", ARRIVAL, || outbox.count(team.pending), |rows| *rows == 0);
+    let newest = format!("(select id from {} order by {} desc limit 1)", team.table, team.order);
+    let findings = outbox.check(&format!("id in (select id from before) or id = {newest}"));
+    assert!(findings.lost.is_empty() && findings.phantom.is_empty(), "{mode}: {findings:?}");
+    assert_eq!(findings.duplicates, 0, "{}", relay.log());
+    assert_eq!(outbox.delivered(), pending + 1);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 /// The statement of the mail team's page, with the row's id in place of the dots.

@@ -64,30 +64,43 @@ fn publishes_marks_and_confirms(team: &'static Team) {
 
 #[test]
 fn a_mark_that_leaves_rows_pending_stops_the_relay() {
-    for (team, mode) in [(&EMAIL, "slot"), (&PUBLISHED, "poll"), (&WALLET, "slot")] {
-        let outbox = Outbox::in_mode(mode, team);
-        for number in 0..20 {
-            outbox.emit(&format!("a{number}"));
-        }
-        let wrong = outbox.config.replace(&format!("mark = \"{}", team.mark), &format!("mark = \"{}", team.wrong_mark));
-        assert_ne!(wrong, outbox.config);
-        let mut relay = outbox.run(mode).config_file(&wrong).start();
-        // Long before the time-out of a shutdown: there is nothing to wait for.
-        assert_eq!(relay.wait_exit(Duration::from_secs(15)), Some(2), "{}", relay.log());
-        let log = relay.log();
-        let (error, fix) = last_words(&log);
-        assert!(error.contains("are pending after outbox.mark as they were before"), "{error}");
-        assert!(error.contains(team.table) && fix.contains("outbox.pending"), "{error} {fix}");
-        // Nothing twice, nothing half marked.
-        assert_eq!(outbox.check("true").duplicates, 0, "{log}");
-        assert_eq!(outbox.count(team.pending), 20);
+    stops_at_a_wrong_mark(&EMAIL, "slot");
+    stops_at_a_wrong_mark(&PUBLISHED, "poll");
+    stops_at_a_wrong_mark(&WALLET, "slot");
+}
 
-        let mut relay = outbox.run(mode).start();
-        let findings = outbox.settled_in_team_order();
-        eprintln!("{} by {mode}: {} copies once the mark was right", team.table, findings.duplicates);
-        assert!(findings.duplicates <= 20);
-        assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
+#[test]
+#[ignore = "long: the same teams in the other mode"]
+fn a_mark_that_leaves_rows_pending_stops_the_relay_in_the_other_mode() {
+    stops_at_a_wrong_mark(&EMAIL, "poll");
+    stops_at_a_wrong_mark(&PUBLISHED, "slot");
+    stops_at_a_wrong_mark(&WALLET, "poll");
+}
+
+#[track_caller]
+fn stops_at_a_wrong_mark(team: &'static Team, mode: &str) {
+    let outbox = Outbox::in_mode(mode, team);
+    for number in 0..20 {
+        outbox.emit(&format!("a{number}"));
     }
+    let wrong = outbox.config.replace(&format!("mark = \"{}", team.mark), &format!("mark = \"{}", team.wrong_mark));
+    assert_ne!(wrong, outbox.config);
+    let mut relay = outbox.run(mode).config_file(&wrong).start();
+    // Long before the time-out of a shutdown: there is nothing to wait for.
+    assert_eq!(relay.wait_exit(Duration::from_secs(15)), Some(2), "{}", relay.log());
+    let log = relay.log();
+    let (error, fix) = last_words(&log);
+    assert!(error.contains("are pending after outbox.mark as they were before"), "{error}");
+    assert!(error.contains(team.table) && fix.contains("outbox.pending"), "{error} {fix}");
+    // Nothing twice, nothing half marked.
+    assert_eq!(outbox.check("true").duplicates, 0, "{log}");
+    assert_eq!(outbox.count(team.pending), 20);
+
+    let mut relay = outbox.run(mode).start();
+    let findings = outbox.settled_in_team_order();
+    eprintln!("{} by {mode}: {} copies once the mark was right", team.table, findings.duplicates);
+    assert!(findings.duplicates <= 20);
+    assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
 #[test]

@@ -4,10 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use super::{Node, stands_by};
 use crate::support::seed::from_environment;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::World;
 
-const DEADLINE: Duration = LIMIT;
+const DEADLINE: Duration = Duration::from_secs(90);
 
 /// What happens to the relay that is at work.
 #[derive(Debug, Clone, Copy)]

@@ -14,9 +14,9 @@ use super::{directory, free_port, missing};
 use crate::support::guardian::run_directory;
 use crate::support::process::Process;
 use crate::support::topic;
-use crate::support::wait::{self, LIMIT, eventually};
+use crate::support::wait::{self, eventually};
 
-const START_DEADLINE: Duration = LIMIT;
+const START_DEADLINE: Duration = Duration::from_secs(120);
 
 const NODES: [i32; 3] = [1, 2, 3];
 

@@ -18,7 +18,7 @@ use crate::support::proxy::Proxy;
 use crate::support::topic;
 use crate::support::wait;
 
-const START_DEADLINE: Duration = wait::LIMIT;
+const START_DEADLINE: Duration = Duration::from_secs(90);
 
 /// Partitions of a topic nobody made beforehand.
 pub(crate) const PARTITIONS: i32 = 6;

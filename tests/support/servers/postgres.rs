@@ -1,6 +1,6 @@
 //! A real Postgres.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,13 +30,13 @@ thread_local! {
     static LEASE: OnceCell<Lease> = const { OnceCell::new() };
 }
 
-/// A server that is one thread's, and with that one test's.
-struct Lease(&'static Postgres);
+/// A server that is one thread's, and with that one test's, and whether the next test may have it.
+struct Lease(&'static Postgres, Cell<bool>);
 
 impl Lease {
     fn take() -> Lease {
         let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        Lease(free.unwrap_or_else(|| {
+        let server = free.unwrap_or_else(|| {
             Box::leak(Box::new(match std::env::var("WALRELAY_TEST_DATABASE_URL") {
                 Ok(url) => Postgres {
                     major: 0,
@@ -48,13 +48,16 @@ impl Lease {
                 },
                 Err(_) => Postgres::private(15, &[("max_replication_slots", "60"), ("max_wal_senders", "60")]),
             }))
-        }))
+        });
+        Lease(server, Cell::new(true))
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+        if self.1.get() {
+            FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+        }
     }
 }
 
@@ -75,6 +78,15 @@ impl Postgres {
     /// `WALRELAY_TEST_DATABASE_URL`.
     pub(crate) fn shared() -> &'static Postgres {
         LEASE.with(|lease| lease.get_or_init(Lease::take).0)
+    }
+
+    /// No other test gets the server of this one, which failed and left it as it is.
+    pub(crate) fn spoil() {
+        LEASE.with(|lease| {
+            if let Some(lease) = lease.get() {
+                lease.1.set(false);
+            }
+        });
     }
 
     pub(crate) fn is_shared(&self) -> bool {
