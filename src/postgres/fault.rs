@@ -60,9 +60,9 @@ pub fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
 /// `src/backend/replication/slot.c`). Texts are in the server's language, names of functions are not.
 pub const WAITS_FOR_STANDBY: &str = "StandbySlotsHaveCaughtup";
 
-/// An error that a function of the server reported while a slot is streamed. A server that stops gives up waiting for a
-/// standby, with the codes of a slot that cannot be used or is not there: those of the standby's slot.
-pub fn streaming(act: While<'_>, routine: &str, sqlstate: &str, message: &str) -> Error {
+/// An error that a function of the server reported. A server that stops gives up waiting for a standby inside the stream, with
+/// the codes of a slot that cannot be used or is not there: those of the standby's slot.
+pub fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &str) -> Error {
     if matches!(act, While::Streaming(_)) && routine == WAITS_FOR_STANDBY {
         let (message, sqlstate) = (one_line(message), one_line(sqlstate));
         let what = format_args!("while {act}: the server stops: {message} (SQLSTATE {sqlstate})");
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_server_that_stops_while_it_waits_for_a_standby_comes_back() {
         for sqlstate in ["55000", "22023"] {
-            let kind = |act, routine| streaming(act, routine, sqlstate, "text").kind();
+            let kind = |act, routine| reported(act, routine, sqlstate, "text").kind();
             assert_eq!(kind(While::Streaming("s"), WAITS_FOR_STANDBY), Kind::PostgresUnreachable);
             assert_ne!(kind(While::Streaming("s"), "other"), Kind::PostgresUnreachable);
             assert_ne!(kind(While::Starting("s"), WAITS_FOR_STANDBY), Kind::PostgresUnreachable);

@@ -182,7 +182,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
 pub fn reported(act: While<'_>, body: &[u8]) -> Error {
     let fields = ErrorFields::parse(body);
     let [routine, code, message] = [fields.routine, fields.code, fields.message].map(Option::unwrap_or_default);
-    fault::streaming(act, &routine, &code, &message)
+    fault::reported(act, &routine, &code, &message)
 }
 
 /// A message that has no place here.
