@@ -26,7 +26,7 @@ pub struct Defects {
     /// Key or value differ from the row.
     pub altered: usize,
     /// Offsets that exist and were not read.
-    pub unread: u64,
+    pub unread: usize,
 }
 
 impl From<&Findings> for Defects {
@@ -125,13 +125,9 @@ impl fmt::Display for Report {
             ("duplicated", duplicated.to_string(), String::new()),
             ("out of order", out_of_order.to_string(), String::new()),
         ];
-        let rare = [
-            ("phantom", *phantom as u64),
-            ("wrong partition", *wrong_partition as u64),
-            ("altered", *altered as u64),
-            ("unread", *unread),
-        ];
-        let rare = rare.into_iter().filter(|(_, count)| *count > 0);
+        let rare =
+            [("phantom", phantom), ("wrong partition", wrong_partition), ("altered", altered), ("unread", unread)];
+        let rare = rare.into_iter().filter(|(_, count)| **count > 0);
         rows.extend(rare.map(|(name, count)| (name, count.to_string(), String::new())));
         rows.extend([
             ("commit to reader, p50", millis(self.commit_to_ack_p50_ms), String::new()),

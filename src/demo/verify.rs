@@ -77,7 +77,7 @@ pub struct Findings {
     /// Ids of records whose key or value differs from the row.
     pub altered: Vec<String>,
     /// Offsets that exist and were not read.
-    pub unread: u64,
+    pub unread: usize,
 }
 
 impl Findings {
@@ -181,14 +181,14 @@ pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
 }
 
 /// Offsets below the ends that nobody read. `records` is sorted.
-fn unread(records: &[&Delivered], topics: &Topics) -> u64 {
+fn unread(records: &[&Delivered], topics: &Topics) -> usize {
     let mut read: BTreeMap<(&str, i32), HashSet<i64>> = BTreeMap::new();
     for record in records {
         read.entry((&record.topic, record.partition)).or_default().insert(record.offset);
     }
     let missing = topics.ends.iter().map(|((topic, partition), end)| {
-        let read = read.get(&(&**topic, *partition)).map_or(0, HashSet::len) as u64;
-        u64::try_from(*end).unwrap_or(0).saturating_sub(read)
+        let read = read.get(&(&**topic, *partition)).map_or(0, HashSet::len);
+        usize::try_from(*end).unwrap_or(0).saturating_sub(read)
     });
     missing.sum()
 }
