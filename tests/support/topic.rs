@@ -175,7 +175,13 @@ pub(crate) fn partitions(brokers: &str, topic: &str) -> usize {
 
 /// Everything in the topic that is committed up to the high watermarks of this moment, by partition and offset.
 pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
+    read_whole(brokers, topic).1
+}
+
+/// The same behind the number of partitions.
+pub(crate) fn read_whole(brokers: &str, topic: &str) -> (usize, Vec<Record>) {
     let (consumer, mut ends) = reader(brokers, topic);
+    let partitions = ends.len();
     ends.retain(|(_, low, high)| high > low);
     let mut assignment = TopicPartitionList::new();
     for (partition, _, _) in &ends {
@@ -213,7 +219,7 @@ pub(crate) fn read(brokers: &str, topic: &str) -> Vec<Record> {
     }
     close(consumer);
     records.sort_by_key(|record| (record.partition, record.offset));
-    records
+    (partitions, records)
 }
 
 fn record(message: &BorrowedMessage<'_>) -> Record {

@@ -239,8 +239,8 @@ impl World {
         assert_eq!(ids.len(), rows.len(), "ids of rows are unique");
         let mut found = Topics::default();
         for topic in topics {
-            found.records.extend(topic::delivered(topic, topic::read(&self.brokers, topic), &id));
-            let partitions = topic::partitions(&self.brokers, topic);
+            let (partitions, records) = topic::read_whole(&self.brokers, topic);
+            found.records.extend(topic::delivered(topic, records, &id));
             found.partitions.insert(topic.as_str().into(), i32::try_from(partitions).expect("a count of partitions"));
         }
         verify(rows, &found).findings
