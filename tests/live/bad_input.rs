@@ -1,16 +1,12 @@
 //! P3, P8: rows that no record can be made of, and tables that no events can be read from: one line says which, and
 //! what to do.
 
-use std::time::Duration;
-
-use crate::support::relay::{Relay, last_words};
+use crate::support::relay::{EXIT, Relay, last_words};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
-
-const EXIT: Duration = LIMIT;
 
 /// Exit codes of `src/error.rs`.
 const CONFIG: i32 = 2;

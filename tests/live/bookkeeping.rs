@@ -9,19 +9,15 @@ mod polling;
 mod runbook;
 mod slot;
 
-use std::time::Duration;
-
 use tokio_postgres::Row;
 use walrelay::demo::verify::{Committed, Findings};
 
-use crate::support::relay::RelayCommand;
+use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World, committed};
-
-const EXIT: Duration = LIMIT;
 
 /// A team's table and what the team says of it.
 struct Team {
@@ -98,6 +94,20 @@ const WALLET: Team = Team {
     mark: "sent = true",
     wrong_mark: "payload = payload",
 };
+
+/// Each team by slot or by polling.
+fn in_one_mode(shows: fn(&'static Team, &str)) {
+    shows(&EMAIL, "slot");
+    shows(&PUBLISHED, "poll");
+    shows(&WALLET, "slot");
+}
+
+/// Each team the other way.
+fn in_the_other_mode(shows: fn(&'static Team, &str)) {
+    shows(&EMAIL, "poll");
+    shows(&PUBLISHED, "slot");
+    shows(&WALLET, "poll");
+}
 
 /// A team's table on servers, with a configuration that differs from the example's in nothing but the topic.
 struct Outbox {

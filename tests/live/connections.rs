@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use crate::support::relay::RelayCommand;
+use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::seed::from_environment;
 use crate::support::servers::postgres::GUARDED_ROLE;
 use crate::support::servers::{Kafka, Postgres, free_port};
-use crate::support::wait::{LIMIT, eventually, throughout};
+use crate::support::wait::{eventually, throughout};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
-
-const EXIT: Duration = LIMIT;
 
 /// `command` ends with `code`, and says why in a line that holds `cause`.
 #[track_caller]

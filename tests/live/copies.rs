@@ -5,12 +5,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::relay::{Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::kafka::Listener;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
-use crate::support::wait::{LIMIT, Stopped, eventually};
+use crate::support::wait::{Stopped, eventually};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
@@ -18,7 +18,6 @@ const SKIPPED: &str = "walrelay_delivered_before_events_total";
 const SIGABRT: i32 = 6;
 /// Fewer would prove little; a busy machine takes longer for them.
 const KILLS_MIN: usize = 3;
-const EXIT: Duration = LIMIT;
 
 /// How long it goes on, and how soon each relay is killed: `WALRELAY_TEST_CRASH_SECONDS=300
 /// WALRELAY_TEST_CRASH_PERIOD_MS=3000` is the long run.

@@ -2,19 +2,17 @@
 //! is touched.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::relay::{RelayCommand, last_words};
+use crate::support::relay::{EXIT, RelayCommand, last_words};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 /// What topic 0 takes at first.
 const SMALL: &str = "2000";
 

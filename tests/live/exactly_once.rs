@@ -10,13 +10,12 @@ use std::time::Duration;
 use walrelay::demo::verify::Findings;
 use walrelay::failpoint::{POINTS, TRANSACTION_POINTS};
 
-use crate::support::relay::{Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::seed::{from_environment, generator};
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 /// How a relay ends at a point where it is told to.
 const SIGABRT: i32 = 6;
 

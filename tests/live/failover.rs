@@ -4,15 +4,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::support::relay::Relay;
+use crate::support::relay::{EXIT, Relay};
 use crate::support::servers::postgres::STANDBY_SLOT;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
-use crate::support::wait::{LIMIT, eventually, throughout};
+use crate::support::wait::{eventually, throughout};
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 const SLOT_UNUSABLE: Option<i32> = Some(14);
 const MISMATCH: Option<i32> = Some(16);
 

@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use crate::support::fake::Fake;
-use crate::support::relay::RelayCommand;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::relay::{EXIT, RelayCommand};
+use crate::support::wait::eventually;
 use crate::support::world::World;
 
 /// From the moment a broker is back until a relay that has forgotten it has made another producer and sent something, on a
 /// machine that is busy with other tests.
 const RECOVERY: Duration = Duration::from_secs(120);
-const EXIT: Duration = LIMIT;
 
 /// A relay whose position and history are not in Kafka: the broker takes records, and gives none.
 fn run(world: &World, fake: &Fake) -> RelayCommand {

@@ -3,16 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::support::relay::{Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::seed::from_environment;
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 /// Bytes the broker takes in a record of topic 0.
 const BROKER_MAX: &str = "200000";
 

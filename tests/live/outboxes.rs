@@ -1,13 +1,11 @@
 //! P2, P3: several outboxes in one slot, and messages as events.
 
-use std::time::Duration;
-
+use crate::support::relay::EXIT;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::topic;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 const PUBLICATION: Option<i32> = Some(15);
 const MISMATCH: Option<i32> = Some(16);
 

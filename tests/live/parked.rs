@@ -6,18 +6,17 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::relay::{RelayCommand, last_words};
+use crate::support::relay::{EXIT, RelayCommand, last_words};
 use crate::support::seed::{from_environment, generator};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::sql::Sql;
 use crate::support::topic;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
 /// Aggregates that come to wait; finding each out takes some producers.
 const ROUNDS: u32 = 2;
-const EXIT: Duration = LIMIT;
 /// How long everything that waits may take to be delivered while more comes.
 const DRAINED: Duration = Duration::from_secs(150);
 /// Pause of writers while what waits is delivered: it ends, although more comes.

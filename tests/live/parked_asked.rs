@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use super::parked_hard::{all_is_well, asked_for_while_held, emit_large, open, parked, relay, world};
-use crate::support::relay::{Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::sql::Sql;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 /// Much less than a pass for each two hundred would take.
 const MOMENTS: Duration = Duration::from_secs(10);
 /// Topics are not made by whoever writes to them, and it does not take long to find out.

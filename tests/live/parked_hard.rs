@@ -3,14 +3,13 @@
 
 use std::time::Duration;
 
-use crate::support::relay::{Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::sql::Sql;
 use crate::support::topic;
-use crate::support::wait::{LIMIT, eventually, throughout};
+use crate::support::wait::{eventually, throughout};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 /// Longer than it takes to try twice to write down what became of an event.
 const TWICE: Duration = Duration::from_secs(18);
 const HELD_UP: &str = "is held up";

@@ -1,18 +1,15 @@
 //! P3, P2: an event that waits, or was refused, is that event and no other of its id; and no relay of another configuration
 //! lets later events overtake what waits.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
-use crate::support::relay::RelayCommand;
+use crate::support::relay::{EXIT, RelayCommand};
 use crate::support::servers::Postgres;
 use crate::support::sql::Sql;
 use crate::support::topic;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 const ID: &str = "00000000-0000-0000-0000-000000000007";
 
 /// Ids may be used again.

@@ -1,14 +1,12 @@
 //! P2, P3: partitioned outbox tables: every row inserted through the root, or into a partition of it, arrives as one of
 //! the root.
 
-use std::time::Duration;
-
+use crate::support::relay::EXIT;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 const PUBLICATION: Option<i32> = Some(15);
 
 const ROOT: &str = "drop table outbox;

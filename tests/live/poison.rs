@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::relay::{Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::seed::from_environment;
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::sql::Sql;
@@ -10,7 +10,6 @@ use crate::support::topic;
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::World;
 
-const EXIT: Duration = LIMIT;
 /// How long the burst may take. Without others at work it takes a small part of that.
 const BURST: Duration = LIMIT;
 /// Producers that are finished by the first of the burst, and by chance.

@@ -1,15 +1,13 @@
 //! P1: the stored position, after crashes, restores and changes of server or slot.
 
 use std::process::Command;
-use std::time::Duration;
 
+use crate::support::relay::EXIT;
 use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
-use crate::support::wait::LIMIT;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 const MISMATCH: Option<i32> = Some(16);
 
 /// Rounds of a server's crash or restart.

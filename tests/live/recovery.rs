@@ -5,14 +5,12 @@ mod hostile;
 
 use std::time::Duration;
 
-use crate::support::relay::Relay;
+use crate::support::relay::{EXIT, Relay};
 use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
-
-const EXIT: Duration = LIMIT;
 
 /// Events of the transaction a relay was stopped inside of: which of them were delivered is told by a place in the log, and
 /// not known of rows once that log is gone.

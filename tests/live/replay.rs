@@ -1,18 +1,14 @@
 //! docs/replay.md: `walrelay replay`: rows once more, by what they are asked for, and nothing else.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
-use crate::support::relay::{RelayCommand, last_words};
+use crate::support::relay::{EXIT, RelayCommand, last_words};
 use crate::support::servers::{Kafka, Postgres, free_port};
 use crate::support::sql::Sql;
 use crate::support::topic::Record;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
-
-const EXIT: Duration = LIMIT;
 
 fn replay(world: &World) -> RelayCommand {
     world.command("replay").option("--brokers", &world.brokers)

@@ -9,18 +9,16 @@ mod outbox_published;
 mod wallet_outbox;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::relay::{Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::{self, Record};
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 /// How long before its end an attempt may be noted, on a busy machine.
 const NOTED_MS: f64 = 350.0;
 /// More than a record may have by default.

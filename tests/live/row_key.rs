@@ -11,16 +11,15 @@ use std::time::Duration;
 use serde_json::Value;
 use walrelay::demo::verify::{Committed, Findings};
 
-use crate::support::relay::{Relay, RelayCommand};
+use crate::support::relay::{EXIT, Relay, RelayCommand};
 use crate::support::seed::from_environment;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic::Record;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::workload::{Plan, Workload};
 use crate::support::world::{ARRIVAL, World, committed};
 
-const EXIT: Duration = LIMIT;
 const SIGABRT: i32 = 6;
 /// Rows of a test under load.
 fn rows() -> i64 {

@@ -3,13 +3,12 @@
 
 use std::time::Duration;
 
-use crate::support::relay::{Relay, RelayCommand, last_words};
+use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
 use crate::support::sql::Sql;
 use crate::support::topic::Record;
 use crate::support::wait::{LIMIT, eventually};
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 const STOP: Duration = LIMIT;
 
 /// Exit codes of `src/error.rs`.

@@ -1,14 +1,10 @@
 //! P3: what cannot be decoded, routed or produced stops the relay, by name.
 
-use std::time::Duration;
-
-use crate::support::relay::Relay;
+use crate::support::relay::{EXIT, Relay};
 use crate::support::servers::kafka::PARTITIONS;
 use crate::support::topic;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
-
-const EXIT: Duration = LIMIT;
 
 /// Exit codes of `src/error.rs`.
 const EVENT: Option<i32> = Some(20);

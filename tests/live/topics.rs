@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::relay::{Relay, RelayCommand, last_words};
+use crate::support::relay::{EXIT, Relay, RelayCommand, last_words};
 use crate::support::servers::kafka::Listener;
 use crate::support::servers::{Kafka, Postgres};
 use crate::support::sql::Sql;
 use crate::support::topic;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 /// A topic the broker takes no records for, whoever sends them.
 const INTERNAL: &str = "__consumer_offsets";
 

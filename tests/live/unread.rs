@@ -1,12 +1,10 @@
 //! P9: outputs that nobody reads any more, or that cannot be written: what a command is there for happens all the same.
 
 use std::path::Path;
-use std::time::Duration;
 
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::relay::EXIT;
+use crate::support::wait::eventually;
 use crate::support::world::{ARRIVAL, World};
-
-const EXIT: Duration = LIMIT;
 
 /// Writes as to a disk without room.
 const FULL: &str = "/dev/full";

@@ -14,6 +14,9 @@ use super::process::{Process, output_of, unread_output_of};
 use super::servers::free_port;
 use super::wait::{self, LIMIT};
 
+/// How long a relay may take to end once it was told to, or has a reason to.
+pub(crate) const EXIT: Duration = LIMIT;
+
 /// How long a relay may take to become ready on two busy cores.
 const READY_DEADLINE: Duration = LIMIT;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET};
+use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET, in_one_mode, in_the_other_mode};
 use crate::support::topic::Record;
 use crate::support::wait::eventually;
 use crate::support::workload::Plan;
@@ -10,20 +10,15 @@ use crate::support::world::ARRIVAL;
 
 #[test]
 fn of_the_rows_that_are_there_the_pending_ones_are_published() {
-    publishes_what_is_pending(&EMAIL, "slot");
-    publishes_what_is_pending(&PUBLISHED, "poll");
-    publishes_what_is_pending(&WALLET, "slot");
+    in_one_mode(publishes_what_is_pending);
 }
 
 #[test]
 #[ignore = "long: the same teams in the other mode"]
 fn of_the_rows_that_are_there_the_pending_ones_are_published_in_the_other_mode() {
-    publishes_what_is_pending(&EMAIL, "poll");
-    publishes_what_is_pending(&PUBLISHED, "slot");
-    publishes_what_is_pending(&WALLET, "poll");
+    in_the_other_mode(publishes_what_is_pending);
 }
 
-#[track_caller]
 fn publishes_what_is_pending(team: &'static Team, mode: &str) {
     let outbox = Outbox::with_publication(team);
     let writers = outbox.world.workload(&Plan { writers: 3, ..Plan::default() });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use walrelay::position::Lsn;
 
-use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET};
+use super::{EMAIL, EXIT, Outbox, PUBLISHED, Team, WALLET, in_one_mode, in_the_other_mode};
 use crate::support::relay::last_words;
 use crate::support::servers::Postgres;
 use crate::support::wait::{eventually, throughout};
@@ -64,20 +64,15 @@ fn publishes_marks_and_confirms(team: &'static Team) {
 
 #[test]
 fn a_mark_that_leaves_rows_pending_stops_the_relay() {
-    stops_at_a_wrong_mark(&EMAIL, "slot");
-    stops_at_a_wrong_mark(&PUBLISHED, "poll");
-    stops_at_a_wrong_mark(&WALLET, "slot");
+    in_one_mode(stops_at_a_wrong_mark);
 }
 
 #[test]
 #[ignore = "long: the same teams in the other mode"]
 fn a_mark_that_leaves_rows_pending_stops_the_relay_in_the_other_mode() {
-    stops_at_a_wrong_mark(&EMAIL, "poll");
-    stops_at_a_wrong_mark(&PUBLISHED, "slot");
-    stops_at_a_wrong_mark(&WALLET, "poll");
+    in_the_other_mode(stops_at_a_wrong_mark);
 }
 
-#[track_caller]
 fn stops_at_a_wrong_mark(team: &'static Team, mode: &str) {
     let outbox = Outbox::in_mode(mode, team);
     for number in 0..20 {

@@ -4,12 +4,11 @@
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
-use crate::support::relay::Relay;
-use crate::support::wait::{LIMIT, eventually};
+use crate::support::relay::{EXIT, Relay};
+use crate::support::wait::eventually;
 use crate::support::workload::Plan;
 use crate::support::world::{ARRIVAL, World};
 
-const EXIT: Duration = LIMIT;
 const SIGABRT: i32 = 6;
 const RETENTION: &str = "[outbox]\nretention = \"1d\"\n";
 /// Whatever is written is written down a second time, where nothing is deleted.
