@@ -400,7 +400,8 @@ pub(super) async fn read_position(
         match read.await {
             Err(error) if error.kind() == Kind::KafkaUnreachable && !producer.is_lost() => {
                 if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(%error, "the stored position cannot be read yet; holding the slot until it can");
+                    let fix = error.what_to_do();
+                    tracing::warn!(%error, fix, "the stored position cannot be read yet; holding the slot until it can");
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }

@@ -57,7 +57,11 @@ fn extent(consumer: &BaseConsumer<Quiet>, topic: &str, end: i64) -> Result<(i64,
             let cause =
                 format!("topic {topic} could not be read: somebody has a transaction open in it at offset {high}");
             return Err(Error::new(Kind::KafkaUnreachable, cause)
-                .remedy("it ends by its timeout: look for a relay of another slot that hangs, or kafka-transactions.sh find-hanging"));
+                .remedy(format!(
+                    "it ends by its timeout, unless Kafka has lost it (KAFKA-20734): kafka-transactions.sh find-hanging lists \
+                     such transactions, and kafka-transactions.sh abort --topic {topic} --partition {PARTITION} --start-offset \
+                     {high} ends this one; see docs/exactly-once.md"
+                )));
         }
         if !std::mem::replace(&mut told, true) {
             tracing::info!(topic, "somebody has a transaction open in the topic of the positions; waiting for its end");
