@@ -272,7 +272,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_producer_of_events_that_wait_is_given_up_as_well() {
-        let pulse = Pulse::start(Duration::from_secs(3_000)).unwrap();
+        let pulse = Pulse::start(Duration::from_secs(60)).unwrap();
         let (mut own, mut beside) = (stuck(), stuck());
         pulse.guard(own.producer());
         pulse.beside().guard(Some(beside.producer()));
@@ -282,7 +282,7 @@ mod tests {
             matches!(again, Err(EnqueueError::Finished))
         };
         assert!(pulse.beside().check().is_ok() && !finished(&mut own) && !finished(&mut beside));
-        pulse.0.last_ms.store(now_ms() - 2_100_000, Ordering::Release);
+        pulse.0.last_ms.store(now_ms() - 42_000, Ordering::Release);
         assert!(pulse.beside().check().is_err());
         pulse.0.look();
         assert!(finished(&mut own) && finished(&mut beside) && pulse.take_given_up());
