@@ -13,10 +13,10 @@ use std::hint::black_box;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use walrelay::config::OutboxConfig;
 use walrelay::event::{Assembler, Step};
+use walrelay::ledger::Ticket;
 use walrelay::ledger::{Ledger, Limits};
 use walrelay::position::{Lsn, Position};
 use walrelay::route::Router;
-use walrelay::sink::Ticket;
 
 #[path = "../tests/support/pgoutput.rs"]
 mod pgoutput;
@@ -88,7 +88,7 @@ fn ledger(criterion: &mut Criterion) {
             |ledger| {
                 ledger.begin(Lsn::new(COMMIT)).expect("a transaction");
                 for _ in 0..EVENTS {
-                    ledger.enqueued(350, 0).expect("room");
+                    ledger.enqueued(350, 0, ()).expect("room");
                 }
                 ledger.commit(Lsn::new(COMMIT), Lsn::new(COMMIT + 64)).expect("its end");
                 for ticket in 0..EVENTS {

@@ -35,6 +35,7 @@
 //! | [`template`] | text made of columns: topics, keys, headers | no |
 //! | [`config`] | what was typed, then what was meant: validated types | reads files |
 //! | [`postgres`] | TLS, SQL sessions, quoting | yes |
+//! | [`ledger`] | acks in any order to one delivered position; what to store, what to confirm | no |
 //! | [`source`] | walsender session, framing, status updates, pre-flight, row keys, catalog watch | yes |
 //! | [`decode`] | one pgoutput payload to one message | no |
 //! | [`event`] | messages to events of transactions; drops what is at or below the position | no |
@@ -43,7 +44,6 @@
 //! | [`sink`] | the Kafka producer, its options and its error table | yes |
 //! | [`import`] | a Debezium connector's configuration to the `walrelay.toml` that does the same | no |
 //! | [`suggest`] | an outbox table that exists to the `walrelay.toml` it would suggest | no |
-//! | [`ledger`] | acks in any order to one delivered position; what to store, what to confirm | no |
 //! | [`state`] | where the position is kept, and whether it belongs to this server and slot | yes |
 //! | [`upkeep`] | what is done to rows that were published: mark, delete, retention; the table of parked events | yes |
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |

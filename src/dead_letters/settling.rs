@@ -18,10 +18,11 @@ use super::wanted::Wanted;
 use crate::clock::now_us;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
+use crate::ledger::Ticket;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::route::OwnedRecord;
 use crate::sink::kafka::KafkaSink;
-use crate::sink::{Connection, Delivery, EnqueueError, Producer, Sink, Ticket};
+use crate::sink::{Connection, Delivery, EnqueueError, Producer, Sink};
 
 /// How often a record that found the producer full is offered again, where nothing else happens.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);

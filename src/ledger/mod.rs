@@ -4,16 +4,22 @@
 //! acks. It answers one question: up to where was everything delivered? It does no I/O and knows no clock, so that
 //! the simulation in `tests/simulation.rs` can drive it through schedules no live test reaches.
 //!
+//! An entry carries what its owner has to know of the event until it is delivered, and the ledger gives that back in order
+//! ([`Ledger::take_delivered`]).
+//!
 //! Memory is bounded by its caller through [`Ledger::has_room`]: one entry per event in flight, one span per
 //! transaction with an event in flight.
 
 use std::collections::VecDeque;
 
 use crate::position::{Lsn, Partial, Position};
-use crate::sink::Ticket;
 
 pub mod confirm;
 pub mod trail;
+
+/// Names one event in flight to the ledger and the sink. Each is higher than the one before: a sink tells by it what was acked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
 
 /// What may be in flight at once (P4).
 #[derive(Debug, Clone, Copy)]
@@ -68,10 +74,11 @@ pub enum LedgerError {
 }
 
 /// One event in flight.
-#[derive(Debug, Clone, Copy)]
-struct Entry {
+#[derive(Debug)]
+struct Entry<T> {
     bytes: usize,
     acked: bool,
+    event: T,
 }
 
 /// A stretch of the log with one end: a transaction, or what a keepalive says was skipped.
@@ -102,11 +109,13 @@ pub struct InFlight {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct Ledger<T> {
     limits: Limits,
     /// Events in flight, oldest first; the front one has ticket number `base`.
-    entries: VecDeque<Entry>,
+    entries: VecDeque<Entry<T>>,
     base: u64,
+    /// What was said of events that are delivered by now, oldest first, until it is taken.
+    done: VecDeque<T>,
     in_flight_bytes: usize,
     spans: VecDeque<Span>,
     /// Everything at or below it is delivered; `spans` is what lies behind it.
@@ -118,13 +127,14 @@ pub struct Ledger {
 /// Commit times kept between two looks; beyond that latency is sampled, not lost track of.
 const FINISHED_MAX: usize = 1_024;
 
-impl Ledger {
+impl<T> Ledger<T> {
     /// A ledger that begins where everything up to `delivered` is delivered and nothing is in flight.
     pub fn new(delivered: Position, limits: Limits) -> Self {
         Ledger {
             limits,
             entries: VecDeque::new(),
             base: 0,
+            done: VecDeque::new(),
             in_flight_bytes: 0,
             spans: VecDeque::new(),
             delivered,
@@ -162,11 +172,6 @@ impl Ledger {
         self.limits
     }
 
-    /// Whether this event is delivered, and every one before it.
-    pub fn is_delivered(&self, ticket: Ticket) -> bool {
-        ticket.0 < self.base
-    }
-
     /// The oldest ticket that is not delivered: of all below it, every one is.
     pub fn next_undelivered(&self) -> Ticket {
         Ticket(self.base)
@@ -177,15 +182,16 @@ impl Ledger {
         Ticket(self.next_ticket())
     }
 
-    /// An event of the open transaction, committed at `committed_at_us`, was enqueued under [`Ledger::next`].
-    pub fn enqueued(&mut self, bytes: usize, committed_at_us: i64) -> Result<(), LedgerError> {
+    /// An event of the open transaction, committed at `committed_at_us`, was enqueued under [`Ledger::next`]. Nothing is kept
+    /// of it where there is no such transaction.
+    pub fn enqueued(&mut self, bytes: usize, committed_at_us: i64, event: T) -> Result<(), LedgerError> {
         let next = self.next_ticket() + 1;
         let Some(open) = self.spans.back_mut().filter(|span| span.end_lsn.is_none()) else {
             return Err(LedgerError::Outside { what: "an event" });
         };
         open.next = next;
         open.committed_at_us = committed_at_us;
-        self.entries.push_back(Entry { bytes, acked: false });
+        self.entries.push_back(Entry { bytes, acked: false, event });
         self.in_flight_bytes += bytes;
         Ok(())
     }
@@ -227,13 +233,9 @@ impl Ledger {
 
     /// The broker has this event. Gives its bytes, which are no longer in flight.
     pub fn acked(&mut self, ticket: Ticket) -> Result<usize, LedgerError> {
-        let entry = ticket
-            .0
-            .checked_sub(self.base)
-            .and_then(|offset| usize::try_from(offset).ok())
-            .and_then(|offset| self.entries.get_mut(offset))
-            .filter(|entry| !entry.acked)
-            .ok_or(LedgerError::UnknownTicket(ticket))?;
+        let offset = self.offset(ticket);
+        let entry = offset.and_then(|offset| self.entries.get_mut(offset)).filter(|entry| !entry.acked);
+        let entry = entry.ok_or(LedgerError::UnknownTicket(ticket))?;
         entry.acked = true;
         let bytes = std::mem::take(&mut entry.bytes);
         self.in_flight_bytes -= bytes;
@@ -241,6 +243,27 @@ impl Ledger {
             self.advance();
         }
         Ok(bytes)
+    }
+
+    /// What was said of an event in flight.
+    pub fn event(&self, ticket: Ticket) -> Option<&T> {
+        Some(&self.entries.get(self.offset(ticket)?)?.event)
+    }
+
+    /// The same, to say something else.
+    pub fn event_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
+        let offset = self.offset(ticket)?;
+        Some(&mut self.entries.get_mut(offset)?.event)
+    }
+
+    /// What was said of all events in flight, oldest first.
+    pub fn events(&self) -> impl DoubleEndedIterator<Item = &T> {
+        self.entries.iter().map(|entry| &entry.event)
+    }
+
+    /// What was said of the oldest event that is delivered and was not taken yet.
+    pub fn take_delivered(&mut self) -> Option<T> {
+        self.done.pop_front()
     }
 
     /// Up to where everything was delivered.
@@ -297,6 +320,11 @@ impl Ledger {
         }
     }
 
+    /// Where the entry of this ticket is, if it was given out and is not delivered.
+    fn offset(&self, ticket: Ticket) -> Option<usize> {
+        ticket.0.checked_sub(self.base).and_then(|offset| usize::try_from(offset).ok())
+    }
+
     fn next_ticket(&self) -> u64 {
         self.base + self.entries.len() as u64
     }
@@ -307,8 +335,10 @@ impl Ledger {
 
     /// Drops what is acked off the front, then moves the delivered position to the furthest end it has passed.
     fn advance(&mut self) {
-        while self.entries.front().is_some_and(|entry| entry.acked) {
-            self.entries.pop_front();
+        while self.entries.front().is_some_and(|entry| entry.acked)
+            && let Some(entry) = self.entries.pop_front()
+        {
+            self.done.push_back(entry.event);
             self.base += 1;
         }
         while let Some(span) = self.spans.front() {

@@ -11,11 +11,11 @@ fn lsn(value: u64) -> Lsn {
 }
 
 /// A ledger at 100 with one committed transaction of `events` events: 200 to 210.
-fn one_transaction(events: usize) -> Ledger {
+fn one_transaction(events: usize) -> Ledger<()> {
     let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
     ledger.begin(lsn(200)).unwrap();
     for _ in 0..events {
-        ledger.enqueued(10, 0).unwrap();
+        ledger.enqueued(10, 0, ()).unwrap();
     }
     ledger.commit(lsn(200), lsn(210)).unwrap();
     ledger
@@ -36,7 +36,7 @@ fn acks_out_of_order_deliver_only_the_prefix() {
 fn a_transaction_is_not_delivered_before_its_commit_is_seen() {
     let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
     ledger.begin(lsn(200)).unwrap();
-    ledger.enqueued(1, 0).unwrap();
+    ledger.enqueued(1, 0, ()).unwrap();
     ledger.acked(Ticket(0)).unwrap();
     let partial = Partial { commit_lsn: lsn(200), index: 1 };
     assert_eq!(ledger.delivered(), Position { end_lsn: lsn(100), partial: Some(partial) });
@@ -62,7 +62,7 @@ fn a_keepalive_inside_a_transaction_moves_nothing() {
     ledger.keepalive(lsn(999));
     assert_eq!(ledger.delivered(), Position::at(lsn(100)));
     assert_eq!(ledger.received(), Position::at(lsn(100)));
-    ledger.enqueued(1, 0).unwrap();
+    ledger.enqueued(1, 0, ()).unwrap();
     ledger.acked(Ticket(0)).unwrap();
     ledger.commit(lsn(200), lsn(210)).unwrap();
     assert_eq!(ledger.delivered(), Position::at(lsn(210)));
@@ -95,13 +95,13 @@ fn transactions_without_events_take_no_memory_while_one_event_waits() {
 fn a_lost_connection_goes_on_inside_the_transaction() {
     let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
     ledger.begin(lsn(200)).unwrap();
-    ledger.enqueued(1, 0).unwrap();
-    ledger.enqueued(1, 0).unwrap();
+    ledger.enqueued(1, 0, ()).unwrap();
+    ledger.enqueued(1, 0, ()).unwrap();
     let received = ledger.received();
     assert_eq!(received.end_lsn, lsn(100));
     assert_eq!(received.delivered_of(lsn(200)), 2);
     ledger.begin(lsn(200)).unwrap();
-    ledger.enqueued(1, 0).unwrap();
+    ledger.enqueued(1, 0, ()).unwrap();
     ledger.commit(lsn(200), lsn(210)).unwrap();
     for ticket in 0..3 {
         ledger.acked(Ticket(ticket)).unwrap();
@@ -114,7 +114,7 @@ fn a_restart_inside_a_transaction_counts_what_was_delivered_before() {
     let partial = Partial { commit_lsn: lsn(200), index: 5 };
     let mut ledger = Ledger::new(Position { end_lsn: lsn(100), partial: Some(partial) }, ROOMY);
     ledger.begin(lsn(200)).unwrap();
-    ledger.enqueued(1, 0).unwrap();
+    ledger.enqueued(1, 0, ()).unwrap();
     assert_eq!(ledger.whereabouts(Ticket(0)), Some(InFlight { commit_lsn: lsn(200), index: 5 }));
     assert_eq!(ledger.received().delivered_of(lsn(200)), 6);
     assert_eq!(ledger.delivered().delivered_of(lsn(200)), 5);
@@ -129,7 +129,7 @@ fn a_keepalive_before_the_rest_of_a_transaction_does_not_forget_its_beginning() 
     ledger.keepalive(lsn(150));
     assert_eq!(ledger.delivered(), Position { end_lsn: lsn(150), partial: Some(partial) });
     ledger.begin(lsn(200)).unwrap();
-    ledger.enqueued(1, 0).unwrap();
+    ledger.enqueued(1, 0, ()).unwrap();
     ledger.acked(Ticket(0)).unwrap();
     assert_eq!(ledger.delivered().delivered_of(lsn(200)), 6);
     ledger.commit(lsn(200), lsn(210)).unwrap();
@@ -141,7 +141,7 @@ fn the_oldest_commit_time_is_that_of_the_oldest_event_in_flight() {
     let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
     for (commit, at_us) in [(200, 7), (300, 9)] {
         ledger.begin(lsn(commit)).unwrap();
-        ledger.enqueued(1, at_us).unwrap();
+        ledger.enqueued(1, at_us, ()).unwrap();
         ledger.commit(lsn(commit), lsn(commit + 10)).unwrap();
     }
     assert_eq!(ledger.oldest_commit_us(), Some(7));
@@ -156,7 +156,7 @@ fn the_oldest_commit_time_is_that_of_the_oldest_event_in_flight() {
 fn what_does_not_fit_is_an_error() {
     let mut ledger = one_transaction(1);
     assert!(matches!(ledger.begin(lsn(205)), Err(LedgerError::Backwards { .. })));
-    assert!(matches!(ledger.enqueued(1, 0), Err(LedgerError::Outside { .. })));
+    assert!(matches!(ledger.enqueued(1, 0, ()), Err(LedgerError::Outside { .. })));
     assert!(matches!(ledger.commit(lsn(200), lsn(210)), Err(LedgerError::Outside { .. })));
     assert!(matches!(ledger.acked(Ticket(1)), Err(LedgerError::UnknownTicket(_))));
     ledger.begin(lsn(210)).unwrap();
@@ -171,13 +171,13 @@ fn what_does_not_fit_is_an_error() {
 fn room_is_bounded_in_events_and_in_bytes() {
     let mut ledger = Ledger::new(Position::default(), Limits { events: 2, bytes: 100, each: 0 });
     ledger.begin(lsn(1)).unwrap();
-    ledger.enqueued(10, 0).unwrap();
+    ledger.enqueued(10, 0, ()).unwrap();
     assert!(ledger.has_room());
-    ledger.enqueued(10, 0).unwrap();
+    ledger.enqueued(10, 0, ()).unwrap();
     assert!(!ledger.has_room());
     ledger.acked(Ticket(0)).unwrap();
     assert!(ledger.has_room());
-    ledger.enqueued(200, 0).unwrap();
+    ledger.enqueued(200, 0, ()).unwrap();
     ledger.acked(Ticket(1)).unwrap();
     assert!(!ledger.has_room());
 }
@@ -188,7 +188,7 @@ fn small_events_count_what_they_cost_beside_their_bytes() {
     ledger.begin(lsn(1)).unwrap();
     for _ in 0..3 {
         assert!(ledger.has_room());
-        ledger.enqueued(50, 0).unwrap();
+        ledger.enqueued(50, 0, ()).unwrap();
     }
     assert!(!ledger.has_room());
     assert_eq!(ledger.in_flight_bytes(), 3 * 350);
@@ -244,7 +244,7 @@ proptest! {
                     ledger.begin(lsn(wal)).unwrap();
                     for event in 0..events {
                         unacked.push((ledger.next(), model.stretches.len(), event));
-                        ledger.enqueued(1, 0).unwrap();
+                        ledger.enqueued(1, 0, ()).unwrap();
                     }
                     ledger.commit(lsn(wal), lsn(wal + 5)).unwrap();
                     model.stretches.push((vec![false; events], lsn(wal + 5)));

@@ -14,7 +14,7 @@ use crate::ledger::trail::{Published, Trail};
 use crate::position::{Lsn, Position};
 use crate::relay::begun::Begun;
 use crate::relay::delivered_before::{DeliveredBefore, Tail};
-pub use crate::relay::outlet::{Counts, Setup};
+pub use crate::relay::outlet::{Counts, InFlight, Setup};
 use crate::relay::outlet::{Outlet, contradiction};
 use crate::relay::poison::Poison;
 use crate::relay::retrying::Tried;
@@ -186,6 +186,7 @@ impl<S: Sink> Core<S> {
     /// # Errors
     /// As there.
     pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
+        self.note_settled();
         let delivered = self.outlet.delivered(deliveries);
         self.note_settled();
         delivered
@@ -352,7 +353,7 @@ impl<S: Sink> Core<S> {
     }
 
     /// The ledger, to look at.
-    pub fn ledger(&self) -> &Ledger {
+    pub fn ledger(&self) -> &Ledger<Option<Box<InFlight>>> {
         self.outlet.ledger()
     }
 

@@ -74,11 +74,12 @@ mod tests {
     use crate::decode::{Value, wire};
     use crate::event::replay::{COLUMNS, outbox};
     use crate::ledger::Limits;
+    use crate::ledger::Ticket;
     use crate::position::{Lsn, Position};
     use crate::relay::core::Setup;
     use crate::relay::stop::stop_channel;
     use crate::route::Record;
-    use crate::sink::{Delivery, EnqueueError, Ticket};
+    use crate::sink::{Delivery, EnqueueError};
     use std::sync::{Arc, Mutex};
 
     const TIMEOUT: Duration = Duration::from_secs(30);

@@ -20,22 +20,23 @@ use crate::config::{Config, DeliveryConfig, OutboxConfig, SlotName};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
 use crate::failpoint;
+use crate::ledger::Ticket;
 use crate::ledger::{Ledger, LedgerError, Limits};
 use crate::position::Position;
 use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
 use crate::relay::outlet::apart::{Alone, InFlightAlone};
-use crate::relay::outlet::giving_up::{GivingUp, Sends};
+use crate::relay::outlet::giving_up::{GivingUp, Instead};
 use crate::relay::outlet::parking::Parking;
 use crate::relay::outlet::settling::{Kept, Outcome, Settles};
-use crate::relay::poison::{EventId, Like, Poison, Verdict};
+use crate::relay::poison::{EventId, Poison, Verdict};
 use crate::route::{OwnedRecord, Record, Router};
-use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink, Ticket};
+use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink};
 
 /// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
 #[derive(Debug)]
 struct Pending {
     record: OwnedRecord,
-    about: About,
+    event: InFlight,
     row: Shown,
     /// It waits until nothing is in flight, because it may be one the broker refuses.
     alone: Option<Alone>,
@@ -45,18 +46,30 @@ struct Pending {
     unread: Option<usize>,
 }
 
-/// What has to be known of an event once its record is enqueued.
+/// What has to be known of an event until it is delivered: the ledger carries it.
 #[derive(Debug)]
-struct About {
+pub struct InFlight {
     place: Place,
     committed_at_us: i64,
-    /// What is written to its row then.
-    kept: Option<Outcome>,
+    /// The transaction that wrote its row, by the lower half of its id; none for rows that are read from the table.
+    xid: Option<u32>,
+    /// What is written to its row once it is delivered.
+    outcome: Option<Outcome>,
     /// The event, where those that the broker refuses are given up.
     id: Option<EventId>,
     /// How often it may be tried, where it says so itself.
     max_attempts: Option<u32>,
-    sends: Sends,
+    /// What becomes of it, where it is given up.
+    instead: Option<Instead>,
+}
+
+impl InFlight {
+    /// Nothing has to be known of most events.
+    fn needed(self) -> Option<Box<InFlight>> {
+        let InFlight { outcome, id, max_attempts, instead, .. } = &self;
+        let is_needed = outcome.is_some() || id.is_some() || max_attempts.is_some() || instead.is_some();
+        is_needed.then(|| Box::new(self))
+    }
 }
 
 /// Counts since the outlet began, for the metrics.
@@ -119,12 +132,12 @@ pub struct Outlet<S> {
     routers: Vec<Router>,
     /// One for each outbox.
     outboxes: Vec<Settles>,
-    ledger: Ledger,
+    ledger: Ledger<Option<Box<InFlight>>>,
     sink: S,
     pending: Option<Pending>,
     /// The event that is in flight alone, because the broker may refuse it.
     apart: Option<InFlightAlone>,
-    /// Rows to be marked or deleted once their ticket is delivered, in the order of their tickets.
+    /// Rows to be marked or deleted, of events that are delivered, in their order.
     kept: VecDeque<Kept>,
     /// Those of them that are being marked or deleted now.
     settling: Vec<Kept>,
@@ -136,6 +149,8 @@ pub struct Outlet<S> {
     parked_bytes: usize,
     /// What an earlier process may have published, while its events come again.
     before: Option<Box<DeliveredBefore>>,
+    /// Events that are delivered and not committed: what is known of them counts when they come again.
+    uncommitted: Vec<InFlight>,
     counts: Counts,
 }
 
@@ -162,6 +177,7 @@ impl<S: Sink> Outlet<S> {
             parking: Parking::default(),
             parked_bytes: 0,
             before: None,
+            uncommitted: Vec::new(),
             counts: Counts::default(),
         })
     }
@@ -184,12 +200,19 @@ impl<S: Sink> Outlet<S> {
 
     /// Whether another event may be taken in (P4, P5): rows that wait to be marked count, too.
     pub fn has_room(&self) -> bool {
-        let waiting = self.kept.len() + self.settling.len();
+        let waiting = self.ledger.in_flight_events() + self.kept.len() + self.settling.len();
         self.pending.is_none()
             && self.ledger.has_room()
             && waiting < self.ledger.limits().events
             && self.parked_bytes < self.ledger.limits().bytes
-            && !self.giving_up.holds()
+            && !self.giving_up.poison.is_alone()
+            && !self.holds()
+    }
+
+    /// Whether a dead letter is in flight that was refused before: what would be sent behind it would be sent again and again.
+    fn holds(&self) -> bool {
+        let newest = self.ledger.events().next_back().and_then(Option::as_ref);
+        newest.is_some_and(|event| event.instead == Some(Instead::DeadLetterAgain))
     }
 
     /// Routes `event` and hands it to the sink, or gives it up. Call only with room.
@@ -236,27 +259,27 @@ impl<S: Sink> Outlet<S> {
             let record = routed.with_record(OwnedRecord::of);
             return self.give_up(event, id, record, &Verdict { error, without_value: false });
         }
-        let kept = settles.acked.then(|| Outcome::Acked(event.row_id()));
-        let (place, committed_at_us) = (event.place, event.committed_at_us);
-        let about = About { place, committed_at_us, kept, id, max_attempts, sends: Sends::Record };
-        let pending = |record: &Record<'_>, about, alone, unread| {
+        let outcome = settles.acked.then(|| Outcome::Acked(event.row_id()));
+        let (place, committed_at_us, xid) = (event.place, event.committed_at_us, self.xid);
+        let sent = InFlight { place, committed_at_us, xid, outcome, id, max_attempts, instead: None };
+        let pending = |record: &Record<'_>, sent, alone, unread| {
             let row = Shown::of(event.id());
-            Some(Pending { record: OwnedRecord::of(record), about, row, alone, unread, ticket: None })
+            Some(Pending { record: OwnedRecord::of(record), event: sent, row, alone, unread, ticket: None })
         };
-        let suspect = routed.with_record(|record| self.giving_up.suspects(about.id.as_ref(), record));
+        let suspect = routed.with_record(|record| self.giving_up.suspects(sent.id.as_ref(), record));
         let alone = suspect.then(|| self.giving_up.alone(event, &settles.columns));
         if let Some(before) = &mut self.before {
             match routed.with_record(|record| before.judge(event.place, event.outbox, record)) {
                 Before::Publish => {}
-                Before::Delivered => return self.delivered_before(about),
+                Before::Delivered => return self.delivered_before(sent),
                 Before::Unread => {
-                    self.pending = routed.with_record(|record| pending(record, about, alone, Some(event.outbox)));
+                    self.pending = routed.with_record(|record| pending(record, sent, alone, Some(event.outbox)));
                     return Ok(());
                 }
             }
         }
         if alone.is_some() {
-            self.pending = routed.with_record(|record| pending(record, about, alone, None));
+            self.pending = routed.with_record(|record| pending(record, sent, alone, None));
             return self.retry_pending();
         }
         let refused = routed.with_record(|record| match self.sink.enqueue(record, self.ledger.next()) {
@@ -264,22 +287,17 @@ impl<S: Sink> Outlet<S> {
                 failpoint::reached("enqueued");
                 let bytes = bytes_of(record);
                 self.giving_up.poison.sent_to(record.topic, self.ledger.next());
-                enqueued(
-                    &mut self.counts,
-                    &mut self.kept,
-                    &mut self.giving_up,
-                    &mut self.ledger,
-                    (about, bytes, self.xid, None),
-                )?;
+                self.counts.enqueued += 1;
+                self.ledger.enqueued(bytes, committed_at_us, sent.needed()).map_err(contradiction)?;
                 Ok(None)
             }
             // Which one finished the producer is told with the deliveries.
             Err(full @ (EnqueueError::Full | EnqueueError::Finished)) => {
                 self.counts.queue_full += u64::from(matches!(full, EnqueueError::Full));
-                self.pending = pending(record, about, None, None);
+                self.pending = pending(record, sent, None, None);
                 Ok(None)
             }
-            Err(EnqueueError::Refused(error)) => match about.id {
+            Err(EnqueueError::Refused(error)) => match sent.id {
                 Some(id) if error.kind().disposition() == Disposition::GiveUp => {
                     Ok(Some((id, OwnedRecord::of(record), error)))
                 }
@@ -297,7 +315,7 @@ impl<S: Sink> Outlet<S> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
         let Some(pending) = self.not_delivered_before(pending)? else { return Ok(()) };
         let Some((pending, error)) = self.offer(pending)? else { return Ok(()) };
-        let About { place, id, .. } = pending.about;
+        let InFlight { place, id, .. } = pending.event;
         let error = error.of_row(pending.row).of_event(place.commit_lsn, place.index);
         match id {
             Some(id) if error.kind().disposition() == Disposition::GiveUp => {
@@ -319,21 +337,24 @@ impl<S: Sink> Outlet<S> {
         if let Some(ticket) = pending.ticket {
             return self.offer_again(pending, ticket);
         }
-        let (ticket, xid) = (self.ledger.next(), self.xid);
+        let ticket = self.ledger.next();
         let bytes = pending.record.with_record(|record| {
             self.sink.enqueue(record, ticket)?;
             self.giving_up.poison.sent_to(record.topic, ticket);
             Ok(bytes_of(record))
         });
         match bytes {
-            Ok(bytes) => {
-                let of = (pending.about, bytes, xid, None);
-                enqueued(&mut self.counts, &mut self.kept, &mut self.giving_up, &mut self.ledger, of)?;
-            }
+            Ok(bytes) => self.enqueued(bytes, pending.event)?,
             Err(EnqueueError::Full | EnqueueError::Finished) => self.pending = Some(pending),
             Err(EnqueueError::Refused(error)) => return Ok(Some((pending, error))),
         }
         Ok(None)
+    }
+
+    /// A record was enqueued under the ledger's next ticket.
+    fn enqueued(&mut self, bytes: usize, event: InFlight) -> Result<()> {
+        self.counts.enqueued += 1;
+        self.ledger.enqueued(bytes, event.committed_at_us, event.needed()).map_err(contradiction)
     }
 
     /// Whether a record waits for room in the sink.
@@ -347,12 +368,12 @@ impl<S: Sink> Outlet<S> {
     }
 
     /// The ledger.
-    pub fn ledger(&self) -> &Ledger {
+    pub fn ledger(&self) -> &Ledger<Option<Box<InFlight>>> {
         &self.ledger
     }
 
     /// The ledger, to be told of transactions.
-    pub fn ledger_mut(&mut self) -> &mut Ledger {
+    pub fn ledger_mut(&mut self) -> &mut Ledger<Option<Box<InFlight>>> {
         &mut self.ledger
     }
 
@@ -374,7 +395,9 @@ impl<S: Sink> Outlet<S> {
     /// What was acked is committed, and will not come again.
     pub fn committed(&mut self) {
         self.giving_up.poison.acked_below(self.ledger.next_undelivered());
-        self.count_given_up();
+        for event in std::mem::take(&mut self.uncommitted) {
+            self.is_over(&event);
+        }
     }
 
     /// What is known of events that the broker refuses, from the last producer.
@@ -402,24 +425,6 @@ impl<S: Sink> Outlet<S> {
     pub fn sink(&self) -> &S {
         &self.sink
     }
-}
-
-/// A record was enqueued under the ledger's next ticket, `alone` or with others.
-fn enqueued(
-    counts: &mut Counts,
-    kept: &mut VecDeque<Kept>,
-    giving_up: &mut GivingUp,
-    ledger: &mut Ledger,
-    (about, bytes, xid, alone): (About, usize, Option<u32>, Option<Like>),
-) -> Result<()> {
-    let ticket = ledger.next();
-    counts.enqueued += 1;
-    kept.extend(about.kept.map(|row| (ticket, row, xid)));
-    giving_up.sent(ticket, about.sends, about.max_attempts);
-    if let Some(id) = about.id {
-        giving_up.poison.sent(ticket, id, alone);
-    }
-    ledger.enqueued(bytes, about.committed_at_us).map_err(contradiction)
 }
 
 /// What a record counts against the limit on bytes in flight.

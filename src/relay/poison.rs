@@ -8,7 +8,7 @@
 //! One that was refused is seldom the last of its kind. What is [`Like`] it is suspect before it was ever sent, so that it
 //! finishes no producer and takes none with it, until enough of those were taken in a row.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -16,9 +16,9 @@ use tokio::time::Instant;
 use crate::error::{Error, Kind};
 use crate::event::RowId;
 use crate::event::{Event, Via};
+use crate::ledger::Ticket;
 use crate::position::Lsn;
 use crate::route::Record;
-use crate::sink::Ticket;
 
 /// Events remembered. What is forgotten is found out again.
 const EVENTS_MAX: usize = 100_000;
@@ -106,8 +106,6 @@ impl Refused {
 pub struct Poison {
     suspects: HashSet<EventId>,
     condemned: HashMap<EventId, Verdict>,
-    /// Events that are in flight, by ascending ticket.
-    in_flight: VecDeque<(Ticket, EventId)>,
     /// The one that is in flight alone.
     alone: Option<(Ticket, Like)>,
     /// By topic, what is refused by it.
@@ -141,7 +139,6 @@ enum Spell {
 impl Poison {
     /// Another producer begins, with nothing in flight.
     pub fn begin(&mut self) {
-        self.in_flight.clear();
         self.alone = None;
         self.taken = 0;
         self.watched.values_mut().for_each(|(first, _)| *first = None);
@@ -244,10 +241,9 @@ impl Poison {
         })
     }
 
-    /// It was enqueued; `alone`, where nothing else was in flight and nothing will be until it is acked or refused.
-    pub fn sent(&mut self, ticket: Ticket, id: EventId, alone: Option<Like>) {
-        self.alone = alone.map(|like| (ticket, like));
-        self.in_flight.push_back((ticket, id));
+    /// A record like this was enqueued, nothing else was in flight, and nothing will be until it is acked or refused.
+    pub fn sent_alone(&mut self, ticket: Ticket, like: Like) {
+        self.alone = Some((ticket, like));
     }
 
     /// Whether one is in flight alone, and nothing may be enqueued behind it.
@@ -267,13 +263,9 @@ impl Poison {
     }
 
     /// The one that was in flight alone is refused, and nothing of it is in flight any more: it is given up now.
-    pub fn refused_alone(&mut self, ticket: Ticket, error: &Error) {
+    pub fn refused_alone(&mut self, ticket: Ticket, id: &EventId, error: &Error) {
         self.learned += 1;
-        if self.in_flight.back().is_some_and(|(sent, _)| *sent == ticket)
-            && let Some((_, id)) = self.in_flight.pop_back()
-        {
-            self.suspects.remove(&id);
-        }
+        self.suspects.remove(id);
         self.note_unlike(ticket, error);
     }
 
@@ -302,15 +294,15 @@ impl Poison {
             self.taken += u64::from(takes && !*took);
             *took |= takes;
         }
-        while self.in_flight.front().is_some_and(|(sent, _)| *sent < ticket)
-            && let Some((_, id)) = self.in_flight.pop_front()
-        {
-            if self.suspects.remove(&id) && self.suspects.is_empty() {
-                self.in_vain += u64::from(std::mem::take(&mut self.looking));
-            }
-            // What was acked of it is its dead letter, and when it comes again, somebody wants it tried again.
-            self.forget(&id);
+    }
+
+    /// It was delivered, or its dead letter was, and does not come again by itself.
+    pub fn delivered(&mut self, id: &EventId) {
+        if self.suspects.remove(id) && self.suspects.is_empty() {
+            self.in_vain += u64::from(std::mem::take(&mut self.looking));
         }
+        // Where it comes again, somebody wants it tried again.
+        self.forget(id);
     }
 
     /// It was given up, and nothing of it is in flight.
@@ -320,10 +312,8 @@ impl Poison {
     }
 
     /// The broker refused this one. Whether it is known from now on what to do when it comes again.
-    pub fn refused(&mut self, ticket: Ticket, error: &Error) -> bool {
+    pub fn refused(&mut self, ticket: Ticket, id: &EventId, error: &Error) -> bool {
         self.learned += 1;
-        let Ok(at) = self.in_flight.binary_search_by_key(&ticket, |(sent, _)| *sent) else { return false };
-        let Some((_, id)) = self.in_flight.get(at) else { return false };
         if let Some(verdict) = self.condemned.get_mut(id) {
             // That was its dead letter. Only its size is a reason to send less of it, and others in its batch may be why.
             if error.kind() != Kind::RecordTooLarge || verdict.without_value {
@@ -385,8 +375,8 @@ mod tests {
         OwnedRecord::of(&Record { topic: "orders", key, value, headers: &[], partition: None, timestamp_ms: None })
     }
 
-    fn like(bytes: usize) -> Option<Like> {
-        Some(record(bytes).with_record(Like::of))
+    fn like(bytes: usize) -> Like {
+        record(bytes).with_record(Like::of)
     }
 
     fn suspect(poison: &Poison, id: EventId) -> bool {
@@ -401,20 +391,16 @@ mod tests {
     #[test]
     fn of_a_batch_only_what_is_refused_alone_is_condemned() {
         let mut poison = Poison::default();
-        for number in 0..4 {
-            poison.sent(Ticket(number.into()), row(number), None);
-        }
-        poison.acked_below(Ticket(1));
-        assert!(poison.refused(Ticket(2), &error("large")) && poison.refused(Ticket(3), &error("large")));
-        assert!(!poison.refused(Ticket(0), &error("large")), "it was acked");
+        assert!([2, 3].iter().all(|number| poison.refused(Ticket(9), &row(*number), &error("large"))));
         poison.begin();
         assert!(!suspect(&poison, row(1)) && suspect(&poison, row(2)) && suspect(&poison, row(3)));
-        poison.sent(Ticket(1), row(2), like(10));
+        poison.sent_alone(Ticket(1), like(10));
         assert!(poison.is_alone());
         poison.acked_below(Ticket(2));
+        poison.delivered(&row(2));
         assert!(!poison.is_alone() && !suspect(&poison, row(2)));
-        poison.sent(Ticket(2), row(3), like(20));
-        assert!(poison.refused(Ticket(2), &error("too large")));
+        poison.sent_alone(Ticket(2), like(20));
+        assert!(poison.refused(Ticket(2), &row(3), &error("too large")));
         poison.begin();
         assert!(!suspect(&poison, row(3)) && !poison.is_alone());
         assert_eq!(poison.verdict(&row(3)).map(|verdict| verdict.error.cause()), Some("too large"));
@@ -427,18 +413,18 @@ mod tests {
         for (bad, in_vain) in [(None, 1), (Some(1), 0)] {
             let mut poison = Poison::default();
             for number in 0..3 {
-                poison.sent(Ticket(number.into()), row(number), None);
-            }
-            for number in 0..3 {
-                assert!(poison.refused(Ticket(number), &too_large));
+                assert!(poison.refused(Ticket(number.into()), &row(number), &too_large));
             }
             poison.begin();
             for number in 0..3 {
                 let ticket = Ticket(number.into());
-                poison.sent(ticket, row(number), like(10));
+                poison.sent_alone(ticket, like(10));
                 match bad == Some(number) {
-                    true => poison.refused_alone(ticket, &too_large),
-                    false => poison.acked_below(Ticket(ticket.0 + 1)),
+                    true => poison.refused_alone(ticket, &row(number), &too_large),
+                    false => {
+                        poison.acked_below(Ticket(ticket.0 + 1));
+                        poison.delivered(&row(number));
+                    }
                 }
             }
             assert_eq!(poison.in_vain(), in_vain);
@@ -486,13 +472,12 @@ mod tests {
     fn what_was_acked_and_not_committed_is_still_known_when_it_comes_again() {
         let mut poison = Poison::default();
         poison.condemn(row(1), error("large"));
-        poison.sent(Ticket(0), row(1), like(10));
+        poison.sent_alone(Ticket(0), like(10));
         poison.clear_alone(Ticket(1));
         assert!(!poison.is_alone(), "others may follow");
         poison.begin();
         assert!(poison.verdict(&row(1)).is_some());
-        poison.sent(Ticket(0), row(1), None);
-        poison.acked_below(Ticket(1));
+        poison.delivered(&row(1));
         assert_eq!(poison.verdict(&row(1)), None);
     }
 
@@ -507,14 +492,13 @@ mod tests {
             poison.begin();
             let verdict = poison.verdict(&row(1)).unwrap().clone();
             poison.give_up(&row(1), &verdict);
-            poison.sent(Ticket(0), row(1), None);
             if with_others {
                 poison.with_others();
             }
-            assert_eq!(poison.refused(Ticket(0), &too_large), is_known);
+            assert_eq!(poison.refused(Ticket(0), &row(1), &too_large), is_known);
             assert_eq!(poison.verdict(&row(1)).unwrap().without_value, without_value);
         }
-        poison.acked_below(Ticket(1));
+        poison.delivered(&row(1));
         assert_eq!(poison.verdict(&row(1)), None, "when it comes again, it is tried again");
     }
 
@@ -526,8 +510,9 @@ mod tests {
             poison.begin();
             let verdict = poison.verdict(&row(1)).unwrap().clone();
             poison.give_up(&row(1), &verdict);
-            poison.sent(Ticket(0), row(1), None);
-            assert!(!poison.refused(Ticket(0), &error("invalid")) && !poison.condemn(row(1), error("invalid")));
+            assert!(
+                !poison.refused(Ticket(0), &row(1), &error("invalid")) && !poison.condemn(row(1), error("invalid"))
+            );
             assert!(!poison.verdict(&row(1)).unwrap().without_value);
         }
         assert!(poison.condemn(row(1), Error::new(Kind::RecordTooLarge, "more than message.max.bytes")));
@@ -542,15 +527,15 @@ mod tests {
         });
         assert!(!sized(&poison, 1_000));
         for (ticket, bytes) in [(0, 1_000), (1, 700), (2, 900)] {
-            poison.sent(Ticket(ticket), row(1), like(bytes));
-            poison.refused_alone(Ticket(ticket), &too_large);
+            poison.sent_alone(Ticket(ticket), like(bytes));
+            poison.refused_alone(Ticket(ticket), &row(1), &too_large);
             assert!(!poison.is_alone() && !suspect(&poison, row(1)));
         }
         assert!(sized(&poison, 700) && !sized(&poison, 699));
         poison.begin();
         for ticket in 0..u64::from(TAKEN_MAX) {
             assert!(sized(&poison, 800), "{ticket}");
-            poison.sent(Ticket(ticket), row(2), like(800));
+            poison.sent_alone(Ticket(ticket), like(800));
             poison.acked_below(Ticket(ticket + 1));
         }
         assert!(!sized(&poison, 1_000));
@@ -560,8 +545,8 @@ mod tests {
     fn of_a_topic_that_refuses_records_without_a_key_only_those_are_suspect() {
         let mut poison = Poison::default();
         let keyless = Like { topic: "orders".to_owned(), bytes: 5, keyed: false };
-        poison.sent(Ticket(0), row(1), Some(keyless));
-        poison.refused_alone(Ticket(0), &error("no key"));
+        poison.sent_alone(Ticket(0), keyless);
+        poison.refused_alone(Ticket(0), &row(1), &error("no key"));
         let is_suspect = |key| {
             let value = Some(&b"{}"[..]);
             let record = Record { topic: "orders", key, value, headers: &[], partition: None, timestamp_ms: None };
@@ -580,8 +565,7 @@ mod tests {
         };
         let mut poison = Poison::default();
         poison.condemn(at(100, 0), error("large"));
-        poison.sent(Ticket(0), at(200, 3), None);
-        assert!(poison.refused(Ticket(0), &error("with another")));
+        assert!(poison.refused(Ticket(0), &at(200, 3), &error("with another")));
         poison.begin();
         assert!(poison.verdict(&at(100, 0)).is_some() && suspect(&poison, at(200, 3)));
         for other in [at(100, 1), at(300, 0)] {

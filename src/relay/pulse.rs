@@ -221,8 +221,9 @@ mod tests {
 
     use super::*;
     use crate::config::KafkaConfig;
+    use crate::ledger::Ticket;
     use crate::route::Record;
-    use crate::sink::{EnqueueError, KafkaSink, Sink as _, Ticket};
+    use crate::sink::{EnqueueError, KafkaSink, Sink as _};
 
     #[test]
     fn a_loop_that_goes_on_may_and_one_that_stood_still_for_two_thirds_of_the_timeout_may_not() {

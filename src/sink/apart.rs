@@ -9,12 +9,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{Producer as _, PurgeConfig};
 
-use super::Ticket;
 use super::context::Context;
 use super::kafka::for_librdkafka;
 use super::options::Options;
 use super::polled::Polled;
 use super::producer::Inner;
+use crate::ledger::Ticket;
 use crate::route::Record;
 
 /// The producer beside the sink's own: made with the first record for it, and there until that one ends.

@@ -13,7 +13,6 @@ use rdkafka::message::Message;
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tokio::sync::{Notify, oneshot};
 
-use super::Ticket;
 use super::connection::Tracker;
 use super::denied::Denied;
 use super::doubt::{Doubt, Doubts};
@@ -22,6 +21,7 @@ use super::placement::Placement;
 use super::redact::Redactor;
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::Shown;
+use crate::ledger::Ticket;
 
 /// What an ack without an offset stands for: librdkafka infers one from the ack of a later batch, or from Kafka taking
 /// the record for a copy. Both are guesses, and a guess is no delivery (P1).

@@ -22,9 +22,10 @@ use super::polled::Polled;
 use super::probe::Probe;
 use super::producer::{FULL_RETRY, Inner, Producer, retire};
 use super::transaction::{Transaction, Transactional};
-use super::{Delivery, EnqueueError, Sink, Ticket};
+use super::{Delivery, EnqueueError, Sink};
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
+use crate::ledger::Ticket;
 use crate::route::{OwnedRecord, Record};
 
 /// What Kafka adds to a record that travels alone, at most: a batch header and the lengths around key and value.

@@ -54,11 +54,8 @@ pub use producer::Producer;
 pub use transaction::Transactional;
 
 use crate::error::Error;
+use crate::ledger::Ticket;
 use crate::route::Record;
-
-/// Names one enqueued record to the ledger and back. Each is higher than the one before: a sink tells by it what was acked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(pub u64);
 
 /// What a record with two headers costs in memory beside its own bytes until it is acked: librdkafka's message and list of
 /// headers with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured.

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Ticket;
 use super::placement::{Placement, partition};
+use crate::ledger::Ticket;
 
 /// How long after its last record a partition counts as known to the broker. Brokers forget a producer after
 /// `producer.id.expiration.ms`, a day by default; opening again costs nothing to a partition that was idle so long.

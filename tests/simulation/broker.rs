@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use walrelay::error::{Error, Kind};
+use walrelay::ledger::Ticket;
 use walrelay::route::Record;
-use walrelay::sink::{Delivery, EnqueueError, Sink, Ticket};
+use walrelay::sink::{Delivery, EnqueueError, Sink};
 
 const PARTITIONS: usize = 3;
 /// Records one producer's queue holds.

@@ -11,11 +11,12 @@ use crate::config::{Config, setting};
 use crate::decode::{Value, wire};
 use crate::error::{Disposition, Kind};
 use crate::event::replay::COLUMNS;
+use crate::ledger::Ticket;
 use crate::position::Lsn;
 use crate::relay::core::{Core, Counts, Setup};
 use crate::route::Record;
 use crate::sink::faults::{Subject, explain, rows};
-use crate::sink::{Delivery, EnqueueError, Sink, Ticket};
+use crate::sink::{Delivery, EnqueueError, Sink};
 use crate::telemetry::Telemetry;
 
 const TOPIC: &str = "outbox.event.order";

@@ -1,6 +1,6 @@
 //! Events that come again after a crash: those that were published are counted as delivered, and not published again.
 
-use super::{About, Before, Outlet, Pending};
+use super::{Before, InFlight, Outlet, Pending};
 use crate::error::Result;
 use crate::position::Lsn;
 use crate::relay::delivered_before::{DeliveredBefore, Tail};
@@ -51,20 +51,20 @@ impl<S: Sink> Outlet<S> {
     /// Gives `pending` back where it is to be published.
     pub(super) fn not_delivered_before(&mut self, mut pending: Pending) -> Result<Option<Pending>> {
         let (Some(outbox), Some(before)) = (pending.unread, &mut self.before) else { return Ok(Some(pending)) };
-        let place = pending.about.place;
+        let place = pending.event.place;
         match pending.record.with_record(|record| before.judge(place, outbox, record)) {
             Before::Publish => {
                 pending.unread = None;
                 return Ok(Some(pending));
             }
-            Before::Delivered => self.delivered_before(pending.about)?,
+            Before::Delivered => self.delivered_before(pending.event)?,
             Before::Unread => self.pending = Some(pending),
         }
         Ok(None)
     }
 
-    pub(super) fn delivered_before(&mut self, about: About) -> Result<()> {
+    pub(super) fn delivered_before(&mut self, event: InFlight) -> Result<()> {
         self.counts.delivered_before += 1;
-        self.done_without_kafka(about.kept, about.committed_at_us)
+        self.done(None, InFlight { id: None, max_attempts: None, ..event })
     }
 }

@@ -1,14 +1,15 @@
 //! Events that the broker may refuse: sent with nothing else in flight, and given up where they stand if they are.
 
 use super::giving_up::{GivenUp, GivingUp};
-use super::{About, Outlet, Pending, enqueued};
+use super::{InFlight, Outlet, Pending};
 use crate::config::OnError;
 use crate::error::{Error, Result};
 use crate::event::{Event, Shown};
+use crate::ledger::Ticket;
 use crate::relay::outlet::bytes_of;
 use crate::relay::poison::{Like, Verdict};
 use crate::route::OwnedRecord;
-use crate::sink::{EnqueueError, Sink, Ticket};
+use crate::sink::{EnqueueError, Sink};
 use crate::upkeep::parked::Parked;
 
 /// What is kept of an event that may be refused, beside its record.
@@ -21,9 +22,8 @@ pub(super) struct Alone {
 /// An event in flight that may be refused.
 #[derive(Debug)]
 pub(super) struct InFlightAlone {
-    ticket: Ticket,
+    pub(super) ticket: Ticket,
     record: OwnedRecord,
-    about: About,
     kept: Alone,
 }
 
@@ -49,20 +49,9 @@ impl<S: Sink> Outlet<S> {
         });
         match sent {
             Ok((bytes, like)) => {
-                let Pending { record, about, .. } = pending;
-                let (place, committed_at_us, id) = (about.place, about.committed_at_us, about.id.clone());
-                // What is written of it is known once it is acked, or refused.
-                let in_flight = About {
-                    place,
-                    committed_at_us,
-                    kept: None,
-                    id,
-                    max_attempts: about.max_attempts,
-                    sends: about.sends,
-                };
-                let of = (in_flight, bytes, self.xid, Some(like));
-                enqueued(&mut self.counts, &mut self.kept, &mut self.giving_up, &mut self.ledger, of)?;
-                self.apart = Some(InFlightAlone { ticket, record, about, kept });
+                self.giving_up.poison.sent_alone(ticket, like);
+                self.enqueued(bytes, pending.event)?;
+                self.apart = Some(InFlightAlone { ticket, record: pending.record, kept });
                 Ok(None)
             }
             Err(EnqueueError::Full | EnqueueError::Finished) => {
@@ -77,10 +66,8 @@ impl<S: Sink> Outlet<S> {
     pub(super) fn offer_again(&mut self, pending: Pending, ticket: Ticket) -> Result<Option<(Pending, Error)>> {
         match pending.record.with_record(|record| self.sink.enqueue(record, ticket)) {
             Ok(()) => {
-                self.kept.extend(pending.about.kept.map(|outcome| (ticket, outcome, self.xid)));
-                self.giving_up.sent(ticket, pending.about.sends, None);
-                if let Some(id) = pending.about.id {
-                    self.giving_up.poison.sent(ticket, id, None);
+                if let Some(event) = self.ledger.event_mut(ticket) {
+                    *event = pending.event.needed();
                 }
                 Ok(None)
             }
@@ -92,14 +79,6 @@ impl<S: Sink> Outlet<S> {
         }
     }
 
-    /// The broker has this record. Where it was in flight alone, what is to be written of it is known now.
-    #[inline]
-    pub(super) fn acked_apart(&mut self, ticket: Ticket) {
-        if let Some(InFlightAlone { about, .. }) = self.apart.take_if(|apart| apart.ticket == ticket) {
-            self.kept.extend(about.kept.map(|outcome| (ticket, outcome, self.xid)));
-        }
-    }
-
     /// The event that was in flight alone is refused, and given up.
     ///
     /// # Errors
@@ -107,14 +86,16 @@ impl<S: Sink> Outlet<S> {
     #[cold]
     pub(super) fn refused_apart(&mut self, ticket: Ticket, error: Error) -> Result<()> {
         let Some(apart) = self.apart.take_if(|apart| apart.ticket == ticket) else { return Ok(()) };
-        let InFlightAlone { record, about, kept, .. } = apart;
-        self.giving_up.poison.refused_alone(ticket, &error);
-        let Some(id) = about.id else { return Err(error.of_event(about.place.commit_lsn, about.place.index)) };
+        let Some(event) = self.ledger.event_mut(ticket).and_then(Option::take) else { return Ok(()) };
+        let InFlightAlone { record, kept, .. } = apart;
+        let InFlight { place, committed_at_us, id, max_attempts, .. } = *event;
+        let Some(id) = id else { return Err(error.of_event(place.commit_lsn, place.index)) };
+        self.giving_up.poison.refused_alone(ticket, &id, &error);
         if let Some(parked) = kept.parked {
-            return self.park_kept(*parked, id, (about.max_attempts, Some(ticket)), &record, &error);
+            return self.park_kept(*parked, id, (max_attempts, Some(ticket)), &record, &error);
         }
         let error = error.of_row(Shown::of(id.row.id()));
-        let of = GivenUp { place: about.place, committed_at_us: about.committed_at_us, ticket: Some(ticket) };
+        let of = GivenUp { place, committed_at_us, ticket: Some(ticket) };
         self.dead_letter_or_skip(&of, id, record, &Verdict { error, without_value: false })
     }
 }

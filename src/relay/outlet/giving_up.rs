@@ -1,18 +1,17 @@
 //! What becomes of an event that cannot be delivered, where the relay is not to stop for it.
 
-use std::collections::{HashMap, VecDeque};
-
 use tokio::time::Instant;
 
 use super::settling::{Failed, Outcome};
-use super::{About, Outlet, Pending, contradiction, no_such_outbox};
+use super::{InFlight, Outlet, Pending, contradiction, no_such_outbox};
 use crate::config::{DeliveryConfig, OnError};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
+use crate::ledger::Ticket;
 use crate::relay::poison::{EventId, Poison, Verdict};
 use crate::route::dead_letter::Reason;
 use crate::route::{OwnedRecord, Record};
-use crate::sink::{Delivery, Sink, Ticket};
+use crate::sink::Sink;
 use crate::upkeep::Failure;
 
 /// How events are given up, and what is known of them.
@@ -20,23 +19,26 @@ use crate::upkeep::Failure;
 pub(super) struct GivingUp {
     pub(super) delivery: DeliveryConfig,
     pub(super) poison: Poison,
-    /// How often events in flight may be tried, of those that say so, by ascending ticket.
-    limits: VecDeque<(Ticket, u32)>,
-    /// Events that are given up, by ascending ticket, until they do not come again; whether each is a dead letter.
-    given_up: VecDeque<(Ticket, bool)>,
-    /// Whether a dead letter is in flight that was refused before: what would be sent behind it would be sent again and again.
-    holds: bool,
 }
 
-/// What of an event is sent.
+/// What becomes of an event that is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sends {
-    /// Its record.
-    Record,
-    /// Its dead letter.
-    Letter,
-    /// Its dead letter, once more.
-    LetterAgain,
+pub(super) enum Instead {
+    /// Its dead letter is sent.
+    DeadLetter,
+    /// Its dead letter is sent once more.
+    DeadLetterAgain,
+    /// Nothing is sent.
+    Skipped,
+}
+
+/// A record that the broker refused.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) ticket: Ticket,
+    /// Its event, where such events are given up.
+    pub(super) id: Option<EventId>,
+    pub(super) error: Error,
 }
 
 /// An event that is given up, as far as its record does not tell.
@@ -50,49 +52,7 @@ pub(super) struct GivenUp {
 
 impl GivingUp {
     pub(super) fn new(delivery: &DeliveryConfig) -> GivingUp {
-        let (limits, given_up) = (VecDeque::new(), VecDeque::new());
-        GivingUp { delivery: delivery.clone(), poison: Poison::default(), limits, given_up, holds: false }
-    }
-
-    /// This of an event was enqueued that may be tried so often.
-    #[inline]
-    pub(super) fn sent(&mut self, ticket: Ticket, sends: Sends, max_attempts: Option<u32>) {
-        self.limits.extend(max_attempts.map(|max| (ticket, max)));
-        if sends != Sends::Record {
-            self.given_up.push_back((ticket, true));
-            self.holds = sends == Sends::LetterAgain;
-        }
-    }
-
-    /// Whether nothing is to be sent before something else is acked.
-    #[inline]
-    pub(super) fn holds(&self) -> bool {
-        self.holds || self.poison.is_alone()
-    }
-
-    /// Says in each failure how often the first event that its topic refused may be tried.
-    pub(super) fn limit(&self, deliveries: &mut [Delivery]) {
-        if self.limits.is_empty() {
-            return;
-        }
-        let mut first: HashMap<String, Ticket> = HashMap::new();
-        for delivery in deliveries.iter() {
-            if let Delivery::Failed(ticket, error) = delivery
-                && let Some(topic) = error.topic()
-            {
-                let of = first.entry(topic.to_owned()).or_insert(*ticket);
-                *of = (*of).min(*ticket);
-            }
-        }
-        for delivery in deliveries {
-            if let Delivery::Failed(_, error) = delivery
-                && let Some(ticket) = error.topic().and_then(|topic| first.get(topic))
-            {
-                let at = self.limits.binary_search_by_key(ticket, |(sent, _)| *sent).ok();
-                let max = at.and_then(|at| self.limits.get(at)).map(|(_, max)| *max);
-                *error = error.clone().within(max);
-            }
-        }
+        GivingUp { delivery: delivery.clone(), poison: Poison::default() }
     }
 
     /// Why an event for `topic` is given up now, if it is: its topic was tried as often as it may be.
@@ -106,16 +66,6 @@ impl GivingUp {
         self.delivery.on_error != OnError::Stop
     }
 
-    /// Everything up to this ticket was acked. What is not committed comes again, and what is known of it counts then.
-    pub(super) fn acked_below(&mut self, ticket: Ticket) {
-        self.limits.drain(..self.limits.partition_point(|(sent, _)| *sent < ticket));
-        self.holds &= self.given_up.back().is_some_and(|(sent, _)| *sent >= ticket);
-        match self.delivery.transactions {
-            Some(_) => self.poison.clear_alone(ticket),
-            None => self.poison.acked_below(ticket),
-        }
-    }
-
     /// Whether this event, where events are given up, has to be in flight alone.
     #[inline]
     pub(super) fn suspects(&self, id: Option<&EventId>, record: &Record<'_>) -> bool {
@@ -123,13 +73,16 @@ impl GivingUp {
     }
 
     /// What follows from `failure`, the first that was told, where these were `refused`.
-    pub(super) fn judge(&mut self, refused: Vec<(Ticket, Error)>, failure: Error) -> Error {
-        let Some((_, first)) = refused.first() else { return failure };
-        let cause = format!("the broker refused a record; finding out which: {}", first.cause());
+    pub(super) fn judge(&mut self, refused: &[Refusal], failure: Error) -> Error {
+        let Some(first) = refused.first() else { return failure };
+        let cause = format!("the broker refused a record; finding out which: {}", first.error.cause());
         if refused.len() > 1 {
             self.poison.with_others();
         }
-        let judged = refused.iter().fold(true, |judged, (ticket, error)| self.poison.refused(*ticket, error) && judged);
+        let mut judged = true;
+        for Refusal { ticket, id, error } in refused {
+            judged &= id.as_ref().is_some_and(|id| self.poison.refused(*ticket, id, error));
+        }
         if judged { Error::new(Kind::KafkaUnreachable, cause) } else { self.dead_letter_refused(&failure) }
     }
 
@@ -190,7 +143,7 @@ impl<S: Sink> Outlet<S> {
     ) -> Result<()> {
         let settles = self.outboxes.get(id.row.outbox).ok_or_else(no_such_outbox)?;
         let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
-        let kept = match settles.failed {
+        let written = match settles.failed {
             Failed::Nothing => None,
             Failed::SameAsAcked => Some(Outcome::Acked(id.row.clone())),
             Failed::Marked => {
@@ -212,11 +165,10 @@ impl<S: Sink> Outlet<S> {
             let reason = Reason { slot, outbox, row: id.row.id(), place, class, cause, attempts };
             let letter = record.into_dead_letter(topic, &reason);
             let record = if verdict.without_value { letter.without_value() } else { letter };
-            let (committed_at_us, max_attempts) = (event.committed_at_us, None);
-            let sends = if again { Sends::LetterAgain } else { Sends::Letter };
-            let about = About { place, committed_at_us, kept, id: Some(id), max_attempts, sends };
+            let instead = Some(if again { Instead::DeadLetterAgain } else { Instead::DeadLetter });
+            let sent = InFlight { id: Some(id), instead, ..self.unsent(place, event.committed_at_us, written) };
             let refused =
-                self.offer(Pending { record, about, row, alone: None, unread: None, ticket: event.ticket })?;
+                self.offer(Pending { record, event: sent, row, alone: None, unread: None, ticket: event.ticket })?;
             let Some((pending, error)) = refused else { return Ok(()) };
             if error.kind() != Kind::RecordTooLarge {
                 return Err(self.giving_up.dead_letter_refused(&error));
@@ -229,37 +181,33 @@ impl<S: Sink> Outlet<S> {
             };
         }
         self.giving_up.poison.forget(&id);
-        self.giving_up.given_up.push_back((event.ticket.unwrap_or(self.ledger.next()), false));
-        match event.ticket {
-            Some(ticket) => self.done_with(ticket, kept),
-            None => self.done_without_kafka(kept, event.committed_at_us),
-        }?;
-        if self.giving_up.delivery.transactions.is_none() {
-            self.count_given_up();
-        }
-        Ok(())
+        let instead = Some(Instead::Skipped);
+        self.done(event.ticket, InFlight { instead, ..self.unsent(event.place, event.committed_at_us, written) })
     }
 
-    /// Counts the events that were given up and do not come again, because all before them is delivered.
-    pub(super) fn count_given_up(&mut self) {
-        let below = self.ledger.next_undelivered();
-        let done = self.giving_up.given_up.partition_point(|(ticket, _)| *ticket < below);
-        for (_, is_letter) in self.giving_up.given_up.drain(..done) {
-            *(if is_letter { &mut self.counts.dead_lettered } else { &mut self.counts.skipped }) += 1;
-        }
+    /// An event of which no record is sent, as far as its outcome goes.
+    pub(super) fn unsent(&self, place: Place, committed_at_us: i64, outcome: Option<Outcome>) -> InFlight {
+        InFlight { place, committed_at_us, xid: self.xid, outcome, id: None, max_attempts: None, instead: None }
     }
 
-    /// Nothing of an event goes to Kafka; what is to be written of it holds the position back until it is.
-    pub(super) fn done_without_kafka(&mut self, kept: Option<Outcome>, committed_at_us: i64) -> Result<()> {
-        let ticket = self.ledger.next();
-        self.ledger.enqueued(0, committed_at_us).map_err(contradiction)?;
-        self.done_with(ticket, kept)
-    }
-
-    /// The event with this ticket is done with, but for what is to be written of it.
-    pub(super) fn done_with(&mut self, ticket: Ticket, kept: Option<Outcome>) -> Result<()> {
-        self.kept.extend(kept.map(|outcome| (ticket, outcome, self.xid)));
+    /// Nothing of an event goes to Kafka, or nothing more where it has a ticket; what is to be written of it holds the
+    /// position back until it is.
+    pub(super) fn done(&mut self, ticket: Option<Ticket>, event: InFlight) -> Result<()> {
+        let ticket = match ticket {
+            Some(ticket) => {
+                if let Some(known) = self.ledger.event_mut(ticket) {
+                    *known = event.needed();
+                }
+                ticket
+            }
+            None => {
+                let ticket = self.ledger.next();
+                self.ledger.enqueued(0, event.committed_at_us, event.needed()).map_err(contradiction)?;
+                ticket
+            }
+        };
         self.ledger.acked(ticket).map_err(contradiction)?;
+        self.release();
         Ok(())
     }
 }

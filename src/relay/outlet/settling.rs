@@ -5,14 +5,20 @@ use std::sync::Arc;
 use super::Outlet;
 use crate::config::delivery::max_attempts;
 use crate::config::{OutboxConfig, SlotName};
-use crate::event::{Event, RowId, Shown};
+use crate::event::{Event, Place, RowId, Shown};
 use crate::position::Lsn;
-use crate::sink::{Sink, Ticket};
+use crate::sink::Sink;
 use crate::upkeep::parked::Parked;
 use crate::upkeep::{Batch, Failure};
 
-/// What is done to a row once its ticket is delivered, and the transaction that wrote it.
-pub(super) type Kept = (Ticket, Outcome, Option<u32>);
+/// What is done to the row of an event that is delivered.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) place: Place,
+    pub(super) outcome: Outcome,
+    /// The transaction that wrote it.
+    pub(super) xid: Option<u32>,
+}
 
 /// What has become of an event, and is to be written to its row or kept beside it.
 #[derive(Debug, Clone)]
@@ -88,19 +94,14 @@ impl Settles {
 }
 
 impl<S: Sink> Outlet<S> {
-    /// Takes up to `max` rows to be marked or deleted, in the order of their acks, none before one that was not acked; and
-    /// whether those are all there are so far. Until [`Outlet::settled`] says otherwise they count as not done.
+    /// Takes up to `max` rows to be marked or deleted, in the order of their events; and whether those are all there are so
+    /// far. Until [`Outlet::settled`] says otherwise they count as not done.
     pub fn settle(&mut self, max: usize) -> (Batch, bool) {
         debug_assert!(self.settling.is_empty(), "one batch at a time");
-        while self.settling.len() < max
-            && self.has_delivered_row()
-            && let Some(row) = self.kept.pop_front()
-        {
-            self.settling.push(row);
-        }
-        let all = !self.has_delivered_row();
+        self.settling.extend(self.kept.drain(..max.min(self.kept.len())));
+        let all = self.kept.is_empty();
         let mut batch = Batch::default();
-        for (_, outcome, xid) in &self.settling {
+        for Kept { outcome, xid, .. } in &self.settling {
             match outcome {
                 Outcome::Acked(row) => batch.acked.push(row.clone()),
                 Outcome::Failed(row, failure) => batch.failed.push((row.clone(), failure.clone())),
@@ -121,34 +122,29 @@ impl<S: Sink> Outlet<S> {
 
     /// What was taken is done, or has to be done again.
     pub fn settled(&mut self, done: bool) {
-        let of = |outcome: &Outcome| if let Outcome::Parked(event) = outcome { event.bytes() } else { 0 };
+        let of = |kept: &Kept| if let Outcome::Parked(event) = &kept.outcome { event.bytes() } else { 0 };
         if done {
-            self.parked_bytes -= self.settling.iter().map(|(_, outcome, _)| of(outcome)).sum::<usize>();
+            self.parked_bytes -= self.settling.iter().map(of).sum::<usize>();
         }
         for row in self.settling.drain(..).rev().filter(|_| !done) {
             self.kept.push_front(row);
         }
     }
 
-    /// Whether rows wait to be marked or deleted, acked or not.
+    /// Whether rows of delivered events wait to be marked or deleted.
     pub fn has_unsettled(&self) -> bool {
         !self.kept.is_empty() || !self.settling.is_empty()
     }
 
     /// Whether a batch of them could begin now.
     pub fn has_settleable(&self) -> bool {
-        self.settling.is_empty() && self.has_delivered_row()
-    }
-
-    fn has_delivered_row(&self) -> bool {
-        self.kept.front().is_some_and(|(ticket, ..)| self.ledger.is_delivered(*ticket))
+        self.settling.is_empty() && !self.kept.is_empty()
     }
 
     /// How many events of the open transaction, which is that at `commit_lsn`, are delivered, and marked where rows are.
     pub fn settled_index(&self, commit_lsn: Lsn) -> u64 {
         let delivered = self.ledger.delivered().delivered_of(commit_lsn);
-        let waiting =
-            self.settling.first().or(self.kept.front()).and_then(|(ticket, ..)| self.ledger.whereabouts(*ticket));
-        waiting.map_or(delivered, |first| first.index.min(delivered))
+        let waiting = self.settling.first().or(self.kept.front());
+        waiting.map_or(delivered, |first| first.place.index.min(delivered))
     }
 }

@@ -7,10 +7,11 @@ use super::settling::Outcome;
 use super::{Outlet, no_such_outbox};
 use crate::error::{Disposition, Error, Result};
 use crate::event::{Event, Place, RowId, Shown, Via};
+use crate::ledger::Ticket;
 use crate::relay::poison::EventId;
 use crate::relay::retrying::Tried;
 use crate::route::{OwnedRecord, Record};
-use crate::sink::{Sink, Ticket};
+use crate::sink::Sink;
 use crate::upkeep::Failure;
 use crate::upkeep::parked::{Parked, Waiting};
 
@@ -46,7 +47,9 @@ impl<S: Sink> Outlet<S> {
 
     /// Events that are on their way to the table.
     fn under_way(&self) -> impl Iterator<Item = &Parked> {
-        self.settling.iter().chain(&self.kept).filter_map(|(_, outcome, _)| match outcome {
+        let delivered = self.settling.iter().chain(&self.kept).map(|kept| &kept.outcome);
+        let in_flight = self.ledger.events().flatten().filter_map(|event| event.outcome.as_ref());
+        delivered.chain(in_flight).filter_map(|outcome| match outcome {
             Outcome::Parked(event) => Some(&**event),
             Outcome::Acked(_) | Outcome::Failed(..) => None,
         })
@@ -105,7 +108,7 @@ impl<S: Sink> Outlet<S> {
         self.giving_up.poison.forget(&id);
         if self.parking.holds(&parked.row, &parked.place) {
             self.came_again(&parked.row, &parked.place)?;
-            return self.waits(None, ticket, parked.committed_at_us);
+            return self.done(ticket, self.unsent(parked.place, parked.committed_at_us, None));
         }
         let (class, cause) = (error.kind().class(), error.cause());
         let row = &parked.row;
@@ -136,7 +139,7 @@ impl<S: Sink> Outlet<S> {
         let why = match behind {
             Behind::Itself => {
                 self.came_again(&event.row_id(), &event.place)?;
-                return self.done_without_kafka(None, event.committed_at_us);
+                return self.done(None, self.unsent(event.place, event.committed_at_us, None));
             }
             Behind::Aggregate => None,
             Behind::Topic => {
@@ -190,15 +193,8 @@ impl<S: Sink> Outlet<S> {
         })?;
         self.counts.parked += 1;
         self.parked_bytes += parked.bytes();
-        let committed_at_us = parked.committed_at_us;
-        self.waits(Some(Outcome::Parked(Arc::new(parked))), ticket, committed_at_us)
-    }
-
-    fn waits(&mut self, kept: Option<Outcome>, ticket: Option<Ticket>, committed_at_us: i64) -> Result<()> {
-        match ticket {
-            Some(ticket) => self.done_with(ticket, kept),
-            None => self.done_without_kafka(kept, committed_at_us),
-        }
+        let (place, committed_at_us) = (parked.place, parked.committed_at_us);
+        self.done(ticket, self.unsent(place, committed_at_us, Some(Outcome::Parked(Arc::new(parked)))))
     }
 }
 

@@ -11,9 +11,10 @@ use crate::config::{Config, OutboxConfig, RetryConfig};
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::RowId;
 use crate::event::{Place, Polled};
+use crate::ledger::Ticket;
 use crate::relay::pulse::Beside;
 use crate::route::{OwnedRecord, Router};
-use crate::sink::{Delivery, EnqueueError, KafkaSink, Sink as _, Ticket};
+use crate::sink::{Delivery, EnqueueError, KafkaSink, Sink as _};
 use crate::state::Stored;
 use crate::upkeep::parked::{BEHIND, Held};
 
