@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::cli::given_up::{cell, counted, cut};
+use super::Change;
+use super::event::Counts;
+use super::text::{cell, counted, cut};
 use crate::cli::output::aligned;
-use crate::dead_letters::{Counts, Letter, Outcome, Progress};
+use crate::dead_letters::{self as library, Letter, Progress};
 use crate::error::{Error, Kind};
 
 /// How many letters that cannot be sent are named.
@@ -19,11 +21,10 @@ const NAME_CHARS_MAX: usize = 200;
 
 /// What was found, and what came of it.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
-    topic: String,
+pub(super) struct Report {
+    #[serde(rename = "ask")]
+    change: Change,
     dry_run: bool,
-    #[serde(skip)]
-    outcome: Outcome,
     #[serde(flatten)]
     counts: Counts,
     /// How many go to each topic.
@@ -48,12 +49,11 @@ struct Named {
 
 impl Report {
     /// Before anything is looked at.
-    pub fn new(topic: &str, outcome: Outcome, dry_run: bool) -> Report {
+    pub(super) fn new(topic: &str, change: Change, dry_run: bool) -> Report {
         Report {
-            topic: topic.to_owned(),
+            change,
             dry_run,
-            outcome,
-            counts: Counts::default(),
+            counts: Counts::of_letters(topic, library::Counts::default()),
             topics: BTreeMap::new(),
             unsendable: 0,
             unsendable_letters: Vec::new(),
@@ -64,8 +64,8 @@ impl Report {
     }
 
     /// Takes a letter that is meant.
-    pub fn letter(&mut self, letter: &Letter<'_>, reserved: &[String]) {
-        if self.outcome == Outcome::Discarded {
+    pub(super) fn letter(&mut self, letter: &Letter<'_>, reserved: &[String]) {
+        if self.change == Change::Drop {
             return;
         }
         match letter.sendable(reserved) {
@@ -89,11 +89,11 @@ impl Report {
     }
 
     /// All letters were looked at.
-    pub fn found(&mut self, counts: Counts) {
+    pub(super) fn found(&mut self, counts: Counts) {
         self.counts = counts;
         if self.unsendable > 0 {
             self.note(
-                "what cannot be sent as it is stays: walrelay replay --id ID reads its row again, and dead-letters discard \
+                "what cannot be sent as it is stays: walrelay replay --id ID reads its row again, and dead-letters drop \
                  settles the letter then"
                     .to_owned(),
             );
@@ -101,58 +101,48 @@ impl Report {
     }
 
     /// Adds a remark.
-    pub fn note(&mut self, note: String) {
+    pub(super) fn note(&mut self, note: String) {
         self.notes.push(note);
     }
 
     /// Takes what was settled.
-    pub fn settled(&mut self, progress: Progress) {
+    pub(super) fn settled(&mut self, progress: Progress) {
         self.sent = progress.sent;
         self.newly_settled = progress.settled;
     }
 
-    /// What was counted.
-    pub fn counts(&self) -> &Counts {
-        &self.counts
-    }
-
-    /// Letters that are meant.
-    pub fn matched(&self) -> u64 {
-        self.counts.matched
-    }
-
-    /// Those of them that are settled if all goes well.
-    pub fn chosen(&self) -> u64 {
+    /// Letters that are settled if all goes well.
+    pub(super) fn chosen(&self) -> u64 {
         self.counts.matched - self.unsendable
     }
 
     /// The topics letters go to.
-    pub fn topics(&self) -> Vec<&str> {
+    pub(super) fn topics(&self) -> Vec<&str> {
         self.topics.keys().map(String::as_str).filter(|topic| *topic != OTHER_TOPICS).collect()
     }
 
     /// Why nothing can be done.
-    pub fn fault(&self) -> Option<Error> {
+    pub(super) fn fault(&self) -> Option<Error> {
         (self.chosen() == 0).then(|| {
             let letters = counted(self.unsendable, "letter");
             Error::new(Kind::Event, format!("none of {letters} can be sent as it is, and nothing was")).remedy(
-                "`walrelay replay --id ID` reads a row again, as it is by now; `walrelay dead-letters discard \
+                "`walrelay replay --id ID` reads a row again, as it is by now; `walrelay dead-letters drop \
                  PARTITION:OFFSET` settles its letter",
             )
         })
     }
 
     /// What is asked before anything is changed.
-    pub fn question(&self) -> String {
+    pub(super) fn question(&self) -> String {
         let letters = counted(self.chosen(), "letter");
-        match self.outcome {
-            Outcome::Replayed => format!("Send {letters} again?"),
-            Outcome::Discarded => format!("Discard {letters}?"),
+        match self.change {
+            Change::Retry => format!("Send {letters} again?"),
+            Change::Drop => format!("Drop {letters}? These events are never sent."),
         }
     }
 
     /// What was settled, in one line.
-    pub fn said(&self) -> String {
+    pub(super) fn said(&self) -> String {
         let letters = counted(self.chosen(), "letter");
         let all = self.newly_settled >= self.chosen();
         let left = match self.unsendable {
@@ -160,26 +150,26 @@ impl Report {
             1 => " 1 cannot be sent as it is, and was left.".to_owned(),
             left => format!(" {left} cannot be sent as they are, and were left."),
         };
-        match self.outcome {
-            Outcome::Replayed if all => format!("Sent and settled {letters}.{left}"),
-            Outcome::Replayed => {
+        match self.change {
+            Change::Retry if all => format!("Sent and settled {letters}.{left}"),
+            Change::Retry => {
                 let (sent, settled) = (self.sent, self.newly_settled);
                 format!("Of {letters}, {sent} were sent and {settled} settled.{left}")
             }
-            Outcome::Discarded if all => format!("Discarded {letters}."),
-            Outcome::Discarded => format!("Of {letters}, {} were discarded.", self.newly_settled),
+            Change::Drop if all => format!("Dropped {letters}."),
+            Change::Drop => format!("Of {letters}, {} were dropped.", self.newly_settled),
         }
     }
 
     /// It was told to stop before its end.
-    pub fn stopped(&self) -> Error {
+    pub(super) fn stopped(&self) -> Error {
         let said = self.said();
         Error::new(Kind::ShutdownTimeout, format!("told to stop. {}", said.trim_end_matches('.')))
             .remedy("for the rest, give the same command again: what is settled is left out")
     }
 
     /// For people.
-    pub fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let table = |head: [&str; 2], counts: &BTreeMap<String, u64>| {
             let row = |(name, count): (&String, &u64)| [cell(name.as_bytes(), NAME_CHARS_MAX), count.to_string()];
             let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(counts.iter().map(row)).collect();
@@ -201,9 +191,6 @@ impl Report {
         for note in &self.notes {
             text += &format!("note: {}\n", note.replace(char::is_control, " "));
         }
-        if self.dry_run {
-            text += "\nDry run: nothing was changed.\n";
-        }
         text
     }
 }
@@ -223,8 +210,8 @@ mod tests {
     use crate::dead_letters::letter::{Header, Incoming};
     use crate::route::dead_letter::{CLASS_HEADER, ROW_HEADER, TOPIC_HEADER};
 
-    fn report(outcome: Outcome, topics: &[&str]) -> Report {
-        let mut report = Report::new("dead", outcome, true);
+    fn report(change: Change, topics: &[&str]) -> Report {
+        let mut report = Report::new("dead", change, true);
         for topic in topics {
             let mut headers: Vec<Header<'_>> = vec![(CLASS_HEADER, Some(b"rejected")), (ROW_HEADER, Some(b"7\n"))];
             headers.extend((!topic.is_empty()).then_some((TOPIC_HEADER, Some(topic.as_bytes()))));
@@ -234,13 +221,14 @@ mod tests {
             report.letter(&letter, &["dead".to_owned()]);
         }
         let matched = topics.len() as u64;
-        report.found(Counts { matched, classes: [("rejected".to_owned(), matched)].into(), ..Counts::default() });
+        let classes = [("rejected".to_owned(), matched)].into();
+        report.found(Counts::of_letters("dead", library::Counts { matched, classes, ..library::Counts::default() }));
         report
     }
 
     #[test]
     fn it_says_what_is_sent_and_what_cannot_be() {
-        let mut report = report(Outcome::Replayed, &["orders", "orders", "users", "", "dead"]);
+        let mut report = report(Change::Retry, &["orders", "orders", "users", "", "dead"]);
         assert!(report.fault().is_none());
         assert_eq!(
             (report.chosen(), report.topics(), report.question().as_str()),
@@ -258,9 +246,7 @@ mod tests {
           0:3  -  id 7\n  the row made no topic
           0:3  -  id 7\n  what it names as its topic is none that it may go to
 
-        note: what cannot be sent as it is stays: walrelay replay --id ID reads its row again, and dead-letters discard settles the letter then
-
-        Dry run: nothing was changed.
+        note: what cannot be sent as it is stays: walrelay replay --id ID reads its row again, and dead-letters drop settles the letter then
         ");
         report.settled(Progress { sent: 2, settled: 1 });
         assert!(report.said().starts_with("Of 3 letters, 2 were sent and 1 settled."), "{}", report.said());
@@ -270,19 +256,19 @@ mod tests {
     }
 
     #[test]
-    fn what_none_of_can_be_sent_is_an_error_and_can_be_discarded() {
-        let error = report(Outcome::Replayed, &[""]).fault().unwrap();
+    fn what_none_of_can_be_sent_is_an_error_and_can_be_dropped() {
+        let error = report(Change::Retry, &[""]).fault().unwrap();
         assert!(error.kind() == Kind::Event && error.what_to_do().unwrap().contains("walrelay replay --id"), "{error}");
-        let mut discarded = report(Outcome::Discarded, &["", "orders"]);
-        assert!(discarded.fault().is_none() && discarded.question() == "Discard 2 letters?");
-        discarded.settled(Progress { sent: 0, settled: 2 });
-        assert_eq!(discarded.said(), "Discarded 2 letters.");
+        let mut dropped = report(Change::Drop, &["", "orders"]);
+        assert!(dropped.fault().is_none() && dropped.question() == "Drop 2 letters? These events are never sent.");
+        dropped.settled(Progress { sent: 0, settled: 2 });
+        assert_eq!(dropped.said(), "Dropped 2 letters.");
     }
 
     #[test]
     fn topics_beyond_count_are_counted_together() {
         let names: Vec<String> = (0..TOPICS_MAX + 7).map(|topic| format!("t{topic}")).collect();
-        let report = report(Outcome::Replayed, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        let report = report(Change::Retry, &names.iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!((report.topics().len(), report.topics[OTHER_TOPICS]), (TOPICS_MAX, 7));
     }
 }
