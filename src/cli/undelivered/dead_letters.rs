@@ -15,7 +15,7 @@ use tokio::task::JoinError;
 use super::event::{Counts, Details, Event, Found, Header, More, State, error_text, name};
 use super::filters::Filters;
 use super::help::{DEAD_LETTERS, Help};
-use super::letter_plan::Report;
+use super::letter_plan::LetterPlan;
 use super::text::{cell, time};
 use super::{Change, ChangeArgs, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
 use crate::cli::load::Loaded;
@@ -106,12 +106,12 @@ impl Store for DeadLetters {
         put(&mut flags, &setting::SHUTDOWN_TIMEOUT, args.more.shutdown_timeout.as_deref());
         let topic = Topic::open(&args.store, &args.filters, flags)?;
         let dry_run = args.dry_run;
-        let (scan, mut report) = topic.read(move |topic, say| topic.survey(change, dry_run, say)).await?;
-        if let Some(error) = report.fault() {
+        let (scan, mut plan) = topic.read(move |topic, say| topic.survey(change, dry_run, say)).await?;
+        if let Some(error) = plan.fault() {
             if args.json {
-                print_json(&report)?
+                print_json(&plan)?
             } else {
-                print(&report.text())?
+                print(&plan.text())?
             }
             return Err(error.into());
         }
@@ -122,11 +122,11 @@ impl Store for DeadLetters {
         let (kafka, grace) = (&topic.config.kafka, topic.config.process.shutdown_timeout);
         let settling = Settling::new(kafka, topic.name(), outcome, grace)?;
         if !dry_run {
-            for missing in settling.missing(&report.topics(), CHECK_TIMEOUT).await? {
-                report.note(format!("topic {missing} does not exist, or this user may not see it"));
+            for missing in settling.missing(&plan.topics(), CHECK_TIMEOUT).await? {
+                plan.notes.push(format!("topic {missing} does not exist, or this user may not see it"));
             }
         }
-        if !agreed(args, &report, &report.text(), report.question()).await? {
+        if !agreed(args, &plan, &plan.text(), plan.question()).await? {
             return Ok(());
         }
         let (sender, receiver) = mpsc::channel(LETTERS_AHEAD);
@@ -134,25 +134,25 @@ impl Store for DeadLetters {
         let reading = tokio::task::spawn_blocking(move || {
             choose(&scan, &reader.wanted, outcome, &reader.reserved(), &sender);
         });
-        let (mut teller, of) = (Teller::new(), report.chosen());
+        let (mut teller, of) = (Teller::new(), plan.chosen());
         let mut say = |progress: &Progress, answers: bool| {
             let silent = if answers { "" } else { "; Kafka does not answer" };
             teller.tell(|| format!("{} of {of} letters are settled{silent}", progress.settled));
         };
         let (progress, ended) = settling.run(receiver, on_signals()?, &mut say).await;
-        report.settled(progress);
+        (plan.sent, plan.newly_settled) = (progress.sent, progress.settled);
         if args.json {
-            print_json(&report)?;
+            print_json(&plan)?;
         }
         match ended {
             Ok(Ended::All) => {
                 // The thread has ended, unless it panicked.
                 reading.await.map_err(|error| reader_ended(&error))?;
-                if args.json { Ok(()) } else { print_line(report.said()) }
+                if args.json { Ok(()) } else { print_line(plan.said()) }
             }
-            Ok(Ended::Stopped) => Err(report.stopped().into()),
+            Ok(Ended::Stopped) => Err(plan.stopped().into()),
             Err(error) => {
-                note(report.said());
+                note(plan.said());
                 Err(error.into())
             }
         }
@@ -272,18 +272,18 @@ impl Topic {
         Ok((shown.into_values().collect(), found.or(Some(counts))))
     }
 
-    fn survey(&self, change: Change, dry_run: bool, say: Say<'_>) -> Result<(Scan, Report)> {
+    fn survey(&self, change: Change, dry_run: bool, say: Say<'_>) -> Result<(Scan, LetterPlan)> {
         let Some(scan) = self.scan(&self.wanted, say)? else { return Err(self.missing()) };
-        let (mut report, reserved) = (Report::new(self.name(), change, dry_run), self.reserved());
+        let (mut plan, reserved) = (LetterPlan::new(self.name(), change, dry_run), self.reserved());
         let counts = scan.letters(&self.wanted, Which::Unsettled, say, &mut |letter, _| {
-            report.letter(letter, &reserved);
+            plan.letter(letter, &reserved);
             ControlFlow::Continue(())
         })?;
         if counts.matched == 0 {
             return Err(self.nothing(&counts));
         }
-        report.found(Counts::of_letters(self.name(), counts));
-        Ok((scan, report))
+        plan.counts = Counts::of_letters(self.name(), counts);
+        Ok((scan, plan))
     }
 
     /// `counts` is `None` where there is no such topic.
@@ -339,7 +339,7 @@ impl Oldest {
         if is_full && self.kept.last_key_value().is_none_or(|(last, _)| *last < place) {
             return;
         }
-        self.kept.insert(place, event(letter, outcome));
+        self.kept.insert(place, event(letter, outcome, None));
         if is_full {
             self.kept.pop_last();
         }
@@ -350,7 +350,7 @@ fn reader_ended(error: &JoinError) -> Error {
     Error::new(Kind::Bug, format!("the reader of dead letters ended: {error}"))
 }
 
-fn event(letter: &Letter<'_>, outcome: Option<Settles>) -> Event {
+fn event(letter: &Letter<'_>, outcome: Option<Settles>, settled_at: Option<&str>) -> Event {
     let text = |text: Option<Cow<'_, str>>| text.map(|text| name(text.as_bytes()));
     Event {
         row_id: letter.row().map(name),
@@ -368,6 +368,7 @@ fn event(letter: &Letter<'_>, outcome: Option<Settles>) -> Event {
             value_bytes: letter.value().map(<[u8]>::len),
             omitted_value_bytes: letter.omitted_value_bytes(),
             settled: outcome.map(|outcome| outcome.to_string()),
+            settled_at: settled_at.map(|when| name(when.as_bytes())),
         },
         stored_ms: letter.time_ms(),
     }
@@ -384,12 +385,11 @@ fn details(letter: &Letter<'_>, outcome: Option<Settles>, settled_at: Option<&st
         Some(Err(_)) => (None, letter.value().map(hex)),
     };
     let more = More::DeadLetter {
-        settled_at: settled_at.map(|when| cell(when.as_bytes(), 64)),
         headers: letter.original_headers().iter().take(HEADERS_MAX).map(header).collect(),
         value,
         value_hex,
     };
-    Details { event: event(letter, outcome), more }
+    Details { event: event(letter, outcome, settled_at), more }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -499,26 +499,20 @@ mod tests {
     #[test]
     fn it_says_all_that_is_known_and_no_payload_unasked() {
         insta::assert_snapshot!(shown(Some(b"canary"), false).text(120_000), @r"
-        row id    7
-        outbox    -
-        key       -
-        topic     -
-        stored    1970-01-01T00:01:00.000Z, 60s ago
-        class     rejected
-        error     -
-        attempts  -
-        letter    0:17
-        slot      -
-        position  -
-        value     6 bytes
-        state     dropped at 2026\n
+        row id  7
+        stored  1970-01-01T00:01:00.000Z
+        age     60s
+        class   rejected
+        state   dropped at 2026\n
+        letter  0:17
+        value   6 bytes
         headers
           id     7\n
           empty  (none)
         ");
         let json = serde_json::to_string(&shown(Some(b"canary"), false)).unwrap();
         assert!(!json.contains("canary") && !json.contains("value_hex"), "{json}");
-        assert!(json.contains(r#""settled_at":"2026\\n""#), "{json}");
+        assert!(json.contains(r#""settled_at":"2026\n""#), "{json}");
     }
 
     #[test]

@@ -62,6 +62,9 @@ pub(super) enum State {
         value_bytes: Option<usize>,
         omitted_value_bytes: Option<u64>,
         settled: Option<String>,
+        /// When, as its marker says; only read to be shown.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        settled_at: Option<String>,
     },
 }
 
@@ -88,8 +91,6 @@ pub(super) enum More {
         columns: Vec<Column>,
     },
     DeadLetter {
-        /// When it was settled, as its marker says.
-        settled_at: Option<String>,
         /// Those it had as a record.
         headers: Vec<Header>,
         /// The value, where it was asked for and is text.
@@ -171,74 +172,43 @@ fn head(bytes: &[u8], chars: usize) -> String {
     cut(&String::from_utf8_lossy(head), chars)
 }
 
-fn optional(text: Option<&str>, chars: usize) -> String {
-    text.map_or("-".to_owned(), |text| cell(text.as_bytes(), chars))
-}
-
 impl Event {
-    /// The error without the row, which a table names beside it.
+    /// The error without the row, which is named beside it.
     fn error_of_row(&self) -> Option<&str> {
         let (error, row) = (self.error.as_deref()?, self.row_id.as_deref().unwrap_or_default());
         let named = format!("row {}: ", Shown::of(row.as_bytes()));
         Some(error.split_once(&named).map_or(error, |(_, happened)| happened))
     }
 
-    fn attempts(&self) -> String {
-        self.attempts.map_or("-".to_owned(), |attempts| attempts.to_string())
-    }
-
-    /// In the order of [`COLUMNS`].
-    fn cells(&self, now_ms: i64) -> Vec<String> {
-        let name = |text: &Option<String>| optional(text.as_deref(), CELL_CHARS);
-        let (behind, letter) = match &self.state {
-            State::Parked { behind, .. } => (behind.to_string(), "-".to_owned()),
-            State::DeadLetter { letter, .. } => ("-".to_owned(), letter.clone()),
-        };
-        vec![
-            self.stored_ms.map_or("-".to_owned(), |stored_ms| age(stored_ms, now_ms)),
-            cell(self.class.as_bytes(), CELL_CHARS),
-            name(&self.outbox),
-            name(&self.row_id),
-            name(&self.key),
-            name(&self.topic),
-            self.attempts(),
-            behind,
-            self.state.text(&self.class, now_ms).unwrap_or("-".to_owned()),
-            letter,
-            optional(self.error_of_row(), ERROR_CHARS_MAX),
-        ]
-    }
-
-    /// Everything of it, each with its name.
-    fn lines(&self, now_ms: i64) -> Vec<[String; 2]> {
-        let text = |text: &Option<String>| optional(text.as_deref(), ERROR_CHARS_MAX);
-        let ago = self.stored_ms.map(|stored_ms| format!(", {} ago", age(stored_ms, now_ms))).unwrap_or_default();
-        let mut lines = vec![
-            ("row id", text(&self.row_id)),
-            ("outbox", text(&self.outbox)),
-            ("key", text(&self.key)),
-            ("topic", text(&self.topic)),
-            ("stored", text(&self.stored_at) + &ago),
-            ("class", cell(self.class.as_bytes(), NAME_CHARS_MAX)),
-            ("error", text(&self.error)),
-            ("attempts", self.attempts()),
+    /// What is known of it, each with its name.
+    fn fields(&self, now_ms: i64) -> Vec<(&'static str, String)> {
+        let mut fields = vec![
+            ("row id", self.row_id.clone()),
+            ("outbox", self.outbox.clone()),
+            ("key", self.key.clone()),
+            ("topic", self.topic.clone()),
+            ("stored", self.stored_at.clone()),
+            ("age", self.stored_ms.map(|stored_ms| age(stored_ms, now_ms))),
+            ("class", Some(self.class.clone())),
+            ("error", self.error_of_row().map(str::to_owned)),
+            ("attempts", self.attempts.map(|attempts| attempts.to_string())),
+            ("state", self.state.text(&self.class, now_ms)),
         ];
         match &self.state {
-            State::Parked { .. } => {
-                lines.push(("state", self.state.text(&self.class, now_ms).unwrap_or("-".to_owned())));
-            }
+            State::Parked { behind, .. } => fields.push(("behind it", Some(behind.to_string()))),
             State::DeadLetter { letter, slot, original_position, value_bytes, omitted_value_bytes, .. } => {
                 let value = match (value_bytes, omitted_value_bytes) {
                     (Some(bytes), _) => format!("{bytes} bytes"),
                     (None, Some(omitted)) => format!("none; {omitted} bytes were left out, and the row has them"),
                     (None, None) => "none".to_owned(),
                 };
-                let more = [("letter", letter.clone()), ("slot", text(slot)), ("position", text(original_position))];
-                lines.extend(more);
-                lines.push(("value", value));
+                fields.push(("letter", Some(letter.clone())));
+                fields.push(("slot", slot.clone()));
+                fields.push(("position", original_position.clone()));
+                fields.push(("value", Some(value)));
             }
         }
-        lines.into_iter().map(|(name, text)| [name.to_owned(), text]).collect()
+        fields.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
     }
 }
 
@@ -246,7 +216,10 @@ impl State {
     /// When it is tried next, or that it is settled.
     fn text(&self, class: &str, now_ms: i64) -> Option<String> {
         match self {
-            State::DeadLetter { settled, .. } => settled.clone(),
+            State::DeadLetter { settled, settled_at: None, .. } => settled.clone(),
+            State::DeadLetter { settled, settled_at: Some(when), .. } => {
+                Some(format!("{} at {when}", settled.as_ref()?))
+            }
             State::Parked { asked: Some(asked), .. } => Some(format!("asked to {asked}")),
             State::Parked { .. } if class == BEHIND => Some("behind".to_owned()),
             State::Parked { next_ms: None, .. } => Some("when asked".to_owned()),
@@ -259,28 +232,26 @@ impl State {
 impl Details {
     /// For people.
     pub fn text(&self, now_ms: i64) -> String {
-        let mut lines = self.event.lines(now_ms);
-        let mut line = |name: &str, text: String| lines.push([name.to_owned(), text]);
+        let mut fields = self.event.fields(now_ms);
         let (part, parts, values) = match &self.more {
             More::Parked { commit_lsn, index, via, committed_at, before, columns } => {
                 let behind = if let State::Parked { behind, .. } = &self.event.state { *behind } else { 0 };
-                line("aggregate", format!("{before} before it, and {behind} behind it"));
-                line("position", format!("{commit_lsn}, index {index}, from the {via}"));
-                line("committed", committed_at.clone().unwrap_or("-".to_owned()));
+                fields.push(("aggregate", format!("{before} before it, and {behind} behind it")));
+                fields.push(("position", format!("{commit_lsn}, index {index}, from the {via}")));
+                fields.extend(committed_at.clone().map(|committed_at| ("committed", committed_at)));
                 let values = columns.iter().filter_map(|column| {
                     let title = format!("value of {}", column.name.replace(char::is_control, " "));
                     Some((title, column.value.as_ref()?))
                 });
                 ("columns", columns.iter().map(Column::cells).collect(), values.collect())
             }
-            More::DeadLetter { settled_at, headers, value, value_hex } => {
-                let when = settled_at.as_ref().map(|when| format!(" at {when}")).unwrap_or_default();
-                let settled = self.event.state.text(&self.event.class, now_ms).map(|settled| settled + &when);
-                line("state", settled.unwrap_or("not settled".to_owned()));
+            More::DeadLetter { headers, value, value_hex } => {
                 let value = value.as_ref().or(value_hex.as_ref()).map(|value| ("value".to_owned(), value));
                 ("headers", headers.iter().map(Header::cells).collect(), Vec::from_iter(value))
             }
         };
+        let line = |(name, text): (&str, String)| vec![name.to_owned(), cell(text.as_bytes(), ERROR_CHARS_MAX)];
+        let lines: Vec<_> = fields.into_iter().map(line).collect();
         let parts: Vec<Vec<String>> = parts;
         let mut text = aligned(&lines) + "\n";
         if !parts.is_empty() {
@@ -336,12 +307,17 @@ impl Counts {
 impl Found<Event> {
     /// For people: a table, the counts, and what was left out.
     pub fn text(&self, width: Option<usize>) -> String {
-        let mut rows = vec![COLUMNS.map(str::to_owned).to_vec()];
-        rows.extend(self.events.iter().map(|event| event.cells(self.now_ms)));
-        for column in (0..COLUMNS.len()).rev() {
-            if rows.iter().skip(1).all(|row| row.get(column).is_none_or(|cell| cell == "-")) {
-                rows.iter_mut().for_each(|row| drop(row.remove(column)));
-            }
+        let known: Vec<BTreeMap<_, _>> =
+            self.events.iter().map(|event| event.fields(self.now_ms).into_iter().collect()).collect();
+        let has_one = |column: &&str| known.iter().any(|fields| fields.contains_key(column));
+        let columns: Vec<_> = COLUMNS.into_iter().filter(has_one).collect();
+        let mut rows = vec![columns.iter().map(|column| (*column).to_owned()).collect()];
+        for fields in &known {
+            let text = |column: &&str| {
+                let chars = if *column == "error" { ERROR_CHARS_MAX } else { CELL_CHARS };
+                fields.get(column).map_or("-".to_owned(), |text| cell(text.as_bytes(), chars))
+            };
+            rows.push(columns.iter().map(text).collect());
         }
         let lines = if self.events.is_empty() { String::new() } else { table(rows, width, &SPARE) + "\n\n" };
         let mut text = format!("{lines}{}\n", self.counts.said());

@@ -8,7 +8,7 @@ use super::Change;
 use super::event::Counts;
 use super::text::{cell, counted, cut};
 use crate::cli::output::aligned;
-use crate::dead_letters::{self as library, Letter, Progress};
+use crate::dead_letters::{self as library, Letter};
 use crate::error::{Error, Kind};
 
 /// How many letters that cannot be sent are named.
@@ -18,39 +18,41 @@ const TOPICS_MAX: usize = 1_000;
 /// Under which those beyond are counted: no topic has such a name.
 const OTHER_TOPICS: &str = "(others)";
 const NAME_CHARS_MAX: usize = 200;
+const UNSENDABLE_REMEDY: &str = "where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, as it is \
+                                 by now; walrelay dead-letters drop PARTITION:OFFSET settles the letter then";
 
-/// What was found, and what came of it.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Report {
+/// A retry or drop of dead letters: what it would do, and what it did.
+#[derive(Debug, Serialize)]
+pub(super) struct LetterPlan {
     #[serde(rename = "ask")]
     change: Change,
     dry_run: bool,
     #[serde(flatten)]
-    counts: Counts,
+    pub(super) counts: Counts,
     /// How many go to each topic.
     topics: BTreeMap<String, u64>,
     /// How many cannot be sent as they are.
     unsendable: u64,
-    unsendable_letters: Vec<Named>,
+    unsendable_letters: Vec<Unsendable>,
     /// How many were sent.
-    sent: u64,
+    pub(super) sent: u64,
     /// How many were settled by this.
-    newly_settled: u64,
-    notes: Vec<String>,
+    pub(super) newly_settled: u64,
+    pub(super) notes: Vec<String>,
 }
 
-#[derive(Debug, Clone, Serialize)]
-struct Named {
+#[derive(Debug, Serialize)]
+struct Unsendable {
     letter: String,
     outbox: Option<String>,
     row_id: Option<String>,
     why: String,
 }
 
-impl Report {
-    /// Before anything is looked at.
-    pub(super) fn new(topic: &str, change: Change, dry_run: bool) -> Report {
-        Report {
+impl LetterPlan {
+    /// Before a letter is looked at.
+    pub(super) fn new(topic: &str, change: Change, dry_run: bool) -> LetterPlan {
+        LetterPlan {
             change,
             dry_run,
             counts: Counts::of_letters(topic, library::Counts::default()),
@@ -75,9 +77,12 @@ impl Report {
                 *self.topics.entry(topic.to_owned()).or_default() += 1;
             }
             Err(why) => {
+                if self.unsendable == 0 {
+                    self.notes.push(UNSENDABLE_REMEDY.to_owned());
+                }
                 self.unsendable += 1;
                 if self.unsendable_letters.len() < NAMED_MAX {
-                    self.unsendable_letters.push(Named {
+                    self.unsendable_letters.push(Unsendable {
                         letter: letter.at().to_string(),
                         outbox: letter.outbox().map(|outbox| cut(&outbox, NAME_CHARS_MAX)),
                         row_id: letter.row().map(|row| cut(&String::from_utf8_lossy(row), NAME_CHARS_MAX)),
@@ -86,29 +91,6 @@ impl Report {
                 }
             }
         }
-    }
-
-    /// All letters were looked at.
-    pub(super) fn found(&mut self, counts: Counts) {
-        self.counts = counts;
-        if self.unsendable > 0 {
-            self.note(
-                "what cannot be sent as it is stays: walrelay replay --id ID reads its row again, and dead-letters drop \
-                 settles the letter then"
-                    .to_owned(),
-            );
-        }
-    }
-
-    /// Adds a remark.
-    pub(super) fn note(&mut self, note: String) {
-        self.notes.push(note);
-    }
-
-    /// Takes what was settled.
-    pub(super) fn settled(&mut self, progress: Progress) {
-        self.sent = progress.sent;
-        self.newly_settled = progress.settled;
     }
 
     /// Letters that are settled if all goes well.
@@ -123,13 +105,8 @@ impl Report {
 
     /// Why nothing can be done.
     pub(super) fn fault(&self) -> Option<Error> {
-        (self.chosen() == 0).then(|| {
-            let letters = counted(self.unsendable, "letter");
-            Error::new(Kind::Event, format!("none of {letters} can be sent as it is, and nothing was")).remedy(
-                "`walrelay replay --id ID` reads a row again, as it is by now; `walrelay dead-letters drop \
-                 PARTITION:OFFSET` settles its letter",
-            )
-        })
+        let cause = format!("none of {} can be sent as it is, and nothing was", counted(self.unsendable, "letter"));
+        (self.chosen() == 0).then(|| Error::new(Kind::Event, cause).remedy(UNSENDABLE_REMEDY))
     }
 
     /// What is asked before anything is changed.
@@ -141,52 +118,38 @@ impl Report {
         }
     }
 
-    /// What was settled, in one line.
+    /// What was done, in one line.
     pub(super) fn said(&self) -> String {
-        let letters = counted(self.chosen(), "letter");
-        let all = self.newly_settled >= self.chosen();
+        let (letters, sent, settled) = (counted(self.chosen(), "letter"), self.sent, self.newly_settled);
         let left = match self.unsendable {
             0 => String::new(),
-            1 => " 1 cannot be sent as it is, and was left.".to_owned(),
-            left => format!(" {left} cannot be sent as they are, and were left."),
+            left => format!("; left, as it cannot be sent: {}", counted(left, "letter")),
         };
         match self.change {
-            Change::Retry if all => format!("Sent and settled {letters}.{left}"),
-            Change::Retry => {
-                let (sent, settled) = (self.sent, self.newly_settled);
-                format!("Of {letters}, {sent} were sent and {settled} settled.{left}")
-            }
-            Change::Drop if all => format!("Dropped {letters}."),
-            Change::Drop => format!("Of {letters}, {} were dropped.", self.newly_settled),
+            Change::Retry => format!("of {letters}, {sent} were sent and {settled} settled{left}"),
+            Change::Drop => format!("of {letters}, {settled} were dropped"),
         }
     }
 
     /// It was told to stop before its end.
     pub(super) fn stopped(&self) -> Error {
-        let said = self.said();
-        Error::new(Kind::ShutdownTimeout, format!("told to stop. {}", said.trim_end_matches('.')))
+        Error::new(Kind::ShutdownTimeout, format!("told to stop: {}", self.said()))
             .remedy("for the rest, give the same command again: what is settled is left out")
     }
 
-    /// For people.
+    /// What would be done.
     pub(super) fn text(&self) -> String {
-        let table = |head: [&str; 2], counts: &BTreeMap<String, u64>| {
-            let row = |(name, count): (&String, &u64)| [cell(name.as_bytes(), NAME_CHARS_MAX), count.to_string()];
-            let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(counts.iter().map(row)).collect();
-            aligned(&rows) + "\n"
-        };
-        let mut text = table(["class", "letters"], &self.counts.classes);
+        let mut text = self.counts.said() + "\n";
         if !self.topics.is_empty() {
-            text += &format!("\n{}", table(["topic", "letters"], &self.topics));
+            let topic = |(topic, count): (&String, &u64)| {
+                [format!("  {}", cell(topic.as_bytes(), NAME_CHARS_MAX)), count.to_string()]
+            };
+            text += &format!("to be sent to\n{}\n", aligned(&self.topics.iter().map(topic).collect::<Vec<_>>()));
         }
         if self.unsendable > 0 {
-            let rows: Vec<_> = self.unsendable_letters.iter().map(Named::row).collect();
-            let (named, of) = (rows.len() as u64, self.unsendable);
-            let head = if named < of { format!(" ({named} of {of})") } else { String::new() };
-            text += &format!("\ncannot be sent as it is{head}\n{}\n", aligned(&rows));
-        }
-        if !self.notes.is_empty() {
-            text.push('\n');
+            let rows: Vec<_> = self.unsendable_letters.iter().map(Unsendable::cells).collect();
+            let letters = counted(self.unsendable, "letter");
+            text += &format!("cannot be sent as it is: {letters}\n{}\n", aligned(&rows));
         }
         for note in &self.notes {
             text += &format!("note: {}\n", note.replace(char::is_control, " "));
@@ -195,11 +158,11 @@ impl Report {
     }
 }
 
-impl Named {
-    fn row(&self) -> [String; 4] {
-        let plain =
+impl Unsendable {
+    fn cells(&self) -> [String; 4] {
+        let cell =
             |text: &Option<String>| text.as_ref().map_or("-".to_owned(), |text| cell(text.as_bytes(), NAME_CHARS_MAX));
-        [format!("  {}", self.letter), plain(&self.outbox), format!("id {}", plain(&self.row_id)), self.why.clone()]
+        [format!("  {}", self.letter), cell(&self.outbox), format!("id {}", cell(&self.row_id)), self.why.clone()]
     }
 }
 
@@ -210,65 +173,61 @@ mod tests {
     use crate::dead_letters::letter::{Header, Incoming};
     use crate::route::dead_letter::{CLASS_HEADER, ROW_HEADER, TOPIC_HEADER};
 
-    fn report(change: Change, topics: &[&str]) -> Report {
-        let mut report = Report::new("dead", change, true);
+    fn plan(change: Change, topics: &[&str]) -> LetterPlan {
+        let mut plan = LetterPlan::new("dead", change, true);
         for topic in topics {
             let mut headers: Vec<Header<'_>> = vec![(CLASS_HEADER, Some(b"rejected")), (ROW_HEADER, Some(b"7\n"))];
             headers.extend((!topic.is_empty()).then_some((TOPIC_HEADER, Some(topic.as_bytes()))));
             let at = "0:3".parse().unwrap();
             let record = Incoming { at, time_ms: None, key: None, value: None, headers: Some(headers) };
             let Entry::Letter(letter) = Entry::of(&record) else { panic!("no letter") };
-            report.letter(&letter, &["dead".to_owned()]);
+            plan.letter(&letter, &["dead".to_owned()]);
         }
         let matched = topics.len() as u64;
         let classes = [("rejected".to_owned(), matched)].into();
-        report.found(Counts::of_letters("dead", library::Counts { matched, classes, ..library::Counts::default() }));
-        report
+        plan.counts = Counts::of_letters("dead", library::Counts { matched, classes, ..library::Counts::default() });
+        plan
     }
 
     #[test]
     fn it_says_what_is_sent_and_what_cannot_be() {
-        let mut report = report(Change::Retry, &["orders", "orders", "users", "", "dead"]);
-        assert!(report.fault().is_none());
+        let mut plan = plan(Change::Retry, &["orders", "orders", "users", "", "dead"]);
+        assert!(plan.fault().is_none());
         assert_eq!(
-            (report.chosen(), report.topics(), report.question().as_str()),
+            (plan.chosen(), plan.topics(), plan.question().as_str()),
             (3, vec!["orders", "users"], "Send 3 letters again?")
         );
-        insta::assert_snapshot!(report.text(), @r"
-        class     letters
-        rejected  5
-
-        topic   letters
-        orders  2
-        users   1
-
-        cannot be sent as it is
+        insta::assert_snapshot!(plan.text(), @r"
+        5 letters: 5 rejected
+        to be sent to
+          orders  2
+          users   1
+        cannot be sent as it is: 2 letters
           0:3  -  id 7\n  the row made no topic
           0:3  -  id 7\n  what it names as its topic is none that it may go to
-
-        note: what cannot be sent as it is stays: walrelay replay --id ID reads its row again, and dead-letters drop settles the letter then
+        note: where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, as it is by now; walrelay dead-letters drop PARTITION:OFFSET settles the letter then
         ");
-        report.settled(Progress { sent: 2, settled: 1 });
-        assert!(report.said().starts_with("Of 3 letters, 2 were sent and 1 settled."), "{}", report.said());
-        assert!(report.stopped().cause().starts_with("told to stop. Of 3 letters"));
-        report.settled(Progress { sent: 3, settled: 3 });
-        assert_eq!(report.said(), "Sent and settled 3 letters. 2 cannot be sent as they are, and were left.");
+        (plan.sent, plan.newly_settled) = (2, 1);
+        assert_eq!(
+            plan.stopped().cause(),
+            "told to stop: of 3 letters, 2 were sent and 1 settled; left, as it cannot be sent: 2 letters"
+        );
     }
 
     #[test]
     fn what_none_of_can_be_sent_is_an_error_and_can_be_dropped() {
-        let error = report(Change::Retry, &[""]).fault().unwrap();
+        let error = plan(Change::Retry, &[""]).fault().unwrap();
         assert!(error.kind() == Kind::Event && error.what_to_do().unwrap().contains("walrelay replay --id"), "{error}");
-        let mut dropped = report(Change::Drop, &["", "orders"]);
+        let mut dropped = plan(Change::Drop, &["", "orders"]);
         assert!(dropped.fault().is_none() && dropped.question() == "Drop 2 letters? These events are never sent.");
-        dropped.settled(Progress { sent: 0, settled: 2 });
-        assert_eq!(dropped.said(), "Dropped 2 letters.");
+        dropped.newly_settled = 2;
+        assert_eq!(dropped.said(), "of 2 letters, 2 were dropped");
     }
 
     #[test]
     fn topics_beyond_count_are_counted_together() {
         let names: Vec<String> = (0..TOPICS_MAX + 7).map(|topic| format!("t{topic}")).collect();
-        let report = report(Change::Retry, &names.iter().map(String::as_str).collect::<Vec<_>>());
-        assert_eq!((report.topics().len(), report.topics[OTHER_TOPICS]), (TOPICS_MAX, 7));
+        let plan = plan(Change::Retry, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!((plan.topics().len(), plan.topics[OTHER_TOPICS]), (TOPICS_MAX, 7));
     }
 }

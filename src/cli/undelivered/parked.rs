@@ -9,7 +9,7 @@ use tokio_postgres::types::ToSql;
 use super::event::{Column, Counts, Details, Event, Found, More, State, StoreCounts, error_text, name};
 use super::filters::Filters;
 use super::help::{Help, PARKED};
-use super::parked_plan::Plan;
+use super::parked_plan::ParkedPlan;
 use super::text::time;
 use super::{Change, ChangeArgs, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
 use crate::cli::Common;
@@ -88,7 +88,7 @@ impl Store for Parked {
         };
         let (dry_run, waiting, relay_runs) = (args.dry_run, count(row, "waiting")?, relay.is_some());
         let slot = table.slot.to_string();
-        let mut plan = Plan { change, dry_run, counts, slot, waiting, ids, asked: 0, relay_runs };
+        let mut plan = ParkedPlan { change, dry_run, counts, slot, waiting, ids, asked: 0, relay_runs };
         if !agreed(args, &plan, &plan.text(), plan.question()).await? {
             return Ok(());
         }

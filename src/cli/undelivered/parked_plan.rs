@@ -9,7 +9,7 @@ use crate::source::holder::Holder;
 
 /// A retry or drop of parked events: what it would ask, and what it asked.
 #[derive(Debug, Serialize)]
-pub(super) struct Plan {
+pub(super) struct ParkedPlan {
     #[serde(rename = "ask")]
     pub(super) change: Change,
     pub(super) dry_run: bool,
@@ -28,7 +28,7 @@ pub(super) struct Plan {
     pub(super) relay_runs: bool,
 }
 
-impl Plan {
+impl ParkedPlan {
     /// What would be done.
     pub(super) fn text(&self) -> String {
         let counts = self.counts.said();
@@ -91,12 +91,21 @@ mod tests {
     use super::super::event::StoreCounts;
     use super::*;
 
-    fn plan(change: Change, ids: usize) -> Plan {
+    fn plan(change: Change, ids: usize) -> ParkedPlan {
         let classes = [("behind".to_owned(), 3), ("too-large".to_owned(), 2)].into();
         let store = StoreCounts::Parked { slot: "s".to_owned(), aggregates: 2 };
         let counts = Counts { matched: 5, classes, store };
         let ids = (0..).take(ids).collect();
-        Plan { slot: "s".to_owned(), change, dry_run: false, counts, waiting: 1_205, ids, asked: 2, relay_runs: false }
+        ParkedPlan {
+            slot: "s".to_owned(),
+            change,
+            dry_run: false,
+            counts,
+            waiting: 1_205,
+            ids,
+            asked: 2,
+            relay_runs: false,
+        }
     }
 
     #[test]
