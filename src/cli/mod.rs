@@ -75,10 +75,10 @@ pub enum Command {
     #[command(after_help = replay::HELP)]
     Replay(ReplayArgs),
     /// Undelivered events in the dead-letter topic: list, show, retry or drop them
-    #[command(name = "dead-letters", subcommand, after_help = undelivered::DEAD_LETTERS_HELP)]
+    #[command(name = "dead-letters", subcommand, after_help = undelivered::help::<DeadLetters>())]
     DeadLetters(UndeliveredCommand<DeadLetters>),
     /// Undelivered events in the table walrelay.parked: list, show, retry or drop them
-    #[command(subcommand, after_help = undelivered::PARKED_HELP)]
+    #[command(subcommand, after_help = undelivered::help::<Parked>())]
     Parked(UndeliveredCommand<Parked>),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]

@@ -1,7 +1,7 @@
 //! The dead-letter topic: events that were given up. A letter is settled by a marker behind it. Postgres is not asked.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinError;
 
 use super::event::{Counts, Details, Event, Found, Header, More, State, error_text, name};
-use super::filters::Filters;
 use super::help::{DEAD_LETTERS, Help};
 use super::letter_plan::LetterPlan;
 use super::text::{cell, time};
-use super::{Change, ChangeArgs, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
+use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_json, print_line};
 use crate::cli::put;
@@ -83,16 +82,16 @@ impl Store for DeadLetters {
     /// Reads the topic twice: the marker of a letter is behind it. In memory are the letters that are listed, two bits for
     /// each that is settled, and what is fetched ahead.
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
-        let topic = Topic::open(&args.store, &args.filters, Flags::new())?;
+        let topic = Topic::open(&args.chosen, Flags::new())?;
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
         let which = if args.all { Which::All } else { Which::Unsettled };
         let (events, counts) = topic.read(move |topic, say| topic.oldest(which, limit, say)).await?;
-        Ok(Found { is_all: args.all, ..topic.found(events, counts) })
+        Ok(Found { is_all: args.all, ..topic.found(events.into_values().collect(), counts) })
     }
 
     /// In memory are the letters that are shown, with their values where those were asked for.
     async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>> {
-        let topic = Topic::open(&args.store, &args.filters, Flags::new())?;
+        let topic = Topic::open(&args.chosen, Flags::new())?;
         let payload = args.payload;
         let (events, counts) = topic.read(move |topic, say| topic.details(payload, say)).await?;
         Ok(topic.found(events, counts))
@@ -104,11 +103,11 @@ impl Store for DeadLetters {
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
         let mut flags = Flags::new();
         put(&mut flags, &setting::SHUTDOWN_TIMEOUT, args.more.shutdown_timeout.as_deref());
-        let topic = Topic::open(&args.store, &args.filters, flags)?;
+        let topic = Topic::open(&args.chosen, flags)?;
         let dry_run = args.dry_run;
         let (scan, mut plan) = topic.read(move |topic, say| topic.survey(change, dry_run, say)).await?;
         if let Some(error) = plan.fault() {
-            if args.json {
+            if args.chosen.json {
                 print_json(&plan)?
             } else {
                 print(&plan.text())?
@@ -141,14 +140,14 @@ impl Store for DeadLetters {
         };
         let (progress, ended) = settling.run(receiver, on_signals()?, &mut say).await;
         (plan.sent, plan.newly_settled) = (progress.sent, progress.settled);
-        if args.json {
+        if args.chosen.json {
             print_json(&plan)?;
         }
         match ended {
             Ok(Ended::All) => {
                 // The thread has ended, unless it panicked.
                 reading.await.map_err(|error| reader_ended(&error))?;
-                if args.json { Ok(()) } else { print_line(plan.said()) }
+                if args.chosen.json { Ok(()) } else { print_line(plan.said()) }
             }
             Ok(Ended::Stopped) => Err(plan.stopped().into()),
             Err(error) => {
@@ -179,7 +178,8 @@ struct Topic {
 }
 
 impl Topic {
-    fn open(store: &DeadLetters, filters: &Filters, mut flags: Flags) -> Result<Arc<Topic>> {
+    fn open(chosen: &Chosen<DeadLetters>, mut flags: Flags) -> Result<Arc<Topic>> {
+        let Chosen { store, filters, .. } = chosen;
         put(&mut flags, &setting::SLOT, store.slot.as_deref());
         put(&mut flags, &setting::BROKERS, store.brokers.as_deref());
         let config = Loaded::new(&flags, store.config.as_deref())?.config(false)?;
@@ -231,40 +231,33 @@ impl Topic {
         Scan::open(Options::reader(&self.config.kafka)?, self.name(), wanted, say)
     }
 
-    fn oldest(&self, which: Which, limit: usize, say: Say<'_>) -> Result<(Vec<Event>, Option<library::Counts>)> {
-        let Some(scan) = self.scan(&self.wanted, say)? else { return Ok((Vec::new(), None)) };
-        let mut oldest = Oldest { limit, kept: BTreeMap::new() };
+    /// The oldest letters, with their places and times.
+    fn oldest(&self, which: Which, limit: usize, say: Say<'_>) -> Result<(Oldest, Option<library::Counts>)> {
+        let mut oldest = Oldest::new();
+        let Some(scan) = self.scan(&self.wanted, say)? else { return Ok((oldest, None)) };
         let counts = scan.letters(&self.wanted, which, say, &mut |letter, outcome| {
-            oldest.take(letter, outcome);
+            keep(&mut oldest, limit, letter, outcome);
             ControlFlow::Continue(())
         })?;
-        Ok((oldest.kept.into_values().collect(), Some(counts)))
+        Ok((oldest, Some(counts)))
     }
 
     /// Letters that are not named by their place are looked for first: a marker is kept for a place that is known.
     fn details(&self, payload: bool, say: Say<'_>) -> Result<(Vec<Details>, Option<library::Counts>)> {
         let (mut wanted, mut found) = (self.wanted.clone(), None);
         if wanted.letters.is_empty() {
-            let Some(scan) = self.scan(&wanted, say)? else { return Ok((Vec::new(), None)) };
-            let mut places = BTreeSet::new();
-            let counts = scan.letters(&wanted, Which::All, say, &mut |letter, _| {
-                places.insert(letter.at());
-                if places.len() > SHOWN_MAX {
-                    places.pop_last();
-                }
-                ControlFlow::Continue(())
-            })?;
-            if places.is_empty() {
-                return Ok((Vec::new(), Some(counts)));
+            let (oldest, counts) = self.oldest(Which::All, SHOWN_MAX, say)?;
+            if oldest.is_empty() {
+                return Ok((Vec::new(), counts));
             }
-            (wanted.letters, found) = (places, Some(counts));
+            (wanted.letters, found) = (oldest.into_keys().map(|(_, at)| at).collect(), counts);
         }
         let Some(scan) = self.scan(&wanted, say)? else { return Ok((Vec::new(), None)) };
         let (mut shown, mut left) = (BTreeMap::new(), wanted.letters.len());
         let counts = scan.letters(&wanted, Which::All, say, &mut |letter, outcome| {
             if shown.len() < SHOWN_MAX {
                 let settled_at = scan.marker(letter.at()).and_then(|marker| marker.when.as_deref());
-                shown.insert(letter.at(), details(letter, outcome, settled_at, payload));
+                shown.insert((letter.time_ms(), letter.at()), details(letter, outcome, settled_at, payload));
             }
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -325,24 +318,13 @@ impl Topic {
     }
 }
 
-/// Keeps the oldest letters, no more than the limit.
-#[derive(Debug)]
-struct Oldest {
-    limit: usize,
-    kept: BTreeMap<(Option<i64>, At), Event>,
-}
+/// Letters by their times and places.
+type Oldest = BTreeMap<(Option<i64>, At), Event>;
 
-impl Oldest {
-    fn take(&mut self, letter: &Letter<'_>, outcome: Option<Settles>) {
-        let place = (letter.time_ms(), letter.at());
-        let is_full = self.kept.len() >= self.limit;
-        if is_full && self.kept.last_key_value().is_none_or(|(last, _)| *last < place) {
-            return;
-        }
-        self.kept.insert(place, event(letter, outcome, None));
-        if is_full {
-            self.kept.pop_last();
-        }
+fn keep(oldest: &mut Oldest, limit: usize, letter: &Letter<'_>, outcome: Option<Settles>) {
+    oldest.insert((letter.time_ms(), letter.at()), event(letter, outcome, None));
+    if oldest.len() > limit {
+        oldest.pop_last();
     }
 }
 
@@ -417,11 +399,11 @@ mod tests {
         let record =
             Incoming { at, time_ms: Some(NOW_MS - ago_ms), key: Some(b"order-17"), value: Some(b"canary"), headers };
         let Entry::Letter(letter) = Entry::of(&record) else { panic!("no letter") };
-        oldest.take(&letter, outcome);
+        keep(oldest, 3, &letter, outcome);
     }
 
     fn found(is_all: bool) -> Found<Event> {
-        let mut oldest = Oldest { limit: 3, kept: BTreeMap::new() };
+        let mut oldest = Oldest::new();
         let long = "slot s: row \"6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11\": a record for topic orders has 2000000 bytes, more than message.max.bytes, 1048588";
         let headers: [LetterHeader<'_>; 4] = [
             (ERROR_HEADER, Some(long.as_bytes())),
@@ -442,7 +424,7 @@ mod tests {
             foreign: 1,
         };
         let counts = Counts::of_letters("dead", counts);
-        let events = oldest.kept.into_values().collect();
+        let events = oldest.into_values().collect();
         Found { counts, events, now_ms: NOW_MS, is_all, is_full: true, why_none: None }
     }
 

@@ -3,17 +3,19 @@
 /// Those of one store.
 #[derive(Debug)]
 pub struct Help {
+    pub(super) group: &'static str,
     pub(super) list: &'static str,
     pub(super) show: &'static str,
     pub(super) retry: &'static str,
     pub(super) drop: &'static str,
     /// Of `list` and `show`.
     pub(super) read_exit_codes: &'static str,
-    /// Of `retry` and `drop`.
+    /// Of `retry` and `drop`, and of all commands together.
     pub(super) change_exit_codes: &'static str,
 }
 
-pub(in crate::cli) const PARKED_HELP: &str = "\
+pub(super) const PARKED: Help = Help {
+    group: "\
 Examples:
   walrelay parked list --config walrelay.toml
   walrelay parked show --config walrelay.toml 1017
@@ -21,33 +23,7 @@ Examples:
   walrelay parked drop --config walrelay.toml 1017
 
 A parked event could not be delivered, with delivery.on_error = \"park\", or comes behind one of its aggregate. It waits in the table walrelay.parked of the outbox's database. `walrelay dead-letters` has the same commands for the dead-letter topic. docs/failures.md has all of it.
-
-Exit codes:
-  0   done
-  1   no event matches, or nothing is parked
-  2   the configuration or a flag is not valid, or the answer was not yes
-  10  Postgres cannot be reached (11: refuses)
-Each command's own --help has more.";
-
-pub(in crate::cli) const DEAD_LETTERS_HELP: &str = "\
-Examples:
-  walrelay dead-letters list --config walrelay.toml
-  walrelay dead-letters show --config walrelay.toml 0:17
-  walrelay dead-letters retry --config walrelay.toml --class too-large
-  walrelay dead-letters drop --config walrelay.toml 0:17
-
-A dead letter is an event that could not be delivered, with delivery.on_error = \"dead-letter\". It is in the topic delivery.dead_letter_topic. `walrelay parked` has the same commands for the table walrelay.parked. docs/failures.md has all of it.
-
-Exit codes:
-  0   done
-  1   no letter matches, or there is no such topic
-  2   the configuration or a flag is not valid, or the answer was not yes
-  3   told to stop before all letters were settled
-  20  no letter can be sent as it is (21: Kafka refuses one)
-  30  Kafka cannot be reached (31: refuses)
-Each command's own --help has more.";
-
-pub(super) const PARKED: Help = Help {
+",
     list: "\
 Examples:
   walrelay parked list --slot orders
@@ -97,6 +73,15 @@ Exit codes:
 };
 
 pub(super) const DEAD_LETTERS: Help = Help {
+    group: "\
+Examples:
+  walrelay dead-letters list --config walrelay.toml
+  walrelay dead-letters show --config walrelay.toml 0:17
+  walrelay dead-letters retry --config walrelay.toml --class too-large
+  walrelay dead-letters drop --config walrelay.toml 0:17
+
+A dead letter is an event that could not be delivered, with delivery.on_error = \"dead-letter\". It is in the topic delivery.dead_letter_topic. `walrelay parked` has the same commands for the table walrelay.parked. docs/failures.md has all of it.
+",
     list: "\
 Examples:
   walrelay dead-letters list --slot orders --brokers localhost:9092

@@ -25,8 +25,6 @@ use help::Help;
 pub use dead_letters::DeadLetters;
 pub use parked::Parked;
 
-pub(super) use help::{DEAD_LETTERS_HELP, PARKED_HELP};
-
 /// How many events `show` prints.
 const SHOWN_MAX: usize = 20;
 
@@ -55,6 +53,11 @@ pub trait Store: Args + std::fmt::Debug {
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome;
 }
 
+/// The text below the commands of a store.
+pub(super) fn help<S: Store>() -> String {
+    S::HELP.group.to_owned() + S::HELP.change_exit_codes + "\nEach command's own --help has more."
+}
+
 /// What is done with events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -69,37 +72,45 @@ pub enum Change {
 #[derive(Debug, Subcommand)]
 pub enum UndeliveredCommand<S: Store> {
     /// List them, the oldest first
-    #[command(after_help = S::HELP.list.to_string() + S::HELP.read_exit_codes)]
+    #[command(after_help = S::HELP.list.to_owned() + S::HELP.read_exit_codes)]
     List(ListArgs<S>),
     /// Show all that is known of some of them
-    #[command(after_help = S::HELP.show.to_string() + S::HELP.read_exit_codes)]
+    #[command(after_help = S::HELP.show.to_owned() + S::HELP.read_exit_codes)]
     Show(ShowArgs<S>),
     /// Send them to their topics again
-    #[command(after_help = S::HELP.retry.to_string() + S::HELP.change_exit_codes)]
+    #[command(after_help = S::HELP.retry.to_owned() + S::HELP.change_exit_codes)]
     Retry(ChangeArgs<S>),
     /// Drop them: they are never sent
-    #[command(after_help = S::HELP.drop.to_string() + S::HELP.change_exit_codes)]
+    #[command(after_help = S::HELP.drop.to_owned() + S::HELP.change_exit_codes)]
     Drop(ChangeArgs<S>),
 }
 
-/// `list`.
+/// What all of them take.
 #[derive(Debug, Args)]
-pub struct ListArgs<S: Store> {
+pub struct Chosen<S: Store> {
     /// Which store.
     #[command(flatten)]
     pub store: S,
     /// Which events.
     #[command(flatten)]
     pub filters: Filters,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `list`.
+#[derive(Debug, Args)]
+pub struct ListArgs<S: Store> {
+    /// Which events, and how they are printed.
+    #[command(flatten)]
+    pub chosen: Chosen<S>,
     /// List those, too, that are settled (dead letters) or wait behind another of their aggregate (parked)
     #[arg(long)]
     pub all: bool,
     /// How many are listed; all are counted
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// `show`.
@@ -108,29 +119,20 @@ pub struct ListArgs<S: Store> {
     "named", "id", "aggregate", "class", "topic", "outbox", "since", "until", "older_than",
 ]))]
 pub struct ShowArgs<S: Store> {
-    /// Which store.
+    /// Which events, and how they are printed.
     #[command(flatten)]
-    pub store: S,
-    /// Which events.
-    #[command(flatten)]
-    pub filters: Filters,
+    pub chosen: Chosen<S>,
     /// Print the event's payload, too
     #[arg(long)]
     pub payload: bool,
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// `retry` and `drop`.
 #[derive(Debug, Args)]
 pub struct ChangeArgs<S: Store> {
-    /// Which store.
+    /// Which events, and how they are printed.
     #[command(flatten)]
-    pub store: S,
-    /// Which events.
-    #[command(flatten)]
-    pub filters: Filters,
+    pub chosen: Chosen<S>,
     /// All that are neither delivered nor dropped
     #[arg(long)]
     pub all: bool,
@@ -143,19 +145,17 @@ pub struct ChangeArgs<S: Store> {
     /// Flags of this store.
     #[command(flatten)]
     pub more: S::ChangeFlags,
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    pub json: bool,
 }
 
 impl<S: Store> UndeliveredCommand<S> {
     /// Flags that name the store.
-    pub fn store(&self) -> &S {
-        match self {
-            UndeliveredCommand::List(args) => &args.store,
-            UndeliveredCommand::Show(args) => &args.store,
-            UndeliveredCommand::Retry(args) | UndeliveredCommand::Drop(args) => &args.store,
-        }
+    pub(in crate::cli) fn store(&self) -> &S {
+        let chosen = match self {
+            UndeliveredCommand::List(args) => &args.chosen,
+            UndeliveredCommand::Show(args) => &args.chosen,
+            UndeliveredCommand::Retry(args) | UndeliveredCommand::Drop(args) => &args.chosen,
+        };
+        &chosen.store
     }
 
     /// Runs it.
@@ -174,9 +174,9 @@ impl<S: Store> UndeliveredCommand<S> {
 }
 
 async fn list<S: Store>(args: &ListArgs<S>) -> Outcome {
-    args.filters.has_classes(S::CLASSES)?;
+    args.chosen.filters.has_classes(S::CLASSES)?;
     let found = S::list(args).await?;
-    if args.json {
+    if args.chosen.json {
         print_json(&found)?
     } else {
         print(&found.text(text::width()))?
@@ -188,7 +188,7 @@ async fn list<S: Store>(args: &ListArgs<S>) -> Outcome {
 }
 
 async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
-    args.filters.has_classes(S::CLASSES)?;
+    args.chosen.filters.has_classes(S::CLASSES)?;
     let found = S::show(args).await?;
     if let Some(error) = found.why_none {
         return Err(error.into());
@@ -197,7 +197,7 @@ async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
     if found.counts.matched > shown as u64 {
         note(format_args!("note: the first {shown} of {} {}s are shown", found.counts.matched, S::NOUN));
     }
-    if args.json {
+    if args.chosen.json {
         return print_json(&found);
     }
     let texts: Vec<_> = found.events.iter().map(|details| details.text(found.now_ms)).collect();
@@ -205,7 +205,7 @@ async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
 }
 
 async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
-    let (noun, is_filtered) = (S::NOUN, args.store.is_named() || !args.filters.is_empty());
+    let (noun, is_filtered) = (S::NOUN, args.chosen.store.is_named() || !args.chosen.filters.is_empty());
     if !is_filtered && !args.all {
         return Err(Error::new(Kind::Config, format!("nothing says which {noun}s are meant"))
             .remedy("name them, or choose them by --id, --aggregate, --class, --since and so on; --all chooses all")
@@ -215,7 +215,7 @@ async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
         let error = Error::new(Kind::Config, "--all, and conditions as well").remedy("leave out the one or the other");
         return Err(error.into());
     }
-    args.filters.has_classes(S::CLASSES)?;
+    args.chosen.filters.has_classes(S::CLASSES)?;
     S::change(args, change).await
 }
 
@@ -225,13 +225,13 @@ async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
 /// As [`shown_and_confirmed`].
 async fn agreed<S: Store>(args: &ChangeArgs<S>, plan: &impl Serialize, text: &str, question: String) -> Outcome<bool> {
     if args.dry_run {
-        if args.json {
+        if args.chosen.json {
             print_json(plan)?
         } else {
             print(&format!("{text}\nDry run: nothing was changed.\n"))?
         }
         return Ok(false);
     }
-    shown_and_confirmed(text, (args.json, args.yes), || question, "nothing was changed").await?;
+    shown_and_confirmed(text, (args.chosen.json, args.yes), || question, "nothing was changed").await?;
     Ok(true)
 }

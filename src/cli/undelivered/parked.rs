@@ -7,11 +7,11 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::event::{Column, Counts, Details, Event, Found, More, State, StoreCounts, error_text, name};
-use super::filters::Filters;
+use super::filters::Span;
 use super::help::{Help, PARKED};
 use super::parked_plan::ParkedPlan;
 use super::text::time;
-use super::{Change, ChangeArgs, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
+use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
 use crate::cli::Common;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print_json, print_line};
@@ -56,16 +56,17 @@ impl Store for Parked {
     }
 
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
-        let table = Table::open(&args.store, &args.filters).await?;
+        let table = Table::open(&args.chosen).await?;
         // An event that is named is listed wherever it stands.
-        let is_all = args.all || table.ids.is_some() || args.filters.class.iter().any(|class| class == BEHIND);
+        let is_named = args.chosen.store.is_named() || !args.chosen.filters.id.is_empty();
+        let is_all = args.all || is_named || args.chosen.filters.class.iter().any(|class| class == BEHIND);
         let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
         let is_full = rows.len() as u64 >= u64::from(args.limit);
         Ok(Found { is_all, is_full, ..table.found(&rows, event).await? })
     }
 
     async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>> {
-        let table = Table::open(&args.store, &args.filters).await?;
+        let table = Table::open(&args.chosen).await?;
         let limit = i64::try_from(SHOWN_MAX).unwrap_or(i64::MAX);
         let rows = table.rows("reading parked events", SHOW, &[&args.payload, &limit]).await?;
         table.found(&rows, details).await
@@ -74,7 +75,7 @@ impl Store for Parked {
     /// A retry is asked of the first event of each aggregate, a drop of exactly the events that match. In memory is a number
     /// for each of the 100 000 events that may wait.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
-        let table = Table::open(&args.store, &args.filters).await?;
+        let table = Table::open(&args.chosen).await?;
         let counts = table.counts().await?;
         if let Some(error) = table.why_none(&counts) {
             return Err(error.into());
@@ -98,55 +99,33 @@ impl Store for Parked {
         };
         let asked = table.session.client().execute(ASK, &[&plan.slot, &plan.ids, &word]).await;
         plan.asked = asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
-        if args.json { print_json(&plan) } else { print_line(plan.said(relay.as_ref())) }
+        if args.chosen.json { print_json(&plan) } else { print_line(plan.said(relay.as_ref())) }
     }
 }
 
 /// A session beside the table, and the conditions for its events.
 #[derive(Debug)]
-struct Table {
+struct Table<'a> {
     session: Session,
     is_there: bool,
     slot: SlotName,
-    is_filtered: bool,
-    /// The first parameters of the queries that begin with `sql/parked/chosen.sql`, in their order.
-    slot_text: String,
-    ids: Option<Vec<Vec<u8>>>,
-    keys: Option<Vec<Vec<u8>>>,
-    classes: Option<Vec<String>>,
-    topics: Option<Vec<String>>,
-    outboxes: Option<Vec<String>>,
-    since_ms: Option<i64>,
-    until_ms: Option<i64>,
+    chosen: &'a Chosen<Parked>,
+    span: Span,
 }
 
-impl Table {
-    async fn open(store: &Parked, filters: &Filters) -> Result<Table> {
-        let span = filters.span(now_us() / 1_000)?;
-        let loaded = Loaded::new(&store.common.flags(), store.common.config.as_deref())?;
+impl Table<'_> {
+    async fn open(chosen: &Chosen<Parked>) -> Result<Table<'_>> {
+        let span = chosen.filters.span(now_us() / 1_000)?;
+        let common = &chosen.store.common;
+        let loaded = Loaded::new(&common.flags(), common.config.as_deref())?;
         for warning in loaded.settings.warnings() {
             note(format_args!("warning: {warning}"));
         }
         let (slot, database) = (loaded.settings.slot()?, loaded.settings.database()?);
         let session = Session::connect(&database, "parked").await?;
         let row = session.row("looking for table walrelay.parked", THERE, &[]).await?;
-        let texts = |texts: &[String]| (!texts.is_empty()).then(|| texts.to_vec());
-        let bytes =
-            |texts: &[String]| (!texts.is_empty()).then(|| texts.iter().map(|text| text.as_bytes().to_vec()).collect());
-        Ok(Table {
-            session,
-            is_there: row.is_some_and(|row| row.try_get(0).unwrap_or(false)),
-            is_filtered: store.is_named() || !filters.is_empty(),
-            slot_text: slot.to_string(),
-            slot,
-            ids: bytes(&[&store.named[..], &filters.id[..]].concat()),
-            keys: bytes(&filters.aggregate),
-            classes: texts(&filters.class),
-            topics: texts(&filters.topic),
-            outboxes: texts(&filters.outbox),
-            since_ms: span.since_ms,
-            until_ms: span.until_ms,
-        })
+        let is_there = row.is_some_and(|row| row.try_get(0).unwrap_or(false));
+        Ok(Table { session, is_there, slot, chosen, span })
     }
 
     /// Rows of a query that begins with `sql/parked/chosen.sql`; none where there is no table.
@@ -154,8 +133,20 @@ impl Table {
         if !self.is_there {
             return Ok(Vec::new());
         }
-        let Table { slot_text, ids, keys, classes, topics, outboxes, since_ms, until_ms, .. } = self;
-        let chosen: [&(dyn ToSql + Sync); 8] = [slot_text, ids, keys, classes, topics, outboxes, since_ms, until_ms];
+        let Chosen { store, filters, .. } = self.chosen;
+        let any = |texts: &[String]| (!texts.is_empty()).then(|| texts.to_vec());
+        let any_bytes =
+            |texts: &[String]| any(texts).map(|texts| texts.into_iter().map(String::into_bytes).collect::<Vec<_>>());
+        let chosen: [&(dyn ToSql + Sync); 8] = [
+            &self.slot.as_str(),
+            &any_bytes(&[&store.named[..], &filters.id[..]].concat()),
+            &any_bytes(&filters.aggregate),
+            &any(&filters.class),
+            &any(&filters.topic),
+            &any(&filters.outbox),
+            &self.span.since_ms,
+            &self.span.until_ms,
+        ];
         self.session.rows(what, sql, &[&chosen[..], more].concat()).await
     }
 
@@ -168,7 +159,7 @@ impl Table {
                 None => (matched, aggregates) = (events, count(&row, "aggregates")?),
             }
         }
-        Ok(Counts { matched, classes, store: StoreCounts::Parked { slot: self.slot_text.clone(), aggregates } })
+        Ok(Counts { matched, classes, store: StoreCounts::Parked { slot: self.slot.to_string(), aggregates } })
     }
 
     async fn found<E>(&self, rows: &[Row], read: fn(&Row) -> Result<E>) -> Result<Found<E>> {
@@ -187,20 +178,18 @@ impl Table {
         if counts.matched > 0 {
             return None;
         }
-        let cause = match (self.is_there, self.is_filtered) {
-            (false, _) => {
-                format!("nothing is parked for slot {}: this database has no table walrelay.parked", self.slot)
-            }
-            (true, false) => format!("nothing is parked for slot {}", self.slot),
-            (true, true) => format!("no parked event of slot {} matches", self.slot),
-        };
-        let error = Error::new(Kind::NothingMatched, cause);
-        Some(match (self.is_there, self.is_filtered) {
-            (false, _) => error.remedy(
+        let slot = &self.slot;
+        let nothing = |cause: String| Error::new(Kind::NothingMatched, cause);
+        let is_filtered = self.chosen.store.is_named() || !self.chosen.filters.is_empty();
+        Some(match (self.is_there, is_filtered) {
+            (false, _) => nothing(format!(
+                "nothing is parked for slot {slot}: this database has no table walrelay.parked"
+            ))
+            .remedy(
                 "a relay with delivery.on_error = \"park\" makes the table; or this is not the database of the relay",
             ),
-            (true, false) => error,
-            (true, true) => error.remedy(
+            (true, false) => nothing(format!("nothing is parked for slot {slot}")),
+            (true, true) => nothing(format!("no parked event of slot {slot} matches")).remedy(
                 "all conditions have to hold at once; an event is not parked any more once it is delivered or dropped",
             ),
         })
