@@ -21,7 +21,7 @@ const CELL_CHARS: usize = 40;
 const COLUMNS: [&str; 11] =
     ["age", "class", "outbox", "row id", "key", "topic", "attempts", "behind it", "state", "letter", "error"];
 /// Columns that are left out where there is no room for all, the first of them first.
-const SPARE: [&str; 6] = ["topic", "error", "outbox", "key", "behind it", "attempts"];
+const SPARE: [&str; 6] = ["topic", "error", "attempts", "outbox", "behind it", "key"];
 
 /// An event, as much of it as a list has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -236,6 +236,7 @@ impl Details {
         let (part, parts, values) = match &self.more {
             More::Parked { commit_lsn, index, via, committed_at, before, columns } => {
                 let behind = if let State::Parked { behind, .. } = &self.event.state { *behind } else { 0 };
+                fields.retain(|(name, _)| *name != "behind it");
                 fields.push(("aggregate", format!("{before} before it, and {behind} behind it")));
                 fields.push(("position", format!("{commit_lsn}, index {index}, from the {via}")));
                 fields.extend(committed_at.clone().map(|committed_at| ("committed", committed_at)));

@@ -18,8 +18,8 @@ const TOPICS_MAX: usize = 1_000;
 /// Under which those beyond are counted: no topic has such a name.
 const OTHER_TOPICS: &str = "(others)";
 const NAME_CHARS_MAX: usize = 200;
-const UNSENDABLE_REMEDY: &str = "where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, as it is \
-                                 by now; walrelay dead-letters drop PARTITION:OFFSET settles the letter then";
+const UNSENDABLE_REMEDY: &str = "where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, and \
+                                 walrelay dead-letters drop PARTITION:OFFSET settles the letter";
 
 /// A retry or drop of dead letters: what it would do, and what it did.
 #[derive(Debug, Serialize)]
@@ -127,7 +127,7 @@ impl LetterPlan {
         };
         match self.change {
             Change::Retry => format!("of {letters}, {sent} were sent and {settled} settled{left}"),
-            Change::Drop => format!("of {letters}, {settled} were dropped"),
+            Change::Drop => format!("dropped {settled} of {letters}"),
         }
     }
 
@@ -205,7 +205,7 @@ mod tests {
         cannot be sent as it is: 2 letters
           0:3  -  id 7\n  the row made no topic
           0:3  -  id 7\n  what it names as its topic is none that it may go to
-        note: where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, as it is by now; walrelay dead-letters drop PARTITION:OFFSET settles the letter then
+        note: where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, and walrelay dead-letters drop PARTITION:OFFSET settles the letter
         ");
         (plan.sent, plan.newly_settled) = (2, 1);
         assert_eq!(
@@ -221,7 +221,7 @@ mod tests {
         let mut dropped = plan(Change::Drop, &["", "orders"]);
         assert!(dropped.fault().is_none() && dropped.question() == "Drop 2 letters? These events are never sent.");
         dropped.newly_settled = 2;
-        assert_eq!(dropped.said(), "of 2 letters, 2 were dropped");
+        assert_eq!(dropped.said(), "dropped 2 of 2 letters");
     }
 
     #[test]

@@ -177,9 +177,9 @@ async fn list<S: Store>(args: &ListArgs<S>) -> Outcome {
     args.chosen.filters.has_classes(S::CLASSES)?;
     let found = S::list(args).await?;
     if args.chosen.json {
-        print_json(&found)?
-    } else {
-        print(&found.text(text::width()))?
+        print_json(&found)?;
+    } else if found.why_none.is_none() {
+        print(&found.text(text::width()))?;
     }
     match found.why_none {
         Some(error) => Err(error.into()),
