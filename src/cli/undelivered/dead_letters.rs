@@ -16,9 +16,9 @@ use super::event::{Counts, Details, Event, Found, Header, More, State, error_tex
 use super::help::{DEAD_LETTERS, Help};
 use super::letter_plan::LetterPlan;
 use super::text::{cell, time};
-use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
+use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed, printed};
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_json, print_line};
+use crate::cli::output::{Outcome, note, print_json, print_line};
 use crate::cli::put;
 use crate::cli::run::Typed;
 use crate::cli::verify::Teller;
@@ -107,11 +107,7 @@ impl Store for DeadLetters {
         let dry_run = args.dry_run;
         let (scan, mut plan) = topic.read(move |topic, say| topic.survey(change, dry_run, say)).await?;
         if let Some(error) = plan.fault() {
-            if args.chosen.json {
-                print_json(&plan)?
-            } else {
-                print(&plan.text())?
-            }
+            printed(&args.chosen, &plan, &plan.text())?;
             return Err(error.into());
         }
         let outcome = match change {

@@ -197,11 +197,8 @@ async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
     if found.counts.matched > shown as u64 {
         note(format_args!("note: the first {shown} of {} {}s are shown", found.counts.matched, S::NOUN));
     }
-    if args.chosen.json {
-        return print_json(&found);
-    }
     let texts: Vec<_> = found.events.iter().map(|details| details.text(found.now_ms)).collect();
-    print(&texts.join("\n"))
+    printed(&args.chosen, &found, &texts.join("\n"))
 }
 
 async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
@@ -225,13 +222,14 @@ async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
 /// As [`shown_and_confirmed`].
 async fn agreed<S: Store>(args: &ChangeArgs<S>, plan: &impl Serialize, text: &str, question: String) -> Outcome<bool> {
     if args.dry_run {
-        if args.chosen.json {
-            print_json(plan)?
-        } else {
-            print(&format!("{text}\nDry run: nothing was changed.\n"))?
-        }
+        printed(&args.chosen, plan, &format!("{text}\nDry run: nothing was changed.\n"))?;
         return Ok(false);
     }
     shown_and_confirmed(text, (args.chosen.json, args.yes), || question, "nothing was changed").await?;
     Ok(true)
+}
+
+/// Prints `value` as JSON where that is asked for, and `text` otherwise.
+fn printed<S: Store>(chosen: &Chosen<S>, value: &impl Serialize, text: &str) -> Outcome {
+    if chosen.json { print_json(value) } else { print(text) }
 }

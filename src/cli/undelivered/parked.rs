@@ -11,10 +11,10 @@ use super::filters::Span;
 use super::help::{Help, PARKED};
 use super::parked_plan::ParkedPlan;
 use super::text::time;
-use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
+use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed, printed};
 use crate::cli::Common;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print_json, print_line};
+use crate::cli::output::{Outcome, note};
 use crate::cli::session::{Session, column};
 use crate::clock::now_us;
 use crate::config::SlotName;
@@ -99,7 +99,7 @@ impl Store for Parked {
         };
         let asked = table.session.client().execute(ASK, &[&plan.slot, &plan.ids, &word]).await;
         plan.asked = asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
-        if args.chosen.json { print_json(&plan) } else { print_line(plan.said(relay.as_ref())) }
+        printed(&args.chosen, &plan, &format!("{}\n", plan.said(relay.as_ref())))
     }
 }
 
