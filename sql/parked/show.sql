@@ -1,4 +1,4 @@
--- $1 slot, $2 id of the row, $3 with values, $4 how many. All of the events of that row.
+-- Behind chosen.sql. $9 with values, $10 how many. The oldest first.
 select p.id, p.outbox, p.row_id, p.key, p.topic, p.class, p.error, p.attempts, p.asked, p.via, p.index,
     p.commit_lsn::text as commit_lsn,
     (extract(epoch from p.committed_at) * 1000)::bigint as committed_ms,
@@ -20,8 +20,8 @@ select p.id, p.outbox, p.row_id, p.key, p.topic, p.class, p.error, p.attempts, p
     array(
         select pg_catalog.octet_length(t.value) from unnest(p.texts) with ordinality t (value, place) order by t.place
     ) as sizes,
-    case when $3 then p.texts end as texts
+    case when $9 then p.texts end as texts
 from walrelay.parked p
-where p.slot = $1 and p.row_id = $2
+where p.id in (select c.id from chosen c)
 order by p.id
-limit $4
+limit $10

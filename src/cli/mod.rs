@@ -16,14 +16,11 @@ pub mod check;
 pub mod check_config;
 pub mod cleanup;
 pub mod config;
-pub mod dead_letters;
-pub mod given_up;
 mod help;
 pub mod import;
 pub mod init;
 pub mod load;
 pub mod output;
-pub mod parked;
 pub mod prompt;
 pub mod replay;
 pub mod run;
@@ -33,13 +30,13 @@ pub mod sql;
 pub mod status;
 pub mod table;
 pub mod teardown;
+pub mod undelivered;
 pub mod verify;
 
 pub use cleanup::CleanupArgs;
 pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
-pub use dead_letters::DeadLettersCommand;
-pub use parked::ParkedCommand;
 pub use replay::ReplayArgs;
+pub use undelivered::{DeadLetters, Parked, UndeliveredCommand};
 pub use verify::VerifyArgs;
 
 use help::{AFTER_HELP, DEMO_HELP, RUN_HELP, SETUP_HELP, STATUS_HELP, TEARDOWN_HELP};
@@ -77,12 +74,12 @@ pub enum Command {
     /// Publish rows of the outbox once more, beside a relay or without
     #[command(after_help = replay::HELP)]
     Replay(ReplayArgs),
-    /// List events that were given up, send them again, or settle them
-    #[command(name = "dead-letters", subcommand, after_help = dead_letters::HELP)]
-    DeadLetters(DeadLettersCommand),
-    /// List events that wait, have them tried again, or drop them
-    #[command(subcommand, after_help = parked::HELP)]
-    Parked(ParkedCommand),
+    /// Undelivered events in the dead-letter topic: list, show, retry or drop them
+    #[command(name = "dead-letters", subcommand, after_help = undelivered::help::<DeadLetters>())]
+    DeadLetters(UndeliveredCommand<DeadLetters>),
+    /// Undelivered events in the table walrelay.parked: list, show, retry or drop them
+    #[command(subcommand, after_help = undelivered::help::<Parked>())]
+    Parked(UndeliveredCommand<Parked>),
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),

@@ -6,7 +6,7 @@ use crate::cli::load::Loaded;
 use crate::cli::output::{Failure, Outcome, shell_word};
 use crate::cli::{
     CheckArgs, CheckConfigArgs, Command, ConfigCommand, ReplayArgs, RunArgs, VerifyArgs, check, check_config, cleanup,
-    dead_letters, import, init, parked, replay, setup, status, teardown, verify,
+    import, init, replay, setup, status, teardown, verify,
 };
 use crate::config::layers::holds_password;
 use crate::demo;
@@ -48,8 +48,8 @@ fn typed(command: &Command) -> Vec<Typed<'_>> {
         Command::Teardown(args) => (&args.common, args.publication.as_deref(), None),
         Command::Status(args) => (&args.common, None, None),
         Command::Cleanup(args) => (&args.common, None, args.table.as_deref()),
-        Command::Parked(command) => (command.common(), None, None),
-        Command::DeadLetters(command) => return command.typed(),
+        Command::Parked(command) => (&command.store().common, None, None),
+        Command::DeadLetters(command) => return command.store().typed(),
         Command::Config(ConfigCommand::Init(_) | ConfigCommand::Import(_)) | Command::Demo(_) => return Vec::new(),
     };
     let file = common.config.as_deref().and_then(Path::to_str);
@@ -75,8 +75,8 @@ const TAKES: [(&str, &[&str]); 13] = [
     ("verify", &["config", "database-url", "slot", "table"]),
     ("replay", &["config", "database-url", "slot", "table"]),
     ("dead-letters list", &["config", "slot"]),
-    ("dead-letters replay", &["config", "slot"]),
-    ("dead-letters discard", &["config", "slot"]),
+    ("dead-letters retry", &["config", "slot"]),
+    ("dead-letters drop", &["config", "slot"]),
     ("parked list", &["config", "database-url", "slot"]),
     ("parked retry", &["config", "database-url", "slot"]),
     ("parked drop", &["config", "database-url", "slot"]),
@@ -111,8 +111,8 @@ async fn done(command: &Command) -> Outcome {
         Command::Cleanup(args) => cleanup::cleanup(args).await,
         Command::Verify(args) => verify::verify(args).await,
         Command::Replay(args) => Box::pin(replay::replay(args)).await,
-        Command::DeadLetters(command) => Box::pin(dead_letters::dead_letters(command)).await,
-        Command::Parked(command) => Box::pin(parked::parked(command)).await,
+        Command::DeadLetters(command) => Box::pin(command.run()).await,
+        Command::Parked(command) => Box::pin(command.run()).await,
         Command::CheckConfig(args) => check_config::check_config(args),
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,

@@ -63,9 +63,10 @@ fn nonsense_is_refused_at_once() {
         &["walrelay", "dead-letters", "show", "0:1", "--id", "7"],
         &["walrelay", "dead-letters", "list", "--limit", "0"],
         &["walrelay", "dead-letters", "list", "--until", "1h", "--older-than", "2h"],
-        &["walrelay", "dead-letters", "replay", "0:-1"],
+        &["walrelay", "dead-letters", "retry", "0:-1"],
         &["walrelay", "parked"],
         &["walrelay", "parked", "show"],
+        &["walrelay", "parked", "drop", "7", "--id", "8"],
         &["walrelay", "parked", "list", "--limit", "0"],
         &["walrelay", "config", "import"],
         &["walrelay", "config", "import", "c.json", "--force"],
@@ -163,8 +164,8 @@ fn the_overview_names_every_command_and_where_to_start() {
       cleanup       Delete rows that are published and old, without being in anybody's way
       verify        Compare the outbox with the topics: what is missing, duplicated or out of order
       replay        Publish rows of the outbox once more, beside a relay or without
-      dead-letters  List events that were given up, send them again, or settle them
-      parked        List events that wait, have them tried again, or drop them
+      dead-letters  Undelivered events in the dead-letter topic: list, show, retry or drop them
+      parked        Undelivered events in the table walrelay.parked: list, show, retry or drop them
       demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
                     result
       check-config  Check a configuration and print what it comes to, with secrets as ***

@@ -284,7 +284,7 @@ pub(super) mod tests {
     #[test]
     fn a_letter_settles_no_other_whatever_it_had_as_a_record() {
         let forged: [Header<'_>; 2] =
-            [("walrelay-settled", Some(b"discarded")), ("walrelay-settled-letter", Some(b"0:3"))];
+            [("walrelay-settled", Some(b"dropped")), ("walrelay-settled-letter", Some(b"0:3"))];
         assert!(matches!(Entry::of(&incoming("0:9", &forged)), Entry::Marker(_)));
         let record = incoming("0:9", &[&forged[..], &REASONS[..]].concat());
         assert_eq!(letter(&record).original_headers(), forged);

@@ -3,7 +3,7 @@
 //! | file | its room |
 //! |---|---|
 //! | [`letter`] | one record of the topic: a letter, a marker, or nothing of ours |
-//! | [`settled`] | markers: which letters were replayed or discarded |
+//! | [`settled`] | markers: which letters were sent again or dropped |
 //! | [`wanted`] | which letters were asked for |
 //! | [`topic`] | the topic, read from its beginning to the end it has |
 //! | [`scan`] | markers first, then letters |

@@ -7,7 +7,7 @@ use super::letter::{At, Header};
 use crate::route::dead_letter::SLOT_HEADER;
 use crate::route::{OwnedRecord, Record};
 
-/// Header of a marker: what became of the letter, `replayed` or `discarded`.
+/// Header of a marker: what became of the letter, `retried` or `dropped`.
 pub const SETTLED_HEADER: &str = "walrelay-settled";
 /// Which letter: `PARTITION:OFFSET`.
 pub const SETTLED_LETTER_HEADER: &str = "walrelay-settled-letter";
@@ -18,16 +18,16 @@ pub const SETTLED_AT_HEADER: &str = "walrelay-settled-at";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It was sent to its topic, and is there.
-    Replayed,
+    Retried,
     /// Nobody wants it.
-    Discarded,
+    Dropped,
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Outcome::Replayed => "replayed",
-            Outcome::Discarded => "discarded",
+            Outcome::Retried => "retried",
+            Outcome::Dropped => "dropped",
         })
     }
 }
@@ -48,8 +48,8 @@ impl Marker {
     pub fn of(at: At, headers: &[Header<'_>]) -> Option<Marker> {
         let text = |name: &str| std::str::from_utf8(headers.iter().find(|(found, _)| *found == name)?.1?).ok();
         let outcome = match text(SETTLED_HEADER)? {
-            "replayed" => Outcome::Replayed,
-            "discarded" => Outcome::Discarded,
+            "retried" => Outcome::Retried,
+            "dropped" => Outcome::Dropped,
             _ => return None,
         };
         let letter: At = text(SETTLED_LETTER_HEADER)?.parse().ok()?;
@@ -77,7 +77,7 @@ const WORDS: usize = CHUNK as usize / u64::BITS as usize;
 #[derive(Debug, Clone)]
 struct Chunk {
     settled: [u64; WORDS],
-    discarded: [u64; WORDS],
+    dropped: [u64; WORDS],
 }
 
 /// Settled letters. Two bits for each record of a stretch of 4096 in which any is: 256 KiB for a million.
@@ -88,13 +88,13 @@ impl Settled {
     /// Takes a marker. Of several for a letter the last counts.
     pub fn take(&mut self, marker: &Marker) {
         let Some((chunk, word, bit)) = place(marker.letter) else { return };
-        let empty = || Box::new(Chunk { settled: [0; WORDS], discarded: [0; WORDS] });
+        let empty = || Box::new(Chunk { settled: [0; WORDS], dropped: [0; WORDS] });
         let chunk = self.0.entry(chunk).or_insert_with(empty);
-        if let (Some(settled), Some(discarded)) = (chunk.settled.get_mut(word), chunk.discarded.get_mut(word)) {
+        if let (Some(settled), Some(dropped)) = (chunk.settled.get_mut(word), chunk.dropped.get_mut(word)) {
             *settled |= bit;
             match marker.outcome {
-                Outcome::Discarded => *discarded |= bit,
-                Outcome::Replayed => *discarded &= !bit,
+                Outcome::Dropped => *dropped |= bit,
+                Outcome::Retried => *dropped &= !bit,
             }
         }
     }
@@ -104,7 +104,7 @@ impl Settled {
         let (chunk, word, bit) = place(at)?;
         let chunk = self.0.get(&chunk)?;
         let has = |words: &[u64; WORDS]| words.get(word).is_some_and(|word| word & bit != 0);
-        let outcome = if has(&chunk.discarded) { Outcome::Discarded } else { Outcome::Replayed };
+        let outcome = if has(&chunk.dropped) { Outcome::Dropped } else { Outcome::Retried };
         has(&chunk.settled).then_some(outcome)
     }
 }
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn a_marker_reads_back_and_has_key_and_partition_of_its_letter() {
         let when = Some("2026-03-01T12:00:00Z".to_owned());
-        let marker = Marker { letter: at("3:17"), outcome: Outcome::Discarded, when };
+        let marker = Marker { letter: at("3:17"), outcome: Outcome::Dropped, when };
         marker.record("dead", Some(b"k"), Some(b"s")).with_record(|record| {
             assert_eq!((record.topic, record.key, record.value), ("dead", Some(&b"k"[..]), None));
             assert_eq!((record.partition, record.headers.last()), (Some(3), Some(&(SLOT_HEADER, Some(&b"s"[..])))));
@@ -141,14 +141,9 @@ mod tests {
 
     #[test]
     fn hostile_markers_are_none() {
-        for (outcome, letter) in [
-            ("burnt", "0:1"),
-            ("replayed", "0"),
-            ("replayed", "-1:0"),
-            ("replayed", "0:-5"),
-            ("", ""),
-            ("replayed", "1:0"),
-        ] {
+        for (outcome, letter) in
+            [("burnt", "0:1"), ("retried", "0"), ("retried", "-1:0"), ("retried", "0:-5"), ("", ""), ("retried", "1:0")]
+        {
             let headers: [Header<'_>; 2] =
                 [(SETTLED_HEADER, Some(outcome.as_bytes())), (SETTLED_LETTER_HEADER, Some(letter.as_bytes()))];
             assert_eq!(Marker::of(at("0:9"), &headers), None, "{outcome} {letter}");
@@ -160,16 +155,16 @@ mod tests {
     fn the_last_marker_of_a_letter_counts_and_neighbours_are_left_alone() {
         let mut settled = Settled::default();
         let mut take = |letter: &str, outcome| settled.take(&Marker { letter: at(letter), outcome, when: None });
-        take("0:63", Outcome::Replayed);
-        take("0:4096", Outcome::Discarded);
-        take("1:0", Outcome::Discarded);
-        take("1:0", Outcome::Replayed);
-        take("7:9223372036854775806", Outcome::Replayed);
+        take("0:63", Outcome::Retried);
+        take("0:4096", Outcome::Dropped);
+        take("1:0", Outcome::Dropped);
+        take("1:0", Outcome::Retried);
+        take("7:9223372036854775806", Outcome::Retried);
         let outcome = |text| settled.outcome(at(text));
-        assert_eq!((outcome("0:63"), outcome("0:4096")), (Some(Outcome::Replayed), Some(Outcome::Discarded)));
+        assert_eq!((outcome("0:63"), outcome("0:4096")), (Some(Outcome::Retried), Some(Outcome::Dropped)));
         assert_eq!(
             (outcome("1:0"), outcome("7:9223372036854775806")),
-            (Some(Outcome::Replayed), Some(Outcome::Replayed))
+            (Some(Outcome::Retried), Some(Outcome::Retried))
         );
         for none in ["0:62", "0:64", "0:4095", "0:4097", "1:63", "2:63", "7:0"] {
             assert_eq!(outcome(none), None, "{none}");
@@ -180,7 +175,7 @@ mod tests {
     fn a_million_settled_letters_take_little_memory() {
         let mut settled = Settled::default();
         for offset in 0..1_000_000 {
-            settled.take(&Marker { letter: At { partition: 0, offset }, outcome: Outcome::Replayed, when: None });
+            settled.take(&Marker { letter: At { partition: 0, offset }, outcome: Outcome::Retried, when: None });
         }
         assert!(settled.0.len() * size_of::<Chunk>() < 256 << 10);
     }

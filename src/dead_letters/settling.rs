@@ -39,19 +39,19 @@ pub struct Chosen {
     at: At,
     key: Option<Vec<u8>>,
     slot: Option<Vec<u8>>,
-    /// What is sent first, where it is to be replayed.
+    /// What is sent first, where it is to be sent.
     record: Option<OwnedRecord>,
     bytes: usize,
 }
 
 impl Chosen {
     /// To be sent to `topic`, and settled then.
-    pub fn to_replay(letter: &Letter<'_>, topic: &str) -> Chosen {
-        Chosen { record: Some(letter.record(topic)), ..Chosen::to_discard(letter) }
+    pub fn to_send(letter: &Letter<'_>, topic: &str) -> Chosen {
+        Chosen { record: Some(letter.record(topic)), ..Chosen::to_drop(letter) }
     }
 
     /// To be settled.
-    pub fn to_discard(letter: &Letter<'_>) -> Chosen {
+    pub fn to_drop(letter: &Letter<'_>) -> Chosen {
         Chosen {
             at: letter.at(),
             key: letter.key().map(<[u8]>::to_vec),
@@ -63,7 +63,7 @@ impl Chosen {
 }
 
 /// Reads the letters that are wanted and not settled, and hands each to `into` until nobody takes it any more. Those that
-/// cannot be sent as they are stay where they are, unless they are to be discarded. Blocks.
+/// cannot be sent as they are stay where they are, unless they are to be dropped. Blocks.
 pub fn choose(
     scan: &Scan,
     wanted: &Wanted,
@@ -73,9 +73,9 @@ pub fn choose(
 ) {
     let read = scan.letters(wanted, Which::Unsettled, &mut |_, _| {}, &mut |letter, _| {
         let chosen = match outcome {
-            Outcome::Discarded => Chosen::to_discard(letter),
-            Outcome::Replayed => match letter.sendable(reserved) {
-                Ok(topic) => Chosen::to_replay(letter, &topic),
+            Outcome::Dropped => Chosen::to_drop(letter),
+            Outcome::Retried => match letter.sendable(reserved) {
+                Ok(topic) => Chosen::to_send(letter, &topic),
                 Err(_) => return ControlFlow::Continue(()),
             },
         };
@@ -141,7 +141,7 @@ impl<'c> Settling<'c> {
     /// # Errors
     /// As [`KafkaSink::connect`].
     pub fn new(kafka: &'c KafkaConfig, topic: &'c str, outcome: Outcome, grace: Duration) -> Result<Settling<'c>> {
-        let letters = (outcome == Outcome::Replayed).then(|| KafkaSink::connect(kafka)).transpose()?;
+        let letters = (outcome == Outcome::Retried).then(|| KafkaSink::connect(kafka)).transpose()?;
         Ok(Settling {
             topic,
             outcome,

@@ -17,6 +17,8 @@ pub struct Wanted {
     pub classes: Vec<String>,
     /// It was for one of these topics.
     pub topics: Vec<String>,
+    /// Its row is of one of these outboxes.
+    pub outboxes: Vec<String>,
     /// It was given up then or later, in milliseconds since the Unix epoch.
     pub since_ms: Option<i64>,
     /// It was given up before.
@@ -48,6 +50,7 @@ impl Wanted {
             && one_of(&self.aggregates, letter.key())
             && text(Some(&letter.class()), &self.classes)
             && text(letter.topic().as_deref(), &self.topics)
+            && text(letter.outbox().as_deref(), &self.outboxes)
             && self.since_ms.is_none_or(|since| letter.time_ms().is_some_and(|time| time >= since))
             && self.until_ms.is_none_or(|until| letter.time_ms().is_some_and(|time| time < until));
         let is_named = !self.letters.is_empty();
@@ -64,7 +67,7 @@ impl Wanted {
 mod tests {
     use super::super::letter::tests::{incoming, letter};
     use super::*;
-    use crate::route::dead_letter::{CLASS_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER};
+    use crate::route::dead_letter::{CLASS_HEADER, OUTBOX_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER};
 
     #[test]
     fn all_conditions_have_to_hold() {
@@ -74,6 +77,7 @@ mod tests {
                 (CLASS_HEADER, Some(b"too-large")),
                 (TOPIC_HEADER, Some(b"orders")),
                 (SLOT_HEADER, Some(b"s")),
+                (OUTBOX_HEADER, Some(b"public.outbox")),
                 (ROW_HEADER, Some(b"7")),
             ],
         );
@@ -85,6 +89,7 @@ mod tests {
             aggregates: some(&["k"]),
             classes: some(&["too-large"]),
             topics: some(&["orders"]),
+            outboxes: some(&["public.outbox"]),
             since_ms: Some(5),
             until_ms: Some(6),
             slot: Some("s".to_owned()),
@@ -96,6 +101,7 @@ mod tests {
             Wanted { aggregates: some(&["7"]), ..here.clone() },
             Wanted { classes: some(&["rejected"]), ..here.clone() },
             Wanted { topics: some(&["order"]), ..here.clone() },
+            Wanted { outboxes: some(&["outbox"]), ..here.clone() },
             Wanted { since_ms: Some(6), ..here.clone() },
             Wanted { until_ms: Some(5), ..here.clone() },
             Wanted { letters: ["2:4".parse().unwrap()].into(), ..here.clone() },
@@ -117,6 +123,7 @@ mod tests {
             Wanted { ids: empty(), ..Wanted::default() },
             Wanted { aggregates: empty(), ..Wanted::default() },
             Wanted { topics: empty(), ..Wanted::default() },
+            Wanted { outboxes: empty(), ..Wanted::default() },
             Wanted { since_ms: Some(i64::MIN), ..Wanted::default() },
             Wanted { until_ms: Some(i64::MAX), ..Wanted::default() },
         ] {

@@ -105,7 +105,7 @@ fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
         (&count.into(), &of_lost.into(), &0.into())
     );
     let listed: BTreeSet<&str> =
-        json["letters"].as_array().unwrap().iter().filter_map(|it| it["row_id"].as_str()).collect();
+        json["events"].as_array().unwrap().iter().filter_map(|it| it["row_id"].as_str()).collect();
     assert_eq!(listed, expected.iter().map(String::as_str).collect());
     let text = list().succeed();
     eprintln!("{text}");
@@ -121,12 +121,15 @@ fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
     assert_eq!(matched(list().option("--aggregate", "a")), with(&|letter| letter.key_text() == "a"));
     assert_eq!(matched(list().option("--class", "unroutable")), of_lost);
     assert_eq!(matched(list().option("--topic", &world.topic(0))), count - of_lost);
+    assert_eq!(matched(list().option("--outbox", "public.outbox")), count);
+    assert_eq!(matched(list().flag(&at(&all[0]))), 1);
     assert_eq!(matched(list().option("--since", "1h").option("--limit", "1")), count);
     assert_eq!(matched(list().option("--slot", "another").flag("--all-slots")), count);
     for (none, said) in [
         (list().option("--older-than", "1h"), "all conditions"),
         (list().option("--slot", "another"), "--all-slots"),
         (list().option("--id", "' or true"), "all conditions"),
+        (list().option("--outbox", "public.other"), "all conditions"),
         (letters(&world, "show").flag("2:99999"), "all conditions"),
     ] {
         let (code, _, words) = ran(&none);
@@ -141,31 +144,31 @@ fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
     assert!(text.contains(&lost) && text.contains("unroutable") && !text.contains("canary"), "{text}");
     assert!(show().flag("--payload").succeed().contains("canary"));
     let json = well(&letters(&world, "show").option("--id", &lost).flag("--payload"));
-    assert_eq!((&json["letters"][0]["letter"], &json["letters"][0]["settled"]), (&at(letter).into(), &Value::Null));
-    assert!(json["letters"][0]["value"].as_str().unwrap().contains("canary"), "{json}");
+    assert_eq!((&json["events"][0]["letter"], &json["events"][0]["settled"]), (&at(letter).into(), &Value::Null));
+    assert!(json["events"][0]["value"].as_str().unwrap().contains("canary"), "{json}");
 
     // Nothing happens where nobody says yes, nothing is named, or it is a dry run.
     topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
-    let replay = || letters(&world, "replay");
+    let retry = || letters(&world, "retry");
     for (command, code, said) in [
-        (replay(), 2, "nothing says which letters"),
-        (replay().flag("--all").option("--id", &of_b), 2, "--all"),
-        (replay().flag("--all"), 2, "no terminal"),
-        (replay().flag("--all").flag("--dry-run"), 0, ""),
-        (letters(&world, "discard").flag("--all"), 2, "no terminal"),
-        (letters(&world, "discard").flag("--all").flag("--dry-run"), 0, ""),
-        (replay().option("--id", &lost).flag("--yes"), 20, "can be sent as it is, and nothing was"),
+        (retry(), 2, "nothing says which letters"),
+        (retry().flag("--all").option("--id", &of_b), 2, "--all"),
+        (retry().flag("--all"), 2, "no terminal"),
+        (retry().flag("--all").flag("--dry-run"), 0, ""),
+        (letters(&world, "drop").flag("--all"), 2, "no terminal"),
+        (letters(&world, "drop").flag("--all").flag("--dry-run"), 0, ""),
+        (retry().option("--id", &lost).flag("--yes"), 20, "can be sent as it is, and nothing was"),
     ] {
         let (found, _, words) = ran(&command);
         assert!(found == code && words.contains(said), "{found}, not {code}: {words}");
     }
-    let (_, _, words) = ran(&replay().option("--id", &lost).flag("--yes"));
+    let (_, _, words) = ran(&retry().option("--id", &lost).flag("--yes"));
     assert!(last_words(&words).1.contains("walrelay replay --config"), "{words}");
-    assert!(replay().flag("--all").flag("--dry-run").succeed().ends_with("Dry run: nothing was changed.\n"));
+    assert!(retry().flag("--all").flag("--dry-run").succeed().ends_with("Dry run: nothing was changed.\n"));
     assert_eq!((read().len(), world.delivered()), (all.len(), delivered));
 
     // Sent again: in order, to where the relay sends the key, as they were.
-    let json = well(&replay().option("--aggregate", "a").option("--class", "too-large").flag("--yes"));
+    let json = well(&retry().option("--aggregate", "a").option("--class", "too-large").flag("--yes"));
     let sent = with(&|letter| of_a.contains(&letter.header("id")));
     assert_eq!((&json["sent"], &json["newly_settled"]), (&sent.into(), &sent.into()));
     let records = world.records(0);
@@ -197,27 +200,27 @@ fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
         assert_eq!((marker.partition, &marker.key, &marker.value), (letter.partition, &letter.key, &None));
         assert_eq!(
             (marker.header("walrelay-settled"), marker.header("walrelay-slot")),
-            ("replayed".into(), world.name.clone())
+            ("retried".into(), world.name.clone())
         );
         assert!(marker.header("walrelay-settled-at").ends_with('Z'));
     }
     assert_eq!(matched(list()), count - sent);
-    assert_eq!(matched(list().flag("--settled")), count);
+    assert_eq!(matched(list().flag("--all")), count);
     let settled = letters(&world, "show").option("--id", &of_a[1]).succeed();
-    assert!(settled.contains("replayed at 2"), "{settled}");
-    let (code, _, words) = ran(&replay().option("--id", &of_a[1]).flag("--yes"));
+    assert!(settled.contains("retried at 2"), "{settled}");
+    let (code, _, words) = ran(&retry().option("--id", &of_a[1]).flag("--yes"));
     assert!(code == 1 && words.contains("settled already"), "{words}");
 
-    // What cannot be sent is left, and can be discarded.
-    let output = replay().flag("--all").flag("--yes").output();
+    // What cannot be sent is left, and can be dropped.
+    let output = retry().flag("--all").flag("--yes").output();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("cannot be sent as it is") && text.contains(&lost), "{text}");
     assert!(ids(&world.records(0)).contains(&of_b));
-    let json = well(&letters(&world, "discard").option("--id", &lost).flag("--yes"));
+    let json = well(&letters(&world, "drop").option("--id", &lost).flag("--yes"));
     assert_eq!((&json["sent"], &json["newly_settled"]), (&0.into(), &of_lost.into()));
     let (code, json, words) = ran(&list());
-    assert!(code == 1 && json["settled"] == count && words.contains("--settled"), "{words}");
-    assert!(list().flag("--settled").succeed().contains("discarded"));
+    assert!(code == 1 && json["settled"] == count && words.contains("--all"), "{words}");
+    assert!(list().flag("--all").succeed().contains("dropped"));
 }
 
 /// A letter as a relay writes it.
@@ -261,25 +264,25 @@ fn killed_in_the_middle_it_sends_some_again_and_loses_none() {
             |number: &usize| letter(world, &format!("{number:05}"), &format!("k{}", number % 17), &world.topic(0));
         numbers.iter().map(letter).collect()
     });
-    let replay = |in_flight: &str| {
+    let retry = |in_flight: &str| {
         let file = format!("{}[kafka]\nmax_in_flight_events = {in_flight}\n", config(&world));
-        letters(&world, "replay").config_file(&file).flag("--all").flag("--yes")
+        letters(&world, "retry").config_file(&file).flag("--all").flag("--yes")
     };
     let all = i64::try_from(LETTERS).unwrap();
     // A stop leaves nothing half done.
-    let mut running = replay("4").start();
+    let mut running = retry("4").start();
     eventually("some are sent", ARRIVAL, || world.delivered(), |records| *records >= 50);
     assert_eq!(running.terminate(EXIT), Some(3), "{}", running.log());
     let stopped = world.delivered();
     assert!(running.log().contains(&format!("{stopped} were sent and {stopped} settled")), "{}", running.log());
     assert_eq!(well(&letters(&world, "list"))["settled"], stopped);
 
-    let mut running = replay("20").start();
+    let mut running = retry("20").start();
     eventually("more are sent", ARRIVAL, || world.delivered(), |records| *records >= stopped + 100);
     running.kill_hard();
     let killed = world.delivered();
     assert!(killed < all, "{killed}");
-    let json = well(&replay("1000"));
+    let json = well(&retry("1000"));
     let copies = world.delivered() - all;
     eprintln!("{killed} before it was killed, {copies} copies, {} at last", json["sent"]);
     assert!((0..=20).contains(&copies), "{copies}");
@@ -305,18 +308,18 @@ fn a_letter_that_is_refused_is_named_and_what_had_arrived_is_settled() {
         records
     });
     topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", SMALL)]);
-    let replay = letters(&world, "replay").flag("--all").flag("--yes");
+    let retry = letters(&world, "retry").flag("--all").flag("--yes");
     let file = format!("{}[kafka.properties]\n\"message.max.bytes\" = \"500000\"\n", config(&world));
     let refused =
         topic::read(&world.brokers, &dead(&world)).into_iter().find(|record| record.header("id") == "3").unwrap();
     // By the producer, then by the broker.
-    let (code, json, words) = ran(&replay.clone().config_file(&file));
+    let (code, json, words) = ran(&retry.clone().config_file(&file));
     assert_eq!((code, &json["sent"], &json["newly_settled"]), (21, &3.into(), &3.into()), "{words}");
     assert!(words.contains(&format!("dead letter {}: ", at(&refused))) && !words.contains("xxxx"), "{words}");
-    let (code, _, words) = ran(&replay);
+    let (code, _, words) = ran(&retry);
     assert!(code == 21 && words.contains(&format!("dead letter {}: ", at(&refused))), "{code}: {words}");
     topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
-    well(&replay);
+    well(&retry);
     assert_eq!(ids(&world.records(0)), ["0", "1", "2", "3", "4"]);
 }
 
@@ -340,10 +343,10 @@ fn records_of_others_and_hostile_letters_do_no_harm() {
             // Markers of nothing, of themselves, of what is to come, of elsewhere.
             plain(vec![header("walrelay-settled", b"burnt"), header("walrelay-settled-letter", b"0:0")]),
             plain(vec![
-                header("walrelay-settled", b"replayed"),
+                header("walrelay-settled", b"retried"),
                 header("walrelay-settled-letter", b"0:99999999999999999"),
             ]),
-            plain(vec![header("walrelay-settled", b"replayed"), header("walrelay-settled-letter", b"-1:-1")]),
+            plain(vec![header("walrelay-settled", b"retried"), header("walrelay-settled-letter", b"-1:-1")]),
             // Letters that say anything.
             plain(vec![
                 header("walrelay-error-class", b"\xff\x1b[2J\n"),
@@ -371,10 +374,10 @@ fn records_of_others_and_hostile_letters_do_no_harm() {
         let show = letters(&world, "show").flag(&at(&record)).flag("--all-slots").output();
         assert!(matches!(show.status.code(), Some(0 | 1)) && !show.stdout.contains(&0x1b), "{show:?}");
     }
-    let json = well(&letters(&world, "replay").flag("--all").flag("--yes"));
+    let json = well(&letters(&world, "retry").flag("--all").flag("--yes"));
     assert_eq!((&json["sent"], &json["unsendable"]), (&1.into(), &7.into()), "{json}");
     assert_eq!(ids(&world.records(0)), ["good"]);
-    let json = well(&letters(&world, "discard").flag("--all").flag("--all-slots").flag("--yes"));
+    let json = well(&letters(&world, "drop").flag("--all").flag("--all-slots").flag("--yes"));
     assert_eq!(json["newly_settled"], 8, "{json}");
     let (code, json, _) = ran(&letters(&world, "list").flag("--all-slots"));
     assert_eq!((code, &json["settled"], &json["matched"]), (1, &9.into(), &0.into()));
@@ -385,7 +388,7 @@ fn without_a_topic_or_a_broker_it_says_so() {
     let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
     let (code, _, words) = ran(&letters(&world, "list"));
     assert!(code == 1 && words.contains("does not exist"), "{code}: {words}");
-    for command in ["replay", "discard"] {
+    for command in ["retry", "drop"] {
         let (code, _, words) = ran(&letters(&world, command).flag("--all").flag("--yes"));
         assert!(code == 1 && words.contains("does not exist"), "{code}: {words}");
     }

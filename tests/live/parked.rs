@@ -299,6 +299,7 @@ fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
     assert_eq!(well(&of("list"))["matched"], 4);
     assert_eq!(ran(&command(&world, "list").option("--older-than", "1h")).0, 1);
     let text = command(&world, "list").succeed();
+    eprintln!("{text}");
     assert!(text.contains("when asked") && text.contains("6 events of 3 aggregates: 3 behind, 2 too-large"), "{text}");
 
     let status = world.command("status");
@@ -309,6 +310,7 @@ fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
     // Shown: sizes, and values only if they are asked for.
     let show = command(&world, "show").flag(&first);
     let text = show.succeed();
+    eprintln!("{text}");
     assert!(
         text.contains("0 before it, and 3 behind it") && text.contains("payload") && !text.contains("filling"),
         "{text}"
@@ -320,6 +322,9 @@ fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
     };
     assert!(payload(&json)["bytes"].as_i64().unwrap() > 200_000 && payload(&json)["value"].is_null());
     assert!(payload(&well(&show.clone().flag("--payload")))["value"].as_str().unwrap().contains("filling"));
+    let json = well(&of("show"));
+    assert_eq!((row_ids(&json).len(), &json["matched"], &json["slot"]), (4, &4.into(), &world.name.clone().into()));
+    assert_eq!(row_ids(&well(&command(&world, "list").flag(&behind[1]))), behind[1..2]);
     assert_eq!(ran(&command(&world, "show").flag("none")).0, 1);
 
     // Asked for nothing, for everything and something, without a terminal, and only to look: nothing is changed.
@@ -329,7 +334,10 @@ fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
     assert_eq!(ran(&of("drop")).0, 2);
     let json = well(&of("drop").flag("--dry-run"));
     assert_eq!((&json["matched"], &json["asked"], &json["dry_run"]), (&4.into(), &0.into(), &true.into()));
-    assert_eq!(well(&of("retry").flag("--dry-run"))["relay_runs"], true);
+    let json = well(&of("retry").flag("--dry-run"));
+    assert_eq!((&json["relay_runs"], &json["ask"]), (&true.into(), &"retry".into()));
+    let text = of("retry").flag("--dry-run").succeed();
+    assert!(text.ends_with("Dry run: nothing was changed.\n"), "{text}");
     assert_eq!((asked(), number_parked(&sql)), (0, 6));
 
     // Tried again, the attempts counted, by the first of its aggregate whichever was named.

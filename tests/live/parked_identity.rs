@@ -337,7 +337,7 @@ fn a_topic_is_tried_again_once_nothing_waits_for_it() {
 fn a_class_there_is_not_is_refused() {
     let world = World::new();
     let none = ["list", "retry", "drop"].map(|name| parked_command(&world, name));
-    let letters = ["list", "discard"].map(|name| {
+    let letters = ["list", "drop"].map(|name| {
         RelayCommand::new("dead-letters").flag(name).option("--slot", &world.name).option("--brokers", &world.brokers)
     });
     for command in none.iter().chain(&letters) {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::cli::given_up::counted;
+use crate::cli::undelivered::text::counted;
 use crate::config::unit::human_bytes;
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;

@@ -1,0 +1,135 @@
+//! Text of the commands on events that were not delivered: times, cells, tables that fit the terminal.
+
+use std::io::IsTerminal as _;
+
+use crate::cli::output::aligned;
+
+/// A time as RFC 3339 has it.
+pub(super) fn time(ms: i64) -> Option<String> {
+    jiff::Timestamp::from_millisecond(ms).ok().map(|time| format!("{time:.3}"))
+}
+
+/// How long ago, for people: one number. What is yet to come is `0s`.
+pub(super) fn age(ms: i64, now_ms: i64) -> String {
+    let seconds = now_ms.saturating_sub(ms).max(0) / 1_000;
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// Text for a cell or a line: escaped like a name in a log, without the quotes where it needs none, at most `chars` of it.
+pub(super) fn cell(bytes: &[u8], chars: usize) -> String {
+    let head = bytes.get(..(chars + 1).saturating_mul(4)).unwrap_or(bytes);
+    let text: String = String::from_utf8_lossy(head).chars().flat_map(escaped).collect();
+    cut(&text, chars)
+}
+
+/// As `char::escape_debug`, which quotes have no need of here.
+fn escaped(character: char) -> Vec<char> {
+    match character {
+        '"' | '\'' => vec![character],
+        _ => character.escape_debug().collect(),
+    }
+}
+
+/// At most `chars` of a text, with a sign that there was more.
+pub(super) fn cut(text: &str, chars: usize) -> String {
+    if text.chars().count() <= chars {
+        return text.to_owned();
+    }
+    let mut head: String = text.chars().take(chars.saturating_sub(1)).collect();
+    head.push('…');
+    head
+}
+
+/// What of the last column is worth a look.
+const LAST_CHARS: usize = 12;
+
+/// Rows under each other, cells in line, no line longer than `width`. Columns that are too many are left out, in the order in
+/// which `spare` names them, and it is said which; the last one is cut.
+pub(super) fn table(mut rows: Vec<Vec<String>>, width: Option<usize>, spare: &[&str]) -> String {
+    let Some(width) = width else { return aligned(&rows) };
+    let mut left_out = Vec::new();
+    for name in spare {
+        let place = rows.first().and_then(|head| head.iter().position(|head| head == name));
+        if let Some(place) = place.filter(|_| !fits(&rows, width, spare)) {
+            rows.iter_mut().for_each(|row| drop(row.remove(place)));
+            left_out.push(*name);
+        }
+    }
+    let lines = aligned(&rows);
+    let mut fitted: Vec<_> = lines.lines().map(|line| cut(line, width)).collect();
+    if !left_out.is_empty() {
+        fitted.push(cut(&format!("(no room for: {}; --json has them)", left_out.join(", ")), width));
+    }
+    fitted.join("\n")
+}
+
+/// Whether each column has its room; the last one, where it is spare, may be cut.
+fn fits(rows: &[Vec<String>], width: usize, spare: &[&str]) -> bool {
+    let columns = rows.first().map_or(0, Vec::len);
+    let wide = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|text| text.chars().count()).max();
+    let is_spare = |column: usize| {
+        let name = rows.first().and_then(|head| head.get(column));
+        column + 1 == columns && name.is_some_and(|name| spare.contains(&name.as_str()))
+    };
+    let room = |column: usize| match (wide(column).unwrap_or_default(), is_spare(column)) {
+        (wide, true) => wide.min(LAST_CHARS),
+        (wide, false) => wide,
+    };
+    (0..columns).map(room).sum::<usize>() + 2 * columns.saturating_sub(1) <= width
+}
+
+/// The width of the terminal that standard output is; none where it is something else, and nothing is to be cut.
+pub(super) fn width() -> Option<usize> {
+    let is_terminal = std::io::stdout().is_terminal();
+    is_terminal.then(|| terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0.max(40))))
+}
+
+/// `1 letter`, `2 letters`.
+pub(in crate::cli) fn counted(count: u64, one: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOON_MS: i64 = 1_772_366_400_000;
+
+    #[test]
+    fn ages_are_one_number() {
+        assert_eq!(time(NOON_MS).unwrap(), "2026-03-01T12:00:00.000Z");
+        let age = |seconds: i64| age(NOON_MS - seconds * 1_000, NOON_MS);
+        let ages = [-5, 0, 119, 120, 7_199, 7_200, 172_799, 172_800].map(age);
+        assert_eq!(ages, ["0s", "0s", "119s", "2m", "119m", "2h", "47h", "2d"]);
+    }
+
+    #[test]
+    fn a_cell_is_harmless_and_no_longer_than_it_may_be() {
+        assert_eq!(cell(b"a \"b\" 'c'", 20), "a \"b\" 'c'");
+        assert_eq!(cell(b"\xff\x1b[2J\n\0", 20), "\u{fffd}\\u{1b}[2J\\n\\0");
+        assert_eq!(cell(&vec![b'x'; 1 << 20], 4), "xxx…");
+        assert_eq!((cut("größe", 5).as_str(), cut("größe", 4).as_str()), ("größe", "grö…"));
+    }
+
+    #[test]
+    fn no_line_is_longer_than_the_terminal() {
+        let rows = [["a", "error"], ["b", "it is long"]].map(|row| row.map(str::to_owned).to_vec()).to_vec();
+        assert_eq!(table(rows.clone(), Some(8), &[]), "a  error\nb  it i…");
+        assert_eq!(table(rows, None, &["error"]), "a  error\nb  it is long");
+    }
+
+    #[test]
+    fn columns_that_are_spare_make_room_for_those_that_are_not() {
+        let rows = [["id", "topic", "tries", "error"], ["17", "orders", "3", "the broker takes it not"]];
+        let rows = rows.map(|row| row.map(str::to_owned).to_vec()).to_vec();
+        let of = |width| table(rows.clone(), Some(width), &["topic", "error"]);
+        assert_eq!(of(31), "id  topic   tries  error\n17  orders  3      the broker …");
+        assert_eq!(of(30), "id  tries  error\n17  3      the broker takes i…\n(no room for: topic; --json h…");
+        assert_eq!(of(20), "id  tries\n17  3\n(no room for: topic…");
+    }
+}
