@@ -20,7 +20,6 @@ use crate::cli::run::Typed;
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::config::layers::Flags;
-use crate::config::setting;
 use crate::dead_letters::{At, Counts, Outcome as Settles, Wanted};
 use crate::error::{Error, Kind, Result};
 use crate::sink::options::weakened;
@@ -162,8 +161,8 @@ impl DeadLettersCommand {
 impl TopicSettings {
     fn flags(&self) -> Flags {
         let mut flags = Flags::new();
-        put(&mut flags, &setting::SLOT, self.slot.as_deref());
-        put(&mut flags, &setting::BROKERS, self.brokers.as_deref());
+        put(&mut flags, "slot.name", self.slot.as_deref());
+        put(&mut flags, "kafka.brokers", self.brokers.as_deref());
         flags
     }
 

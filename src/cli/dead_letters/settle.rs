@@ -14,7 +14,6 @@ use crate::cli::put;
 use crate::cli::verify::Teller;
 use crate::config::Config;
 use crate::config::layers::Flags;
-use crate::config::setting;
 use crate::dead_letters::settling::{LETTERS_AHEAD, choose};
 use crate::dead_letters::{Counts, Ended, Outcome as Settles, Scan, Settling, Wanted, Which};
 use crate::error::{Error, Kind, Result};
@@ -36,7 +35,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// what Kafka gives, with the letter it was about.
 pub async fn settle(args: &SettleArgs, outcome: Settles) -> Outcome {
     let mut flags = Flags::new();
-    put(&mut flags, &setting::SHUTDOWN_TIMEOUT, args.shutdown_timeout.as_deref());
+    put(&mut flags, "shutdown.timeout", args.shutdown_timeout.as_deref());
     let config = args.settings.load(flags)?;
     let wanted = wanted(args, &config)?;
     let topic = config.delivery.dead_letter_topic.as_str();
