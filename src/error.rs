@@ -99,7 +99,7 @@ impl Kind {
     pub const fn remedy(self) -> Option<&'static str> {
         Some(match self {
             Kind::Config => {
-                "walrelay check-config shows every setting, its value and where it is from; correct the one that is named"
+                "walrelay config check --offline shows every setting, its value and where it is from; correct the one that is named"
             }
             Kind::PostgresUnreachable => "check that the server runs and can be reached from here, and try again",
             Kind::PostgresRefused => {

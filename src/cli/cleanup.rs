@@ -10,10 +10,9 @@ use tokio_postgres::Client;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, aligned, note, print_line};
 use crate::cli::session::Session;
-use crate::cli::{Common, StateStore, put, word};
-use crate::config::layers::Flags;
+use crate::cli::{Common, flags};
 use crate::config::unit::{exact_duration, parse_duration};
-use crate::config::{OutboxConfig, setting};
+use crate::config::{OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::source::preflight;
@@ -29,10 +28,11 @@ const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
 /// `cleanup`.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct CleanupArgs {
     /// Slot, database, file.
     #[command(flatten)]
+    #[serde(flatten)]
     pub common: Common,
     /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
     #[arg(long, value_name = "TABLE")]
@@ -42,7 +42,7 @@ pub struct CleanupArgs {
     pub brokers: Option<String>,
     /// Where the position is kept; kafka by default [env: WALRELAY_STATE_STORE]
     #[arg(long, value_name = "STORE")]
-    pub state_store: Option<StateStore>,
+    pub state_store: Option<StoreKind>,
     /// Delete what is older than this, such as 7d; outbox.retention by default
     #[arg(long, value_name = "DURATION", value_parser = age)]
     pub older_than: Option<Duration>,
@@ -58,16 +58,6 @@ pub struct CleanupArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
-}
-
-impl CleanupArgs {
-    fn flags(&self) -> Flags {
-        let mut flags = self.common.flags();
-        put(&mut flags, &setting::TABLE, self.table.as_deref());
-        put(&mut flags, &setting::BROKERS, self.brokers.as_deref());
-        put(&mut flags, &setting::STATE_STORE, self.state_store.and_then(word).as_deref());
-        flags
-    }
 }
 
 /// A duration that the text says, within bounds.
@@ -115,7 +105,7 @@ struct Answer<'a> {
 /// [`Kind::Config`] where nothing says how old, or no column has the rows' time; [`Kind::PositionMismatch`] where nothing
 /// says what is published; those of [`sweep`], and of where the position is kept. What was deleted until then is gone.
 pub async fn cleanup(args: &CleanupArgs) -> Outcome {
-    let loaded = Loaded::new(&args.flags(), args.common.config.as_deref())?;
+    let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
     for warning in loaded.settings.warnings() {
         note(format_args!("warning: {warning}"));
     }

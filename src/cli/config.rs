@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use serde::Serialize;
 
-use crate::cli::{Common, RunSettings, put};
-use crate::config::layers::Flags;
-use crate::config::setting;
+use crate::cli::{Common, RunSettings};
 
 /// The commands of `config`.
 #[derive(Debug, Subcommand)]
@@ -34,10 +33,11 @@ pub struct Target {
 }
 
 /// `config init`.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct InitArgs {
     /// Slot, database, file.
     #[command(flatten)]
+    #[serde(flatten)]
     pub common: Common,
     /// The table events are written into, as SQL writes it: outbox, sales.outbox, '"My Schema"."Out Box"'
     /// [env: WALRELAY_TABLE]
@@ -48,18 +48,11 @@ pub struct InitArgs {
     pub brokers: Option<String>,
     /// Where the file goes.
     #[command(flatten)]
+    #[serde(skip)]
     pub target: Target,
     /// Print one JSON object: the file, and what became of each column
     #[arg(long)]
     pub json: bool,
-}
-
-/// `check-config`.
-#[derive(Debug, Args)]
-pub struct CheckConfigArgs {
-    /// The settings `run` takes, laid over the file as they would be there.
-    #[command(flatten)]
-    pub settings: RunSettings,
 }
 
 /// `config check`.
@@ -68,7 +61,7 @@ pub struct CheckArgs {
     /// The settings `run` takes, laid over the file as they would be there.
     #[command(flatten)]
     pub settings: RunSettings,
-    /// Connect to nothing, as check-config does
+    /// Connect to nothing; print every setting, its value and where it is from, with secrets as ***
     #[arg(long)]
     pub offline: bool,
     /// Show what would become of the row with this id, instead of the newest
@@ -97,16 +90,6 @@ pub struct ImportArgs {
     pub json: bool,
 }
 
-impl InitArgs {
-    /// What was typed, by setting.
-    pub fn flags(&self) -> Flags {
-        let mut flags = self.common.flags();
-        put(&mut flags, &setting::TABLE, self.table.as_deref());
-        put(&mut flags, &setting::BROKERS, self.brokers.as_deref());
-        flags
-    }
-}
-
 pub(super) const HELP: &str = "\
 Examples:
   walrelay config init --table sales.outbox --output walrelay.toml
@@ -116,24 +99,13 @@ Examples:
 Exit codes:
   0   done, or `run` would take it
   1   import: an option was left out that consumers may notice
-  2   it cannot be meant like this
+  2   a setting, an argument or a file is not valid
   10  Postgres cannot be reached (11: refuses)
   12  check: the server is not fit for logical replication
   14  check: the slot is lost, or not ours
   15  init, check: publication or table are not as events need them
   20  check: the row cannot be routed
 Each command's own --help has more.";
-
-pub(super) const CHECK_CONFIG_HELP: &str = "\
-Examples:
-  walrelay check-config --config walrelay.toml
-  walrelay check-config --config walrelay.toml --slot orders
-
-Nothing is connected to. Flags and variables are laid over the file as `run` would.
-
-Exit codes:
-  0   `run` would take it
-  2   it would not; the file and line are named";
 
 const INIT_HELP: &str = "\
 Examples:
@@ -159,7 +131,7 @@ Examples:
     jq '.outboxes[].record.topic'
   walrelay config check --config walrelay.toml --offline
 
-Where a database is configured, table, publication and slot are looked at as `run` would, the SQL of outbox.pending, mark and order_by is prepared, and a row goes the way it would go; the newest, unless --id names another. The role needs SELECT on the table for that, which `run` does not. Nothing is changed, and Kafka is not asked. A publication or slot that is not there yet is no error. Where no database is configured, and with --offline, this is check-config.
+Where a database is configured, table, publication and slot are looked at as `run` would, the SQL of outbox.pending, mark and order_by is prepared, and a row goes the way it would go; the newest, unless --id names another. The role needs SELECT on the table for that, which `run` does not. Nothing is changed, and Kafka is not asked. A publication or slot that is not there yet is no error. With --offline, and where no database is configured, nothing is connected to, and every setting is printed with where it is from.
 
 Exit codes:
   0   `run` would take it; also where the table is empty

@@ -18,7 +18,7 @@ Examples:
 
 Exit codes:
   0   told to stop, and everything acked was confirmed
-  2   the configuration cannot be meant like this
+  2   the configuration is not valid
   3   told to stop, and events were not acked in time; they are sent at the next start
   11  Postgres refuses (31: Kafka refuses)
   12  the server is not fit for logical replication
@@ -40,7 +40,7 @@ What is there already and fits is left alone. Table and column come first, then 
 
 Exit codes:
   0   all there
-  2   the configuration cannot be meant like this
+  2   the configuration is not valid
   10  Postgres cannot be reached (11: refuses)
   12  the server is not fit, or transactions kept the slot waiting for longer than --timeout
   14  a slot of this name does not fit
@@ -55,7 +55,7 @@ What is stored stays where it is: a relay of a later slot of the same name publi
 
 Exit codes:
   0   gone
-  2   the configuration cannot be meant like this, or the answer was not yes
+  2   the configuration is not valid, or the answer was not yes
   10  Postgres cannot be reached (11: refuses, or the publication is another role's)
   13  a relay streams from the slot
   14  events were not relayed yet, or the slot is not walrelay's
@@ -70,7 +70,7 @@ Examples:
 Exit codes:
   0   healthy
   1   no relay streams from it, it is lost or about to be, or it is over a limit
-  2   the configuration cannot be meant like this
+  2   the configuration is not valid
   10  Postgres cannot be reached (11: refuses)
   14  no such slot";
 
@@ -84,5 +84,5 @@ What is called \"commit to reader\" is the p50/p99 commit-to-ack latency and a l
 Exit codes:
   0   every event was verified
   1   not verified
-  2   the flags cannot be meant like this
+  2   the flags are not valid
   4   Postgres' programs are missing";

@@ -1,12 +1,14 @@
 //! `walrelay config init`: looks at a table, and writes the file it would suggest.
 
 use crate::cli::InitArgs;
+use crate::cli::flags;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, aligned, note, print, print_json, shell_word, write_file};
 use crate::cli::session::Session;
 use crate::cli::table::{self, Table};
-use crate::config::layers::{Origin, Settings, holds_password};
-use crate::config::{TableName, setting};
+use crate::config::TableName;
+use crate::config::file::Origin;
+use crate::config::layers::{Settings, holds_password};
 use crate::error::{Error, Kind, Result};
 use crate::suggest::{Fate, Known, suggest, tells_transaction};
 
@@ -19,7 +21,7 @@ const FILE: &str = "walrelay.toml";
 /// [`Kind::Config`] where the table is not named or the output exists, [`Kind::Publication`] where the table is not there
 /// or not fit, and what connecting gives.
 pub async fn init(args: &InitArgs) -> Outcome {
-    let loaded = Loaded::new(&args.flags(), args.common.config.as_deref())?;
+    let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
     for warning in loaded.settings.warnings() {
         note(format_args!("warning: {warning}"));
     }
@@ -27,7 +29,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
     let wanted = loaded.settings.table()?;
     let database = loaded.settings.database()?;
     let session = Session::connect(&database, "config init").await?;
-    if loaded.settings.get(&setting::TABLE).is_none_or(|given| given.origin == Origin::Default) {
+    if loaded.settings.get("outbox.table").is_none() {
         let error = Error::new(Kind::Config, "the table is not named");
         return Err(error.remedy(name_one(&table::candidates(&session).await?)).into());
     }
@@ -58,16 +60,16 @@ pub async fn init(args: &InitArgs) -> Outcome {
 
 /// What of the settings belongs into the file.
 fn known(settings: &Settings) -> Result<Known> {
-    let text = |setting| settings.get(setting).map(|given| given.text.expose().to_owned());
-    let url = settings.get(&setting::DATABASE_URL).filter(|given| matches!(given.origin, Origin::Flag(_)));
+    let text = |path| settings.get(path).map(|given| given.text.expose().to_owned());
+    let url = settings.get("database.url").filter(|given| matches!(given.origin, Origin::Flag(_)));
     // What is written with % may be a password by another name.
     let url = url.map(|given| given.text.expose()).filter(|url| !holds_password(url) && !url.contains('%'));
-    let slot = settings.get(&setting::SLOT).map(|_| settings.slot()).transpose()?;
+    let slot = settings.get("slot.name").map(|_| settings.slot()).transpose()?;
     Ok(Known {
         database_url: url.map(str::to_owned),
         slot: slot.map(|slot| slot.to_string()),
-        publication: text(&setting::PUBLICATION),
-        brokers: text(&setting::BROKERS),
+        publication: text("slot.publication"),
+        brokers: text("kafka.brokers"),
     })
 }
 
@@ -154,8 +156,8 @@ mod tests {
     #[test]
     fn a_url_with_a_password_is_not_written_down() {
         let written = |url: &str| {
-            let flags = crate::config::layers::Flags::from([(setting::DATABASE_URL.key, url.to_owned())]);
-            known(&Settings::new(&flags, &Default::default(), None)).unwrap().database_url
+            let flags = crate::config::layers::Flags::from([("database.url", url.to_owned())]);
+            known(&Settings::new(&flags, &Default::default(), None).unwrap()).unwrap().database_url
         };
         assert_eq!(written("postgres://me@db/shop").as_deref(), Some("postgres://me@db/shop"));
         for url in ["postgres://me:canary@db/shop", "postgres://db/shop?p%61ssword=canary", "host=db password=canary"] {

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::Config;
 use crate::config::file::ConfigFile;
-use crate::config::layers::{Environment, Flags, Settings};
-use crate::config::setting::CONFIG_VARIABLE;
+use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
 use crate::error::{Error, Result};
 use crate::sink::options::weakened;
 use crate::sink::properties::check_properties;
@@ -28,7 +27,7 @@ impl Loaded {
         let from_variable = environment.get(CONFIG_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let path = config.map(Path::to_path_buf).or(from_variable);
         let file = path.as_deref().map(ConfigFile::read).transpose()?;
-        Ok(Loaded { settings: Settings::new(flags, &environment, file.as_ref()) })
+        Ok(Loaded { settings: Settings::new(flags, &environment, file.as_ref())? })
     }
 
     /// All of it, checked, Kafka's properties included.

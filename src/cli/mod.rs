@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 
 use crate::config::layers::Flags;
-use crate::config::setting;
+use crate::config::model::KEYS;
 use crate::config::unit::{parse_bytes, parse_duration};
+use crate::config::{Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, StoreKind};
 
 pub mod check;
-pub mod check_config;
 pub mod cleanup;
 pub mod config;
 mod help;
@@ -34,7 +35,7 @@ pub mod undelivered;
 pub mod verify;
 
 pub use cleanup::CleanupArgs;
-pub use config::{CheckArgs, CheckConfigArgs, ConfigCommand, ImportArgs, InitArgs};
+pub use config::{CheckArgs, ConfigCommand, ImportArgs, InitArgs};
 pub use replay::ReplayArgs;
 pub use undelivered::{DeadLetters, Parked, UndeliveredCommand};
 pub use verify::VerifyArgs;
@@ -83,16 +84,13 @@ pub enum Command {
     /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),
-    /// Check a configuration and print what it comes to, with secrets as ***
-    #[command(name = "check-config", after_help = config::CHECK_CONFIG_HELP)]
-    CheckConfig(CheckConfigArgs),
-    /// Make a configuration of a table or of another relay's, and check one against the database
+    /// Make a configuration of a table or of another relay's, and check one
     #[command(subcommand, after_help = config::HELP)]
     Config(ConfigCommand),
 }
 
 /// What every command that talks to Postgres takes.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct Common {
     /// The replication slot [env: WALRELAY_SLOT]
     #[arg(long, value_name = "NAME")]
@@ -103,6 +101,7 @@ pub struct Common {
     pub database_url: Option<String>,
     /// A configuration file [env: WALRELAY_CONFIG]
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub config: Option<PathBuf>,
 }
 
@@ -119,10 +118,11 @@ pub struct RunArgs {
 }
 
 /// Which relay it is about: what every command takes that reads tables and topics.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct RelaySettings {
     /// Slot, database, file.
     #[command(flatten)]
+    #[serde(flatten)]
     pub common: Common,
     /// Kafka's bootstrap servers, with commas between [env: WALRELAY_BROKERS]
     #[arg(long, value_name = "HOST:PORT")]
@@ -133,10 +133,11 @@ pub struct RelaySettings {
 }
 
 /// The settings of `run` that have flags.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct RunSettings {
     /// Those that are not its alone.
     #[command(flatten)]
+    #[serde(flatten)]
     pub relay: RelaySettings,
     /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
     #[arg(long, value_name = "NAME")]
@@ -146,7 +147,7 @@ pub struct RunSettings {
     pub mode: Option<Mode>,
     /// What to do when the slot is gone; recover by default [env: WALRELAY_ON_SLOT_LOSS]
     #[arg(long, value_name = "WHAT")]
-    pub on_slot_loss: Option<OnSlotLoss>,
+    pub on_slot_loss: Option<OnLoss>,
     /// What to publish of the rows that are there when the first slot is made: all, none, pending, since=TIME; pending
     /// by default where outbox.pending is set, else all [env: WALRELAY_BACKLOG]
     #[arg(long, value_name = "WHICH")]
@@ -165,7 +166,7 @@ pub struct RunSettings {
     pub guarantee: Option<Guarantee>,
     /// Where the position is kept; kafka by default [env: WALRELAY_STATE_STORE]
     #[arg(long, value_name = "STORE")]
-    pub state_store: Option<StateStore>,
+    pub state_store: Option<StoreKind>,
     /// Serve metrics and health here; a port alone means 127.0.0.1; off by default [env: WALRELAY_HTTP]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http: Option<String>,
@@ -180,82 +181,12 @@ pub struct RunSettings {
     pub log: Option<String>,
 }
 
-/// Where the position is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StateStore {
-    /// In a compacted Kafka topic
-    Kafka,
-    /// In the table walrelay.position of the outbox's database
-    Postgres,
-    /// In the slot only: more copies after a crash of the server, and no check of what belongs to what
-    Slot,
-}
-
-/// Where rows come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    /// From the replication slot
-    Slot,
-    /// From the table, by polling
-    Poll,
-    /// From the slot where there can be one, else from the table until there can
-    Auto,
-}
-
-/// What becomes of events whose slot is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OnSlotLoss {
-    /// Make it anew, and read from the table what was not published
-    Recover,
-    /// Stop
-    Stop,
-}
-
-/// What becomes of a slot that keeps more log than it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OverBudget {
-    /// It stays, and the relay says that it is not ready
-    Unready,
-    /// It is dropped, and rows are read from the table
-    GiveUp,
-}
-
-/// What becomes of an event that cannot be delivered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OnError {
-    /// The relay stops before it
-    Stop,
-    /// It and later events of its aggregate wait, and all others go on
-    Park,
-    /// It goes to the topic of dead letters, and the relay goes on
-    DeadLetter,
-    /// It is given up with a line in the log, and the relay goes on
-    Skip,
-}
-
-/// How often an event arrives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Guarantee {
-    /// Each, and some again after a crash
-    AtLeastOnce,
-    /// Each once, for consumers that read what is committed; in Kafka transactions
-    ExactlyOnce,
-}
-
-/// Form of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people
-    Text,
-    /// One object per line
-    Json,
-}
-
 /// `setup`.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct SetupArgs {
     /// Slot, database, file.
     #[command(flatten)]
+    #[serde(flatten)]
     pub common: Common,
     /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
     #[arg(long, value_name = "NAME")]
@@ -282,10 +213,11 @@ pub struct SetupArgs {
 }
 
 /// `teardown`.
-#[derive(Debug, Args)]
+#[derive(Debug, Args, Serialize)]
 pub struct TeardownArgs {
     /// Slot, database, file.
     #[command(flatten)]
+    #[serde(flatten)]
     pub common: Common,
     /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
     #[arg(long, value_name = "NAME")]
@@ -324,68 +256,21 @@ pub struct StatusArgs {
 }
 
 impl Common {
-    /// What was typed, by setting.
+    /// The settings that were typed.
     pub fn flags(&self) -> Flags {
-        let mut flags = Flags::new();
-        put(&mut flags, &setting::SLOT, self.slot.as_deref());
-        put(&mut flags, &setting::DATABASE_URL, self.database_url.as_deref());
-        flags
+        flags(self)
     }
 }
 
-impl RelaySettings {
-    /// What was typed, by setting.
-    pub fn flags(&self) -> Flags {
-        let mut flags = self.common.flags();
-        put(&mut flags, &setting::BROKERS, self.brokers.as_deref());
-        put(&mut flags, &setting::TABLE, self.table.as_deref());
-        flags
-    }
+/// The settings among `args` that were typed: a field is named after its flag.
+pub(crate) fn flags(args: &impl Serialize) -> Flags {
+    let typed = serde_json::to_value(args).unwrap_or_default();
+    let keys = KEYS.iter().filter_map(|key| Some((key, key.flag?.replace('-', "_"))));
+    keys.filter_map(|(key, field)| Some((key.path.as_str(), typed.get(field)?.as_str()?.to_owned()))).collect()
 }
 
-impl RunSettings {
-    /// What was typed, by setting.
-    pub fn flags(&self) -> Flags {
-        let mut flags = self.relay.flags();
-        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
-        put(&mut flags, &setting::MODE, self.mode.and_then(word).as_deref());
-        put(&mut flags, &setting::ON_SLOT_LOSS, self.on_slot_loss.and_then(word).as_deref());
-        put(&mut flags, &setting::BACKLOG, self.backlog.as_deref());
-        put(&mut flags, &setting::MAX_RETAINED_BYTES, self.max_retained_bytes.as_deref());
-        put(&mut flags, &setting::OVER_BUDGET, self.over_budget.and_then(word).as_deref());
-        put(&mut flags, &setting::ON_ERROR, self.on_error.and_then(word).as_deref());
-        put(&mut flags, &setting::GUARANTEE, self.guarantee.and_then(word).as_deref());
-        put(&mut flags, &setting::STATE_STORE, self.state_store.and_then(word).as_deref());
-        put(&mut flags, &setting::HTTP, self.http.as_deref());
-        put(&mut flags, &setting::SHUTDOWN_TIMEOUT, self.shutdown_timeout.as_deref());
-        put(&mut flags, &setting::LOG_FORMAT, self.log_format.and_then(word).as_deref());
-        put(&mut flags, &setting::LOG_FILTER, self.log.as_deref());
-        flags
-    }
-}
-
-impl SetupArgs {
-    /// What was typed, by setting.
-    pub fn flags(&self) -> Flags {
-        let mut flags = self.common.flags();
-        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
-        put(&mut flags, &setting::TABLE, self.table.as_deref());
-        put(&mut flags, &setting::MODE, self.mode.and_then(word).as_deref());
-        flags
-    }
-}
-
-impl TeardownArgs {
-    /// What was typed, by setting.
-    pub fn flags(&self) -> Flags {
-        let mut flags = self.common.flags();
-        put(&mut flags, &setting::PUBLICATION, self.publication.as_deref());
-        flags
-    }
-}
-
-fn put(flags: &mut Flags, setting: &setting::Setting, text: Option<&str>) {
-    flags.extend(text.map(|text| (setting.key, text.to_owned())));
+fn put(flags: &mut Flags, path: &'static str, text: Option<&str>) {
+    flags.extend(text.map(|text| (path, text.to_owned())));
 }
 
 fn word(value: impl ValueEnum) -> Option<String> {

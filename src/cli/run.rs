@@ -5,8 +5,8 @@ use std::path::Path;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Failure, Outcome, shell_word};
 use crate::cli::{
-    CheckArgs, CheckConfigArgs, Command, ConfigCommand, ReplayArgs, RunArgs, VerifyArgs, check, check_config, cleanup,
-    import, init, replay, setup, status, teardown, verify,
+    CheckArgs, Command, ConfigCommand, ReplayArgs, RunArgs, VerifyArgs, check, cleanup, flags, import, init, replay,
+    setup, status, teardown, verify,
 };
 use crate::config::layers::holds_password;
 use crate::demo;
@@ -36,9 +36,7 @@ pub(super) type Typed<'a> = (&'static str, &'a str);
 /// What was named by a flag, and the next command does not know of: the environment it has itself.
 fn typed(command: &Command) -> Vec<Typed<'_>> {
     let (common, publication, table) = match command {
-        Command::Run(RunArgs { settings, .. })
-        | Command::CheckConfig(CheckConfigArgs { settings })
-        | Command::Config(ConfigCommand::Check(CheckArgs { settings, .. })) => {
+        Command::Run(RunArgs { settings, .. }) | Command::Config(ConfigCommand::Check(CheckArgs { settings, .. })) => {
             (&settings.relay.common, settings.publication.as_deref(), settings.relay.table.as_deref())
         }
         Command::Verify(VerifyArgs { settings, .. }) | Command::Replay(ReplayArgs { settings, .. }) => {
@@ -113,7 +111,6 @@ async fn done(command: &Command) -> Outcome {
         Command::Replay(args) => Box::pin(replay::replay(args)).await,
         Command::DeadLetters(command) => Box::pin(command.run()).await,
         Command::Parked(command) => Box::pin(command.run()).await,
-        Command::CheckConfig(args) => check_config::check_config(args),
         Command::Config(ConfigCommand::Check(args)) => check::check(args).await,
         Command::Config(ConfigCommand::Init(args)) => init::init(args).await,
         Command::Config(ConfigCommand::Import(args)) => import::import(args),
@@ -122,7 +119,7 @@ async fn done(command: &Command) -> Outcome {
 }
 
 async fn run(args: &RunArgs) -> Outcome {
-    let loaded = Loaded::new(&args.settings.flags(), args.settings.relay.common.config.as_deref())?;
+    let loaded = Loaded::new(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
     let config = loaded.config(args.adopt_slot)?;
     logging::init(config.process.log_json, &config.process.log_filter)?;
     for warning in loaded.warnings(&config) {

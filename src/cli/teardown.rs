@@ -7,6 +7,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::cli::TeardownArgs;
+use crate::cli::flags;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print_line};
 use crate::cli::prompt::confirm;
@@ -34,7 +35,7 @@ const RELEASE_POLL: Duration = Duration::from_millis(100);
 /// [`Kind::SlotActive`] and [`Kind::SlotUnusable`] where that would cut off a relay or lose events, without `--force`;
 /// [`Kind::Publication`] where others use the publication.
 pub async fn teardown(args: &TeardownArgs) -> Outcome {
-    let loaded = Loaded::new(&args.flags(), args.common.config.as_deref())?;
+    let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
     for warning in loaded.settings.warnings() {
         note(format_args!("warning: {warning}"));
     }

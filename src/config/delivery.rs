@@ -1,13 +1,14 @@
-//! What becomes of an event that cannot be delivered.
+//! What becomes of events that cannot be delivered, and how the others are committed.
 
 use std::time::Duration;
 
-use super::layers::Settings;
-use super::meaning::is_topic;
-use super::setting;
-use super::unit::exact_duration;
-use super::{Config, OutboxConfig, StoreKind, TransactionConfig};
-use crate::error::{Error, Kind, Result};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::model::{Delivery, ReadTails};
+
+/// How much of the time a transaction may be open it may be filled for. The rest is for acks and the commit.
+const FILLING: u32 = 3;
 
 /// What becomes of events that cannot be delivered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,131 +65,87 @@ pub fn max_attempts(text: &[u8]) -> Option<u32> {
     Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
 }
 
-/// Whether no outbox sends all of its events to a topic of walrelay's own.
-pub(super) fn fit_for_events(config: &Config) -> Result<()> {
-    for outbox in &config.outboxes {
-        let (topic, own) = (&outbox.route.topic, &outbox.route.reserved_topics);
-        if topic.columns().next().is_none() && own.iter().any(|own| own == topic.source()) {
-            let what = match topic.source() == config.state.topic {
-                true => format!("for its position ({})", setting::STATE_TOPIC.key),
-                false => format!("for dead letters ({})", setting::DEAD_LETTER_TOPIC.key),
-            };
-            let (outbox, topic) = (&outbox.source, topic.source());
-            let cause = format!("events of {outbox} would go to topic {topic}, which is walrelay's own, {what}");
-            return Err(Error::new(Kind::Config, cause).remedy("set route.topic to another one"));
-        }
-    }
-    Ok(())
-}
-
 impl Default for DeliveryConfig {
     fn default() -> Self {
-        let topic = setting::DEAD_LETTER_TOPIC.default.unwrap_or_default();
-        // As the settings' own defaults.
-        let second = Duration::from_secs(1);
-        let retry = RetryConfig { attempts: 10, base: second, factor: 2, cap: 300 * second, jitter_percent: 20 };
+        DeliveryConfig::from(&Delivery::default())
+    }
+}
+
+impl From<&Delivery> for DeliveryConfig {
+    /// Delivery without transactions.
+    fn from(model: &Delivery) -> Self {
         DeliveryConfig {
-            on_error: OnError::Stop,
-            dead_letter_topic: topic.to_owned(),
-            retry,
-            reads_tails: true,
+            on_error: model.on_error,
+            dead_letter_topic: model.dead_letter_topic.clone(),
+            retry: RetryConfig {
+                attempts: model.retry_attempts.number(u32::MAX),
+                base: model.retry_base.duration(),
+                factor: model.retry_factor.number(u32::MAX),
+                cap: model.retry_cap.duration(),
+                jitter_percent: model.retry_jitter_percent.number(100),
+            },
+            reads_tails: model.read_tails == ReadTails::AtStart,
             transactions: None,
         }
     }
 }
 
 /// What becomes of an event that cannot be delivered.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum OnError {
-    /// The relay stops before it.
-    #[default]
+    /// The relay stops before it
     Stop,
-    /// It and every later event of its aggregate wait in a table of walrelay's own, and the relay goes on with all others.
+    /// It and later events of its aggregate wait, and all others go on
     Park,
-    /// It goes to the topic of dead letters, and the relay goes on behind it.
+    /// It goes to the topic of dead letters, and the relay goes on
     DeadLetter,
-    /// It is given up, and the relay goes on behind it.
+    /// It is given up with a line in the log, and the relay goes on
     Skip,
 }
 
-const WORDS: &str = "stop, park, dead-letter or skip";
-const READ_TAILS_WORDS: &str = "at-start or never";
+/// Where events and the position behind them are committed together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransactionConfig {
+    /// What the transactional id begins with. The server's system identifier and the slot follow.
+    pub id_prefix: String,
+    /// Events of one Kafka transaction.
+    pub max_events: u64,
+    /// How long events may wait for others that are committed with them.
+    pub interval: Duration,
+    /// How long the broker lets one be open: what readers wait for at most where a relay is gone and none takes over.
+    pub timeout: Duration,
+}
 
-impl Settings {
-    /// What becomes of events that cannot be delivered.
-    ///
-    /// # Errors
-    /// As [`Settings::config`].
-    pub fn delivery(&self) -> Result<DeliveryConfig> {
-        let on_error = match self.word(&setting::ON_ERROR, WORDS)? {
-            "stop" => OnError::Stop,
-            "park" => OnError::Park,
-            "dead-letter" => OnError::DeadLetter,
-            "skip" => OnError::Skip,
-            _ => return Err(self.not_allowed(&setting::ON_ERROR, WORDS)),
-        };
-        let dead_letter_topic = self.checked(&setting::DEAD_LETTER_TOPIC, "1 to 249 of a-z A-Z 0-9 . _ -", is_topic)?;
-        let retry = RetryConfig {
-            attempts: self.small(&setting::RETRY_ATTEMPTS)?,
-            base: self.duration(&setting::RETRY_BASE)?,
-            factor: self.small(&setting::RETRY_FACTOR)?,
-            cap: self.duration(&setting::RETRY_CAP)?,
-            jitter_percent: self.small(&setting::RETRY_JITTER)?,
-        };
-        if retry.base > retry.cap {
-            let (base, cap) = (exact_duration(retry.base), exact_duration(retry.cap));
-            let (key, of) = (setting::RETRY_BASE.key, setting::RETRY_CAP.key);
-            let told = |setting| self.get(setting).map(|given| given.origin.to_string()).unwrap_or_default();
-            let cause = format!(
-                "{}: {key} is {base}, and {of}, the longest wait, is {cap} ({})",
-                told(&setting::RETRY_BASE),
-                told(&setting::RETRY_CAP)
-            );
-            return Err(Error::new(Kind::Config, cause).remedy(format!("set {key} to {cap} or less, or raise {of}")));
-        }
-        let reads_tails = match self.word(&setting::READ_TAILS, READ_TAILS_WORDS)? {
-            "at-start" => true,
-            "never" => false,
-            _ => return Err(self.not_allowed(&setting::READ_TAILS, READ_TAILS_WORDS)),
-        };
-        Ok(DeliveryConfig { on_error, dead_letter_topic, retry, reads_tails, transactions: self.transactions()? })
+impl TransactionConfig {
+    /// How long one may be filled at most, whatever comes.
+    pub fn filling_max(&self) -> Duration {
+        self.timeout / FILLING
     }
 
-    /// Whether what is to become of events and of their rows goes together.
-    pub(super) fn fit_to_give_up(&self, config: &Config) -> Result<()> {
-        let DeliveryConfig { on_error, dead_letter_topic, .. } = &config.delivery;
-        // What is parked is not done with: its row stays as it is.
-        if matches!(on_error, OnError::Stop | OnError::Park) {
-            return Ok(());
-        }
-        let told = |setting| self.get(setting).map(|given| given.origin.to_string()).unwrap_or_default();
-        if config.state.store == StoreKind::Kafka && config.state.topic == *dead_letter_topic {
-            let cause = format!("topic {dead_letter_topic} is that of the position, and cannot have dead letters");
-            return Err(Error::new(Kind::Config, cause).remedy("give delivery.dead_letter_topic another name"));
-        }
-        let says = |outbox: &&OutboxConfig| outbox.upkeep.pending.is_some() || outbox.upkeep.mark.is_some();
-        if let Some(outbox) = config.outboxes.iter().filter(says).find(|outbox| outbox.upkeep.mark_failed.is_none()) {
-            let cause = format!(
-                "{}: {} gives events up, and nothing says what to set on their rows of {}",
-                told(&setting::ON_ERROR),
-                setting::ON_ERROR.key,
-                outbox.source
-            );
-            return Err(Error::new(Kind::Config, cause)
-                .remedy("set outbox.mark_failed, such as status = 'FAILED', last_error = :error"));
-        }
-        Ok(())
+    /// The transactional id of the relays of this slot.
+    pub fn transactional_id(&self, system_identifier: &str, slot: &str) -> String {
+        format!("{}{system_identifier}-{slot}", self.id_prefix)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::config::file::ConfigFile;
+    use crate::config::layers::{Environment, Flags, Settings};
+    use crate::error::{Error, Kind, Result};
+
+    const LEAST: &str = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
+
+    fn config(lines: &str) -> Result<Config> {
+        let file = ConfigFile::new("w.toml", &format!("{LEAST}{lines}"));
+        Settings::new(&Flags::new(), &Environment::new(), Some(&file))?.config(false)
+    }
 
     fn refused(lines: &str) -> Error {
-        let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
-        let file = crate::config::file::parse("w.toml", &format!("{least}{lines}")).unwrap();
-        Settings::new(&Default::default(), &Default::default(), Some(&file)).config(false).unwrap_err()
+        config(lines).unwrap_err()
     }
 
     #[test]
@@ -249,5 +206,51 @@ mod tests {
         }
         assert_eq!(max_attempts(b"\xff"), None);
         assert_eq!(retry.within(None), retry);
+    }
+
+    #[test]
+    fn exactly_once_is_asked_for_and_says_who_it_is() {
+        assert_eq!(config("").unwrap().delivery.transactions, None);
+        let transactions = config("delivery.guarantee = 'exactly-once'").unwrap().delivery.transactions.unwrap();
+        assert_eq!(transactions.transactional_id("7300", "orders"), "walrelay-7300-orders");
+        assert_eq!(transactions.timeout, Duration::from_secs(15));
+    }
+
+    #[test]
+    fn what_cannot_be_committed_together_is_refused_with_what_to_do() {
+        for (line, what) in [
+            ("delivery.guarantee = 'twice'", "delivery.guarantee cannot be"),
+            (
+                "delivery.guarantee = 'exactly-once'\nstate.store = 'postgres'",
+                "needs the position where the events are",
+            ),
+            ("delivery.guarantee = 'exactly-once'\nstate.store = 'slot'", "needs the position where the events are"),
+            (
+                "delivery.guarantee = 'exactly-once'\ndelivery.on_error = 'park'",
+                "would be parked in Postgres beside it",
+            ),
+            ("delivery.guarantee = 'exactly-once'\noutbox.delete = 'acked'", "would be marked or deleted beside it"),
+            (
+                "delivery.guarantee = 'exactly-once'\noutbox.mark = 'done = true'",
+                "would be marked or deleted beside it",
+            ),
+            (
+                "delivery.guarantee = 'exactly-once'\ndelivery.transaction_interval = '5s'\n\
+                 delivery.transaction_timeout = '9s'",
+                "delivery.transaction_interval cannot be",
+            ),
+            (
+                "delivery.guarantee = 'exactly-once'\n[kafka.properties]\nsocket.timeout.ms = '60000'",
+                "socket.timeout.ms is longer",
+            ),
+            (
+                "delivery.guarantee = 'exactly-once'\ndelivery.transactional_id_prefix = 'a b'",
+                "delivery.transactional_id_prefix cannot be",
+            ),
+        ] {
+            let error = config(line).unwrap_err();
+            assert!(error.kind() == Kind::Config && error.cause().contains(what), "{line}: {error}");
+            assert!(error.what_to_do().is_some_and(|todo| !todo.is_empty()), "{line}: nothing to do");
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! Settings to the text of a `walrelay.toml`.
+//! The text of a `walrelay.toml` that a command writes.
 
-use super::setting::{self, ENVELOPE, HEADERS, KAFKA_PROPERTIES, Setting};
+use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, tables};
 
 /// What the file is to hold, in the order in which it was put in.
 #[derive(Debug, Default)]
@@ -15,15 +15,15 @@ struct Line {
 }
 
 impl Draft {
-    /// Sets a setting.
-    pub fn set(&mut self, setting: &Setting, value: &str) {
-        let (table, key) = parts(setting);
+    /// Sets the key at `path`.
+    pub fn set(&mut self, path: &'static str, value: &str) {
+        let (table, key) = parts(path);
         self.lines.push(Line { table, text: format!("{key} = {}", quoted(value)) });
     }
 
-    /// Says something about a setting: that it has to be set, or why it is as it is.
-    pub fn note(&mut self, setting: &Setting, comment: &str) {
-        let (table, _) = parts(setting);
+    /// Adds a comment on the key at `path`: that it has to be set, or why it is as it is.
+    pub fn note(&mut self, path: &'static str, comment: &str) {
+        let (table, _) = parts(path);
         self.lines.push(Line { table, text: commented(comment) });
     }
 
@@ -58,24 +58,8 @@ impl Draft {
 
     /// The file, with `heading` as its first lines, each a comment.
     pub fn toml(&self, heading: &str) -> String {
-        let mut tables: Vec<&str> = Vec::new();
-        for setting in setting::ALL {
-            // What belongs to a table stands behind it.
-            let of = parts(setting).0;
-            let more = match of {
-                "route" => Some(HEADERS),
-                "format" => Some(ENVELOPE),
-                "kafka" => Some(KAFKA_PROPERTIES),
-                _ => None,
-            };
-            for table in [Some(of), more].into_iter().flatten() {
-                if !tables.contains(&table) {
-                    tables.push(table);
-                }
-            }
-        }
         let mut text = heading.lines().map(|line| commented(line) + "\n").collect::<String>();
-        for table in tables {
+        for table in tables() {
             let lines: Vec<&str> =
                 self.lines.iter().filter(|line| line.table == table).map(|line| line.text.as_str()).collect();
             if !lines.is_empty() {
@@ -86,8 +70,8 @@ impl Draft {
     }
 }
 
-fn parts(setting: &Setting) -> (&'static str, &'static str) {
-    setting.key.rsplit_once('.').unwrap_or(("", setting.key))
+fn parts(path: &'static str) -> (&'static str, &'static str) {
+    path.rsplit_once('.').unwrap_or(("", path))
 }
 
 /// A line of a comment: what could end the line, or hide a part of it, is a blank.
@@ -115,20 +99,29 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file;
+    use crate::config::file::ConfigFile;
+    use crate::config::layers::{Environment, Flags, Settings};
 
     #[test]
     fn whatever_is_put_in_is_what_the_reader_finds() {
         let odd = "a \"b\" \\ c\nd\te\u{7f}\u{1} ü ''' \"\"\"";
         let mut draft = Draft::default();
         assert!(draft.header(odd, odd) && draft.header("x.y", "{a}") && !draft.header(odd, "again"));
-        draft.set(&setting::SLOT, odd);
-        draft.note(&setting::BROKERS, "brokers = …\nlinger = 1");
+        draft.set("slot.name", odd);
+        draft.note("kafka.brokers", "brokers = …\nlinger = 1");
         assert!(draft.property("linger.ms", "5"));
-        let read = file::parse("w.toml", &draft.toml("two\nlines")).unwrap();
-        let headers: Vec<_> = read.headers.iter().map(|(name, entry)| (name.as_str(), entry.text.as_str())).collect();
+        let file = ConfigFile::new("w.toml", &draft.toml("two\nlines"));
+        let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file)).unwrap();
+        let headers: Vec<_> = settings
+            .base
+            .model
+            .route
+            .headers
+            .iter()
+            .map(|(name, text)| (name.as_str(), text.as_str().unwrap()))
+            .collect();
         assert_eq!(headers, [(odd, odd), ("x.y", "{a}")]);
-        assert_eq!(read.settings.get("slot.name").unwrap().text, odd);
-        assert_eq!(read.properties.get("linger.ms").unwrap().text, "5");
+        assert_eq!(settings.get("slot.name").unwrap().text.expose(), odd);
+        assert_eq!(settings.properties()["linger.ms"].text.expose(), "5");
     }
 }

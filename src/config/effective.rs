@@ -1,9 +1,10 @@
-//! What a configuration comes to, for people: TOML again, with where each value is from and without secrets.
+//! The effective configuration for people: TOML with where each value is from, and without secrets.
 
 use std::fmt::Write;
 
-use super::layers::{Origin, Settings};
-use super::setting::{self, ENVELOPE, HEADERS, KAFKA_PROPERTIES, OUTBOX, Setting};
+use super::file::Layer;
+use super::layers::{Settings, is_secret_property};
+use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, KEYS, tables};
 use super::{Config, MESSAGE_LSN};
 
 /// Properties whose values are worth seeing and cannot be secrets. Numbers and truth values are shown anyway.
@@ -22,7 +23,7 @@ const SHOWN_PROPERTIES: &[&str] = &[
 ];
 
 /// Tables of which each `[[outbox]]` has its own.
-const OF_OUTBOX: &[&str] = &["outbox.", "route.", "format."];
+const OF_OUTBOX: [&str; 3] = ["outbox", "route", "format"];
 
 /// The effective configuration as a file would have it. The database's connection string and properties that could be
 /// secrets are `***`; where the connection leads is in a comment.
@@ -33,26 +34,20 @@ pub fn effective(settings: &Settings, config: &Config) -> String {
         config.source.publication,
         config.state.key
     );
-    let several = settings.has_several_outboxes();
-    let of_outbox = |setting: &Setting| OF_OUTBOX.iter().any(|table| setting.key.starts_with(table));
-    for (table, members) in by_table(|setting| !(several && of_outbox(setting))) {
-        line(&mut text, format_args!("\n[{table}]"));
-        write_settings(&mut text, settings, &members);
-        if !several {
-            write_templates(&mut text, settings, table, "");
+    let is_of_outbox = |table: &str| OF_OUTBOX.contains(&table.split('.').next().unwrap_or_default());
+    for table in tables() {
+        if !(settings.has_several_outboxes() && is_of_outbox(table)) {
+            write_table(&mut text, &settings.base, table, &format!("[{table}]"));
         }
     }
-    if several {
-        for outbox in settings.of_each_outbox() {
-            line(&mut text, format_args!("\n[[{OUTBOX}]]"));
-            for (table, members) in by_table(of_outbox) {
-                if table != OUTBOX {
-                    let below = table.strip_prefix("outbox.").unwrap_or(table);
-                    line(&mut text, format_args!("\n[{OUTBOX}.{below}]"));
-                }
-                write_settings(&mut text, &outbox, &members);
-                write_templates(&mut text, &outbox, table, "outbox.");
-            }
+    for outbox in &settings.outboxes {
+        for table in tables().into_iter().filter(|table| is_of_outbox(table)) {
+            let heading = match table.strip_prefix("outbox") {
+                Some("") => "[[outbox]]".to_owned(),
+                Some(below) => format!("[outbox{below}]"),
+                None => format!("[outbox.{table}]"),
+            };
+            write_table(&mut text, outbox, table, &heading);
         }
     }
     if !settings.properties().is_empty() {
@@ -62,78 +57,62 @@ pub fn effective(settings: &Settings, config: &Config) -> String {
         let value = given.text.expose();
         let plain =
             SHOWN_PROPERTIES.contains(&name.as_str()) || value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok();
-        let value = if plain && !super::layers::is_secret_property(name) { value } else { "***" };
+        let value = if plain && !is_secret_property(name) { value } else { "***" };
         line(&mut text, format_args!("{} = {}  # {}", quoted(name), quoted(value), given.origin));
     }
     text
 }
 
-/// The settings for which `wanted`, by the table they are in.
-fn by_table(wanted: impl Fn(&Setting) -> bool) -> Vec<(&'static str, Vec<&'static Setting>)> {
-    let mut tables: Vec<(&str, Vec<&Setting>)> = Vec::new();
-    for setting in setting::ALL.iter().filter(|setting| wanted(setting)) {
-        let of = setting.key.rsplit_once('.').map_or("", |(of, _)| of);
-        match tables.last_mut().filter(|(table, _)| *table == of) {
-            Some((_, members)) => members.push(setting),
-            None => tables.push((of, vec![setting])),
-        }
+fn write_table(text: &mut String, layer: &Layer, table: &str, heading: &str) {
+    let named = match table {
+        HEADERS => Some(&layer.model.route.headers),
+        ENVELOPE => Some(&layer.model.format.envelope),
+        KAFKA_PROPERTIES => return,
+        _ => None,
+    };
+    if named.is_some_and(toml::Table::is_empty) {
+        return;
     }
-    tables
-}
-
-fn write_settings(text: &mut String, settings: &Settings, members: &[&Setting]) {
-    let of_messages = settings.get(&setting::MESSAGE_PREFIX).is_some();
-    for setting in members {
-        let key = setting.key.rsplit('.').next().unwrap_or(setting.key);
-        match settings.get(setting) {
-            Some(given) if of_messages && given.origin == Origin::Default && setting.key == setting::TABLE.key => {
-                line(text, format_args!("# {key}: messages are events"));
-            }
-            Some(given) if of_messages && given.origin == Origin::Default && setting.key == setting::COLUMN_ID.key => {
-                line(text, format_args!("{key} = {}  # default", quoted(MESSAGE_LSN)));
-            }
-            Some(given) => {
-                let value = shown(setting, given.text.expose());
-                line(text, format_args!("{key} = {value}  # {}", given.origin));
-            }
-            None => line(text, format_args!("# {key}: {}", unset(setting))),
-        }
+    line(text, format_args!("\n{heading}"));
+    for (name, template) in named.into_iter().flatten() {
+        let origin = layer.origin(&format!("{table}.{name}"));
+        line(text, format_args!("{} = {template}  # {origin}", quoted(name)));
     }
-}
-
-/// The templates with names of their own that belong behind `table`.
-fn write_templates(text: &mut String, settings: &Settings, table: &str, above: &str) {
-    for (of, templates) in [(HEADERS, settings.headers()), (ENVELOPE, settings.envelope())] {
-        if of.rsplit_once('.').is_none_or(|(of, _)| of != table) || templates.is_empty() {
-            continue;
-        }
-        line(text, format_args!("\n[{above}{of}]"));
-        for (name, given) in templates {
-            line(text, format_args!("{} = {}  # {}", quoted(name), quoted(given.text.expose()), given.origin));
+    let of_messages = layer.get("outbox.message_prefix").is_some();
+    for key in KEYS.iter().filter(|key| key.parts().0 == table) {
+        let name = key.parts().1;
+        match (key.path.as_str(), layer.get(&key.path), &key.default) {
+            ("database.url", Some(given), _) => line(text, format_args!("{name} = \"***\"  # {}", given.origin)),
+            (_, Some(given), _) => {
+                line(text, format_args!("{name} = {}  # {}", quoted(given.text.expose()), given.origin));
+            }
+            ("outbox.table", None, _) if of_messages => line(text, format_args!("# {name}: messages are events")),
+            ("outbox.columns.id", None, _) if of_messages => {
+                line(text, format_args!("{name} = {}  # default", quoted(MESSAGE_LSN)));
+            }
+            (_, None, Some(default)) => line(text, format_args!("{name} = {}  # default", quoted(default))),
+            (path, None, None) => line(text, format_args!("# {name}: {}", unset(path))),
         }
     }
 }
 
-fn shown(setting: &Setting, value: &str) -> String {
-    if setting.key == setting::DATABASE_URL.key { quoted("***") } else { quoted(value) }
-}
-
-fn unset(setting: &Setting) -> &'static str {
-    match setting.key {
-        key if key == setting::DATABASE_URL.key => "from the PG* variables and their defaults",
-        key if key == setting::PUBLICATION.key || key == setting::STATE_KEY.key => "follows from the slot's name",
-        key if key == setting::HTTP.key => "off",
-        key if key == setting::MESSAGE_PREFIX.key => "rows of the table are events",
-        key if key == setting::TOPIC.key => "follows from topic_prefix and the column aggregatetype",
-        key if key == setting::KEY.key => "follows from the column aggregateid",
-        key if key == setting::HEADERS_FROM.key => "none",
-        key if key == setting::PARTITION.key => "follows from the key",
-        key if key == setting::TIMESTAMP.key => "when the record is produced",
-        key if key == setting::VALUE.key => "follows from the column payload",
-        key if key == setting::BACKLOG.key => "pending rows where outbox.pending is set, else all",
-        key if key == setting::MAX_RETAINED_BYTES.key => "without bound",
-        key if key == setting::ORDER_BY.key || key == setting::TIME.key => "follows from the table's columns",
-        key if key == setting::RETENTION.key => "for ever",
+/// What holds where nobody sets the key at `path`, and it has no default of its own.
+fn unset(path: &str) -> &'static str {
+    match path {
+        "database.url" => "from the PG* variables and their defaults",
+        "slot.publication" | "state.key" => "follows from the slot's name",
+        "http.listen" => "off",
+        "outbox.message_prefix" => "rows of the table are events",
+        "route.topic" => "follows from topic_prefix and the column aggregatetype",
+        "route.key" => "follows from the column aggregateid",
+        "route.headers_from" => "none",
+        "route.partition" => "follows from the key",
+        "route.timestamp" => "when the record is produced",
+        "format.value" => "follows from the column payload",
+        "slot.backlog" => "pending rows where outbox.pending is set, else all",
+        "slot.max_retained_bytes" => "without bound",
+        "outbox.order_by" | "outbox.time" => "follows from the table's columns",
+        "outbox.retention" => "for ever",
         _ => "not set",
     }
 }
@@ -150,24 +129,28 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file;
+    use crate::config::file::ConfigFile;
     use crate::config::layers::{Environment, Flags};
+
+    fn settings(path: &str, text: &str) -> Settings {
+        Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new(path, text))).unwrap()
+    }
 
     #[test]
     fn the_effective_configuration_is_a_file_that_means_the_same_apart_from_secrets() {
         let typed = "database.url = 'postgres://u:canary@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
                      [kafka.properties]\n'sasl.password' = 'canary'\n'linger.ms' = 5\n'ssl.key.pem' = '12345'";
-        let file = file::parse("w.toml", typed).unwrap();
-        let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file));
-        let text = effective(&settings, &settings.config(false).unwrap());
+        let first = settings("w.toml", typed);
+        let text = effective(&first, &first.config(false).unwrap());
         assert!(!text.contains("canary") && !text.contains("12345"), "{text}");
         assert!(text.contains("\"linger.ms\" = \"5\"  # w.toml:6"), "{text}");
         assert!(text.contains("timeout = \"30s\"  # default"), "{text}");
-        let again = file::parse("again.toml", &text).unwrap();
-        let again = Settings::new(&Flags::new(), &Environment::new(), Some(&again));
-        for setting in setting::ALL.iter().filter(|setting| setting.key != setting::DATABASE_URL.key) {
-            let text_of = |settings: &Settings| settings.get(setting).map(|given| given.text.expose().to_owned());
-            assert_eq!(text_of(&settings), text_of(&again), "{}", setting.key);
+        let again = settings("again.toml", &text);
+        for key in KEYS.iter().filter(|key| key.path != "database.url") {
+            let text_of = |settings: &Settings| {
+                settings.get(&key.path).map(|given| given.text.expose().to_owned()).or_else(|| key.default.clone())
+            };
+            assert_eq!(text_of(&first), text_of(&again), "{}", key.path);
         }
     }
 
@@ -176,13 +159,9 @@ mod tests {
         let typed = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
                      [[outbox]]\ntable = 'one'\n[outbox.route.headers]\na = '{a}'\n\
                      [[outbox]]\nmessage_prefix = 'two'\n[outbox.format.envelope]\nx = '{x}'";
-        let parsed = |text: &str| {
-            let file = file::parse("w.toml", text).unwrap();
-            Settings::new(&Flags::new(), &Environment::new(), Some(&file))
-        };
-        let settings = parsed(typed);
-        let text = effective(&settings, &settings.config(false).unwrap());
-        let again = parsed(&text);
-        assert_eq!(format!("{:?}", again.outboxes().unwrap()), format!("{:?}", settings.outboxes().unwrap()), "{text}");
+        let first = settings("w.toml", typed);
+        let text = effective(&first, &first.config(false).unwrap());
+        let again = settings("w.toml", &text);
+        assert_eq!(format!("{:?}", again.outboxes().unwrap()), format!("{:?}", first.outboxes().unwrap()), "{text}");
     }
 }

@@ -1,50 +1,81 @@
-//! What was typed into `walrelay.toml`: keys with their values and lines.
+//! The configuration file, with variables and flags laid over its keys: read into a [`Model`] that remembers origins.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
+use std::str::FromStr;
 
+use serde::Deserialize;
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::setting::{self, ENVELOPE, Form, HEADERS, KAFKA_PROPERTIES, OUTBOX};
+use super::model::{KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
 use crate::error::{Error, Kind, Result};
+use crate::secret::Secret;
 
-/// A value as it was typed, and the line it is on.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The value in text form.
-    pub text: String,
-    /// Its line, from 1.
-    pub line: usize,
+/// Where a value is from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// This flag.
+    Flag(&'static str),
+    /// This environment variable.
+    Variable(String),
+    /// This line of this file.
+    File {
+        /// The file, as named.
+        path: String,
+        /// The line, from 1.
+        line: usize,
+    },
 }
 
-/// A configuration file, read and known to hold only keys that exist, each once. No `Debug`: it may hold passwords.
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag(flag) => write!(f, "--{flag}"),
+            Origin::Variable(name) => f.write_str(name),
+            Origin::File { path, line } => write!(f, "{path}:{line}"),
+        }
+    }
+}
+
+/// A value and where it is from. The text may be a password's, so `Debug` does not show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// The value.
+    pub text: Secret,
+    /// Where it is from.
+    pub origin: Origin,
+}
+
+/// A value from a flag or a variable, which goes before the file's.
+pub(super) struct Override {
+    pub(super) key: &'static Key,
+    pub(super) given: Given,
+}
+
+/// A configuration file that was not looked into. No `Debug`: it may hold passwords.
 #[derive(Default)]
 pub struct ConfigFile {
-    /// Its name, as given.
-    pub path: String,
-    /// Settings by key.
-    pub settings: BTreeMap<&'static str, Entry>,
-    /// librdkafka properties by name.
-    pub properties: BTreeMap<String, Entry>,
-    /// Templates of headers by the header's name, in the order of the file.
-    pub headers: Vec<(String, Entry)>,
-    /// Whether there is a set of headers, if only one without any.
-    pub has_headers: bool,
-    /// Templates of an envelope's members by the member's name, in the order of the file.
-    pub envelope: Vec<(String, Entry)>,
-    /// What each `[[outbox]]` says, as if it were a file of its own: `outbox.table`, `route.topic` and so on.
-    pub outboxes: Vec<ConfigFile>,
+    path: String,
+    text: String,
     /// Whether group or others may read the file.
     pub readable_by_others: bool,
 }
 
 impl ConfigFile {
+    /// A file with this text, called `path` in errors.
+    pub fn new(path: &str, text: &str) -> ConfigFile {
+        ConfigFile { path: path.to_owned(), text: text.to_owned(), readable_by_others: false }
+    }
+
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// [`Kind::Config`] with file and line.
+    /// [`Kind::Config`] where the file cannot be read.
     pub fn read(path: &Path) -> Result<ConfigFile> {
         let shown = path.display().to_string();
         let cannot = |error: std::io::Error| {
@@ -55,9 +86,12 @@ impl ConfigFile {
         let readable_by_others = readable_by_others(&file).map_err(cannot)?;
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(cannot)?;
-        let mut parsed = parse(&shown, &text)?;
-        parsed.readable_by_others = readable_by_others;
-        Ok(parsed)
+        Ok(ConfigFile { path: shown, text, readable_by_others })
+    }
+
+    /// The file's name, as given.
+    pub fn path(&self) -> &str {
+        &self.path
     }
 }
 
@@ -73,207 +107,338 @@ fn readable_by_others(_: &File) -> std::io::Result<bool> {
     Ok(false)
 }
 
-/// Reads `text`, calling it `path` in errors. Values are checked against the *type* their key wants, not further.
-///
-/// # Errors
-/// [`Kind::Config`] with file and line: not TOML, an unknown key, a key set twice, a value of the wrong type.
-pub fn parse(path: &str, text: &str) -> Result<ConfigFile> {
-    // Only the message: the error's own display shows the line, and the line may hold a password.
-    let table = DeTable::parse(text).map_err(|error| {
-        let line = error.span().map_or(1, |span| line_of(text, span.start));
-        let there = text.lines().nth(line.saturating_sub(1)).unwrap_or_default().trim_start();
-        let is_outbox = there.starts_with("[outbox]") || there.starts_with("[[outbox]]");
-        let remedy = if error.message().contains("duplicate key") && is_outbox && text.contains("[[outbox]]") {
-            "with several outboxes each of them is [[outbox]], in double brackets, and there is no [outbox] beside them"
-        } else if error.message().contains("duplicate key") {
-            "remove one of the two: nobody can tell which one was meant"
-        } else {
-            "the file has to be TOML, https://toml.io"
-        };
-        Error::new(Kind::Config, format!("{path}:{line}: {}", error.message())).remedy(remedy)
-    })?;
-    let mut reader = Reader { text, file: ConfigFile { path: path.to_owned(), ..ConfigFile::default() } };
-    reader.table("", table.get_ref())?;
-    Ok(reader.file)
+/// The settings of one outbox, and all that it shares with the others.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Layer {
+    /// All values, with defaults.
+    pub(super) model: Model,
+    /// Values that a flag, a variable or the file gives, by the key's path.
+    given: BTreeMap<String, Given>,
 }
 
-struct Reader<'a> {
-    text: &'a str,
-    file: ConfigFile,
-}
-
-impl Reader<'_> {
-    /// Dotted keys and tables come to the same: `kafka.properties.linger.ms`, however it was cut in two.
-    fn table(&mut self, prefix: &str, table: &DeTable<'_>) -> Result<()> {
-        let mut in_order: Vec<_> = table.iter().collect();
-        in_order.sort_by_key(|(name, _)| name.span().start);
-        for (name, value) in in_order {
-            let line = line_of(self.text, name.span().start);
-            self.below(prefix, line, name.get_ref(), value.get_ref())?;
-        }
-        Ok(())
+impl Layer {
+    /// The value of the key at `path`, unless nobody sets it.
+    pub(super) fn get(&self, path: &str) -> Option<&Given> {
+        self.given.get(path)
     }
 
-    /// One key of the table `prefix`.
-    fn below(&mut self, prefix: &str, line: usize, name: &str, value: &DeValue<'_>) -> Result<()> {
-        let key = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
-        let property = key.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.'));
-        if matches!(prefix, HEADERS | ENVELOPE) {
-            let named = self.named(line, &key, name, value)?;
-            if prefix == HEADERS { &mut self.file.headers } else { &mut self.file.envelope }.push(named);
+    /// Where the value of the key at `path` is from, for people.
+    pub(super) fn origin(&self, path: &str) -> String {
+        self.get(path).map_or_else(|| "default".to_owned(), |given| given.origin.to_string())
+    }
+
+    /// An error that names the key at `path` and where its value is from.
+    pub(super) fn error(&self, path: &str, cause: impl fmt::Display, remedy: impl fmt::Display) -> Error {
+        Error::new(Kind::Config, format!("{}: {path} {cause}", self.origin(path))).remedy(remedy)
+    }
+
+    /// The value of the key at `path`, given or by default; empty where there is neither.
+    pub(super) fn text(&self, path: &str) -> &str {
+        let default = || KEYS.iter().find(|key| key.path == path)?.default.as_deref();
+        self.get(path).map(|given| given.text.expose()).or_else(default).unwrap_or_default()
+    }
+
+    /// The value of the key at `path`, where it `fits`.
+    pub(super) fn checked(
+        &self,
+        path: &str,
+        allowed: impl fmt::Display,
+        fits: impl Fn(&str) -> bool,
+    ) -> Result<String> {
+        let text = self.text(path);
+        if fits(text) {
+            return Ok(text.to_owned());
+        }
+        Err(self.error(path, format_args!("cannot be {text:?}"), format_args!("write {allowed}")))
+    }
+
+    /// The value of the key at `path` in a type of its own.
+    pub(super) fn parsed<T: FromStr<Err: fmt::Display>>(&self, path: &str, allowed: &str) -> Result<T> {
+        self.text(path).parse().map_err(|error| {
+            let cause = format!("{}: {path}: {error}", self.origin(path));
+            Error::new(Kind::Config, cause).remedy(format_args!("write {allowed}"))
+        })
+    }
+
+    /// The key at `path`, which has to have a value.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with how to set it.
+    pub(super) fn required(&self, path: &str) -> Result<()> {
+        if self.get(path).is_some() {
             return Ok(());
         }
-        self.file.has_headers |= key == HEADERS;
-        match (value, property) {
-            (DeValue::Array(several), None) if key == OUTBOX => self.outboxes(line, several),
-            (DeValue::Table(inner), Some(_)) => self.table(&key, inner),
-            (DeValue::Table(inner), None) if is_table(&key) => self.table(&key, inner),
-            (value, Some(property)) => self.property(line, property, value),
-            (value, None) => self.setting(line, &key, value),
-        }
+        Err(Error::new(Kind::Config, format!("{path} is not set")).remedy(format_args!("set {}", how_to_set(path))))
     }
+}
 
-    /// Each of `several` with keys of its own: what is below `route` and `format` is meant for this one alone.
-    fn outboxes(&mut self, line: usize, several: &[toml::Spanned<DeValue<'_>>]) -> Result<()> {
-        for outbox in several {
-            let DeValue::Table(table) = outbox.get_ref() else {
-                return Err(self
-                    .error(line, OUTBOX, "is a list of something else than tables")
-                    .remedy("write [[outbox]] on a line of its own, and its keys below it"));
+/// All that a file and the values over it say.
+pub(super) struct Layers {
+    /// Everything but what an `[[outbox]]` says.
+    pub(super) base: Layer,
+    /// One for each `[[outbox]]`.
+    pub(super) outboxes: Vec<Layer>,
+    /// librdkafka properties by name, those of the file alone.
+    pub(super) properties: BTreeMap<String, Given>,
+}
+
+impl Layers {
+    /// Lays `overrides` over `file`.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with file and line, variable or flag: not TOML, an unknown key, a key that is set twice, a value that
+    /// its key does not take, an `[[outbox]]` and an override that disagree.
+    pub(super) fn read(file: &ConfigFile, overrides: &[Override]) -> Result<Layers> {
+        let reader = Reader { file, overrides };
+        let mut root = reader.parse()?;
+        let mut properties = BTreeMap::new();
+        if let Some(DeValue::Table(kafka)) = root.get_mut("kafka").map(Spanned::get_mut)
+            && let Some(table) = kafka.remove("properties")
+        {
+            reader.properties(KAFKA_PROPERTIES, &table, &mut properties)?;
+        }
+        let mut outboxes = Vec::new();
+        if let Some(DeValue::Array(several)) = root.get("outbox").map(Spanned::get_ref) {
+            let several = several.clone();
+            root.remove("outbox");
+            for outbox in several.iter() {
+                outboxes.push(reader.outbox(&root, outbox)?);
+            }
+        }
+        Ok(Layers { base: reader.layer(root)?, outboxes, properties })
+    }
+}
+
+/// Reads tables, and resolves spans: within the text a span is one of the file, behind the text one of an override.
+struct Reader<'a> {
+    file: &'a ConfigFile,
+    overrides: &'a [Override],
+}
+
+impl<'a> Reader<'a> {
+    fn parse(&self) -> Result<DeTable<'a>> {
+        let text = &self.file.text;
+        // Only the message: the error's own display shows the line, and the line may hold a password.
+        let table = DeTable::parse(text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start);
+            let there = text.lines().nth(self.line(start).saturating_sub(1)).unwrap_or_default().trim_start();
+            let is_outbox = there.starts_with("[outbox]") || there.starts_with("[[outbox]]");
+            let is_duplicate = error.message().contains("duplicate key");
+            let remedy = if is_duplicate && is_outbox && text.contains("[[outbox]]") {
+                "with several outboxes each of them is [[outbox]], in double brackets, and there is no [outbox] beside them"
+            } else if is_duplicate {
+                "remove one of the two"
+            } else {
+                "the file has to be TOML, https://toml.io"
             };
-            let file = ConfigFile { path: self.file.path.clone(), ..ConfigFile::default() };
-            let mut reader = Reader { text: self.text, file };
-            for (name, value) in table {
-                let line = line_of(self.text, name.span().start);
-                match (name.get_ref().as_ref(), value.get_ref()) {
-                    (of @ ("route" | "format"), DeValue::Table(inner)) => reader.table(of, inner)?,
-                    (_, value) => reader.below(OUTBOX, line, name.get_ref(), value)?,
-                }
-            }
-            self.file.outboxes.push(reader.file);
-        }
-        Ok(())
-    }
-
-    fn property(&mut self, line: usize, name: &str, value: &DeValue<'_>) -> Result<()> {
-        let key = format!("{KAFKA_PROPERTIES}.{name}");
-        let text = property_text(value).ok_or_else(|| {
-            self.error(line, &key, "is neither text nor a number nor true or false")
-                .remedy("write the property's value as librdkafka's manual has it, in quotes")
+            self.error(start, error.message()).remedy(remedy)
         })?;
-        match self.file.properties.insert(name.to_owned(), Entry { text, line }) {
-            None => Ok(()),
-            // Tables come in the order of their keys, not of the file.
-            Some(other) => Err(self.twice(line.max(other.line), &key)),
+        Ok(table.into_inner())
+    }
+
+    /// The settings of one `[[outbox]]`: its keys over those of `base`, and below it `route` and `format` over those of `base`.
+    fn outbox(&self, base: &DeTable<'a>, outbox: &Spanned<DeValue<'a>>) -> Result<Layer> {
+        let DeValue::Table(mut own) = outbox.get_ref().clone() else {
+            return Err(self
+                .error(outbox.span().start, "outbox is a list of something else than tables")
+                .remedy("write [[outbox]] on a line of its own, and its keys below it"));
+        };
+        let mut root = base.clone();
+        let mut below = DeTable::new();
+        for table in ["route", "format"] {
+            below.extend(own.remove_entry(table));
         }
-    }
-
-    /// A template with the name of what it makes.
-    fn named(&self, line: usize, key: &str, name: &str, value: &DeValue<'_>) -> Result<(String, Entry)> {
-        let DeValue::String(text) = value else {
-            let remedy = format!("write \"{name}\" = \"{{column}}\"; a name with a dot in it needs its quotes");
-            return Err(self.error(line, key, "must be a template in quotes").remedy(remedy));
-        };
-        Ok((name.to_owned(), Entry { text: text.to_string(), line }))
-    }
-
-    fn setting(&mut self, line: usize, key: &str, value: &DeValue<'_>) -> Result<()> {
-        let Some(setting) = setting::ALL.iter().find(|setting| setting.key == key) else {
-            return Err(self.unknown(line, key, value));
-        };
-        let text = match (setting.form, value) {
-            (_, DeValue::String(text)) => text.to_string(),
-            (Form::Bytes(..) | Form::Count(..), DeValue::Integer(number)) => {
-                number_text(number).ok_or_else(|| self.error(line, key, "is not a number that fits"))?
+        below.insert(Spanned::new(outbox.span(), "outbox".into()), Spanned::new(outbox.span(), DeValue::Table(own)));
+        for over in self.overrides {
+            let own = value_at(&below, &over.key.path)
+                .filter(|own| text_of(own.get_ref()).is_some_and(|own| own != over.given.text.expose()));
+            if let Some(own) = own {
+                let (path, text) = (&over.key.path, over.given.text.expose());
+                let cause = format!(
+                    "{}: {path} is {text:?} for every outbox, and this [[outbox]] says {} ({})",
+                    over.given.origin,
+                    shown(own.get_ref()),
+                    self.origin(own.span().start)
+                );
+                return Err(Error::new(Kind::Config, cause).remedy("remove one of the two"));
             }
-            (form, _) => {
-                let (wants, example) = wanted(form);
-                return Err(self
-                    .error(line, key, &format!("must be {wants}"))
-                    .remedy(format!("write it as {} = {example}", last(key))));
+        }
+        for (name, value) in below {
+            match (root.get_mut(name.get_ref().as_ref()).map(Spanned::get_mut), value.get_ref()) {
+                (Some(DeValue::Table(shared)), DeValue::Table(own)) => {
+                    // A value is a template or an envelope, and the nearer one holds.
+                    for (one, other) in [("value", "envelope"), ("envelope", "value")] {
+                        if own.contains_key(one) && !own.contains_key(other) {
+                            shared.remove(other);
+                        }
+                    }
+                    shared.extend(own.clone());
+                }
+                _ => drop(root.insert(name, value)),
             }
+        }
+        self.layer(root)
+    }
+
+    fn layer(&self, mut root: DeTable<'a>) -> Result<Layer> {
+        for (index, over) in self.overrides.iter().enumerate() {
+            let at = self.file.text.len() + 1 + index;
+            let value = DeValue::String(over.given.text.expose().to_owned().into());
+            set(&mut root, &over.key.path, Spanned::new(at..at, value));
+        }
+        let mut given = BTreeMap::new();
+        self.collect("", &root, &mut given);
+        let end = self.file.text.len();
+        let deserializer = toml::de::Deserializer::from(Spanned::new(0..end, root.clone()));
+        let model = Model::deserialize(deserializer).map_err(|error| self.refused(&root, &error))?;
+        Ok(Layer { model, given })
+    }
+
+    fn collect(&self, prefix: &str, table: &DeTable<'_>, given: &mut BTreeMap<String, Given>) {
+        for (name, value) in table {
+            let path = joined(prefix, name.get_ref());
+            if let DeValue::Table(inner) = value.get_ref() {
+                self.collect(&path, inner, given);
+            } else if let Some(text) = text_of(value.get_ref()) {
+                given.insert(path, Given { text: Secret::new(text), origin: self.origin(value.span().start) });
+            }
+        }
+    }
+
+    /// Dotted names and tables are the same: `linger.ms`, `"linger.ms"`, and `ms` in a table `linger`.
+    fn properties(&self, path: &str, value: &Spanned<DeValue<'_>>, given: &mut BTreeMap<String, Given>) -> Result<()> {
+        let start = value.span().start;
+        if let DeValue::Table(table) = value.get_ref() {
+            return table
+                .iter()
+                .try_for_each(|(name, value)| self.properties(&joined(path, name.get_ref()), value, given));
+        }
+        let Some(name) = path.strip_prefix(KAFKA_PROPERTIES).and_then(|rest| rest.strip_prefix('.')) else {
+            return Err(self.no_value(start, path));
         };
-        match self.file.settings.insert(setting.key, Entry { text, line }) {
+        let Some(text) = text_of(value.get_ref()) else {
+            return Err(self
+                .error(start, format_args!("{path} is neither text nor a number nor true or false"))
+                .remedy("write the property's value as librdkafka's manual has it, in quotes"));
+        };
+        let origin = self.origin(start);
+        match given.insert(name.to_owned(), Given { text: Secret::new(text), origin }) {
             None => Ok(()),
-            Some(other) => Err(self.twice(line.max(other.line), key)),
+            Some(_) => Err(self.error(start, format_args!("{path} is set twice")).remedy("remove one of the two")),
         }
     }
 
-    fn unknown(&self, line: usize, key: &str, value: &DeValue<'_>) -> Error {
-        let (table, _) = key.rsplit_once('.').unwrap_or(("", key));
-        let known: Vec<_> = if is_table(key) {
-            return self
-                .error(line, key, "is a table, not a value")
-                .remedy(format!("write [{key}] on a line of its own, and its keys below it"));
-        } else if table.is_empty() || matches!(value, DeValue::Table(_)) {
-            tables().into_iter().map(|table| format!("[{table}]")).collect()
-        } else {
-            let keys = setting::ALL.iter().filter_map(|setting| setting.key.strip_prefix(table)?.strip_prefix('.'));
-            keys.filter(|key| !key.contains('.')).map(str::to_owned).collect()
+    /// What serde refused, in words of ours: its message would show a value that may be a secret.
+    fn refused(&self, root: &DeTable<'_>, error: &toml::de::Error) -> Error {
+        let span = error.span().unwrap_or_default();
+        let start = span.start;
+        let Some((path, value)) = found(root, "", &span) else {
+            return self.error(start, "a value is not allowed").remedy("compare the line with docs/configuration.md");
         };
-        let place = if table.is_empty() { "a configuration file has".to_owned() } else { format!("[{table}] has") };
-        self.error(line, key, "does not exist").remedy(format!("{place} {}", known.join(", ")))
+        let name = path.rsplit('.').next().unwrap_or_default();
+        if tables().contains(&path.as_str()) {
+            return self.no_value(start, &path);
+        }
+        if !KEYS.iter().any(|key| key.path == path) {
+            return self.error(start, format_args!("{path} does not exist")).remedy(existing(&path, value));
+        }
+        let expected = match error.message().rsplit_once(", expected ") {
+            None | Some((_, "a string")) => format!("text in quotes: {name} = \"…\""),
+            Some((_, expected)) => expected.to_owned(),
+        };
+        // A number could be the password of a connection string.
+        let shown = if path == "database.url" { "anything but text".to_owned() } else { shown(value) };
+        self.error(start, format_args!("{path} cannot be {shown}")).remedy(format_args!("write {expected}"))
     }
 
-    fn twice(&self, line: usize, key: &str) -> Error {
-        self.error(line, key, "is set twice").remedy("remove one of the two: nobody can tell which one was meant")
+    fn no_value(&self, start: usize, path: &str) -> Error {
+        self.error(start, format_args!("{path} is a table, not a value"))
+            .remedy(format_args!("write [{path}] on a line of its own, and its keys below it"))
     }
 
-    fn error(&self, line: usize, key: &str, what: &str) -> Error {
-        Error::new(Kind::Config, format!("{}:{line}: {key} {what}", self.file.path))
+    fn error(&self, start: usize, cause: impl fmt::Display) -> Error {
+        Error::new(Kind::Config, format!("{}: {cause}", self.origin(start)))
     }
-}
 
-/// What a value of this form is called, and one as TOML would have it.
-fn wanted(form: Form) -> (&'static str, &'static str) {
-    match form {
-        Form::Text => ("text in quotes", "\"…\""),
-        Form::OneOf(_) => ("a word in quotes", "\"…\""),
-        Form::Bytes(..) => ("a size", "\"32MiB\", or a number of bytes"),
-        Form::Count(..) => ("a number", "1000"),
-        Form::Duration(..) => ("a duration with its unit", "\"10s\""),
-    }
-}
-
-/// Every table there is, in the order of the file.
-fn tables() -> Vec<&'static str> {
-    let mut tables = Vec::new();
-    for setting in setting::ALL {
-        let Some((table, _)) = setting.key.rsplit_once('.') else { continue };
-        if !tables.contains(&table) {
-            tables.push(table);
+    fn origin(&self, start: usize) -> Origin {
+        let over = start.checked_sub(self.file.text.len() + 1).and_then(|index| self.overrides.get(index));
+        match over {
+            Some(over) => over.given.origin.clone(),
+            None => Origin::File { path: self.file.path.clone(), line: self.line(start) },
         }
     }
-    tables.push(HEADERS);
-    tables.push(ENVELOPE);
-    tables.push(KAFKA_PROPERTIES);
-    tables
+
+    fn line(&self, start: usize) -> usize {
+        1 + self.file.text.bytes().take(start).filter(|&byte| byte == b'\n').count()
+    }
 }
 
-fn is_table(key: &str) -> bool {
-    tables().contains(&key)
+/// The keys or tables that exist where `path` does not.
+fn existing(path: &str, value: &DeValue<'_>) -> String {
+    let (table, _) = path.rsplit_once('.').unwrap_or(("", path));
+    if table.is_empty() || matches!(value, DeValue::Table(_)) {
+        let place = if table.is_empty() { "a configuration file".to_owned() } else { format!("[{table}]") };
+        let known: Vec<_> = tables().iter().map(|table| format!("[{table}]")).collect();
+        return format!("{place} has {}", known.join(", "));
+    }
+    let known: Vec<_> = KEYS.iter().map(Key::parts).filter(|(of, _)| *of == table).map(|(_, name)| name).collect();
+    format!("[{table}] has {}", known.join(", "))
 }
 
-fn last(key: &str) -> &str {
-    key.rsplit('.').next().unwrap_or(key)
+/// The path and the value of the entry whose key or value has this span.
+fn found<'t>(table: &'t DeTable<'_>, prefix: &str, span: &Range<usize>) -> Option<(String, &'t DeValue<'t>)> {
+    table.iter().find_map(|(name, value)| {
+        let path = joined(prefix, name.get_ref());
+        let inner = value.get_ref().as_table().and_then(|inner| found(inner, &path, span));
+        inner.or_else(|| (name.span() == *span || value.span() == *span).then(|| (path, value.get_ref())))
+    })
 }
 
-fn number_text(number: &toml::de::DeInteger<'_>) -> Option<String> {
-    i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
+/// The value at `path`.
+fn value_at<'t, 'v>(table: &'t DeTable<'v>, path: &str) -> Option<&'t Spanned<DeValue<'v>>> {
+    match path.split_once('.') {
+        None => table.get(path),
+        Some((name, rest)) => value_at(table.get(name)?.get_ref().as_table()?, rest),
+    }
 }
 
-fn property_text(value: &DeValue<'_>) -> Option<String> {
+/// Sets the value at `path`. Where something else than a table is in the way, nothing happens: the model refuses that.
+fn set<'v>(table: &mut DeTable<'v>, path: &str, value: Spanned<DeValue<'v>>) {
+    let (name, rest) = path.split_once('.').unwrap_or((path, ""));
+    let key = Spanned::new(value.span(), name.to_owned().into());
+    if rest.is_empty() {
+        table.insert(key, value);
+        return;
+    }
+    let empty = Spanned::new(value.span(), DeValue::Table(DeTable::new()));
+    if let DeValue::Table(inner) = table.entry(key).or_insert(empty).get_mut() {
+        set(inner, rest, value);
+    }
+}
+
+fn joined(prefix: &str, name: &str) -> String {
+    if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") }
+}
+
+/// A single value as text.
+fn text_of(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),
-        DeValue::Integer(number) => number_text(number),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
+        }
         DeValue::Float(number) => Some(number.as_str().to_owned()),
         DeValue::Boolean(value) => Some(value.to_string()),
         DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
     }
 }
 
-fn line_of(text: &str, byte: usize) -> usize {
-    1 + text.bytes().take(byte).filter(|&byte| byte == b'\n').count()
+fn shown(value: &DeValue<'_>) -> String {
+    match (value, text_of(value)) {
+        (DeValue::String(text), _) => format!("{text:?}"),
+        (_, Some(text)) => text,
+        (_, None) => format!("of type {}", value.type_str()),
+    }
 }
 
 #[cfg(test)]
@@ -287,8 +452,12 @@ mod tests {
         }
     }
 
+    fn read(text: &str) -> Result<Layers> {
+        Layers::read(&ConfigFile::new("w.toml", text), &[])
+    }
+
     fn refused(text: &str) -> Error {
-        match parse("w.toml", text) {
+        match read(text) {
             Ok(_) => panic!("taken: {text}"),
             Err(error) => error,
         }
@@ -301,14 +470,16 @@ mod tests {
             ("[slots]\nname = \"a\"", "w.toml:1: slots does not exist"),
             ("\nbrokers = \"a\"", "w.toml:2: brokers does not exist"),
             ("[outbox.colums]", "w.toml:1: outbox.colums does not exist"),
-            ("[slot.name]\nx = 1", "w.toml:1: slot.name must be text in quotes"),
+            ("[slot.name]\nx = 1", "w.toml:1: slot.name cannot be of type table"),
             ("slot = \"a\"", "w.toml:1: slot is a table, not a value"),
             ("[slot]\nname = \"a\"\nname = \"b\"", "w.toml:3: duplicate key"),
             ("[slot]\n[slot]", "w.toml:2: duplicate key"),
             ("[outbox]\n[[outbox]]", "w.toml:2: duplicate key"),
-            ("[slot]\nname = 1", "w.toml:2: slot.name must be text in quotes"),
-            ("[slot]\nwal_sender_timeout = 10", "w.toml:2: slot.wal_sender_timeout must be a duration with its unit"),
-            ("[slot]\nmax_message_bytes = true", "w.toml:2: slot.max_message_bytes must be a size"),
+            ("[slot]\nname = 1", "w.toml:2: slot.name cannot be 1"),
+            ("[database]\nurl = 12345", "w.toml:2: database.url cannot be anything but text"),
+            ("[log]\nformat = ['x']", "w.toml:2: log.format cannot be of type array"),
+            ("[slot]\nwal_sender_timeout = 10", "w.toml:2: slot.wal_sender_timeout cannot be 10"),
+            ("[slot]\nmax_message_bytes = true", "w.toml:2: slot.max_message_bytes cannot be true"),
             ("[kafka.properties]\n\"a.b\" = 1\na.b = 2", "w.toml:3: kafka.properties.a.b is set twice"),
             (
                 "[kafka.properties]\nx = [1]",
@@ -342,18 +513,17 @@ mod tests {
 
     #[test]
     fn properties_may_be_written_dotted_quoted_or_as_tables_and_need_no_quotes_around_numbers() {
-        let file = parse("w.toml", "[kafka.properties]\n\"linger.ms\" = 5\nsasl.mechanism = \"PLAIN\"\na.b.c = true\n")
-            .unwrap();
-        let read: Vec<_> =
-            file.properties.iter().map(|(name, entry)| (name.as_str(), entry.text.as_str(), entry.line)).collect();
-        assert_eq!(read, [("a.b.c", "true", 4), ("linger.ms", "5", 2), ("sasl.mechanism", "PLAIN", 3)]);
+        let layers = read("[kafka.properties]\n\"linger.ms\" = 5\nsasl.mechanism = \"PLAIN\"\na.b.c = true\n").unwrap();
+        let shown = |(name, given): (&String, &Given)| format!("{name} {} {}", given.text.expose(), given.origin);
+        let properties: Vec<_> = layers.properties.iter().map(shown).collect();
+        assert_eq!(properties, ["a.b.c true w.toml:4", "linger.ms 5 w.toml:2", "sasl.mechanism PLAIN w.toml:3"]);
     }
 
     #[test]
     fn a_size_may_be_a_number_or_text() {
-        for (text, value) in [("1_048_576", "1048576"), ("0x10", "16"), ("\"32MiB\"", "32MiB")] {
-            let file = parse("w.toml", &format!("[kafka]\nmax_in_flight_bytes = {text}")).unwrap();
-            assert_eq!(file.settings.get("kafka.max_in_flight_bytes").unwrap().text, value);
+        for (text, bytes) in [("1_048_576", 1 << 20), ("0x10000", 1 << 16), ("\"32MiB\"", 32 << 20)] {
+            let layers = read(&format!("[kafka]\nmax_in_flight_bytes = {text}")).unwrap();
+            assert_eq!(layers.base.model.kafka.max_in_flight_bytes.number(0u64), bytes);
         }
     }
 }

@@ -1,130 +1,84 @@
-//! Four layers of settings: flag over environment over file over default.
+//! Settings: flag over environment over file over default, checked and turned into a [`Config`].
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
-use super::file::{ConfigFile, Entry};
-use super::setting::{self, CONFIG_VARIABLE, KAFKA_PROPERTY_VARIABLE, Setting};
+use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override};
+use super::model::{Guarantee, KEYS, LogFormat, OverBudget, how_to_set};
+use super::name::{IDENTIFIER_BYTES_MAX, is_plain, is_topic};
+use super::outbox::outbox;
+use super::unit::exact_duration;
+use super::{
+    Backlog, Config, DeliveryConfig, KafkaConfig, Mode, OnError, OnLoss, OutboxConfig, PollConfig, ProcessConfig,
+    SlotName, SourceConfig, StateConfig, StoreKind, TableName, TransactionConfig,
+};
+use crate::conninfo::ConnInfo;
+use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
 
-/// Where a value is from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// This flag.
-    Flag(&'static str),
-    /// This environment variable.
-    Variable(String),
-    /// This line of this file.
-    File {
-        /// The file, as named.
-        path: String,
-        /// The line, from 1.
-        line: usize,
-    },
-    /// Nobody set it.
-    Default,
-}
+/// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is `sasl.password`.
+const KAFKA_PROPERTY_VARIABLE: &str = "WALRELAY_KAFKA_PROPERTY_";
+/// Variable that names the configuration file.
+pub const CONFIG_VARIABLE: &str = "WALRELAY_CONFIG";
+/// What a table's name looks like, for an error.
+pub(super) const TABLE_NAME: &str = "TABLE or SCHEMA.TABLE, quoted as in SQL";
+/// What a broker's address may begin with.
+const BROKER_PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
+/// Properties that are `kafka.brokers` by another name.
+const BROKERS_PROPERTIES: [&str; 2] = ["bootstrap.servers", "metadata.broker.list"];
+/// The longest prefix of a transactional id: the rest is a system identifier and a slot's name.
+const TRANSACTIONAL_ID_PREFIX_BYTES_MAX: usize = 150;
 
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Origin::Flag(flag) => write!(f, "--{flag}"),
-            Origin::Variable(name) => f.write_str(name),
-            Origin::File { path, line } => write!(f, "{path}:{line}"),
-            Origin::Default => f.write_str("default"),
-        }
-    }
-}
-
-/// A value and where it is from. The text may be a password's, so `Debug` does not show it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Given {
-    /// The value.
-    pub text: Secret,
-    /// Where it is from.
-    pub origin: Origin,
-}
-
-/// What flags set, by the setting's key.
+/// Values of flags, by the key's path.
 pub type Flags = BTreeMap<&'static str, String>;
 
 /// The environment, as far as it is text.
 pub type Environment = BTreeMap<String, String>;
 
-/// What holds for every setting: the uppermost layer that has it.
-#[derive(Debug, Clone, Default)]
+/// All settings of a process, with where each is from.
+#[derive(Debug, Clone)]
 pub struct Settings {
-    values: BTreeMap<&'static str, Given>,
+    pub(super) base: Layer,
+    /// One for each `[[outbox]]`.
+    pub(super) outboxes: Vec<Layer>,
     properties: BTreeMap<String, Given>,
-    headers: Vec<(String, Given)>,
-    envelope: Vec<(String, Given)>,
-    /// What each `[[outbox]]` of the file says instead.
-    outboxes: Vec<Layer>,
     warnings: Vec<String>,
     environment: BTreeMap<String, Secret>,
 }
 
-/// What an `[[outbox]]` says.
-#[derive(Debug, Clone, Default)]
-struct Layer {
-    values: BTreeMap<&'static str, Given>,
-    /// None where it says nothing of headers.
-    headers: Option<Vec<(String, Given)>>,
-    envelope: Vec<(String, Given)>,
-}
-
-impl Layer {
-    fn of(file: &ConfigFile) -> Layer {
-        let given = |entry: &Entry| {
-            let origin = Origin::File { path: file.path.clone(), line: entry.line };
-            Given { text: Secret::new(entry.text.clone()), origin }
-        };
-        let named =
-            |named: &[(String, Entry)]| named.iter().map(|(name, entry)| (name.clone(), given(entry))).collect();
-        Layer {
-            values: file.settings.iter().map(|(key, entry)| (*key, given(entry))).collect(),
-            headers: file.has_headers.then(|| named(&file.headers)),
-            envelope: named(&file.envelope),
-        }
-    }
-}
-
 impl Settings {
     /// Lays flags over environment over file over defaults. An empty variable is one that is not set.
-    pub fn new(flags: &Flags, environment: &Environment, file: Option<&ConfigFile>) -> Settings {
-        let hidden = environment.iter().map(|(name, text)| (name.clone(), Secret::new(text.clone())));
-        let mut settings = Settings { environment: hidden.collect(), ..Settings::default() };
-        for setting in setting::ALL {
-            let from_flag = || Some((flags.get(setting.key)?.clone(), Origin::Flag(setting.flag?)));
-            let from_environment = || {
-                let name = setting.variable();
-                let text = environment.get(&name).filter(|text| !text.is_empty())?.clone();
-                Some((text, Origin::Variable(name)))
-            };
-            let from_file = || {
-                let (file, entry) = file.and_then(|file| Some((file, file.settings.get(setting.key)?)))?;
-                Some((entry.text.clone(), Origin::File { path: file.path.clone(), line: entry.line }))
-            };
-            let from_default = || Some((setting.default?.to_owned(), Origin::Default));
-            let given = from_flag().or_else(from_environment).or_else(from_file).or_else(from_default);
-            if let Some((text, origin)) = given {
-                settings.values.insert(setting.key, Given { text: Secret::new(text), origin });
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with the flag, the variable, or file and line: an unknown key, a value that its key does not take, an
+    /// `[[outbox]]` that disagrees with a flag or a variable.
+    pub fn new(flags: &Flags, environment: &Environment, file: Option<&ConfigFile>) -> Result<Settings> {
+        let mut overrides = Vec::new();
+        for key in KEYS.iter() {
+            let from_flag = flags.get(key.path.as_str()).zip(key.flag).map(|(text, flag)| (text, Origin::Flag(flag)));
+            let variable = key.variable();
+            let from_variable = environment.get(&variable).filter(|text| !text.is_empty());
+            let given = from_flag.or_else(|| from_variable.map(|text| (text, Origin::Variable(variable))));
+            overrides
+                .extend(given.map(|(text, origin)| Override { key, given: Given { text: Secret::new(text), origin } }));
+        }
+        let none = ConfigFile::default();
+        let Layers { base, outboxes, mut properties } = Layers::read(file.unwrap_or(&none), &overrides)?;
+        for (variable, text) in environment.iter().filter(|(_, text)| !text.is_empty()) {
+            if let Some(name) = variable.strip_prefix(KAFKA_PROPERTY_VARIABLE) {
+                let given = Given { text: Secret::new(text), origin: Origin::Variable(variable.clone()) };
+                properties.insert(name.to_ascii_lowercase().replace('_', "."), given);
             }
         }
-        settings.lay_properties(file);
-        if let Some(file) = file {
-            let Layer { headers, envelope, .. } = Layer::of(file);
-            (settings.headers, settings.envelope) = (headers.unwrap_or_default(), envelope);
-            settings.outboxes = file.outboxes.iter().map(Layer::of).collect();
-        }
-        settings.warn_of_unknown_variables();
-        settings.warn_of_readable_secrets(flags, file);
-        settings
+        let warnings = warnings(environment, file, &base, &properties);
+        let environment = environment.iter().map(|(name, text)| (name.clone(), Secret::new(text))).collect();
+        Ok(Settings { base, outboxes, properties, warnings, environment })
     }
 
-    /// The value of `setting`, if any layer has one.
-    pub fn get(&self, setting: &Setting) -> Option<&Given> {
-        self.values.get(setting.key)
+    /// The value of the key at `path`, unless nobody sets it.
+    pub fn get(&self, path: &str) -> Option<&Given> {
+        self.base.get(path)
     }
 
     /// librdkafka properties by name.
@@ -132,104 +86,397 @@ impl Settings {
         &self.properties
     }
 
-    /// Templates of headers by the header's name, in the order of the file.
-    pub fn headers(&self) -> &[(String, Given)] {
-        &self.headers
-    }
-
-    /// Templates of an envelope's members by the member's name, in the order of the file.
-    pub fn envelope(&self) -> &[(String, Given)] {
-        &self.envelope
-    }
-
-    /// Whether the file has `[[outbox]]`, and so what is said of *the* outbox is meant for none.
+    /// Whether the file has `[[outbox]]`.
     pub fn has_several_outboxes(&self) -> bool {
         !self.outboxes.is_empty()
     }
 
-    /// These settings as they are for each outbox: what its `[[outbox]]` says comes before everything else. Without any
-    /// there is one, of these settings.
-    pub fn of_each_outbox(&self) -> Vec<Settings> {
-        if self.outboxes.is_empty() {
-            return vec![self.clone()];
-        }
-        self.outboxes.iter().map(|layer| self.under(layer)).collect()
-    }
-
-    fn under(&self, layer: &Layer) -> Settings {
-        let mut settings = Settings { outboxes: Vec::new(), ..self.clone() };
-        settings.values.extend(layer.values.clone());
-        if let Some(headers) = &layer.headers {
-            settings.headers.clone_from(headers);
-        }
-        // A value is a template or an envelope, and the nearer one holds.
-        if !layer.envelope.is_empty() {
-            settings.envelope.clone_from(&layer.envelope);
-            if !layer.values.contains_key(setting::VALUE.key) {
-                settings.values.remove(setting::VALUE.key);
-            }
-        } else if layer.values.contains_key(setting::VALUE.key) {
-            settings.envelope.clear();
-        }
-        settings
-    }
-
-    /// What is allowed and yet should be known: for the log, without secrets.
+    /// What is allowed and the operator should know: for the log, without secrets.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The environment variable `name`, if it is set and not empty.
-    pub fn variable(&self, name: &str) -> Option<String> {
-        self.environment.get(name).map(|text| text.expose().to_owned()).filter(|text| !text.is_empty())
+    /// Everything `walrelay run` needs. `adopt_slot` is an argument because it is a decision of one start.
+    ///
+    /// # Errors
+    /// [`Kind::Config`]: which value is not allowed, where it is from, and what is allowed.
+    pub fn config(&self, adopt_slot: bool) -> Result<Config> {
+        let state = self.state(adopt_slot)?;
+        let delivery = self.delivery()?;
+        let mut outboxes = self.outboxes()?;
+        for outbox in &mut outboxes {
+            // Whatever this relay does with them: another one may.
+            outbox.route.reserved_topics = vec![state.topic.clone(), delivery.dead_letter_topic.clone()];
+        }
+        let messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
+        let source = SourceConfig { messages, ..self.source()? };
+        let id_headers = outboxes.iter().filter_map(|outbox| outbox.route.id_header.clone()).collect();
+        let kafka = KafkaConfig { id_headers, ..self.kafka()? };
+        let config = Config { source, outboxes, kafka, delivery, state, process: self.process()? };
+        self.fit_for_the_table(&config)?;
+        self.fit_to_give_up(&config)?;
+        fit_for_events(&config)?;
+        self.fit_for_transactions(&config)?;
+        Ok(config)
     }
 
-    fn lay_properties(&mut self, file: Option<&ConfigFile>) {
-        for (file, name, entry) in file.into_iter().flat_map(|f| f.properties.iter().map(move |(n, e)| (f, n, e))) {
-            let origin = Origin::File { path: file.path.clone(), line: entry.line };
-            self.properties.insert(name.clone(), Given { text: Secret::new(entry.text.clone()), origin });
-        }
-        for (variable, text) in self.environment.iter().filter(|(_, text)| !text.expose().is_empty()) {
-            let Some(name) = variable.strip_prefix(KAFKA_PROPERTY_VARIABLE) else { continue };
-            let given = Given { text: text.clone(), origin: Origin::Variable(variable.clone()) };
-            self.properties.insert(name.to_ascii_lowercase().replace('_', "."), given);
-        }
-    }
-
-    /// Refusing them would break under Kubernetes, which sets `WALRELAY_…` for a service called `walrelay`.
-    fn warn_of_unknown_variables(&mut self) {
-        let ours = |name: &str| {
-            name == CONFIG_VARIABLE
-                || name.starts_with(KAFKA_PROPERTY_VARIABLE)
-                || setting::ALL.iter().any(|setting| setting.variable() == name)
+    /// How to reach the database.
+    pub fn database(&self) -> Result<ConnInfo> {
+        let variable = |name: &str| {
+            let text = self.environment.get(name)?.expose();
+            (!text.is_empty()).then(|| text.to_owned())
         };
-        let from_kubernetes = |name: &str| name.starts_with("WALRELAY_SERVICE_") || name.starts_with("WALRELAY_PORT");
-        let unknown = self.environment.keys().filter(|name| name.starts_with("WALRELAY_"));
-        let unknown = unknown.filter(|name| !ours(name) && !from_kubernetes(name));
-        let warnings: Vec<_> = unknown.map(|name| format!("{name} is set and means nothing to walrelay")).collect();
-        self.warnings.extend(warnings);
+        let url = self.base.model.database.url.as_ref().map(Secret::expose);
+        ConnInfo::parse(url, &variable).map_err(|error| {
+            let cause = self.get("database.url").map(|given| format!("{}: {}", given.origin, error.cause()));
+            let again = Error::new(Kind::Config, cause.unwrap_or_else(|| error.cause().to_owned()));
+            again.remedy(error.own_remedy().unwrap_or("write it as postgres://USER@HOST:PORT/DATABASE"))
+        })
     }
 
-    fn warn_of_readable_secrets(&mut self, flags: &Flags, file: Option<&ConfigFile>) {
-        let url = setting::DATABASE_URL.key;
-        if flags.get(url).is_some_and(|url| holds_password(url)) {
-            self.warnings.push(
-                "--database-url holds a password, and everybody on this machine can read a command line: \
-                 use a password file (PGPASSFILE) or WALRELAY_DATABASE_URL"
-                    .to_owned(),
-            );
+    /// The slot's name.
+    pub fn slot(&self) -> Result<SlotName> {
+        self.base.required("slot.name")?;
+        self.base.parsed("slot.name", "lower-case letters, digits and underscores, 63 at most")
+    }
+
+    /// The table that is named, or the default.
+    pub fn table(&self) -> Result<TableName> {
+        self.base.parsed("outbox.table", TABLE_NAME)
+    }
+
+    /// The server, the slot and the publication.
+    pub fn source(&self) -> Result<SourceConfig> {
+        let model = &self.base.model.slot;
+        let slot = self.slot()?;
+        let publication = self
+            .get("slot.publication")
+            .map_or_else(|| format!("walrelay_{slot}"), |given| given.text.expose().to_owned());
+        if !(1..=IDENTIFIER_BYTES_MAX).contains(&publication.len()) || publication.contains('\0') {
+            let key = if self.get("slot.publication").is_some() { "slot.publication" } else { "slot.name" };
+            let origin = self.base.origin(key);
+            let cause =
+                format!("{origin}: {publication:?} cannot be a publication's name: Postgres allows 1 to 63 bytes");
+            return Err(Error::new(Kind::Config, cause)
+                .remedy(format_args!("set a shorter one: {}", how_to_set("slot.publication"))));
         }
-        let Some(file) = file.filter(|file| file.readable_by_others) else { return };
-        let in_url = file.settings.get(url).is_some_and(|entry| holds_password(&entry.text));
-        let secret_property = file.properties.keys().find(|name| is_secret_property(name));
-        let holder = if in_url { Some(url) } else { secret_property.map(String::as_str) };
-        if let Some(holder) = holder {
-            self.warnings.push(format!(
-                "{} can be read by others and holds a secret ({holder}): chmod 600 {}",
-                file.path, file.path
+        let poll = &self.base.model.poll;
+        Ok(SourceConfig {
+            database: self.database()?,
+            slot,
+            publication,
+            wal_sender_timeout: model.wal_sender_timeout.duration(),
+            messages: false,
+            max_message_bytes: model.max_message_bytes.number(usize::MAX),
+            mode: model.mode,
+            on_loss: model.on_loss,
+            backlog: self.backlog()?,
+            max_retained_bytes: model.max_retained_bytes.map(|bytes| bytes.number(u64::MAX)),
+            give_up_over_budget: model.over_budget == OverBudget::GiveUp,
+            poll: PollConfig {
+                interval: poll.interval.duration(),
+                idle_interval: poll.idle_interval.duration(),
+                pending_interval: poll.pending_interval.duration(),
+            },
+        })
+    }
+
+    /// The tables and messages that events come from, and where events go: one for each outbox.
+    pub fn outboxes(&self) -> Result<Vec<OutboxConfig>> {
+        let one = std::slice::from_ref(&self.base);
+        let layers = if self.outboxes.is_empty() { one } else { &self.outboxes };
+        let mut outboxes: Vec<OutboxConfig> = Vec::new();
+        for layer in layers {
+            let outbox = outbox(layer)?;
+            if outboxes.iter().any(|other| other.source == outbox.source) {
+                let cause = format!("two [[outbox]]es are {}", outbox.source);
+                return Err(Error::new(Kind::Config, cause)
+                    .remedy("make one of the two: an event has one route, chosen by its columns where need be"));
+            }
+            outboxes.push(outbox);
+        }
+        Ok(outboxes)
+    }
+
+    /// What becomes of events that cannot be delivered, and how the others are committed.
+    pub fn delivery(&self) -> Result<DeliveryConfig> {
+        let layer = &self.base;
+        let model = &layer.model.delivery;
+        layer.checked("delivery.dead_letter_topic", "1 to 249 of a-z A-Z 0-9 . _ -", is_topic)?;
+        let (base, cap) = (model.retry_base.duration(), model.retry_cap.duration());
+        if base > cap {
+            let [base, cap] = [base, cap].map(exact_duration);
+            let at = layer.origin("delivery.retry_cap");
+            return Err(layer.error(
+                "delivery.retry_base",
+                format_args!("is {base}, and delivery.retry_cap, the longest wait, is {cap} ({at})"),
+                format_args!("set delivery.retry_base to {cap} or less, or raise delivery.retry_cap"),
             ));
         }
+        Ok(DeliveryConfig { transactions: self.transactions()?, ..DeliveryConfig::from(model) })
     }
+
+    fn transactions(&self) -> Result<Option<TransactionConfig>> {
+        let layer = &self.base;
+        let model = &layer.model.delivery;
+        if model.guarantee == Guarantee::AtLeastOnce {
+            return Ok(None);
+        }
+        let allowed = format!("1 to {TRANSACTIONAL_ID_PREFIX_BYTES_MAX} of a-z A-Z 0-9 . _ -");
+        let transactions = TransactionConfig {
+            id_prefix: layer.checked("delivery.transactional_id_prefix", allowed, |prefix| {
+                (1..=TRANSACTIONAL_ID_PREFIX_BYTES_MAX).contains(&prefix.len()) && prefix.bytes().all(is_plain)
+            })?,
+            max_events: model.transaction_max_events.number(u64::MAX),
+            interval: model.transaction_interval.duration(),
+            timeout: model.transaction_timeout.duration(),
+        };
+        layer.checked("delivery.transaction_interval", "at most a third of delivery.transaction_timeout", |_| {
+            transactions.interval <= transactions.filling_max()
+        })?;
+        Ok(Some(transactions))
+    }
+
+    fn backlog(&self) -> Result<Option<Backlog>> {
+        if self.get("slot.backlog").is_none() {
+            return Ok(None);
+        }
+        let allowed = "all, none, pending, or since= and a time such as since=2026-11-01T00:00:00Z";
+        let time =
+            |text: &str| text.strip_prefix("since=").map(|time| time.trim().to_owned()).filter(|time| is_time(time));
+        let fits = |text: &str| matches!(text, "all" | "none" | "pending") || time(text).is_some();
+        let text = self.base.checked("slot.backlog", allowed, fits)?;
+        Ok(Some(match text.as_str() {
+            "all" => Backlog::All,
+            "none" => Backlog::None,
+            "pending" => Backlog::Pending,
+            text => Backlog::Since(time(text).unwrap_or_default()),
+        }))
+    }
+
+    fn kafka(&self) -> Result<KafkaConfig> {
+        let model = &self.base.model.kafka;
+        for name in BROKERS_PROPERTIES {
+            if let Some(given) = self.properties.get(name) {
+                let both = if self.get("kafka.brokers").is_some() { ", and kafka.brokers is set too" } else { "" };
+                let cause = format!("{}: {name} is what walrelay calls kafka.brokers{both}", given.origin);
+                return Err(Error::new(Kind::Config, cause)
+                    .remedy(format_args!("remove it and set {}", how_to_set("kafka.brokers"))));
+            }
+        }
+        let host_and_port = |broker: &str| {
+            // librdkafka takes a protocol in front, and means by it what security.protocol says.
+            let (protocol, address) = broker.trim().split_once("://").unwrap_or(("plaintext", broker.trim()));
+            let is_known = BROKER_PROTOCOLS.iter().any(|known| known.eq_ignore_ascii_case(protocol));
+            is_known && !address.is_empty() && !address.contains(char::is_whitespace)
+        };
+        self.base.required("kafka.brokers")?;
+        let brokers = self.base.checked("kafka.brokers", "HOST:PORT, or several with commas between", |text| {
+            text.split(',').all(host_and_port)
+        })?;
+        Ok(KafkaConfig {
+            brokers,
+            id_headers: Vec::new(),
+            properties: self.properties.iter().map(|(name, given)| (name.clone(), given.text.clone())).collect(),
+            max_in_flight_bytes: model.max_in_flight_bytes.number(usize::MAX),
+            max_in_flight_events: model.max_in_flight_events.number(usize::MAX),
+        })
+    }
+
+    fn state(&self, adopt_slot: bool) -> Result<StateConfig> {
+        let model = &self.base.model.state;
+        let key_fits = |key: &str| (1..=255).contains(&key.len()) && !key.contains(char::is_control);
+        let key = match self.get("state.key") {
+            None => self.slot()?.to_string(),
+            Some(_) => self.base.checked("state.key", "1 to 255 bytes without control characters", key_fits)?,
+        };
+        let topic = self.base.checked("state.topic", "a topic's name", is_topic)?;
+        Ok(StateConfig { store: model.store, topic, key, adopt_slot })
+    }
+
+    fn process(&self) -> Result<ProcessConfig> {
+        let model = &self.base.model;
+        Ok(ProcessConfig {
+            http: self.http()?,
+            shutdown_timeout: model.shutdown.timeout.duration(),
+            ready_within: model.http.ready_within.duration(),
+            log_json: model.log.format == LogFormat::Json,
+            log_filter: self
+                .base
+                .checked("log.filter", "a filter such as info or walrelay=debug", |text| !text.trim().is_empty())?,
+        })
+    }
+
+    /// A port alone listens on loopback only; whoever wants more writes the address out.
+    fn http(&self) -> Result<Option<SocketAddr>> {
+        let Some(given) = self.get("http.listen") else { return Ok(None) };
+        let text = given.text.expose();
+        let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
+        let loopback = || Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.parse().ok()?));
+        let address = text.parse().ok().or_else(loopback);
+        let allowed = "a PORT (on 127.0.0.1 only), or ADDRESS:PORT such as 0.0.0.0:9464 or [::1]:9464";
+        self.base.checked("http.listen", allowed, |_| address.is_some())?;
+        Ok(address)
+    }
+
+    /// Refuses modes that read the table where there is none, or no place to keep what is published.
+    fn fit_for_the_table(&self, config: &Config) -> Result<()> {
+        let Config { source, outboxes, state, .. } = config;
+        let refuse = |key: &str, what: &str, remedy: &str| Err(self.base.error(key, what, remedy));
+        let reads = match (source.mode, source.give_up_over_budget) {
+            (Mode::Poll | Mode::Auto, _) => Some("slot.mode"),
+            (Mode::Slot, true) => Some("slot.over_budget"),
+            (Mode::Slot, false) => None,
+        };
+        if let Some(reads) = reads {
+            if outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
+                return refuse(reads, "reads tables, and messages are in none", "relay messages with mode = \"slot\"");
+            }
+            if state.store == StoreKind::Slot {
+                return refuse(
+                    reads,
+                    "needs a place to keep what is published",
+                    "set state.store to kafka or postgres",
+                );
+            }
+        }
+        if source.give_up_over_budget && source.max_retained_bytes.is_none() {
+            return refuse("slot.over_budget", "is set, and no budget", "set max_retained_bytes, such as 10GiB");
+        }
+        if source.give_up_over_budget && source.on_loss == OnLoss::Stop {
+            return refuse("slot.over_budget", "is give-up, and on_loss is stop", "let on_loss be recover");
+        }
+        let decides = outboxes.iter().any(|outbox| outbox.upkeep.says_for_itself());
+        if decides && matches!(source.backlog, Some(Backlog::None | Backlog::Since(_))) {
+            return refuse(
+                "slot.backlog",
+                "leaves rows out that outbox.pending or outbox.delete would publish",
+                "leave it out: what is pending, or in a table rows are deleted from, is published",
+            );
+        }
+        if source.backlog == Some(Backlog::Pending) && outboxes.iter().any(|outbox| outbox.upkeep.pending.is_none()) {
+            let remedy = "set outbox.pending, such as status = 'PENDING'";
+            return refuse("slot.backlog", "is pending, and nothing says which rows are", remedy);
+        }
+        Ok(())
+    }
+
+    /// Refuses to give events up where nothing says so in their rows, or where dead letters have no topic of their own.
+    fn fit_to_give_up(&self, config: &Config) -> Result<()> {
+        let DeliveryConfig { on_error, dead_letter_topic, .. } = &config.delivery;
+        // What is parked is not done with: its row stays as it is.
+        if matches!(on_error, OnError::Stop | OnError::Park) {
+            return Ok(());
+        }
+        if config.state.store == StoreKind::Kafka && config.state.topic == *dead_letter_topic {
+            let cause = format!("topic {dead_letter_topic} is that of the position, and cannot have dead letters");
+            return Err(Error::new(Kind::Config, cause).remedy("give delivery.dead_letter_topic another name"));
+        }
+        let says = |outbox: &&OutboxConfig| outbox.upkeep.pending.is_some() || outbox.upkeep.mark.is_some();
+        if let Some(outbox) = config.outboxes.iter().filter(says).find(|outbox| outbox.upkeep.mark_failed.is_none()) {
+            let cause = format!("gives events up, and nothing says what to set on their rows of {}", outbox.source);
+            let remedy = "set outbox.mark_failed, such as status = 'FAILED', last_error = :error";
+            return Err(self.base.error("delivery.on_error", cause, remedy));
+        }
+        Ok(())
+    }
+
+    /// Refuses exactly-once delivery where something could not be committed with the events.
+    fn fit_for_transactions(&self, config: &Config) -> Result<()> {
+        let Some(transactions) = &config.delivery.transactions else { return Ok(()) };
+        let refuse = |what: &str, remedy: &str| {
+            let cause = format!("{}: exactly-once {what}", self.base.origin("delivery.guarantee"));
+            Err(Error::new(Kind::Config, cause).remedy(remedy))
+        };
+        if config.state.store != StoreKind::Kafka {
+            return refuse(
+                "needs the position where the events are, so that both are committed together",
+                "set state.store to kafka, or delivery.guarantee to at-least-once",
+            );
+        }
+        if config.delivery.on_error == OnError::Park {
+            return refuse(
+                "commits in Kafka only, and events would be parked in Postgres beside it",
+                "set delivery.on_error to stop, dead-letter or skip, or delivery.guarantee to at-least-once",
+            );
+        }
+        let marks = |outbox: &&OutboxConfig| outbox.upkeep.writes_any() || outbox.upkeep.pending.is_some();
+        if let Some(outbox) = config.outboxes.iter().find(marks) {
+            return refuse(
+                &format!("commits in Kafka only, and rows of {} would be marked or deleted beside it", outbox.source),
+                "remove outbox.pending, mark, mark_failed, mark_waiting and delete (outbox.retention clears the table), or set \
+                 delivery.guarantee to at-least-once",
+            );
+        }
+        let socket_timeout = config.kafka.properties.get("socket.timeout.ms").map(|text| text.expose().trim().parse());
+        if let Some(Ok(socket_timeout_ms)) = socket_timeout
+            && Duration::from_millis(socket_timeout_ms) > transactions.timeout
+        {
+            return refuse(
+                "needs answers within delivery.transaction_timeout, and socket.timeout.ms is longer",
+                "remove socket.timeout.ms from the Kafka properties, or raise delivery.transaction_timeout",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Refuses an outbox that sends all of its events to a topic of walrelay's own.
+fn fit_for_events(config: &Config) -> Result<()> {
+    for outbox in &config.outboxes {
+        let topic = &outbox.route.topic;
+        if topic.columns().next().is_none() && outbox.route.reserved_topics.iter().any(|own| own == topic.source()) {
+            let what = match topic.source() == config.state.topic {
+                true => "for its position (state.topic)",
+                false => "for dead letters (delivery.dead_letter_topic)",
+            };
+            let (outbox, topic) = (&outbox.source, topic.source());
+            let cause = format!("events of {outbox} would go to topic {topic}, which is walrelay's own, {what}");
+            return Err(Error::new(Kind::Config, cause).remedy("set route.topic to another one"));
+        }
+    }
+    Ok(())
+}
+
+fn warnings(
+    environment: &Environment,
+    file: Option<&ConfigFile>,
+    base: &Layer,
+    properties: &BTreeMap<String, Given>,
+) -> Vec<String> {
+    // Refusing unknown variables would break under Kubernetes, which sets WALRELAY_… for a service called walrelay.
+    let is_known = |name: &str| {
+        name == CONFIG_VARIABLE
+            || ["WALRELAY_SERVICE_", "WALRELAY_PORT", KAFKA_PROPERTY_VARIABLE]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+            || KEYS.iter().any(|key| key.variable() == name)
+    };
+    let unknown = environment.keys().filter(|name| name.starts_with("WALRELAY_") && !is_known(name));
+    let mut warnings: Vec<_> = unknown.map(|name| format!("{name} is set and means nothing to walrelay")).collect();
+    let url = base.get("database.url").filter(|given| holds_password(given.text.expose()));
+    if url.is_some_and(|url| matches!(url.origin, Origin::Flag(_))) {
+        warnings.push(
+            "--database-url holds a password, and everybody on this machine can read a command line: \
+             use a password file (PGPASSFILE) or WALRELAY_DATABASE_URL"
+                .to_owned(),
+        );
+    }
+    let Some(path) = file.filter(|file| file.readable_by_others).map(ConfigFile::path) else { return warnings };
+    let in_file = |given: &Given| matches!(given.origin, Origin::File { .. });
+    let property = properties.iter().find(|(name, given)| is_secret_property(name) && in_file(given));
+    let holder = url.filter(|url| in_file(url)).map(|_| "database.url").or(property.map(|(name, _)| name.as_str()));
+    if let Some(holder) = holder {
+        warnings.push(format!("{path} can be read by others and holds a secret ({holder}): chmod 600 {path}"));
+    }
+    warnings
+}
+
+/// Whether SQL may read it as a time: an instant, or a date and time without a zone, or a date.
+pub fn is_time(text: &str) -> bool {
+    text.parse::<jiff::Timestamp>().is_ok()
+        || text.parse::<jiff::civil::DateTime>().is_ok()
+        || text.parse::<jiff::civil::Date>().is_ok()
 }
 
 /// Whether a connection string, of either form, holds a password.
@@ -249,8 +496,6 @@ pub fn is_secret_property(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file;
-    use crate::config::setting::{BROKERS, DATABASE_URL, SLOT};
 
     fn environment(pairs: &[(&str, &str)]) -> Environment {
         pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
@@ -258,7 +503,7 @@ mod tests {
 
     #[test]
     fn a_flag_beats_the_environment_beats_the_file_beats_the_default() {
-        let file = file::parse("w.toml", "[shutdown]\ntimeout = \"3s\"").unwrap();
+        let file = ConfigFile::new("w.toml", "[shutdown]\ntimeout = \"3s\"");
         let flags = Flags::from([("shutdown.timeout", "1s".to_owned())]);
         let variable = environment(&[("WALRELAY_SHUTDOWN_TIMEOUT", "2s")]);
         let empty = environment(&[("WALRELAY_SHUTDOWN_TIMEOUT", "")]);
@@ -267,26 +512,29 @@ mod tests {
             (&flags, &variable, Some(&file), "1s", "--shutdown-timeout"),
             (&Flags::new(), &variable, Some(&file), "2s", "WALRELAY_SHUTDOWN_TIMEOUT"),
             (&Flags::new(), &empty, Some(&file), "3s", "w.toml:2"),
-            (&Flags::new(), &none, None, "30s", "default"),
         ];
         for (flags, environment, file, text, origin) in table {
-            let settings = Settings::new(flags, environment, file);
-            let given = settings.get(&setting::SHUTDOWN_TIMEOUT).unwrap();
+            let settings = Settings::new(flags, environment, file).unwrap();
+            let given = settings.get("shutdown.timeout").unwrap();
             assert_eq!((given.text.expose(), given.origin.to_string().as_str()), (text, origin));
+            assert_eq!(exact_duration(settings.base.model.shutdown.timeout.duration()), text);
         }
+        let settings = Settings::new(&Flags::new(), &none, None).unwrap();
+        assert_eq!(settings.base.model.shutdown.timeout.duration(), Duration::from_secs(30));
+        assert_eq!(settings.base.origin("shutdown.timeout"), "default");
     }
 
     #[test]
     fn what_no_layer_has_is_absent() {
-        let settings = Settings::new(&Flags::new(), &Environment::new(), None);
-        assert!(settings.get(&SLOT).is_none() && settings.get(&BROKERS).is_none());
+        let settings = Settings::new(&Flags::new(), &Environment::new(), None).unwrap();
+        assert!(settings.get("slot.name").is_none() && settings.get("kafka.brokers").is_none());
     }
 
     #[test]
     fn a_property_may_come_from_the_environment_and_beats_the_file() {
-        let file = file::parse("w.toml", "[kafka.properties]\nsasl.password = \"a\"\nlinger.ms = 5").unwrap();
-        let settings =
-            Settings::new(&Flags::new(), &environment(&[("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "b")]), Some(&file));
+        let file = ConfigFile::new("w.toml", "[kafka.properties]\nsasl.password = \"a\"\nlinger.ms = 5");
+        let set = environment(&[("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "b")]);
+        let settings = Settings::new(&Flags::new(), &set, Some(&file)).unwrap();
         assert_eq!(settings.properties()["sasl.password"].text.expose(), "b");
         assert_eq!(settings.properties()["linger.ms"].origin.to_string(), "w.toml:3");
     }
@@ -294,20 +542,20 @@ mod tests {
     #[test]
     fn an_unknown_variable_is_warned_of_and_one_of_kubernetes_is_not() {
         let set = environment(&[("WALRELAY_SLOTT", "x"), ("WALRELAY_PORT_80_TCP", "x"), ("WALRELAY_CONFIG", "x")]);
-        let settings = Settings::new(&Flags::new(), &set, None);
+        let settings = Settings::new(&Flags::new(), &set, None).unwrap();
         assert_eq!(settings.warnings(), ["WALRELAY_SLOTT is set and means nothing to walrelay"]);
     }
 
     #[test]
     fn a_password_others_can_read_is_warned_of_without_showing_it() {
-        let mut file = file::parse("w.toml", "[kafka.properties]\nsasl.password = \"canary\"").unwrap();
+        let mut file = ConfigFile::new("w.toml", "[kafka.properties]\nsasl.password = \"canary\"");
         file.readable_by_others = true;
-        let flags = Flags::from([(DATABASE_URL.key, "postgres://u:canary@h/d".to_owned())]);
-        let settings = Settings::new(&flags, &Environment::new(), Some(&file));
+        let flags = Flags::from([("database.url", "postgres://u:canary@h/d".to_owned())]);
+        let settings = Settings::new(&flags, &Environment::new(), Some(&file)).unwrap();
         assert_eq!(settings.warnings().len(), 2, "{:?}", settings.warnings());
         assert!(!format!("{settings:?}").contains("canary"));
         file.readable_by_others = false;
-        assert!(Settings::new(&Flags::new(), &Environment::new(), Some(&file)).warnings().is_empty());
+        assert!(Settings::new(&Flags::new(), &Environment::new(), Some(&file)).unwrap().warnings().is_empty());
     }
 
     #[test]
@@ -318,5 +566,181 @@ mod tests {
         for url in ["postgres://u@h:5432/d", "host=h user=u", "postgres://h/d?options=a:b@c", "postgres://u:@h"] {
             assert!(!holds_password(url), "{url}");
         }
+    }
+
+    #[test]
+    fn an_outbox_and_a_variable_or_flag_that_disagree_are_refused_with_both() {
+        let file = ConfigFile::new("w.toml", "[[outbox]]\ntable = 'a'\nroute.topic = 'x'\n[[outbox]]\ntable = 'b'");
+        let topic = |text: &str| environment(&[("WALRELAY_ROUTE_TOPIC", text)]);
+        let error = Settings::new(&Flags::new(), &topic("y"), Some(&file)).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.cause()),
+            (
+                Kind::Config,
+                "WALRELAY_ROUTE_TOPIC: route.topic is \"y\" for every outbox, and this [[outbox]] says \"x\" (w.toml:3)"
+            )
+        );
+        assert_eq!(error.what_to_do(), Some("remove one of the two"));
+        // One that says the same, or nothing, has the variable's value.
+        let settings = Settings::new(&Flags::new(), &topic("x"), Some(&file)).unwrap();
+        let topics: Vec<_> =
+            settings.outboxes().unwrap().iter().map(|outbox| outbox.route.topic.source().to_owned()).collect();
+        assert_eq!(topics, ["x", "x"]);
+
+        let flags = |table: &str| Flags::from([("outbox.table", table.to_owned())]);
+        let one = ConfigFile::new("w.toml", "[[outbox]]\ntable = 'a'");
+        let outboxes = |flags| Settings::new(&flags, &Environment::new(), Some(&one))?.outboxes();
+        let error = outboxes(flags("x")).unwrap_err();
+        assert_eq!(
+            error.cause(),
+            "--table: outbox.table is \"x\" for every outbox, and this [[outbox]] says \"a\" (w.toml:2)"
+        );
+        assert_eq!(outboxes(flags("a")).unwrap().len(), 1);
+    }
+
+    fn settings(file_text: &str) -> Result<Settings> {
+        Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", file_text)))
+    }
+
+    fn config(file_text: &str) -> Result<Config> {
+        settings(file_text)?.config(false)
+    }
+
+    const LEAST: &str = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
+
+    #[test]
+    fn the_least_configuration_gets_the_defaults() {
+        let config = config(LEAST).unwrap();
+        assert_eq!(config.source.publication, "walrelay_orders");
+        assert_eq!(config.source.wal_sender_timeout, Duration::from_secs(10));
+        assert_eq!(config.source.max_message_bytes, 64 << 20);
+        let [outbox] = config.outboxes.as_slice() else { panic!("{:?}", config.outboxes) };
+        assert_eq!(outbox.source.to_string(), "public.outbox");
+        assert_eq!(outbox.aggregate_id, "aggregateid");
+        assert_eq!(outbox.route.topic.source(), "outbox.event.{aggregatetype}");
+        assert_eq!(outbox.columns, ["id", "aggregatetype", "aggregateid", "payload"]);
+        assert_eq!((config.kafka.max_in_flight_bytes, config.kafka.max_in_flight_events), (32 << 20, 100_000));
+        assert_eq!((config.state.store, config.state.topic.as_str()), (StoreKind::Kafka, "walrelay-state"));
+        assert_eq!(config.state.key, "orders");
+        assert_eq!(config.process.http, None);
+        assert_eq!(config.process.shutdown_timeout, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_value_that_makes_no_sense_is_refused_where_it_was_typed() {
+        let table = [
+            ("slot.wal_sender_timeout = '0s'", "w.toml:4: slot.wal_sender_timeout cannot be \"0s\""),
+            ("slot.wal_sender_timeout = '10'", "w.toml:4: slot.wal_sender_timeout cannot be \"10\""),
+            ("slot.max_message_bytes = '2GiB'", "w.toml:4: slot.max_message_bytes cannot be \"2GiB\""),
+            ("kafka.max_in_flight_events = 0", "w.toml:4: kafka.max_in_flight_events cannot be 0"),
+            ("kafka.max_in_flight_bytes = -1", "w.toml:4: kafka.max_in_flight_bytes cannot be -1"),
+            ("state.store = 'redis'", "w.toml:4: state.store cannot be \"redis\""),
+            ("state.topic = 'a b'", "w.toml:4: state.topic cannot be \"a b\""),
+            ("log.format = 'xml'", "w.toml:4: log.format cannot be \"xml\""),
+            ("http.listen = 'somewhere:80'", "w.toml:4: http.listen cannot be \"somewhere:80\""),
+            ("route.topic_prefix = 'a/b'", "w.toml:4: route.topic_prefix cannot be \"a/b\""),
+            ("slot.publication = ''", "w.toml:4: \"\" cannot be a publication's name: Postgres allows 1 to 63 bytes"),
+            (
+                "outbox.table = 'a.b.c'",
+                "w.toml:4: outbox.table: \"a.b.c\" is not a table name: it must be TABLE or SCHEMA.TABLE",
+            ),
+            ("outbox.columns.id = ''", "w.toml:4: outbox.columns.id cannot be \"\""),
+        ];
+        for (line, cause) in table {
+            let error = config(&format!("{LEAST}{line}")).unwrap_err();
+            assert_eq!((error.cause(), error.kind()), (cause, Kind::Config), "{line}");
+            assert!(error.what_to_do().is_some_and(|todo| !todo.is_empty()), "{line}: nothing to do");
+        }
+    }
+
+    #[test]
+    fn what_is_required_says_how_to_set_it() {
+        let error = config("database.url = 'postgres://u@h/d'").unwrap_err();
+        assert_eq!(error.cause(), "slot.name is not set");
+        assert_eq!(error.what_to_do(), Some("set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file"));
+    }
+
+    #[test]
+    fn the_example_can_be_used_and_its_commented_keys_are_the_defaults() {
+        let example = include_str!("../../walrelay.example.toml");
+        let config = config(example).unwrap();
+        assert_eq!((config.source.slot.as_str(), config.kafka.brokers.as_str()), ("orders", "localhost:9092"));
+        for setting in KEYS.iter() {
+            let (_, key) = setting.parts();
+            let lines = || example.lines().map(|line| line.trim_start_matches("# "));
+            assert!(lines().any(|line| line.starts_with(&format!("{key} = "))), "the example lacks {}", setting.path);
+            if let Some(default) = &setting.default {
+                let values = [format!("{key} = \"{default}\""), format!("{key} = {default}")];
+                assert!(
+                    lines().any(|line| values.iter().any(|value| value == line)),
+                    "another default for {}",
+                    setting.path
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_slot_name_needs_a_publication_of_its_own() {
+        let slot = "s".repeat(60);
+        let least = LEAST.replace("orders", &slot);
+        assert!(settings(&least).unwrap().source().is_err());
+        assert!(settings(&format!("{least}slot.publication = 'p'")).unwrap().source().is_ok());
+    }
+
+    #[test]
+    fn brokers_are_not_set_twice_over() {
+        let error = config(&format!("{LEAST}[kafka.properties]\nbootstrap.servers = 'x:1'")).unwrap_err();
+        assert_eq!(
+            error.cause(),
+            "w.toml:5: bootstrap.servers is what walrelay calls kafka.brokers, and kafka.brokers is set too"
+        );
+    }
+
+    #[test]
+    fn a_broker_is_no_page_of_the_web() {
+        for (brokers, fits) in [
+            ("b:9092, c:9092", true),
+            ("SASL_SSL://b:9092,c", true),
+            ("http://b:9092", false),
+            ("b:9092,ssl://", false),
+            ("b:9092,,c:9092", false),
+        ] {
+            let config = config(&LEAST.replace("b:9092", brokers));
+            assert_eq!(config.is_ok(), fits, "{brokers}");
+        }
+    }
+
+    #[test]
+    fn a_port_alone_listens_on_loopback() {
+        for (text, address) in [
+            ("9464", "127.0.0.1:9464"),
+            (":9464", "127.0.0.1:9464"),
+            ("localhost:9464", "127.0.0.1:9464"),
+            ("0.0.0.0:9464", "0.0.0.0:9464"),
+            ("[::1]:9464", "[::1]:9464"),
+        ] {
+            let config = config(&format!("{LEAST}http.listen = '{text}'")).unwrap();
+            assert_eq!(config.process.http.unwrap().to_string(), address, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_header_has_a_name() {
+        for name in ["''", r#""a\u0000b""#] {
+            let error = config(&format!("{LEAST}[route.headers]\n{name} = 'x'")).unwrap_err();
+            assert!(
+                error.cause().starts_with("w.toml:5: ") && error.cause().ends_with("is no header's name"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_secret_is_in_the_debug_form() {
+        let text = LEAST.replace("u@h", "u:canary1@h") + "[kafka.properties]\nsasl.password = 'canary2'";
+        let config = config(&text).unwrap();
+        assert!(!format!("{config:?}").contains("canary"), "a password is in {config:?}");
+        assert_eq!(config.kafka.properties["sasl.password"].expose(), "canary2");
     }
 }

@@ -1,42 +1,39 @@
-//! What was meant: a configuration that has been checked, in types that cannot hold what makes no sense.
+//! The configuration that `walrelay run` uses: checked, in types that hold only values that make sense.
 //!
-//! What was *typed* becomes this once, at start:
-//!
-//! | module | its room |
+//! | module | contents |
 //! |---|---|
-//! | [`setting`] | every setting there is, its default and why |
-//! | [`mod@file`] | `walrelay.toml`: keys, values, lines |
-//! | [`layers`] | flag over environment over file over default |
-//! | [`meaning`] | text to validated types |
-//! | [`outbox`] | the same for what is an event and where it goes |
+//! | [`model`] | every key of the configuration file, its default and the reason for it |
+//! | [`mod@file`] | the file and the values over it, read into the model; where each value is from |
+//! | [`layers`] | flag over environment over file over default, and from the model to a [`Config`] |
+//! | [`outbox`] | the same for one outbox |
 //! | [`delivery`] | what becomes of events that cannot be delivered |
-//! | [`guarantee`] | how often an event arrives |
-//! | [`effective`] | and back to text, for people |
-//! | [`draft`] | a file that is made, not typed |
-//! | [`sql`] | SQL that stands in a setting, as far as it can be looked at here |
-//! | [`name`], [`mod@unit`] | the types values are made of |
+//! | [`effective`] | the settings as a file, for people |
+//! | [`draft`] | a file that a command writes |
+//! | [`sql`] | checks of SQL that stands in a setting |
+//! | [`name`], [`mod@unit`] | the types of values |
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
 pub mod delivery;
 pub mod draft;
 pub mod effective;
 pub mod file;
-pub mod guarantee;
 pub mod layers;
-pub mod meaning;
+pub mod model;
 pub mod name;
 pub mod outbox;
-pub mod setting;
 pub mod sql;
 pub mod unit;
 
-pub use delivery::{DeliveryConfig, OnError, RetryConfig};
-pub use guarantee::TransactionConfig;
-pub use name::{SlotName, TableName};
+pub use delivery::{DeliveryConfig, OnError, RetryConfig, TransactionConfig};
+pub use model::{Guarantee, LogFormat, OverBudget};
+pub use name::{SlotName, TableName, is_topic};
 
 use crate::conninfo::ConnInfo;
 use crate::secret::Secret;
@@ -112,22 +109,26 @@ impl SourceConfig {
 }
 
 /// Where rows come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// From the slot; the table is read where the slot has to be made anew.
+    /// From the replication slot
+    #[default]
     Slot,
-    /// From the table.
+    /// From the table, by polling
     Poll,
-    /// From the slot where there can be one, else from the table until there can.
+    /// From the slot where there can be one, else from the table until there can
     Auto,
 }
 
 /// What becomes of events whose slot is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum OnLoss {
-    /// The slot is made anew, and what was not published is read from the table.
+    /// Make it anew, and read from the table what was not published
+    #[default]
     Recover,
-    /// The relay stops.
+    /// Stop
     Stop,
 }
 
@@ -421,13 +422,14 @@ pub struct KafkaConfig {
 }
 
 /// Where the position is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum StoreKind {
-    /// In a compacted Kafka topic.
+    /// In a compacted Kafka topic
     Kafka,
-    /// In the table `walrelay.position` of the outbox's database.
+    /// In the table walrelay.position of the outbox's database
     Postgres,
-    /// Nowhere but in the slot itself: more copies after a crash of the server, and no check of what belongs to what.
+    /// In the slot only: more copies after a crash of the server, and no check of what belongs to what
     Slot,
 }
 
@@ -462,23 +464,18 @@ pub struct ProcessConfig {
 impl Default for OutboxConfig {
     /// The table and columns of Debezium's Outbox Event Router, so that its tables work as they are.
     fn default() -> Self {
-        let [id, aggregate_type, aggregate_id, event_type, payload] =
-            ["id", "aggregatetype", "aggregateid", "type", "payload"].map(str::to_owned);
-        let (source, columns) = (EventSource::Table(TableName::debezium()), Vec::new());
-        let route = RouteConfig::default();
-        let (max_attempts, upkeep) = (None, Upkeep::default());
         let mut outbox = OutboxConfig {
-            source,
-            id,
-            aggregate_type,
-            aggregate_id,
-            event_type,
-            payload,
-            max_attempts,
-            columns,
+            source: EventSource::Table(TableName::debezium()),
+            id: "id".to_owned(),
+            aggregate_type: "aggregatetype".to_owned(),
+            aggregate_id: "aggregateid".to_owned(),
+            event_type: "type".to_owned(),
+            payload: "payload".to_owned(),
+            max_attempts: None,
+            columns: Vec::new(),
             row_key: None,
-            upkeep,
-            route,
+            upkeep: Upkeep::default(),
+            route: RouteConfig::default(),
         };
         outbox.need_only_routed();
         outbox

@@ -4,7 +4,19 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Postgres cuts identifiers after this many bytes (`NAMEDATALEN` - 1), silently: longer ones are refused here.
-const IDENTIFIER_BYTES_MAX: usize = 63;
+pub(super) const IDENTIFIER_BYTES_MAX: usize = 63;
+/// Longest topic name Kafka takes.
+pub(super) const TOPIC_BYTES_MAX: usize = 249;
+
+/// Whether Kafka takes it as a topic's name.
+pub fn is_topic(name: &str) -> bool {
+    (1..=TOPIC_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) && !matches!(name, "." | "..")
+}
+
+/// Whether Kafka takes this byte in a name.
+pub(super) fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
+}
 
 /// The name cannot be used as it stands.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

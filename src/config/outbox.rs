@@ -1,250 +1,175 @@
-//! What is an event and where it goes: from settings to [`OutboxConfig`]s.
+//! One outbox: from its settings to an [`OutboxConfig`].
 
-use super::layers::{Given, Origin, Settings};
-use super::meaning::{IDENTIFIER_BYTES_MAX, TOPIC_BYTES_MAX, is_topic_byte};
-use super::setting::{self, Setting};
+use super::file::Layer;
+use super::layers::TABLE_NAME;
+use super::model::{Delete, KEYS, NullHeaders, Tombstone};
+use super::name::{IDENTIFIER_BYTES_MAX, TOPIC_BYTES_MAX, is_plain};
 use super::sql::{is_closed, is_number};
-use super::{EventSource, MESSAGE_LSN, OutboxConfig, RouteConfig, TableName, Upkeep, ValueConfig};
+use super::{EventSource, MESSAGE_LSN, OutboxConfig, RouteConfig, Upkeep, ValueConfig};
 use crate::error::{Error, Kind, Result};
 use crate::template::Template;
 
-const TEMPLATE_REMEDY: &str = "write text with columns in braces, such as orders.{type|lower}; \
-                               docs/mapping.md has all of it";
+const TEMPLATE_REMEDY: &str = "text with columns in braces, such as orders.{type|lower}; docs/mapping.md has all of it";
 
-impl Settings {
-    /// What is an event, and where it goes: one for each outbox there is.
-    ///
-    /// # Errors
-    /// As [`Settings::config`].
-    pub fn outboxes(&self) -> Result<Vec<OutboxConfig>> {
-        for setting in [&setting::TABLE, &setting::MESSAGE_PREFIX] {
-            let given = self.get(setting).filter(|given| given.origin != Origin::Default);
-            if let Some(given) = given.filter(|_| self.has_several_outboxes()) {
-                return Err(Error::new(
-                    Kind::Config,
-                    format!("{}: {} is set, and there are [[outbox]]es in the file", given.origin, setting.key),
-                )
-                .remedy("remove it: each [[outbox]] names its own table or message_prefix"));
-            }
-        }
-        let mut outboxes: Vec<OutboxConfig> = Vec::new();
-        for settings in self.of_each_outbox() {
-            let outbox = settings.outbox()?;
-            if outboxes.iter().any(|other| other.source == outbox.source) {
-                let cause = format!("two [[outbox]]es are {}", outbox.source);
-                return Err(Error::new(Kind::Config, cause)
-                    .remedy("make one of the two: an event has one route, chosen by its columns where need be"));
-            }
-            outboxes.push(outbox);
-        }
-        Ok(outboxes)
+/// Where events of one outbox are from, and where they go.
+pub(super) fn outbox(layer: &Layer) -> Result<OutboxConfig> {
+    let source = event_source(layer)?;
+    let id = match &source {
+        // Every message has one, and no two have the same.
+        EventSource::Messages(_) if layer.get("outbox.columns.id").is_none() => MESSAGE_LSN.to_owned(),
+        EventSource::Messages(_) | EventSource::Table(_) => column(layer, "outbox.columns.id")?,
+    };
+    let mut outbox = OutboxConfig {
+        source,
+        id,
+        aggregate_type: column(layer, "outbox.columns.aggregatetype")?,
+        aggregate_id: column(layer, "outbox.columns.aggregateid")?,
+        event_type: column(layer, "outbox.columns.type")?,
+        payload: column(layer, "outbox.columns.payload")?,
+        max_attempts: optional_column(layer, "outbox.columns.max_attempts")?,
+        columns: Vec::new(),
+        row_key: None,
+        upkeep: Upkeep::default(),
+        route: RouteConfig::default(),
+    };
+    outbox.route = route(layer, &outbox)?;
+    outbox.upkeep = upkeep(layer, &outbox)?;
+    outbox.need_only_routed();
+    Ok(outbox)
+}
+
+fn event_source(layer: &Layer) -> Result<EventSource> {
+    if layer.get("outbox.message_prefix").is_none() {
+        return Ok(EventSource::Table(layer.parsed("outbox.table", TABLE_NAME)?));
     }
-
-    fn outbox(&self) -> Result<OutboxConfig> {
-        let mut outbox = self.named_columns()?;
-        outbox.route = self.route(&outbox)?;
-        outbox.upkeep = self.upkeep(&outbox)?;
-        outbox.need_only_routed();
-        Ok(outbox)
+    if layer.get("outbox.table").is_some() {
+        let at = layer.origin("outbox.message_prefix");
+        return Err(layer.error(
+            "outbox.table",
+            format_args!("is set, and outbox.message_prefix, too ({at})"),
+            "remove one of the two, or write an [[outbox]] for each: one takes rows, one takes messages",
+        ));
     }
+    let allowed = "the prefix that messages are emitted with";
+    let fits = |prefix: &str| !prefix.is_empty() && !prefix.contains('\0');
+    Ok(EventSource::Messages(layer.checked("outbox.message_prefix", allowed, fits)?))
+}
 
-    fn upkeep(&self, outbox: &OutboxConfig) -> Result<Upkeep> {
-        let sql = |setting: &Setting| match self.unless_empty(setting) {
-            None => Ok(None),
-            // It goes into the middle of a statement: what ends one, or hides the rest of it, cannot be meant.
-            Some(_) => self
-                .checked(
-                    setting,
-                    "SQL without semicolons, comments and NUL, and with its brackets and quotes closed",
-                    |text| {
-                        !text.contains([';', '\0']) && !text.contains("--") && !text.contains("/*") && is_closed(text)
-                    },
-                )
-                .map(Some),
-        };
-        let column = |setting: &Setting| self.unless_empty(setting).map(|_| self.column(setting)).transpose();
-        let upkeep = Upkeep {
-            pending: sql(&setting::PENDING)?,
-            order_by: sql(&setting::ORDER_BY)?,
-            time: column(&setting::TIME)?,
-            mark: sql(&setting::MARK)?,
-            mark_failed: sql(&setting::MARK_FAILED)?,
-            mark_waiting: sql(&setting::MARK_WAITING)?,
-            delete: match self.checked(&setting::DELETE, "never or acked", |_| true)?.as_str() {
-                "never" => false,
-                "acked" => true,
-                _ => return Err(self.not_allowed(&setting::DELETE, "never or acked")),
-            },
-            retention: self
-                .unless_empty(&setting::RETENTION)
-                .map(|_| self.duration(&setting::RETENTION))
-                .transpose()?,
-            notify: column(&setting::NOTIFY)?,
-        };
-        let told = |setting: &Setting| self.get(setting).map(|given| given.origin.to_string()).unwrap_or_default();
-        let refuse = |setting: &Setting, what: &str, remedy: &str| {
-            let cause = format!("{}: {} {what}", told(setting), setting.key);
-            Err(Error::new(Kind::Config, cause).remedy(remedy))
-        };
-        if outbox.source.table().is_none() && upkeep != Upkeep::default() {
-            let cause = format!("{}: pending, mark and the like are for rows of a table", outbox.source);
-            return Err(Error::new(Kind::Config, cause).remedy("remove them: there is no row behind a message"));
-        }
-        if upkeep.order_by.as_deref().is_some_and(is_number) {
-            let remedy = "name the column, or write an expression over columns";
-            return refuse(&setting::ORDER_BY, "is a number, which Postgres reads as the position of a column", remedy);
-        }
-        if upkeep.mark.is_some() && upkeep.delete {
-            return refuse(&setting::MARK, "is set, and outbox.delete, too", "remove one of the two");
-        }
-        if upkeep.delete && upkeep.retention.is_some() {
-            let remedy = "remove one of the two: rows go when they are acked, or some time later";
-            return refuse(&setting::RETENTION, "is set, and outbox.delete, too", remedy);
-        }
-        if upkeep.pending.is_some() && !upkeep.writes() {
-            let remedy = "set outbox.mark to what makes a row no longer pending, such as status = 'PUBLISHED'";
-            return refuse(&setting::PENDING, "is set, and rows would be pending for ever", remedy);
-        }
-        Ok(upkeep)
+fn upkeep(layer: &Layer, outbox: &OutboxConfig) -> Result<Upkeep> {
+    let model = &layer.model.outbox;
+    let upkeep = Upkeep {
+        pending: sql(layer, "outbox.pending")?,
+        order_by: sql(layer, "outbox.order_by")?,
+        time: optional_column(layer, "outbox.time")?,
+        mark: sql(layer, "outbox.mark")?,
+        mark_failed: sql(layer, "outbox.mark_failed")?,
+        mark_waiting: sql(layer, "outbox.mark_waiting")?,
+        delete: model.delete == Delete::Acked,
+        retention: model.retention.map(|retention| retention.duration()),
+        notify: optional_column(layer, "outbox.notify")?,
+    };
+    if outbox.source.table().is_none() && upkeep != Upkeep::default() {
+        let cause = format!("{}: pending, mark and the like are for rows of a table", outbox.source);
+        return Err(Error::new(Kind::Config, cause).remedy("remove them: there is no row behind a message"));
     }
-
-    /// The table that is named, or the default.
-    ///
-    /// # Errors
-    /// As [`Settings::config`].
-    pub fn table(&self) -> Result<TableName> {
-        self.parsed::<TableName>(&setting::TABLE, "TABLE or SCHEMA.TABLE, quoted as in SQL")
+    let refuse = |key: &str, what: &str, remedy: &str| Err(layer.error(key, what, remedy));
+    if upkeep.order_by.as_deref().is_some_and(is_number) {
+        let remedy = "name the column, or write an expression over columns";
+        return refuse("outbox.order_by", "is a number, which Postgres reads as the position of a column", remedy);
     }
+    if upkeep.mark.is_some() && upkeep.delete {
+        return refuse("outbox.mark", "is set, and outbox.delete, too", "remove one of the two");
+    }
+    if upkeep.delete && upkeep.retention.is_some() {
+        let remedy = "remove one of the two: rows go when they are acked, or some time later";
+        return refuse("outbox.retention", "is set, and outbox.delete, too", remedy);
+    }
+    if upkeep.pending.is_some() && !upkeep.writes() {
+        let remedy = "set outbox.mark to what makes a row no longer pending, such as status = 'PUBLISHED'";
+        return refuse("outbox.pending", "is set, and rows would be pending for ever", remedy);
+    }
+    Ok(upkeep)
+}
 
-    fn event_source(&self) -> Result<EventSource> {
-        let Some(prefix) = self.get(&setting::MESSAGE_PREFIX) else { return Ok(EventSource::Table(self.table()?)) };
-        if let Some(table) = self.get(&setting::TABLE).filter(|given| given.origin != Origin::Default) {
-            let cause =
-                format!("{}: outbox.table is set, and outbox.message_prefix, too ({})", table.origin, prefix.origin);
+fn route(layer: &Layer, outbox: &OutboxConfig) -> Result<RouteConfig> {
+    let model = &layer.model.route;
+    let allowed = "fewer than 249 letters, digits, dots, underscores and hyphens";
+    let prefix = layer.checked("route.topic_prefix", allowed, |prefix| {
+        prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_plain)
+    })?;
+    let topic = template(layer, "route.topic")?;
+    let key = template(layer, "route.key")?;
+    Ok(RouteConfig {
+        topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, &outbox.aggregate_type)),
+        key: match key {
+            Some(key) => Some(key).filter(|key| !key.source().is_empty()),
+            None => Some(Template::column(&outbox.aggregate_id)),
+        },
+        id_header: header_name(layer, "route.id_header")?,
+        position_header: header_name(layer, "route.position_header")?,
+        partition: optional_column(layer, "route.partition")?,
+        timestamp: optional_column(layer, "route.timestamp")?,
+        headers: headers(layer)?,
+        headers_from: headers_from(layer)?,
+        omit_null_headers: model.null_headers == NullHeaders::Omit,
+        value: value(layer, outbox)?,
+        reserved_topics: Vec::new(),
+    })
+}
+
+/// The name of a header of walrelay's own; `None` where it is empty.
+fn header_name(layer: &Layer, path: &str) -> Result<Option<String>> {
+    let name = layer.checked(path, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
+    let is_default = KEYS.iter().any(|key| key.path == path && key.default.as_deref() == Some(&name));
+    if is_own_header(&name) && !is_default {
+        return Err(own_header(layer, path, path, &name));
+    }
+    Ok(Some(name).filter(|name| !name.is_empty()))
+}
+
+fn headers_from(layer: &Layer) -> Result<Option<Template>> {
+    let path = "route.headers_from";
+    let Some(template) = template(layer, path)?.filter(|template| !template.source().is_empty()) else {
+        return Ok(None);
+    };
+    if template.columns().next().is_none() {
+        let remedy = "write the column with the JSON object in braces, such as {metadata}, or nothing for none";
+        return Err(layer.error(path, "names no column", remedy));
+    }
+    Ok(Some(template))
+}
+
+/// Templates of headers, if each has a name.
+fn headers(layer: &Layer) -> Result<Vec<(String, Template)>> {
+    for name in layer.model.route.headers.keys() {
+        let path = format!("route.headers.{name}");
+        if name.is_empty() || name.contains('\0') {
+            let cause = format!("{}: {name:?} is no header's name", layer.origin(&path));
             return Err(Error::new(Kind::Config, cause)
-                .remedy("remove one of the two, or write an [[outbox]] for each: one takes rows, one takes messages"));
+                .remedy("a header's name has one character or more, and no NUL among them"));
         }
-        let fits = |prefix: &str| !prefix.is_empty() && !prefix.contains('\0');
-        Ok(EventSource::Messages(self.checked(
-            &setting::MESSAGE_PREFIX,
-            "the prefix that messages are emitted with",
-            fits,
-        )?))
-    }
-
-    fn named_columns(&self) -> Result<OutboxConfig> {
-        let source = self.event_source()?;
-        let column = |setting: &Setting| self.column(setting);
-        let id_is_default = self.get(&setting::COLUMN_ID).is_none_or(|given| given.origin == Origin::Default);
-        Ok(OutboxConfig {
-            id: match &source {
-                // Every message has one, and no two have the same.
-                EventSource::Messages(_) if id_is_default => MESSAGE_LSN.to_owned(),
-                EventSource::Messages(_) | EventSource::Table(_) => column(&setting::COLUMN_ID)?,
-            },
-            source,
-            aggregate_type: column(&setting::COLUMN_AGGREGATE_TYPE)?,
-            aggregate_id: column(&setting::COLUMN_AGGREGATE_ID)?,
-            event_type: column(&setting::COLUMN_TYPE)?,
-            payload: column(&setting::COLUMN_PAYLOAD)?,
-            max_attempts: self
-                .unless_empty(&setting::COLUMN_MAX_ATTEMPTS)
-                .map(|_| column(&setting::COLUMN_MAX_ATTEMPTS))
-                .transpose()?,
-            columns: Vec::new(),
-            row_key: None,
-            upkeep: Upkeep::default(),
-            route: RouteConfig::default(),
-        })
-    }
-
-    fn route(&self, outbox: &OutboxConfig) -> Result<RouteConfig> {
-        let prefix_fits = |prefix: &str| prefix.len() < TOPIC_BYTES_MAX && prefix.bytes().all(is_topic_byte);
-        let header = |setting: &Setting| {
-            let name =
-                self.checked(setting, "a header's name, or nothing for no header", |name| !name.contains('\0'))?;
-            match self.get(setting) {
-                Some(given) if is_own_header(&name) && setting.default != Some(name.as_str()) => {
-                    Err(own_header(&given.origin, setting.key, &name))
-                }
-                _ => Ok(Some(name).filter(|name| !name.is_empty())),
-            }
-        };
-        let column = |setting: &Setting| self.unless_empty(setting).map(|_| self.column(setting)).transpose();
-        let prefix = self.checked(
-            &setting::TOPIC_PREFIX,
-            "fewer than 249 letters, digits, dots, underscores and hyphens",
-            prefix_fits,
-        )?;
-        let topic = self.template(&setting::TOPIC)?;
-        let key = self.template(&setting::KEY)?;
-        Ok(RouteConfig {
-            topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, &outbox.aggregate_type)),
-            key: match key {
-                Some(key) => Some(key).filter(|key| !key.source().is_empty()),
-                None => Some(Template::column(&outbox.aggregate_id)),
-            },
-            id_header: header(&setting::ID_HEADER)?,
-            position_header: header(&setting::POSITION_HEADER)?,
-            partition: column(&setting::PARTITION)?,
-            timestamp: column(&setting::TIMESTAMP)?,
-            headers: header_templates(self.headers())?,
-            headers_from: self.headers_from()?,
-            omit_null_headers: match self.checked(&setting::NULL_HEADERS, "keep or omit", |_| true)?.as_str() {
-                "keep" => false,
-                "omit" => true,
-                _ => return Err(self.not_allowed(&setting::NULL_HEADERS, "keep or omit")),
-            },
-            value: self.value(outbox)?,
-            reserved_topics: Vec::new(),
-        })
-    }
-
-    fn headers_from(&self) -> Result<Option<Template>> {
-        let Some(given) = self.unless_empty(&setting::HEADERS_FROM) else { return Ok(None) };
-        let template = parsed_template(given, setting::HEADERS_FROM.key)?;
-        if template.columns().next().is_none() {
-            let cause = format!("{}: {} names no column", given.origin, setting::HEADERS_FROM.key);
-            return Err(Error::new(Kind::Config, cause)
-                .remedy("write the column with the JSON object in braces, such as {metadata}, or nothing for none"));
-        }
-        Ok(Some(template))
-    }
-
-    /// What was given, unless that is nothing: so an `[[outbox]]` does without what the others have.
-    fn unless_empty(&self, setting: &Setting) -> Option<&Given> {
-        self.get(setting).filter(|given| !given.text.expose().is_empty())
-    }
-
-    fn value(&self, outbox: &OutboxConfig) -> Result<ValueConfig> {
-        let template = self.template(&setting::VALUE)?;
-        let tombstone = match self.checked(&setting::TOMBSTONE, "never or null-payload", |_| true)?.as_str() {
-            "never" => None,
-            "null-payload" => Some(outbox.payload.clone()),
-            _ => return Err(self.not_allowed(&setting::TOMBSTONE, "never or null-payload")),
-        };
-        let members = named_templates(self.envelope(), "member")?;
-        match (template, members.is_empty()) {
-            (template, true) => {
-                Ok(ValueConfig::Template(template.unwrap_or_else(|| Template::column(&outbox.payload))))
-            }
-            (None, false) => Ok(ValueConfig::Envelope { members, tombstone }),
-            (Some(_), false) => {
-                let origin = self.get(&setting::VALUE).map(|given| given.origin.to_string()).unwrap_or_default();
-                Err(Error::new(Kind::Config, format!("{origin}: format.value is set, and format.envelope is, too"))
-                    .remedy("remove one of the two: a value is one template or an object of several"))
-            }
+        if is_own_header(name) {
+            return Err(own_header(layer, &path, "route.headers", name));
         }
     }
+    named_templates(layer, "route.headers", &layer.model.route.headers)
+}
 
-    /// The template that was given, if any was.
-    fn template(&self, setting: &Setting) -> Result<Option<Template>> {
-        self.get(setting).map(|given| parsed_template(given, setting.key)).transpose()
-    }
-
-    fn column(&self, setting: &Setting) -> Result<String> {
-        let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
-        self.checked(setting, "a column's name, 1 to 63 bytes, without SQL quotes", fits)
+fn value(layer: &Layer, outbox: &OutboxConfig) -> Result<ValueConfig> {
+    let model = &layer.model.format;
+    let template = template(layer, "format.value")?;
+    let members = named_templates(layer, "format.envelope", &model.envelope)?;
+    match (template, members.is_empty()) {
+        (template, true) => Ok(ValueConfig::Template(template.unwrap_or_else(|| Template::column(&outbox.payload)))),
+        (None, false) => {
+            let tombstone = (model.tombstone == Tombstone::NullPayload).then(|| outbox.payload.clone());
+            Ok(ValueConfig::Envelope { members, tombstone })
+        }
+        (Some(_), false) => Err(layer.error(
+            "format.value",
+            "is set, and format.envelope is, too",
+            "remove one of the two: a value is one template or an object of several",
+        )),
     }
 }
 
@@ -256,49 +181,56 @@ pub fn is_own_header(name: &str) -> bool {
     name.get(..OWN_HEADERS.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(OWN_HEADERS))
 }
 
-fn own_header(origin: &Origin, key: &str, name: &str) -> Error {
-    let cause = format!("{origin}: {key} has {name:?}, and names that begin with {OWN_HEADERS} are walrelay's own");
+fn own_header(layer: &Layer, path: &str, of: &str, name: &str) -> Error {
+    let origin = layer.origin(path);
+    let cause = format!("{origin}: {of} has {name:?}, and names that begin with {OWN_HEADERS} are walrelay's own");
     Error::new(Kind::Config, cause).remedy("give the header another name")
 }
 
-fn named_templates(given: &[(String, Given)], what: &str) -> Result<Vec<(String, Template)>> {
-    let parse =
-        |(name, given): &(String, Given)| Ok((name.clone(), parsed_template(given, &format!("{what} {name:?}"))?));
-    given.iter().map(parse).collect()
-}
-
-/// Templates of headers, if each has a name.
-fn header_templates(given: &[(String, Given)]) -> Result<Vec<(String, Template)>> {
-    for (name, given) in given {
-        if name.is_empty() || name.contains('\0') {
-            return Err(Error::new(Kind::Config, format!("{}: {name:?} is no header's name", given.origin))
-                .remedy("a header's name has one character or more, and no NUL among them"));
+fn named_templates(layer: &Layer, table: &str, named: &toml::Table) -> Result<Vec<(String, Template)>> {
+    let mut templates = Vec::new();
+    for (name, text) in named {
+        let path = format!("{table}.{name}");
+        if !text.is_str() {
+            let remedy = format!("write \"{name}\" = \"{{column}}\"; a name with a dot in it needs its quotes");
+            return Err(layer.error(&path, "must be a template in quotes", remedy));
         }
-        if is_own_header(name) {
-            return Err(own_header(&given.origin, "route.headers", name));
-        }
+        templates.push((name.clone(), layer.parsed(&path, TEMPLATE_REMEDY)?));
     }
-    named_templates(given, "header")
+    Ok(templates)
 }
 
-/// The template that was given for `what`.
-fn parsed_template(given: &Given, what: &str) -> Result<Template> {
-    given
-        .text
-        .expose()
-        .parse()
-        .map_err(|error| Error::new(Kind::Config, format!("{}: {what}: {error}", given.origin)).remedy(TEMPLATE_REMEDY))
+/// The template that was given, if any was.
+fn template(layer: &Layer, path: &str) -> Result<Option<Template>> {
+    layer.get(path).map(|_| layer.parsed(path, TEMPLATE_REMEDY)).transpose()
+}
+
+fn column(layer: &Layer, path: &str) -> Result<String> {
+    let fits = |name: &str| (1..=IDENTIFIER_BYTES_MAX).contains(&name.len()) && !name.contains('\0');
+    layer.checked(path, "a column's name, 1 to 63 bytes, without SQL quotes", fits)
+}
+
+/// A column, unless its name is empty: so an `[[outbox]]` does without a value that the others have.
+fn optional_column(layer: &Layer, path: &str) -> Result<Option<String>> {
+    if layer.text(path).is_empty() { Ok(None) } else { column(layer, path).map(Some) }
+}
+
+/// SQL for the middle of a statement: text that ends a statement, or hides the rest of one, is refused.
+fn sql(layer: &Layer, path: &str) -> Result<Option<String>> {
+    let allowed = "SQL without semicolons, comments and NUL, and with its brackets and quotes closed";
+    let hidden = [";", "\0", "--", "/*"];
+    let fits = |text: &str| !hidden.iter().any(|part| text.contains(part)) && is_closed(text);
+    Ok(Some(layer.checked(path, allowed, fits)?).filter(|text| !text.is_empty()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file;
-    use crate::config::layers::{Environment, Flags};
+    use crate::config::file::ConfigFile;
+    use crate::config::layers::{Environment, Flags, Settings};
 
     fn settings(file_text: &str) -> Settings {
-        let file = file::parse("w.toml", file_text).unwrap();
-        Settings::new(&Flags::new(), &Environment::new(), Some(&file))
+        Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", file_text))).unwrap()
     }
 
     fn refused(file_text: &str) -> Error {
@@ -391,9 +323,5 @@ mod tests {
             assert_eq!((error.cause(), error.kind()), (cause, Kind::Config), "{text}");
             assert!(error.what_to_do().is_some(), "{text}: nothing to do");
         }
-        let flags = Flags::from([(setting::TABLE.key, "x".to_owned())]);
-        let file = file::parse("w.toml", "[[outbox]]\ntable = 'a'").unwrap();
-        let error = Settings::new(&flags, &Environment::new(), Some(&file)).outboxes().unwrap_err();
-        assert_eq!(error.cause(), "--table: outbox.table is set, and there are [[outbox]]es in the file");
     }
 }

@@ -1,6 +1,11 @@
-//! Sizes and durations as people write them.
+//! Sizes and durations as people write them, and numbers with bounds.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
+
+use serde::de::{Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -69,6 +74,118 @@ pub fn exact_duration(duration: Duration) -> String {
         (0, _) => humantime::format_duration(rest).to_string(),
         (days, true) => format!("{days}d"),
         (days, false) => format!("{days}d {}", humantime::format_duration(rest)),
+    }
+}
+
+/// The unit of a number in the configuration.
+pub(crate) trait Unit {
+    /// A noun and an example, for an error.
+    const EXAMPLE: &'static str;
+    /// The number in `text`.
+    fn parse(text: &str) -> Option<u64>;
+    /// Text that [`Unit::parse`] reads back.
+    fn exact(number: u64) -> String;
+}
+
+/// Milliseconds, from a duration with its unit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Milliseconds;
+
+impl Unit for Milliseconds {
+    const EXAMPLE: &'static str = "a duration such as 10s";
+
+    fn parse(text: &str) -> Option<u64> {
+        parse_duration(text)?.as_millis().try_into().ok()
+    }
+
+    fn exact(number: u64) -> String {
+        exact_duration(Duration::from_millis(number))
+    }
+}
+
+/// Bytes, from a size with or without a unit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bytes;
+
+impl Unit for Bytes {
+    const EXAMPLE: &'static str = "a size such as 32MiB";
+
+    fn parse(text: &str) -> Option<u64> {
+        parse_bytes(text)
+    }
+
+    fn exact(number: u64) -> String {
+        exact_bytes(number)
+    }
+}
+
+/// A plain number.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Count;
+
+impl Unit for Count {
+    const EXAMPLE: &'static str = "a number";
+
+    fn parse(text: &str) -> Option<u64> {
+        text.parse().ok()
+    }
+
+    fn exact(number: u64) -> String {
+        number.to_string()
+    }
+}
+
+/// A number of the configuration in the unit `U`: where nobody sets it `DEFAULT`, and never outside `MIN..=MAX`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounded<U, const DEFAULT: u64, const MIN: u64, const MAX: u64>(u64, PhantomData<U>);
+
+impl<U, const DEFAULT: u64, const MIN: u64, const MAX: u64> Bounded<U, DEFAULT, MIN, MAX> {
+    /// The number, or `max` where its type is too small.
+    pub(crate) fn number<N: TryFrom<u64>>(&self, max: N) -> N {
+        self.0.try_into().unwrap_or(max)
+    }
+}
+
+impl<const DEFAULT: u64, const MIN: u64, const MAX: u64> Bounded<Milliseconds, DEFAULT, MIN, MAX> {
+    pub(crate) fn duration(&self) -> Duration {
+        Duration::from_millis(self.0)
+    }
+}
+
+impl<U, const DEFAULT: u64, const MIN: u64, const MAX: u64> Default for Bounded<U, DEFAULT, MIN, MAX> {
+    fn default() -> Self {
+        Bounded(DEFAULT, PhantomData)
+    }
+}
+
+impl<U: Unit, const DEFAULT: u64, const MIN: u64, const MAX: u64> Serialize for Bounded<U, DEFAULT, MIN, MAX> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&U::exact(self.0))
+    }
+}
+
+impl<'de, U: Unit, const DEFAULT: u64, const MIN: u64, const MAX: u64> Deserialize<'de>
+    for Bounded<U, DEFAULT, MIN, MAX>
+{
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Bounded(DEFAULT, PhantomData))
+    }
+}
+
+impl<U: Unit, const DEFAULT: u64, const MIN: u64, const MAX: u64> Visitor<'_> for Bounded<U, DEFAULT, MIN, MAX> {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, from {} to {}", U::EXAMPLE, U::exact(MIN), U::exact(MAX))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self, E> {
+        let number = U::parse(text).filter(|number| (MIN..=MAX).contains(number));
+        number.map(|number| Bounded(number, PhantomData)).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Self, E> {
+        self.visit_str(&number.to_string())
     }
 }
 

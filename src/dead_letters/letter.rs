@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::settled::Marker;
-use crate::config::meaning::is_topic;
+use crate::config::is_topic;
 use crate::route::dead_letter::{
     ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, PARTITION_HEADER, PLACE_HEADER,
     ROW_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,

@@ -9,7 +9,6 @@ use tokio::task::JoinHandle;
 
 use crate::config::Config;
 use crate::config::layers::{Environment, Settings};
-use crate::config::setting;
 use crate::error::{Error, Kind, Result};
 use crate::relay;
 use crate::relay::stop::{Stop, stop_channel};
@@ -108,15 +107,15 @@ pub fn start_relay(target: &Target) -> Result<RunningRelay> {
 /// The position is kept in Postgres: librdkafka's mock cluster has no admin interface to create a topic with.
 fn configure(target: &Target) -> Result<Config> {
     let given = [
-        (setting::DATABASE_URL, &target.conninfo),
-        (setting::SLOT, &target.slot),
-        (setting::PUBLICATION, &target.publication),
-        (setting::TABLE, &target.table),
-        (setting::BROKERS, &target.brokers),
-        (setting::TOPIC_PREFIX, &target.topic_prefix),
-        (setting::ID_HEADER, &target.id_header),
-        (setting::STATE_STORE, &"postgres".to_owned()),
+        ("database.url", &target.conninfo),
+        ("slot.name", &target.slot),
+        ("slot.publication", &target.publication),
+        ("outbox.table", &target.table),
+        ("kafka.brokers", &target.brokers),
+        ("route.topic_prefix", &target.topic_prefix),
+        ("route.id_header", &target.id_header),
+        ("state.store", &"postgres".to_owned()),
     ];
-    let flags = given.into_iter().map(|(setting, text)| (setting.key, text.clone())).collect();
-    Settings::new(&flags, &Environment::new(), None).config(false)
+    let flags = given.into_iter().map(|(key, text)| (key, text.clone())).collect();
+    Settings::new(&flags, &Environment::new(), None)?.config(false)
 }

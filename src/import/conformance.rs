@@ -10,8 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
+use crate::config::Config;
+use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::config::{Config, file, setting};
 use crate::event::lab::Lab;
 use crate::import::import;
 use crate::route::{Record, Router};
@@ -70,10 +71,10 @@ fn cases() -> Vec<String> {
 /// What `walrelay run` makes of the connector's configuration.
 fn configured(case: &str, connector: &str) -> Config {
     let imported = import(case, connector).unwrap();
-    let file = file::parse("walrelay.toml", &imported.toml).unwrap();
+    let file = ConfigFile::new("walrelay.toml", &imported.toml);
     let mut flags = Flags::new();
-    flags.insert(setting::BROKERS.key, "kafka:9092".to_owned());
-    Settings::new(&flags, &Environment::new(), Some(&file)).config(false).unwrap()
+    flags.insert("kafka.brokers", "kafka:9092".to_owned());
+    Settings::new(&flags, &Environment::new(), Some(&file)).unwrap().config(false).unwrap()
 }
 
 fn json(bytes: Option<&[u8]>) -> Json {

@@ -3,7 +3,6 @@
 use super::Carrying;
 use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
 use super::given::Given;
-use crate::config::setting;
 use crate::config::{SlotName, TableName};
 
 /// Options of the connection and libpq's words for them.
@@ -32,9 +31,9 @@ fn connection(given: &Given, carrying: &mut Carrying) {
     });
     let url = parts.collect::<Vec<_>>().join(" ");
     let note = "No password here: PGPASSFILE, PGPASSWORD, or WALRELAY_DATABASE_URL in place of this line.";
-    carrying.draft.note(&setting::DATABASE_URL, note);
+    carrying.draft.note("database.url", note);
     if !url.is_empty() {
-        carrying.draft.set(&setting::DATABASE_URL, &url);
+        carrying.draft.set("database.url", &url);
     }
     if given.get("database.sslkey").is_some_and(|value| !value.is_empty()) {
         let why = "Debezium's driver reads a key in DER form (PKCS #8), walrelay one in PEM form";
@@ -53,9 +52,9 @@ fn libpq_quoted(value: &str) -> String {
 
 fn names(given: &Given, carrying: &mut Carrying) {
     match given.or("slot.name", "debezium") {
-        Some(slot) if slot.parse::<SlotName>().is_ok() => carrying.draft.set(&setting::SLOT, slot),
+        Some(slot) if slot.parse::<SlotName>().is_ok() => carrying.draft.set("slot.name", slot),
         unfit => {
-            carrying.draft.note(&setting::SLOT, "name = …  (the slot the connector streams from)");
+            carrying.draft.note("slot.name", "name = …  (the slot the connector streams from)");
             if unfit.is_some() {
                 let why = "this is no name of a slot";
                 carrying.left(
@@ -69,8 +68,8 @@ fn names(given: &Given, carrying: &mut Carrying) {
         }
     }
     match given.or("publication.name", "dbz_publication") {
-        Some(publication) => carrying.draft.set(&setting::PUBLICATION, publication),
-        None => carrying.draft.note(&setting::PUBLICATION, "publication = …  (the connector's)"),
+        Some(publication) => carrying.draft.set("slot.publication", publication),
+        None => carrying.draft.note("slot.publication", "publication = …  (the connector's)"),
     }
     let why = "carried; those that Debezium makes have updates and deletes too, which walrelay drops";
     let what_to_do = "alter publication NAME set (publish = 'insert') spares their traffic";
@@ -95,8 +94,8 @@ fn table(given: &Given, carrying: &mut Carrying) {
     // A sort that keeps the order of equals: the first that is called an outbox, else the first.
     plain.sort_by_key(|table| !table.to_lowercase().contains("outbox"));
     match plain.first() {
-        Some(table) => carrying.draft.set(&setting::TABLE, table),
-        None => carrying.draft.note(&setting::TABLE, "table = \"SCHEMA.TABLE\"  (the connector has a pattern)"),
+        Some(table) => carrying.draft.set("outbox.table", table),
+        None => carrying.draft.note("outbox.table", "table = \"SCHEMA.TABLE\"  (the connector has a pattern)"),
     }
     match (plain.len(), patterns.len()) {
         (1, 1) => {}

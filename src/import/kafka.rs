@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use super::Carrying;
 use super::Effect::{NoEffect, ToDo};
 use super::given::{Given, PRODUCER_PREFIX};
-use crate::config::setting;
 use crate::secret::Secret;
 use crate::sink::properties::check_properties;
 
@@ -44,9 +43,9 @@ pub(super) fn is_carried(name: &str) -> bool {
 pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
     let of = |name: &str| given.get(&format!("{PRODUCER_PREFIX}{name}"));
     match of("bootstrap.servers") {
-        Some(brokers) => carrying.draft.set(&setting::BROKERS, brokers),
+        Some(brokers) => carrying.draft.set("kafka.brokers", brokers),
         None => {
-            carrying.draft.note(&setting::BROKERS, "brokers = \"HOST:PORT\"  (the worker's bootstrap.servers)");
+            carrying.draft.note("kafka.brokers", "brokers = \"HOST:PORT\"  (the worker's bootstrap.servers)");
             let name = format!("{PRODUCER_PREFIX}bootstrap.servers");
             if !given.has(&name) {
                 let why = "the worker's configuration says where Kafka is, and how to log in there; this file does not";

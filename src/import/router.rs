@@ -6,7 +6,6 @@ use super::converter::Converter;
 use super::given::{Form, Given};
 use super::placement::{Place, Placed, placements};
 use super::topic;
-use crate::config::setting;
 use crate::template::Template;
 
 const PLACEMENT: &str = "router.table.fields.additional.placement";
@@ -25,9 +24,9 @@ pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
     let event_type = column("table.field.event.type", "type");
     let payload = column("table.field.event.payload", "payload");
     for (setting, column, default) in [
-        (&setting::COLUMN_ID, id, "id"),
-        (&setting::COLUMN_TYPE, event_type, "type"),
-        (&setting::COLUMN_PAYLOAD, payload, "payload"),
+        ("outbox.columns.id", id, "id"),
+        ("outbox.columns.type", event_type, "type"),
+        ("outbox.columns.payload", payload, "payload"),
     ] {
         if column != default {
             carrying.draft.set(setting, column);
@@ -38,10 +37,10 @@ pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
     key(given, carrying, column("table.field.event.key", "aggregateid"));
     carrying
         .draft
-        .note(&setting::POSITION_HEADER, "Debezium has no such header; without this line it is walrelay-position.");
-    carrying.draft.set(&setting::POSITION_HEADER, "");
+        .note("route.position_header", "Debezium has no such header; without this line it is walrelay-position.");
+    carrying.draft.set("route.position_header", "");
     if let Some(timestamp) = given.get("router.table.field.event.timestamp").filter(|column| !column.is_empty()) {
-        carrying.draft.set(&setting::TIMESTAMP, timestamp);
+        carrying.draft.set("route.timestamp", timestamp);
     }
     let placed = placed(given, carrying);
     headers(given, carrying, &placed, id, &[event_type, route_by]);
@@ -59,10 +58,10 @@ fn route(given: &Given, carrying: &mut Carrying, column: &str) {
     };
     let Some(regex) = regex else { return };
     match topic::template(column, regex, &replacement) {
-        Ok(template) => carrying.draft.set(&setting::TOPIC, &template),
+        Ok(template) => carrying.draft.set("route.topic", &template),
         Err(why) => {
             let name = if given.has("router.route.topic.regex") { "router.route.topic.regex" } else { NAME };
-            carrying.draft.note(&setting::TOPIC, "topic = …  (the expression could not be carried)");
+            carrying.draft.note("route.topic", "topic = …  (the expression could not be carried)");
             let what_to_do = "write route.topic with match('…', '…') or a column that holds the topic";
             carrying.left(given, name, Differs, why, what_to_do);
         }
@@ -95,7 +94,7 @@ fn key(given: &Given, carrying: &mut Carrying, column: &str) {
             plain
         }
     };
-    carrying.draft.set(&setting::KEY, &template);
+    carrying.draft.set("route.key", &template);
 }
 
 /// A template of a column and functions behind it.
@@ -116,7 +115,7 @@ fn placed(given: &Given, carrying: &mut Carrying) -> Vec<Placed> {
         }
     }
     for one in placed.iter().filter(|one| one.place == Place::Partition).take(1) {
-        carrying.draft.set(&setting::PARTITION, &one.column);
+        carrying.draft.set("route.partition", &one.column);
     }
     placed
 }
@@ -130,7 +129,7 @@ fn headers(given: &Given, carrying: &mut Carrying, placed: &[Placed], id: &str, 
     };
     if let Converter::Json { schemas } = &converter {
         // The event's id is a header like the others.
-        carrying.draft.set(&setting::ID_HEADER, "");
+        carrying.draft.set("route.id_header", "");
         let of_id = if *schemas { "connect('schema', 'required')" } else { functions };
         carrying.draft.header("id", &piped(id, of_id));
     }
@@ -170,7 +169,7 @@ fn value(given: &Given, carrying: &mut Carrying, placed: &[Placed], payload: &st
         return;
     }
     if tombstone {
-        carrying.draft.set(&setting::TOMBSTONE, "null-payload");
+        carrying.draft.set("format.tombstone", "null-payload");
         let why = "a NULL is a tombstone, a text payload that is empty or blank is not. A json or jsonb cannot be that";
         carrying.left(given, TOMBSTONE, MayDiffer, why, "write NULL instead of an empty text");
     }
@@ -225,7 +224,7 @@ fn plain_value(
         _ => String::new(),
     };
     if !functions.is_empty() {
-        carrying.draft.set(&setting::VALUE, &piped(payload, &functions));
+        carrying.draft.set("format.value", &piped(payload, &functions));
     }
     match (converter, expand) {
         (Converter::Text, Some(_)) => {

@@ -1,6 +1,7 @@
 use super::*;
+use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::config::{Config, ValueConfig, file, setting};
+use crate::config::{Config, ValueConfig};
 use crate::sink::properties::check_properties;
 
 /// As teams register it with Kafka Connect: everything the same to consumers.
@@ -141,12 +142,12 @@ const ALL: [&str; 4] = [CONNECT_JSON, BARE_JSON, CONNECT_PROPERTIES, SERVER_PROP
 
 /// What `run` would make of the import, with brokers for those that have none.
 fn config(import: &Import) -> Config {
-    let file = file::parse("walrelay.toml", &import.toml).unwrap();
+    let file = ConfigFile::new("walrelay.toml", &import.toml);
     let mut flags = Flags::new();
-    if !file.settings.contains_key(setting::BROKERS.key) {
-        flags.insert(setting::BROKERS.key, "kafka:9092".to_owned());
+    if !import.toml.contains("\nbrokers = ") {
+        flags.insert("kafka.brokers", "kafka:9092".to_owned());
     }
-    let config = Settings::new(&flags, &Environment::new(), Some(&file)).config(false).unwrap();
+    let config = Settings::new(&flags, &Environment::new(), Some(&file)).unwrap().config(false).unwrap();
     check_properties(&config.kafka.properties).unwrap();
     config
 }

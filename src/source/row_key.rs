@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use crate::config::{DeliveryConfig, EventSource, Mode, OnError, OutboxConfig, SourceConfig, TableName, setting};
+use crate::config::{DeliveryConfig, EventSource, Mode, OnError, OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::{quote_literal, quote_table, quoted};
 use crate::source::query::{Param, one_text, parsed};
@@ -89,12 +89,12 @@ pub async fn find(
 fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool) -> Result<Error> {
     let upkeep = &outbox.upkeep;
     let (key, what) = match (upkeep.mark.is_some(), upkeep.delete, upkeep.mark_failed.is_some()) {
-        (true, ..) => (setting::MARK.key, "rows are to be marked"),
-        (_, true, _) => (setting::DELETE.key, "rows are to be deleted"),
-        (.., true) => (setting::MARK_FAILED.key, "rows are to be marked"),
-        _ if upkeep.mark_waiting.is_some() => (setting::MARK_WAITING.key, "rows are to be marked"),
-        _ if parks => (setting::ON_ERROR.key, "events are to be parked"),
-        _ => (setting::MODE.key, "rows are to be polled, now or once the slot is given up"),
+        (true, ..) => ("outbox.mark", "rows are to be marked"),
+        (_, true, _) => ("outbox.delete", "rows are to be deleted"),
+        (.., true) => ("outbox.mark_failed", "rows are to be marked"),
+        _ if upkeep.mark_waiting.is_some() => ("outbox.mark_waiting", "rows are to be marked"),
+        _ if parks => ("delivery.on_error", "events are to be parked"),
+        _ => ("slot.mode", "rows are to be polled, now or once the slot is given up"),
     };
     let (of, by) = (quote_table(name)?, table.partition_columns.iter().map(|column| quoted(column)));
     let by: Vec<String> = by.collect();

@@ -4,9 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::Config;
-use crate::config::file;
+use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::config::setting;
 
 /// A column of `NAME TYPE` and what else holds: `!` not null, `pk`, `part` of one, `unique`, `fk`, `gen`, `domain`.
 fn column(text: &str) -> Column {
@@ -48,10 +47,10 @@ fn suggested(table: &str, columns: &[Column]) -> Result<Suggestion> {
 
 /// What the file comes to, which has to be a configuration.
 fn config(suggestion: &Suggestion) -> Config {
-    let file = file::parse("w.toml", &suggestion.toml).unwrap_or_else(|error| panic!("{error}:\n{}", suggestion.toml));
-    let flags = Flags::from([(setting::DATABASE_URL.key, "postgres://db/shop".to_owned())]);
-    let settings = Settings::new(&flags, &Environment::new(), Some(&file));
-    settings.config(false).unwrap_or_else(|error| panic!("{error}:\n{}", suggestion.toml))
+    let file = ConfigFile::new("w.toml", &suggestion.toml);
+    let flags = Flags::from([("database.url", "postgres://db/shop".to_owned())]);
+    let config = Settings::new(&flags, &Environment::new(), Some(&file)).and_then(|settings| settings.config(false));
+    config.unwrap_or_else(|error| panic!("{error}:\n{}", suggestion.toml))
 }
 
 /// Id, payload, topic, key, timestamp, headers with blanks between.
@@ -319,7 +318,7 @@ fn what_is_known_is_written_and_what_is_not_is_said_to_be_missing() {
     };
     let text = text(&known);
     assert!(!text.contains("SET THIS") && !text.contains("Not written here"), "{text}");
-    let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file::parse("w.toml", &text).unwrap()));
+    let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", &text))).unwrap();
     let config = settings.config(false).unwrap();
     assert_eq!((config.source.slot.as_str(), config.source.publication.as_str()), ("orders", "pub"));
     assert_eq!((config.kafka.brokers.as_str(), config.source.database.database()), ("kafka:9092", "shop"));

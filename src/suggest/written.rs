@@ -5,7 +5,6 @@ use super::column::{Column, Form};
 use super::guess::{Guess, Guesses, Role};
 use super::marked;
 use crate::config::draft::Draft;
-use crate::config::setting::{self, Setting};
 use crate::config::{SlotName, TableName};
 use crate::template::Template;
 
@@ -26,10 +25,10 @@ pub(super) fn toml(table: &TableName, columns: &[Column], guesses: &Guesses<'_>,
     file.route(table, guesses);
     file.headers(guesses);
     match &known.brokers {
-        Some(brokers) => file.draft.set(&setting::BROKERS, brokers),
+        Some(brokers) => file.draft.set("kafka.brokers", brokers),
         None => {
-            file.note(&setting::BROKERS, "SET THIS: where Kafka is cannot be guessed.");
-            file.draft.set(&setting::BROKERS, BROKERS);
+            file.note("kafka.brokers", "SET THIS: where Kafka is cannot be guessed.");
+            file.draft.set("kafka.brokers", BROKERS);
         }
     }
     file.draft.toml(&heading(table))
@@ -48,42 +47,42 @@ struct File {
 }
 
 impl File {
-    fn note(&mut self, setting: &Setting, text: &str) {
+    fn note(&mut self, path: &'static str, text: &str) {
         for line in wrapped(text) {
-            self.draft.note(setting, &line);
+            self.draft.note(path, &line);
         }
     }
 
     fn source(&mut self, table: &TableName, known: &Known) {
         match &known.database_url {
-            Some(url) => self.draft.set(&setting::DATABASE_URL, url),
+            Some(url) => self.draft.set("database.url", url),
             None => self.note(
-                &setting::DATABASE_URL,
+                "database.url",
                 "Not written here: WALRELAY_DATABASE_URL, or PGHOST, PGUSER, PGDATABASE, PGPASSFILE and so on.",
             ),
         }
         match &known.slot {
-            Some(slot) => self.draft.set(&setting::SLOT, slot),
+            Some(slot) => self.draft.set("slot.name", slot),
             None => {
-                self.note(&setting::SLOT, "Made of the table's name. One relay per slot.");
-                self.draft.set(&setting::SLOT, &slot(table));
+                self.note("slot.name", "Made of the table's name. One relay per slot.");
+                self.draft.set("slot.name", &slot(table));
             }
         }
         if let Some(publication) = &known.publication {
-            self.draft.set(&setting::PUBLICATION, publication);
+            self.draft.set("slot.publication", publication);
         }
-        self.draft.set(&setting::TABLE, &table.to_string());
+        self.draft.set("outbox.table", &table.to_string());
     }
 
     fn columns(&mut self, guesses: &Guesses<'_>) {
         let unused = guesses.unused();
         if !unused.is_empty() {
             let text = unused.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect::<Vec<_>>();
-            self.note(&setting::TABLE, &format!("Not used: {}.", text.join("; ")));
+            self.note("outbox.table", &format!("Not used: {}.", text.join("; ")));
         }
         for (role, setting, what) in [
-            (Role::Id, &setting::COLUMN_ID, "the event's id"),
-            (Role::Payload, &setting::COLUMN_PAYLOAD, "the payload"),
+            (Role::Id, "outbox.columns.id", "the event's id"),
+            (Role::Payload, "outbox.columns.payload", "the payload"),
         ] {
             for guess in guesses.with(role) {
                 self.guessed(setting, guess, what);
@@ -97,7 +96,7 @@ impl File {
         if !marked::tells_transaction(columns) {
             let text = "No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which \
                         polling needs: should the slot be lost, exactly what was not published is read from the table.";
-            self.note(&setting::TABLE, text);
+            self.note("outbox.table", text);
         }
         let Some(marked) = marked::marked(columns) else { return };
         let text = format!(
@@ -105,9 +104,9 @@ impl File {
              application, and UPDATE on the table. docs/upkeep.md:",
             marked.columns
         );
-        self.note(&setting::PENDING, &text);
-        for (setting, sql) in [(&setting::PENDING, marked.pending), (&setting::MARK, marked.mark)] {
-            let key = setting.key.rsplit('.').next().unwrap_or_default();
+        self.note("outbox.pending", &text);
+        for (setting, sql) in [("outbox.pending", marked.pending), ("outbox.mark", marked.mark)] {
+            let key = setting.rsplit('.').next().unwrap_or_default();
             self.draft.note(setting, &format!("{key} = {}", toml::Value::from(sql)));
         }
     }
@@ -116,34 +115,34 @@ impl File {
         let kind = guesses.with(Role::AggregateType).next();
         match (kind, guesses.with(Role::Topic).next()) {
             (Some(guess), _) => {
-                self.guessed(&setting::TOPIC, guess, "the aggregate's type");
+                self.guessed("route.topic", guess, "the aggregate's type");
                 let topic = format!("outbox.event.{}", field(guess.column, "|topic"));
-                self.draft.set(&setting::TOPIC, &topic);
+                self.draft.set("route.topic", &topic);
             }
             (None, Some(guess)) => {
-                self.guessed(&setting::TOPIC, guess, "the topic");
-                self.draft.set(&setting::TOPIC, &field(guess.column, "|topic"));
+                self.guessed("route.topic", guess, "the topic");
+                self.draft.set("route.topic", &field(guess.column, "|topic"));
             }
             (None, None) => {
                 let text = "No column says where events go, so all go to one topic, made of the table's name: put the one your \
                             consumers know.";
-                self.note(&setting::TOPIC, text);
-                self.draft.set(&setting::TOPIC, &topic(table));
+                self.note("route.topic", text);
+                self.draft.set("route.topic", &topic(table));
             }
         }
         match guesses.with(Role::Key).next() {
             Some(guess) => {
-                self.guessed(&setting::KEY, guess, "the key");
-                self.draft.set(&setting::KEY, &field(guess.column, ""));
+                self.guessed("route.key", guess, "the key");
+                self.draft.set("route.key", &field(guess.column, ""));
             }
             None => {
                 let text = "No column names what an event is about: records have no key, and so NO ORDER. A template over any \
                             columns gives them one.";
-                self.note(&setting::KEY, text);
-                self.draft.set(&setting::KEY, "");
+                self.note("route.key", text);
+                self.draft.set("route.key", "");
             }
         }
-        for (role, setting) in [(Role::Partition, &setting::PARTITION), (Role::Timestamp, &setting::TIMESTAMP)] {
+        for (role, setting) in [(Role::Partition, "route.partition"), (Role::Timestamp, "route.timestamp")] {
             for guess in guesses.with(role) {
                 self.guessed(setting, guess, &format!("the record's {}", role.word()));
                 self.draft.set(setting, &guess.column.name);
@@ -155,8 +154,8 @@ impl File {
                  writes UTC, this gives them the row's:",
                 column.described()
             );
-            self.note(&setting::TIMESTAMP, &text);
-            self.draft.note(&setting::TIMESTAMP, &format!("timestamp = {}", toml::Value::from(column.name.as_str())));
+            self.note("route.timestamp", &text);
+            self.draft.note("route.timestamp", &format!("timestamp = {}", toml::Value::from(column.name.as_str())));
         }
     }
 
@@ -178,8 +177,8 @@ impl File {
         }
     }
 
-    fn guessed(&mut self, setting: &Setting, guess: &Guess<'_>, what: &str) {
-        self.note(setting, &comment(guess, what));
+    fn guessed(&mut self, path: &'static str, guess: &Guess<'_>, what: &str) {
+        self.note(path, &comment(guess, what));
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_postgres::{Client, Row};
 
-use crate::config::{OutboxConfig, TableName, setting};
+use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::trail::Published;
@@ -200,7 +200,7 @@ fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, 
 }
 
 fn time_of(name: &TableName, given: Option<&str>, table: &Table) -> Result<(String, String)> {
-    let key = setting::TIME.key;
+    let key = "outbox.time";
     if let Some(given) = given {
         let column = table.needed(name, given, key)?;
         if !TIME_TYPES.contains(&column.type_name.as_str()) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tokio_postgres::Client;
 
-use crate::config::{Config, OnError, OutboxConfig, SlotName, setting};
+use crate::config::{Config, OnError, OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::SqlSession;
@@ -98,7 +98,7 @@ fn passes_none(count: i64, slot: &SlotName) -> Result<()> {
     if count == 0 {
         return Ok(());
     }
-    let key = setting::ON_ERROR.key;
+    let key = "delivery.on_error";
     let cause = format!(
         "{count} events of slot {slot} are parked, and {key} is not park: later events of their aggregates would overtake them"
     );
@@ -134,7 +134,7 @@ fn same_keys(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Resul
         let of_outbox = left.iter().filter(|left| left.outbox == name);
         let other = |left: &&Left| left.key_by.as_ref().is_some_and(|key_by| *key_by != now);
         let Some(Left { key_by: Some(was), count, .. }) = of_outbox.into_iter().find(other) else { continue };
-        let (key, said) = (setting::KEY.key, |key: &str| format!("{key:?}"));
+        let (key, said) = ("route.key", |key: &str| format!("{key:?}"));
         let cause = format!(
             "{count} events of outbox {name} of slot {slot} are parked by the key {}, and {key} is {} now: later events of their \
              aggregates would overtake them",
@@ -157,7 +157,7 @@ mod tests {
     use crate::config::layers::{Environment, Flags, Settings};
 
     fn outboxes() -> Vec<OutboxConfig> {
-        Settings::new(&Flags::new(), &Environment::default(), None).outboxes().unwrap()
+        Settings::new(&Flags::new(), &Environment::default(), None).unwrap().outboxes().unwrap()
     }
 
     fn left(outbox: &str, key_by: Option<&str>, count: i64) -> Left {

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use tokio_postgres::{Client, Statement};
 
-use crate::config::{OutboxConfig, TableName, setting};
+use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::table::Table;
@@ -58,7 +58,7 @@ struct Rows {
 impl Rows {
     fn of(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<Rows> {
         let column = |column: &String| {
-            let found = table.needed(name, column, setting::COLUMN_ID.key)?;
+            let found = table.needed(name, column, "outbox.columns.id")?;
             Ok((quote_ident(&found.name)?, found.type_name.clone()))
         };
         let key = outbox.index_columns().map(column).collect::<Result<_>>()?;
@@ -141,7 +141,7 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
     if upkeep.writes() {
         let mark = upkeep.mark.as_deref();
         let (key, doing) = match mark {
-            Some(_) => (Some(setting::MARK.key), format!("marking rows of {name}")),
+            Some(_) => (Some("outbox.mark"), format!("marking rows of {name}")),
             None => (None, format!("deleting rows of {name}")),
         };
         let sql = rows.statement(mark, pending, false);
@@ -150,7 +150,7 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
     if let Some(mark) = &upkeep.mark_failed {
         let doing = format!("marking rows of {name} that failed");
         let sql = rows.statement(Some(&of_failures(mark)), pending, true);
-        let of = (doing, Some(setting::MARK_FAILED.key), Some(mark.as_str()));
+        let of = (doing, Some("outbox.mark_failed"), Some(mark.as_str()));
         writer.failed = Some(writer.written(client, &table, of, sql).await?);
     }
     if let Some(mark) = &upkeep.mark_waiting {
@@ -158,7 +158,7 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
         // One that does not set what makes a row pending leaves the row pending.
         let pending = pending.filter(|_| assignment::asks_by_pending(upkeep));
         let sql = rows.statement(Some(&of_failures(mark)), pending, true);
-        let of = (doing, Some(setting::MARK_WAITING.key), Some(mark.as_str()));
+        let of = (doing, Some("outbox.mark_waiting"), Some(mark.as_str()));
         writer.waiting = Some(writer.written(client, &table, of, sql).await?);
     }
     Ok(writer)

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
+use walrelay::config::OutboxConfig;
+use walrelay::config::file::ConfigFile;
 use walrelay::config::layers::{Environment, Flags, Settings};
-use walrelay::config::{OutboxConfig, file};
 use walrelay::conninfo::ConnInfo;
 use walrelay::error::{Error, Kind};
 use walrelay::event::{Place, Polled, Via};
@@ -90,8 +91,8 @@ impl Reading {
 
 /// The outbox a configuration file describes.
 fn outbox(toml: &str) -> OutboxConfig {
-    let file = file::parse("w.toml", toml).expect("a file");
-    let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file));
+    let file = ConfigFile::new("w.toml", toml);
+    let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file)).expect("settings");
     settings.outboxes().expect("an outbox").remove(0)
 }
 

@@ -62,7 +62,7 @@ impl Seen {
     /// the one that was foretold.
     #[track_caller]
     fn relayed(&self, toml: &str, insert: &str) -> Record {
-        RelayCommand::new("check-config").config_file(toml).succeed();
+        self.check(toml).flag("--offline").succeed();
         RelayCommand::new("setup").config_file(toml).succeed();
         self.sql.run(insert);
         let foretold: Value = serde_json::from_str(&self.check(toml).flag("--json").succeed()).unwrap();

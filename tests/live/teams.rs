@@ -49,7 +49,7 @@ struct Team {
 impl Team {
     #[track_caller]
     fn new(schema: &str, config: &'static str, topics: &[&'static str]) -> Team {
-        RelayCommand::new("check-config").config_file(config).succeed();
+        RelayCommand::new("config").flag("check").flag("--offline").config_file(config).succeed();
         let world = World::bare(Postgres::shared(), Kafka::shared().brokers());
         world.sql().run(&format!("drop table outbox; {schema}"));
         world.command("setup").config_file(config).succeed();

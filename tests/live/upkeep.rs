@@ -8,7 +8,7 @@ mod xid_column;
 
 use tokio::runtime::{Builder, Runtime};
 use walrelay::config::OutboxConfig;
-use walrelay::config::file;
+use walrelay::config::file::ConfigFile;
 use walrelay::config::layers::{Environment, Flags, Settings};
 use walrelay::conninfo::ConnInfo;
 
@@ -27,8 +27,8 @@ pub(super) fn database(schema: &str) -> World {
 /// What a configuration file comes to.
 #[track_caller]
 fn outboxes(toml: &str) -> Vec<OutboxConfig> {
-    let parsed = file::parse("walrelay.toml", toml).unwrap();
-    Settings::new(&Flags::new(), &Environment::new(), Some(&parsed)).outboxes().unwrap()
+    let file = ConfigFile::new("walrelay.toml", toml);
+    Settings::new(&Flags::new(), &Environment::new(), Some(&file)).unwrap().outboxes().unwrap()
 }
 
 fn conninfo(url: &str) -> ConnInfo {

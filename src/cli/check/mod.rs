@@ -6,11 +6,12 @@ pub mod report;
 pub mod sample;
 
 use crate::cli::CheckArgs;
-use crate::cli::check_config;
+use crate::cli::flags;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_json};
 use crate::cli::session::Session;
 use crate::cli::table::{self, Table};
+use crate::config::effective::effective;
 use crate::config::{Config, OutboxConfig, TableName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
@@ -25,15 +26,17 @@ use crate::upkeep::{self, Marker};
 use report::{Found, Report, Shown};
 use sample::Wanted;
 
-/// Checks what `run` would check before it streams, and shows where a row would go. Without a database, what
-/// `check-config` does.
+/// Checks what `run` would check before it streams, and shows where a row would go. Without a database, shows the settings.
 ///
 /// # Errors
-/// [`Kind::Config`] as `check-config`, and where no row has the id; [`Kind::Event`] where the row cannot be routed; those of
+/// [`Kind::Config`] where a setting is not valid, and where no row has the id; [`Kind::Event`] where the row cannot be routed; those of
 /// [`judge`] and of [`Marker::connect`], and what connecting gives.
 pub async fn check(args: &CheckArgs) -> Outcome {
-    let loaded = Loaded::new(&args.settings.flags(), args.settings.relay.common.config.as_deref())?;
+    let loaded = Loaded::new(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
     let config = loaded.config(false)?;
+    for warning in loaded.warnings(&config) {
+        note(format_args!("warning: {warning}"));
+    }
     if args.offline || !config.source.database.names_server() {
         if args.json || args.id.is_some() {
             let error = Error::new(Kind::Config, "no database is configured, and without one there is no row");
@@ -42,10 +45,7 @@ pub async fn check(args: &CheckArgs) -> Outcome {
         if !args.offline {
             note("note: no database is configured, so nothing was connected to");
         }
-        return check_config::offline(&loaded);
-    }
-    for warning in loaded.warnings(&config) {
-        note(format_args!("warning: {warning}"));
+        return print(&effective(&loaded.settings, &config));
     }
     let source = &config.source;
     let session = Session::connect(&source.database, "config check").await?;

@@ -310,7 +310,6 @@ impl Outbox {
 mod tests {
     use super::*;
     use crate::config::layers::{Flags, Settings};
-    use crate::config::setting;
     use crate::source::catalog::{Column, Table};
     use crate::source::preflight::Server;
 
@@ -319,9 +318,9 @@ mod tests {
     }
 
     fn report_of(outbox: &OutboxConfig, found: Found, fit: bool) -> Report {
-        let given = [(setting::SLOT.key, "orders"), (setting::DATABASE_URL.key, "postgres://relay@db/shop")];
+        let given = [("slot.name", "orders"), ("database.url", "postgres://relay@db/shop")];
         let flags: Flags = given.into_iter().map(|(key, text)| (key, text.to_owned())).collect();
-        let source = Settings::new(&flags, &Default::default(), None).source().unwrap();
+        let source = Settings::new(&flags, &Default::default(), None).unwrap().source().unwrap();
         let mut facts =
             Facts { server: Server { version: "17.11".to_owned(), ..Server::default() }, ..Facts::default() };
         let columns = ["id", "aggregatetype", "aggregateid", "payload", "type"];

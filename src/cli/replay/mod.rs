@@ -12,9 +12,8 @@ use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_json, print_line};
 use crate::cli::prompt::shown_and_confirmed;
 use crate::cli::verify::{Teller, range};
-use crate::cli::{RelaySettings, put};
+use crate::cli::{RelaySettings, flags, put};
 use crate::config::layers::Flags;
-use crate::config::setting;
 use crate::config::{Config, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::poll::Reader;
@@ -62,8 +61,8 @@ pub struct ReplayArgs {
 
 impl ReplayArgs {
     fn flags(&self) -> Flags {
-        let mut flags = self.settings.flags();
-        put(&mut flags, &setting::SHUTDOWN_TIMEOUT, self.shutdown_timeout.as_deref());
+        let mut flags = flags(&self.settings);
+        put(&mut flags, "shutdown.timeout", self.shutdown_timeout.as_deref());
         flags
     }
 }
@@ -167,9 +166,12 @@ fn printed(args: &ReplayArgs, report: &Report) -> Outcome {
 
 /// The configuration; of several outboxes only the one that `--table` names, if it names one.
 fn configured(args: &ReplayArgs) -> Result<(Loaded, Config)> {
-    let (mut flags, file) = (args.flags(), args.settings.common.config.as_deref());
-    let loaded = Loaded::new(&flags, file)?;
-    let Some(named) = args.settings.table.as_deref().filter(|_| loaded.settings.has_several_outboxes()) else {
+    let file = args.settings.common.config.as_deref();
+    let mut flags = args.flags();
+    let named = flags.remove("outbox.table");
+    let mut loaded = Loaded::new(&flags, file)?;
+    let Some(named) = named.filter(|_| loaded.settings.has_several_outboxes()) else {
+        loaded = Loaded::new(&args.flags(), file)?;
         let config = loaded.config(false)?;
         return Ok((loaded, config));
     };
@@ -177,8 +179,6 @@ fn configured(args: &ReplayArgs) -> Result<(Loaded, Config)> {
         Error::new(Kind::Config, format!("--table: {cause}")).remedy("name one of the file's tables as it is there")
     };
     let table: TableName = named.parse().map_err(|_| refused("this is no name of a table".to_owned()))?;
-    flags.remove(setting::TABLE.key);
-    let loaded = Loaded::new(&flags, file)?;
     let mut config = loaded.config(false)?;
     config.outboxes.retain(|outbox| outbox.source.table() == Some(&table));
     if config.outboxes.is_empty() {

@@ -10,11 +10,12 @@ mod publication;
 pub mod readable;
 pub mod xid_column;
 
+use crate::cli::flags;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_line, shell_word};
 use crate::cli::session::Session;
 use crate::cli::{SetupArgs, word};
-use crate::config::{Mode, setting};
+use crate::config::Mode;
 use crate::source::row_key;
 use plan::{Object, Plan, Wanted};
 
@@ -24,7 +25,7 @@ use plan::{Object, Plan, Wanted};
 /// [`crate::error::Kind::PostgresUnfit`], [`crate::error::Kind::PostgresRefused`],
 /// [`crate::error::Kind::Publication`], [`crate::error::Kind::SlotUnusable`], and what connecting gives.
 pub async fn setup(args: &SetupArgs) -> Outcome {
-    let loaded = Loaded::new(&args.flags(), args.common.config.as_deref())?;
+    let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
     for warning in loaded.settings.warnings() {
         note(format_args!("warning: {warning}"));
     }
@@ -69,7 +70,7 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
     for warning in &plan.warnings {
         print_line(format_args!("warning: {warning}"))?;
     }
-    let brokers = if loaded.settings.get(&setting::BROKERS).is_some() { "" } else { " --brokers HOST:PORT" };
+    let brokers = if loaded.settings.get("kafka.brokers").is_some() { "" } else { " --brokers HOST:PORT" };
     // A table that was made just now is empty.
     let again = if found.tables().next().is_some() && plan.steps.iter().any(|step| step.object == Object::Slot) {
         "\n(add --backlog all, or since=TIME, the first time, if rows that are in the table already are to be published)"

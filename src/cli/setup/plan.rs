@@ -3,7 +3,7 @@
 use crate::cli::setup::catalog::{Found, Place, Table};
 use crate::cli::setup::publication::publication;
 use crate::cli::sql::{self, Value, fill};
-use crate::config::{OutboxConfig, SlotName, TableName, setting};
+use crate::config::{OutboxConfig, SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::source::preflight::{MAJOR_MIN, Server, Slot};
 
@@ -171,7 +171,8 @@ fn table(
                  --create-table"));
         }
         (None, true) => {
-            if columns(outbox).any(|(setting, column)| setting.default != Some(column)) {
+            let default = OutboxConfig::default();
+            if columns(outbox).ne(columns(&default)) {
                 let cause =
                     "the table cannot be created: [outbox.columns] gives its columns other names than setup does";
                 return Err(
@@ -229,7 +230,7 @@ fn table_fits(wanted: &Wanted<'_>, outbox: &OutboxConfig, name: &TableName, tabl
         outbox.columns.iter().filter(|column| !table.columns.contains(column)).map(String::as_str).collect();
     if !missing.is_empty() {
         let named = |missing: &&str| columns(outbox).find(|(_, column)| column == missing);
-        let keys: Vec<_> = missing.iter().filter_map(named).map(|(setting, _)| setting.key).collect();
+        let keys: Vec<_> = missing.iter().filter_map(named).map(|(key, _)| key).collect();
         let keys = if keys.is_empty() { "the templates of [route]".to_owned() } else { keys.join(", ") };
         return unfit(
             format!("table {name} has no column {} that can be published", missing.join(", ")),
@@ -242,13 +243,13 @@ fn table_fits(wanted: &Wanted<'_>, outbox: &OutboxConfig, name: &TableName, tabl
     Ok(())
 }
 
-fn columns(outbox: &OutboxConfig) -> impl Iterator<Item = (setting::Setting, &str)> {
+fn columns(outbox: &OutboxConfig) -> impl Iterator<Item = (&'static str, &str)> {
     [
-        (setting::COLUMN_ID, outbox.id.as_str()),
-        (setting::COLUMN_AGGREGATE_TYPE, &outbox.aggregate_type),
-        (setting::COLUMN_AGGREGATE_ID, &outbox.aggregate_id),
-        (setting::COLUMN_TYPE, &outbox.event_type),
-        (setting::COLUMN_PAYLOAD, &outbox.payload),
+        ("outbox.columns.id", outbox.id.as_str()),
+        ("outbox.columns.aggregatetype", &outbox.aggregate_type),
+        ("outbox.columns.aggregateid", &outbox.aggregate_id),
+        ("outbox.columns.type", &outbox.event_type),
+        ("outbox.columns.payload", &outbox.payload),
     ]
     .into_iter()
 }

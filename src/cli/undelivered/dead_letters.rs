@@ -25,7 +25,6 @@ use crate::cli::verify::Teller;
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::config::layers::Flags;
-use crate::config::setting;
 use crate::dead_letters::letter::Header as LetterHeader;
 use crate::dead_letters::settling::{LETTERS_AHEAD, choose};
 use crate::dead_letters::{
@@ -102,7 +101,7 @@ impl Store for DeadLetters {
     /// (`kafka.max_in_flight_bytes`), and what is fetched ahead.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
         let mut flags = Flags::new();
-        put(&mut flags, &setting::SHUTDOWN_TIMEOUT, args.more.shutdown_timeout.as_deref());
+        put(&mut flags, "shutdown.timeout", args.more.shutdown_timeout.as_deref());
         let topic = Topic::open(&args.chosen, flags)?;
         let dry_run = args.dry_run;
         let (scan, mut plan) = topic.read(move |topic, say| topic.survey(change, dry_run, say)).await?;
@@ -176,8 +175,8 @@ struct Topic {
 impl Topic {
     fn open(chosen: &Chosen<DeadLetters>, mut flags: Flags) -> Result<Arc<Topic>> {
         let Chosen { store, filters, .. } = chosen;
-        put(&mut flags, &setting::SLOT, store.slot.as_deref());
-        put(&mut flags, &setting::BROKERS, store.brokers.as_deref());
+        put(&mut flags, "slot.name", store.slot.as_deref());
+        put(&mut flags, "kafka.brokers", store.brokers.as_deref());
         let config = Loaded::new(&flags, store.config.as_deref())?.config(false)?;
         for weak in weakened(&config.kafka) {
             note(format_args!("warning: Kafka's server is not verified: {weak}"));

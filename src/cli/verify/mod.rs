@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::cli::RelaySettings;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_json};
 use crate::cli::session::Session;
 use crate::cli::table;
+use crate::cli::{RelaySettings, flags};
 use crate::config::unit::parse_duration;
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, Result};
@@ -113,7 +113,7 @@ impl Teller {
 /// [`Kind::NotVerified`] where a row has no record or no way, or the order is broken; [`Kind::Config`] for a range without a
 /// time column, an outbox without an id header, and where there are only messages; what Postgres and Kafka give.
 pub async fn verify(args: &VerifyArgs) -> Outcome {
-    let loaded = Loaded::new(&args.settings.flags(), args.settings.common.config.as_deref())?;
+    let loaded = Loaded::new(&flags(&args.settings), args.settings.common.config.as_deref())?;
     let config = loaded.config(false)?;
     for warning in loaded.warnings(&config) {
         note(format_args!("warning: {warning}"));

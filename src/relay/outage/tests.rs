@@ -7,7 +7,7 @@ use rdkafka::error::RDKafkaErrorCode::{self, *};
 
 use super::*;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::config::{Config, setting};
+use crate::config::{Config, DeliveryConfig};
 use crate::decode::{Value, wire};
 use crate::error::{Disposition, Kind};
 use crate::event::replay::COLUMNS;
@@ -124,7 +124,7 @@ impl Sink for Failing {
         let Failing(code, at, told) = self;
         let error = explain(*code, Subject { topic: Some(record.topic), ..Subject::default() });
         match at {
-            _ if Some(record.topic) == setting::DEAD_LETTER_TOPIC.default => told.push(Delivery::Acked(ticket)),
+            _ if record.topic == DeliveryConfig::default().dead_letter_topic => told.push(Delivery::Acked(ticket)),
             At::Enqueue => return Err(EnqueueError::Refused(error)),
             At::Delivery => told.push(Delivery::Failed(ticket, error)),
         }
@@ -149,13 +149,13 @@ enum Came {
 
 fn relay(on_error: &str) -> Relay {
     let flags = [
-        (setting::DATABASE_URL.key, "postgres://relay@127.0.0.1/shop"),
-        (setting::SLOT.key, "orders"),
-        (setting::BROKERS.key, "127.0.0.1:9092"),
-        (setting::ON_ERROR.key, on_error),
+        ("database.url", "postgres://relay@127.0.0.1/shop"),
+        ("slot.name", "orders"),
+        ("kafka.brokers", "127.0.0.1:9092"),
+        ("delivery.on_error", on_error),
     ];
     let flags = Flags::from(flags.map(|(key, value)| (key, value.to_owned())));
-    let mut config: Config = Settings::new(&flags, &Environment::new(), None).config(false).unwrap();
+    let mut config: Config = Settings::new(&flags, &Environment::new(), None).unwrap().config(false).unwrap();
     config.delivery.retry.attempts = u32::try_from(ATTEMPTS).unwrap();
     Relay::new(config, Telemetry::new(Duration::from_secs(60))).unwrap()
 }

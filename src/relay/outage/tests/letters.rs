@@ -12,7 +12,7 @@ impl Sink for NoLetters {
         let NoLetters((refusals, code, at), offered, told) = self;
         let id = record.headers.first().and_then(|(_, id)| *id).unwrap_or_default();
         offered.push((record.topic.to_owned(), String::from_utf8_lossy(id).into_owned()));
-        if Some(record.topic) == setting::DEAD_LETTER_TOPIC.default && *refusals > 0 {
+        if record.topic == DeliveryConfig::default().dead_letter_topic && *refusals > 0 {
             *refusals -= 1;
             let subject = Subject { topic: Some(record.topic), ..Subject::default() };
             let error = explain(*code, subject);

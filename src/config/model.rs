@@ -1,0 +1,570 @@
+//! The configuration file: a struct per table, a field per key.
+//!
+//! Each field says what its key sets, and why its default is what it is. A key may also be set by a variable or a flag.
+//! A test holds `docs/configuration.md` to these structs.
+
+use std::sync::LazyLock;
+
+use clap::ValueEnum;
+use serde::de::IntoDeserializer;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::unit::{Bounded, Bytes, Count, Milliseconds};
+use super::{Mode, OnError, OnLoss, StoreKind};
+use crate::secret::Secret;
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+const GIB: u64 = 1024 * MIB;
+const SECOND_MS: u64 = 1000;
+const HOUR_MS: u64 = 3600 * SECOND_MS;
+const DAY_MS: u64 = 24 * HOUR_MS;
+
+/// Table whose keys are names of headers, and whose values are templates.
+pub(super) const HEADERS: &str = "route.headers";
+/// Table whose keys are the members of an envelope, and whose values are templates.
+pub(super) const ENVELOPE: &str = "format.envelope";
+/// Table whose keys are librdkafka's.
+pub(super) const KAFKA_PROPERTIES: &str = "kafka.properties";
+
+/// The whole file, apart from `[kafka.properties]`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Model {
+    pub(super) database: Database,
+    pub(super) slot: Slot,
+    pub(super) poll: Poll,
+    pub(super) outbox: Outbox,
+    pub(super) route: Route,
+    pub(super) format: Format,
+    pub(super) kafka: Kafka,
+    pub(super) delivery: Delivery,
+    pub(super) state: State,
+    pub(super) http: Http,
+    pub(super) log: Log,
+    pub(super) shutdown: Shutdown,
+}
+
+/// `[database]`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Database {
+    /// The connection string. No default: without it the `PG*` variables hold, so that whatever works with `psql` works.
+    #[serde(serialize_with = "unset")]
+    pub(super) url: Option<Secret>,
+}
+
+/// `[slot]`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Slot {
+    /// The slot. Required: two relays on one slot would disconnect each other, so nobody gets one by accident.
+    pub(super) name: String,
+    /// The publication. Follows from the slot's name, because `setup` creates both.
+    pub(super) publication: String,
+    /// `wal_sender_timeout` of our session. Ten seconds: a dead peer is noticed much sooner than after Postgres' sixty.
+    pub(super) wal_sender_timeout: Bounded<Milliseconds, { 10 * SECOND_MS }, SECOND_MS, HOUR_MS>,
+    /// The largest message taken from the server. 64 MiB: sixty times what a broker takes, and one row still fits in memory.
+    pub(super) max_message_bytes: Bounded<Bytes, { 64 * MIB }, { 64 * KIB }, GIB>,
+    /// Where events come from. The slot: polling costs queries.
+    pub(super) mode: Mode,
+    /// What follows when the slot is gone. Recovery: the table still has the events.
+    pub(super) on_loss: OnLoss,
+    /// Which rows that existed first are published. Follows: pending rows where `outbox.pending` is set, else all.
+    pub(super) backlog: String,
+    /// How much log the slot may keep. No bound: the server has its own, `max_slot_wal_keep_size`.
+    #[serde(serialize_with = "unset")]
+    pub(super) max_retained_bytes: Option<Bounded<Bytes, 0, MIB, { 64 * 1024 * GIB }>>,
+    /// What follows when the slot keeps more. The slot stays: dropping it costs a recovery from the table.
+    pub(super) over_budget: OverBudget,
+}
+
+/// What follows when a slot keeps more log than it may.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OverBudget {
+    /// The slot stays, and the relay reports that it is not ready
+    #[default]
+    Unready,
+    /// The slot is dropped, and rows are read from the table
+    GiveUp,
+}
+
+/// `[poll]`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Poll {
+    /// The wait between two reads while rows arrive. A fifth of a second: nobody notices it, for five small queries a second.
+    pub(super) interval: Bounded<Milliseconds, 200, 10, HOUR_MS>,
+    /// The wait once nothing came for a while. Two seconds: an idle table costs next to nothing.
+    pub(super) idle_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 10, HOUR_MS>,
+    /// How often the relay looks for pending rows while it streams. Two seconds: somebody waits for a row set to pending.
+    pub(super) pending_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 100, HOUR_MS>,
+}
+
+/// `[outbox]`, and each `[[outbox]]` without its route and format.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Outbox {
+    /// The table. `public.outbox`: the one `setup --create-table` creates.
+    pub(super) table: String,
+    /// Prefix of `pg_logical_emit_message`. None: rows of a table are events, messages are not.
+    pub(super) message_prefix: String,
+    /// SQL condition for rows that were not published. None: the table has no column that says so.
+    pub(super) pending: String,
+    /// SQL expression for the order of rows. Follows: an identity or serial column, or an integer id.
+    pub(super) order_by: String,
+    /// Column with the time of the event. Follows: `created_at` and similar names.
+    pub(super) time: String,
+    /// SQL assignments for a row that was acked. None: walrelay writes only to tables of its own.
+    pub(super) mark: String,
+    /// SQL assignments for a row that was given up. None: required where rows say that they are pending.
+    pub(super) mark_failed: String,
+    /// SQL assignments for a row each time its event was tried and waits. None: a row stays pending while its event waits.
+    pub(super) mark_waiting: String,
+    /// Whether a row is deleted once it was acked. Never: the table is the source of every recovery.
+    pub(super) delete: Delete,
+    /// How long published rows are kept. For ever: walrelay deletes nothing unasked.
+    #[serde(deserialize_with = "unless_empty", serialize_with = "unset")]
+    pub(super) retention: Option<Bounded<Milliseconds, 0, SECOND_MS, { 3660 * DAY_MS }>>,
+    /// Channel of `NOTIFY` for new rows. None: a poller reads at its interval.
+    pub(super) notify: String,
+    pub(super) columns: Columns,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Outbox {
+            table: "public.outbox".to_owned(),
+            message_prefix: String::new(),
+            pending: String::new(),
+            order_by: String::new(),
+            time: String::new(),
+            mark: String::new(),
+            mark_failed: String::new(),
+            mark_waiting: String::new(),
+            delete: Delete::Never,
+            retention: None,
+            notify: String::new(),
+            columns: Columns::default(),
+        }
+    }
+}
+
+/// When a row is deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Delete {
+    Never,
+    Acked,
+}
+
+/// `[outbox.columns]`. The names are those of Debezium's Outbox Event Router, so that its tables work unchanged.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Columns {
+    /// The event's id.
+    pub(super) id: String,
+    /// Selects the topic.
+    pub(super) aggregatetype: String,
+    /// The record's key.
+    pub(super) aggregateid: String,
+    /// The event's type.
+    pub(super) r#type: String,
+    /// The record's value.
+    pub(super) payload: String,
+    /// How often the event is tried. None: all events are tried alike.
+    pub(super) max_attempts: String,
+}
+
+impl Default for Columns {
+    fn default() -> Self {
+        Columns {
+            id: "id".to_owned(),
+            aggregatetype: "aggregatetype".to_owned(),
+            aggregateid: "aggregateid".to_owned(),
+            r#type: "type".to_owned(),
+            payload: "payload".to_owned(),
+            max_attempts: String::new(),
+        }
+    }
+}
+
+/// `[route]`.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Route {
+    /// Text before the aggregate type in the topic. The Outbox Event Router's: consumers need not change.
+    pub(super) topic_prefix: String,
+    /// The topic as a template. Follows from the prefix and the column of the aggregate type.
+    pub(super) topic: String,
+    /// The key as a template. Follows from the column of the aggregate id: events of one aggregate keep their order.
+    pub(super) key: String,
+    /// Header with the event's id. The Outbox Event Router's: consumers that drop duplicates need not change.
+    pub(super) id_header: String,
+    /// Header with the event's place in the log. On: sixty bytes tell where a record is from.
+    pub(super) position_header: String,
+    /// A JSON object with a header in each of its members. None: headers are named one by one.
+    pub(super) headers_from: String,
+    /// What becomes of a header whose value is NULL. Kept without a value, as the Outbox Event Router does.
+    pub(super) null_headers: NullHeaders,
+    /// Column with the partition. None: the key decides.
+    pub(super) partition: String,
+    /// Column with the record's timestamp. None: the time of production, which consumers expect.
+    pub(super) timestamp: String,
+    /// Templates by the header's name.
+    #[serde(skip_serializing)]
+    pub(super) headers: toml::Table,
+}
+
+impl Default for Route {
+    fn default() -> Self {
+        Route {
+            topic_prefix: "outbox.event.".to_owned(),
+            topic: String::new(),
+            key: String::new(),
+            id_header: "id".to_owned(),
+            position_header: "walrelay-position".to_owned(),
+            headers_from: String::new(),
+            null_headers: NullHeaders::Keep,
+            partition: String::new(),
+            timestamp: String::new(),
+            headers: toml::Table::new(),
+        }
+    }
+}
+
+/// What becomes of a header whose value is NULL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum NullHeaders {
+    Keep,
+    Omit,
+}
+
+/// `[format]`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Format {
+    /// The value as a template. Follows from the column of the payload.
+    pub(super) value: String,
+    /// Whether a NULL payload makes a tombstone of an envelope. Never: an envelope tells consumers more than its payload.
+    pub(super) tombstone: Tombstone,
+    /// Templates by the member's name.
+    #[serde(skip_serializing)]
+    pub(super) envelope: toml::Table,
+}
+
+/// When an envelope becomes a tombstone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Tombstone {
+    #[default]
+    Never,
+    NullPayload,
+}
+
+/// `[kafka]`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Kafka {
+    /// `bootstrap.servers`. Required: no broker can be guessed.
+    pub(super) brokers: String,
+    /// Bytes in flight. 32 MiB: 100 MiB/s times an ack of 300 ms, and less than the memory of a small container.
+    pub(super) max_in_flight_bytes: Bounded<Bytes, { 32 * MIB }, { 64 * KIB }, { 64 * GIB }>,
+    /// Events in flight. 100,000: librdkafka's own bound on its queue.
+    pub(super) max_in_flight_events: Bounded<Count, 100_000, 1, 10_000_000>,
+}
+
+/// `[delivery]`.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Delivery {
+    /// What follows when an event cannot be delivered. The relay stops: a person decides what may be lost or reordered.
+    pub(super) on_error: OnError,
+    /// Topic of dead letters. One for all relays of a cluster: a dead letter names its relay.
+    pub(super) dead_letter_topic: String,
+    /// Retries of a topic that refuses records. Ten take a quarter of an hour: enough to call somebody who grants a right.
+    pub(super) retry_attempts: Bounded<Count, 10, 0, 1_000_000>,
+    /// The wait before the first retry.
+    pub(super) retry_base: Bounded<Milliseconds, SECOND_MS, 100, HOUR_MS>,
+    /// The factor from one wait to the next.
+    pub(super) retry_factor: Bounded<Count, 2, 1, 10>,
+    /// The longest wait.
+    pub(super) retry_cap: Bounded<Milliseconds, { 300 * SECOND_MS }, SECOND_MS, DAY_MS>,
+    /// How much a wait is shortened at random, so that events that failed together are not retried together.
+    pub(super) retry_jitter_percent: Bounded<Count, 20, 0, 100>,
+    /// Whether the relay reads the newest records at start. At start: it avoids nearly all copies after a crash.
+    pub(super) read_tails: ReadTails,
+    /// How often an event arrives. At least once: consumers need no transactions, and nothing waits for a commit.
+    pub(super) guarantee: Guarantee,
+    /// Start of the transactional id. `walrelay-`: the owner is visible in lists, and one ACL covers all relays.
+    pub(super) transactional_id_prefix: String,
+    /// Events per Kafka transaction. Ten thousand: more do not hide the cost of a commit any better.
+    pub(super) transaction_max_events: Bounded<Count, 10_000, 1, 1_000_000>,
+    /// How long an event waits for others in its transaction. A tenth of a second: many events share the cost of a commit.
+    pub(super) transaction_interval: Bounded<Milliseconds, 100, 1, { 300 * SECOND_MS }>,
+    /// How long a transaction may be open. Fifteen seconds: longer than a broker's election; readers wait no longer than this.
+    pub(super) transaction_timeout: Bounded<Milliseconds, { 15 * SECOND_MS }, { 3 * SECOND_MS }, { 900 * SECOND_MS }>,
+}
+
+impl Default for Delivery {
+    fn default() -> Self {
+        Delivery {
+            on_error: OnError::Stop,
+            dead_letter_topic: "walrelay-dead-letters".to_owned(),
+            retry_attempts: Bounded::default(),
+            retry_base: Bounded::default(),
+            retry_factor: Bounded::default(),
+            retry_cap: Bounded::default(),
+            retry_jitter_percent: Bounded::default(),
+            read_tails: ReadTails::AtStart,
+            guarantee: Guarantee::AtLeastOnce,
+            transactional_id_prefix: "walrelay-".to_owned(),
+            transaction_max_events: Bounded::default(),
+            transaction_interval: Bounded::default(),
+            transaction_timeout: Bounded::default(),
+        }
+    }
+}
+
+/// When the newest records of a topic are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum ReadTails {
+    AtStart,
+    Never,
+}
+
+/// How often an event arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Guarantee {
+    /// Each, and some again after a crash
+    AtLeastOnce,
+    /// Each once, for consumers that read what is committed; in Kafka transactions
+    ExactlyOnce,
+}
+
+/// `[state]`.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct State {
+    /// Where the position is kept. Kafka: it needs no right to write in the database.
+    pub(super) store: StoreKind,
+    /// Topic of the Kafka store. One for all relays of a cluster; each has its own key.
+    pub(super) topic: String,
+    /// Key in the store. Follows from the slot's name; two servers with slots of one name need two keys.
+    pub(super) key: String,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        State { store: StoreKind::Kafka, topic: "walrelay-state".to_owned(), key: String::new() }
+    }
+}
+
+/// `[http]`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Http {
+    /// Address of metrics and health. Off: walrelay listens nowhere unasked.
+    pub(super) listen: String,
+    /// Not ready after this long without progress. A minute: longer than a broker's election.
+    pub(super) ready_within: Bounded<Milliseconds, { 60 * SECOND_MS }, SECOND_MS, DAY_MS>,
+}
+
+/// `[log]`.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Log {
+    /// Form of log lines. Text: whoever ships logs asks for JSON.
+    pub(super) format: LogFormat,
+    /// What is logged. `info`: start, stop, faults and their end; nothing per event.
+    pub(super) filter: String,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Log { format: LogFormat::Text, filter: "info".to_owned() }
+    }
+}
+
+/// Form of log lines.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One object per line
+    Json,
+}
+
+/// `[shutdown]`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Shutdown {
+    /// How long a stop waits for acks. Thirty seconds: longer than a broker's election.
+    pub(super) timeout: Bounded<Milliseconds, { 30 * SECOND_MS }, 0, HOUR_MS>,
+}
+
+/// Writes nothing: only the defaults are ever written, and this key has none.
+fn unset<T, S: Serializer>(_: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str("")
+}
+
+/// Reads empty text as `None`: so an `[[outbox]]` does without a value that the others have.
+fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    T::deserialize(text.into_deserializer()).map(Some)
+}
+
+/// A key of the file that has one value.
+#[derive(Debug)]
+pub struct Key {
+    /// With the tables it is in: `slot.name`.
+    pub path: String,
+    /// Its flag, without the dashes, if it has one.
+    pub flag: Option<&'static str>,
+    /// Its value where nobody sets it; `None` where it is required or follows from something else.
+    pub default: Option<String>,
+}
+
+/// Keys that have a flag.
+const FLAGS: [(&str, &str); 17] = [
+    ("database.url", "database-url"),
+    ("slot.name", "slot"),
+    ("slot.publication", "publication"),
+    ("slot.mode", "mode"),
+    ("slot.on_loss", "on-slot-loss"),
+    ("slot.backlog", "backlog"),
+    ("slot.max_retained_bytes", "max-retained-bytes"),
+    ("slot.over_budget", "over-budget"),
+    ("outbox.table", "table"),
+    ("kafka.brokers", "brokers"),
+    ("delivery.on_error", "on-error"),
+    ("delivery.guarantee", "guarantee"),
+    ("state.store", "state-store"),
+    ("http.listen", "http"),
+    ("log.format", "log-format"),
+    ("log.filter", "log"),
+    ("shutdown.timeout", "shutdown-timeout"),
+];
+
+impl Key {
+    /// The table and the name in it.
+    pub fn parts(&self) -> (&str, &str) {
+        self.path.rsplit_once('.').unwrap_or(("", &self.path))
+    }
+
+    /// The environment variable: the flag's name in capitals, or the key's where there is no flag.
+    pub fn variable(&self) -> String {
+        let name = self.flag.unwrap_or(&self.path);
+        format!("WALRELAY_{}", name.replace(['.', '-'], "_").to_ascii_uppercase())
+    }
+}
+
+/// How to set the key at `path`, in one line.
+pub(super) fn how_to_set(path: &str) -> String {
+    let Some(key) = KEYS.iter().find(|key| key.path == path) else { return path.to_owned() };
+    let (table, name) = key.parts();
+    let flag = key.flag.map(|flag| format!("--{flag}, ")).unwrap_or_default();
+    format!("{flag}{} or `{name}` in [{table}] of the configuration file", key.variable())
+}
+
+/// Every key with one value, in the order of the structs above.
+pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+    let mut keys = Vec::new();
+    if let Ok(defaults) = toml::Table::try_from(Model::default()) {
+        collect_keys("", defaults, &mut keys);
+    }
+    keys
+});
+
+fn collect_keys(table: &str, defaults: toml::Table, keys: &mut Vec<Key>) {
+    for (name, value) in defaults {
+        let path = if table.is_empty() { name } else { format!("{table}.{name}") };
+        if let toml::Value::Table(defaults) = value {
+            collect_keys(&path, defaults, keys);
+            continue;
+        }
+        let flag = FLAGS.iter().find(|(key, _)| *key == path).map(|(_, flag)| *flag);
+        let default = value.as_str().filter(|default| !default.is_empty()).map(str::to_owned);
+        keys.push(Key { path, flag, default });
+    }
+}
+
+/// Every table there is, in the order of the file.
+pub(super) fn tables() -> Vec<&'static str> {
+    let mut tables: Vec<&str> = Vec::new();
+    for key in KEYS.iter() {
+        let (table, _) = key.parts();
+        if !tables.contains(&table) {
+            tables.push(table);
+            tables.extend(
+                [HEADERS, ENVELOPE, KAFKA_PROPERTIES].iter().filter(|below| below.starts_with(&format!("{table}."))),
+            );
+        }
+    }
+    tables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_is_named_after_the_flag_or_else_the_key() {
+        for (path, variable) in [
+            ("database.url", "WALRELAY_DATABASE_URL"),
+            ("kafka.brokers", "WALRELAY_BROKERS"),
+            ("state.store", "WALRELAY_STATE_STORE"),
+            ("slot.max_message_bytes", "WALRELAY_SLOT_MAX_MESSAGE_BYTES"),
+        ] {
+            assert_eq!(KEYS.iter().find(|key| key.path == path).unwrap().variable(), variable);
+        }
+    }
+
+    #[test]
+    fn no_two_settings_share_a_key_or_a_variable() {
+        let mut seen = std::collections::BTreeSet::new();
+        for key in KEYS.iter() {
+            assert!(seen.insert(key.path.clone()), "{} is there twice", key.path);
+            assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
+        }
+        assert_eq!(seen.len(), 2 * 65);
+        assert!(FLAGS.iter().all(|(path, _)| seen.contains(*path)), "a flag of no key");
+    }
+
+    #[test]
+    fn the_manual_names_every_setting_with_its_variable_flag_and_default() {
+        let manual = include_str!("../../docs/configuration.md");
+        for key in KEYS.iter() {
+            let (_, name) = key.parts();
+            let row = manual.lines().find(|line| {
+                line.starts_with(&format!("| `{name}` |")) && line.contains(&format!("`{}`", key.variable()))
+            });
+            let row = row.unwrap_or_else(|| panic!("docs/configuration.md has no row for {}", key.path));
+            if let Some(flag) = key.flag {
+                assert!(row.contains(&format!("`--{flag}`")), "the row of {} lacks its flag", key.path);
+            }
+            if let Some(default) = &key.default {
+                assert!(row.contains(&format!("`{default}`")), "the row of {} lacks its default", key.path);
+            }
+        }
+    }
+
+    #[test]
+    fn the_manual_names_no_setting_that_does_not_exist() {
+        let manual = include_str!("../../docs/configuration.md");
+        for line in manual.lines().filter(|line| line.contains("| `WALRELAY_")) {
+            let cells: Vec<&str> = line.split(" | ").map(|cell| cell.trim_matches(['|', ' ', '`'])).collect();
+            let is_there = |key: &Key| key.parts().1 == cells[0] && cells.contains(&key.variable().as_str());
+            assert!(KEYS.iter().any(is_there), "no setting: {line}");
+        }
+    }
+}
