@@ -4,16 +4,16 @@
 pub mod binaries;
 pub mod broker;
 pub mod consumer;
+pub mod guardian;
+pub mod os_user;
 pub mod postgres;
 pub mod relay;
 pub mod verify;
 pub mod workload;
 
 mod fetch;
-mod os_user;
 mod progress;
 mod report;
-mod watchdog;
 
 use std::future::Future;
 use std::io::Write as _;
@@ -94,7 +94,7 @@ async fn interrupted() {
             _ = terminate.recv() => {}
         }
     } else {
-        // Then the signals do what they do by default, and the watchdog cleans up.
+        // Then the signals do what they do by default, and the guardian cleans up.
         std::future::pending::<()>().await;
     }
 }

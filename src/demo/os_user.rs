@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 /// A user of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct OsUser {
+pub struct OsUser {
     uid: u32,
     gid: u32,
 }
@@ -20,7 +20,7 @@ impl OsUser {
     ///
     /// # Errors
     /// [`Kind::Prerequisite`] where we are root and there is nobody else.
-    pub(super) fn instead_of_root() -> Result<Option<OsUser>> {
+    pub fn instead_of_root() -> Result<Option<OsUser>> {
         if !are_we_root() {
             return Ok(None);
         }
@@ -33,12 +33,15 @@ impl OsUser {
     }
 
     /// Gives it a file or directory.
-    pub(super) fn own(self, path: &Path) -> std::io::Result<()> {
+    ///
+    /// # Errors
+    /// What the operating system says where the path is missing or we are not root.
+    pub fn own(self, path: &Path) -> std::io::Result<()> {
         chown(path, Some(self.uid), Some(self.gid))
     }
 
     /// Runs the command as this user, without our supplementary groups.
-    pub(super) fn run(self, command: &mut Command) {
+    pub fn run(self, command: &mut Command) {
         command.uid(self.uid).gid(self.gid);
     }
 }

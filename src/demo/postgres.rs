@@ -7,14 +7,15 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tokio_postgres::{Client, NoTls};
 
 use super::binaries::Binaries;
+use super::guardian::{Guardian, send_signal};
 use super::os_user::{OsUser, temporary_root};
-use super::watchdog::{Watchdog, send_signal};
 use crate::error::{Error, Kind, Result};
 
 /// The superuser, and the database everything happens in.
@@ -76,7 +77,7 @@ pub struct PrivatePostgres {
     port: u16,
     password: Option<String>,
     child: Option<Child>,
-    watchdog: Watchdog,
+    guardian: Guardian,
     dir: TempDir,
 }
 
@@ -92,9 +93,9 @@ impl PrivatePostgres {
         let binaries = found.map_err(|error| Error::new(Kind::Bug, format!("looking for Postgres: {error}")))??;
         let user = OsUser::instead_of_root()?;
         let dir = tempfile::Builder::new().prefix("walrelay-").tempdir_in(temporary_root(user)).map_err(unusable)?;
-        let watchdog = Watchdog::over(dir.path()).map_err(unusable)?;
+        let guardian = Guardian::start(Some(dir.path())).map_err(unusable)?;
         let password = settings.password.then(random_password).transpose().map_err(unusable)?;
-        let mut server = PrivatePostgres { binaries, settings, user, port: 0, password, child: None, watchdog, dir };
+        let mut server = PrivatePostgres { binaries, settings, user, port: 0, password, child: None, guardian, dir };
         server.initdb().await?;
         // Another process may take the port between our look and the server's bind.
         for _ in 0..4 {
@@ -215,7 +216,7 @@ impl PrivatePostgres {
     pub fn kill(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         child.kill().and_then(|()| child.wait()).map_err(unusable)?;
-        self.watchdog.guard(None).map_err(unusable)
+        self.guardian.release(child.id()).map_err(unusable)
     }
 
     /// Starts the server again, on the same port and data; stops it fast first where it runs.
@@ -314,7 +315,7 @@ impl PrivatePostgres {
                 postgres.arg("-c").arg(format!("{name}={value}"));
             }
             let child = postgres.spawn().map_err(unusable)?;
-            let guarded = self.watchdog.guard(Some(child.id()));
+            let guarded = self.guardian.watch(child.id());
             self.child = Some(child);
             guarded.map_err(unusable)?;
             if self.ready(deadline).await? {
@@ -357,8 +358,8 @@ impl PrivatePostgres {
         };
         let status = child.try_wait().map_err(unusable)?;
         if status.is_some() {
+            self.guardian.release(child.id()).map_err(unusable)?;
             self.child = None;
-            self.watchdog.guard(None).map_err(unusable)?;
         }
         Ok(status)
     }
@@ -393,10 +394,10 @@ impl Drop for PrivatePostgres {
             }
             drop(child.kill());
             drop(child.wait());
+            // The guardian must not signal a process id that is free again.
+            drop(self.guardian.release(child.id()));
         }
         self.remove_shared_memory();
-        // The watchdog's own drop removes the directory next; it must not signal a process id that is free again.
-        drop(self.watchdog.guard(None));
     }
 }
 
@@ -418,8 +419,23 @@ fn unusable(error: io::Error) -> Error {
     Error::new(Kind::Prerequisite, format!("the private Postgres cannot be run: {error}"))
 }
 
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+/// A loopback port nobody listens on, below the range the kernel hands out to connecting sockets. A client could take
+/// a port of that range while its server restarts.
+///
+/// # Errors
+/// [`io::ErrorKind::AddrInUse`] where no port is free.
+pub fn free_port() -> io::Result<u16> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    const FIRST: u16 = 14_000;
+    const COUNT: u16 = 16_000;
+    // Processes that begin together have neighbouring ids, and are to look in different places.
+    const APART: u32 = 401;
+    let start = (std::process::id().wrapping_mul(APART) % u32::from(COUNT)) as u16;
+    let port = |_| FIRST + start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+    let mut ports = (0..COUNT).map(port);
+    ports
+        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no loopback port is free"))
 }
 
 fn random_password() -> io::Result<String> {

@@ -1,71 +1,44 @@
-//! One shell beside the test process that outlives it just long enough to clean up.
-//!
-//! It reads the pids of everything we start from a pipe. When the pipe closes, because the tests ended or were killed
-//! with -9, it kills what is left and removes the run's directory. (`PR_SET_PDEATHSIG` would not do: it fires when the
-//! *thread* that started a child ends, and tests are threads.)
+//! The guardian of this test process, and the directory of the run.
 
-use std::io::Write;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock};
 
-const SCRIPT: &str = r#"
-trap '' INT TERM HUP
-pids=
-while read -r verb pid; do
-    kept=
-    for each in $pids; do [ "$each" = "$pid" ] || kept="$kept $each"; done
-    case $verb in
-    watch) pids="$kept $pid" ;;
-    release) pids=$kept ;;
-    esac
-done
-for each in $pids; do kill -9 "$each" 2>/dev/null; done
-[ "$2" = keep ] && exit 0
-for attempt in 1 2 3 4 5; do rm -rf "$1" 2>/dev/null && exit 0; sleep 0.5; done
-"#;
+use walrelay::demo::guardian::Guardian;
 
-struct Guardian {
-    pipe: Mutex<ChildStdin>,
+struct Run {
+    guardian: Mutex<Guardian>,
     directory: PathBuf,
 }
 
-fn guardian() -> &'static Guardian {
-    static GUARDIAN: OnceLock<Guardian> = OnceLock::new();
-    GUARDIAN.get_or_init(|| {
+fn run() -> &'static Run {
+    static RUN: OnceLock<Run> = OnceLock::new();
+    RUN.get_or_init(|| {
         let directory =
             tempfile::Builder::new().prefix("walrelay-test-").tempdir().expect("a temporary directory").keep();
         // Postgres does not run as root and has to reach its data directory.
-        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o755)).expect("permissions");
-        let keep = if std::env::var_os("WALRELAY_TEST_KEEP").is_some() { "keep" } else { "remove" };
-        let mut shell = Command::new("sh");
-        shell.args(["-c", SCRIPT, "guardian"]).arg(&directory).arg(keep);
-        shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-        let pipe = shell.spawn().expect("sh").stdin.take().expect("the pipe to the guardian");
-        Guardian { pipe: Mutex::new(pipe), directory }
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o755)).expect("permissions");
+        let removed = std::env::var_os("WALRELAY_TEST_KEEP").is_none().then_some(&*directory);
+        let guardian = Guardian::start(removed).expect("sh");
+        Run { guardian: Mutex::new(guardian), directory }
     })
 }
 
 /// The directory of this run: logs and data. Removed at the end unless `WALRELAY_TEST_KEEP` is set.
 pub(crate) fn run_directory() -> &'static Path {
-    &guardian().directory
+    &run().directory
 }
 
-/// Has `pid` killed when the test process is gone.
+/// Has `pid` stopped when the test process is gone.
 pub(crate) fn watch(pid: u32) {
-    tell("watch", pid);
+    run().guardian.lock().expect("the guardian").watch(pid).expect("the guardian has died");
 }
 
 /// `pid` has ended and been waited for: its number may mean another process from now on.
 pub(crate) fn release(pid: u32) {
-    tell("release", pid);
-}
-
-fn tell(verb: &str, pid: u32) {
-    let mut pipe = guardian().pipe.lock().expect("the pipe to the guardian");
-    writeln!(pipe, "{verb} {pid}").expect("the guardian has died");
+    run().guardian.lock().expect("the guardian").release(pid).expect("the guardian has died");
 }
 
 #[test]

@@ -8,6 +8,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use walrelay::demo::guardian::send_signal;
+
 use super::{guardian, wait};
 
 /// A running child with its output in a file. Dropping it kills it with -9.
@@ -151,6 +153,5 @@ pub(crate) fn cpu_ms_of(pid: u32) -> Option<u64> {
 
 /// Sends a signal by name to a process of ours that is not our child (a walsender, say).
 pub(crate) fn signal(pid: u32, name: &str) {
-    let sent = Command::new("sh").args(["-c", &format!("kill -s {name} {pid}")]).status().expect("sh");
-    assert!(sent.success(), "could not send {name} to {pid}");
+    send_signal(pid, name).expect("a signal");
 }

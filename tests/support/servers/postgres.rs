@@ -1,12 +1,13 @@
 //! A real Postgres.
 
 use std::cell::{Cell, OnceCell};
-use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use walrelay::demo::os_user::OsUser;
 
 use super::{directory, free_port, missing};
 use crate::support::certificates::Identity;
@@ -136,7 +137,7 @@ impl Postgres {
         for (name, file) in files {
             // With its permissions: Postgres takes no key that others can read.
             std::fs::copy(file, server.data.join(name)).expect("copy a file for a Postgres");
-            chown(server.data.join(name), owner(), None).expect("chown");
+            give(&server.data.join(name));
         }
         server.start();
         server
@@ -160,7 +161,7 @@ impl Postgres {
         for (name, text) in [("backup_label", label.as_str()), ("standby.signal", "")] {
             let path = server.data.join(name);
             std::fs::write(&path, text).expect("write a file of a Postgres");
-            chown(&path, owner(), None).expect("chown");
+            give(&path);
         }
         let address = primary.address();
         let (host, primary_port) = address.rsplit_once(':').expect("host and port");
@@ -183,7 +184,7 @@ impl Postgres {
         let programs = programs(major);
         let base = run_directory().join(format!("postgres-{major}-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         std::fs::create_dir(&base).expect("directory of a Postgres");
-        chown(&base, owner(), None).expect("chown");
+        give(&base);
         let port = free_port();
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
         let (data, log) = (base.join("data"), base.join("log"));
@@ -365,32 +366,22 @@ fn reachable(programs: &Path) -> bool {
     version.arg("--version").current_dir("/").output().is_ok_and(|output| output.status.success())
 }
 
-/// Who runs Postgres when the tests run as root.
-fn owner() -> Option<u32> {
-    if std::fs::metadata("/proc/self").ok()?.uid() != 0 {
-        return None;
-    }
-    let users = std::fs::read_to_string("/etc/passwd").ok()?;
-    let id = |name: &str| {
-        let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
-        line.split(':').nth(2)?.parse().ok()
-    };
-    id("postgres").or_else(|| id("nobody"))
-}
-
 /// A command that does not run as root: Postgres refuses to.
 fn unprivileged(program: &Path) -> Command {
-    let mut command = match owner() {
-        None => Command::new(program),
-        Some(owner) => {
-            let mut command = Command::new("setpriv");
-            command.args(["--reuid", &owner.to_string(), "--clear-groups", "--"]).arg(program);
-            command
-        }
-    };
+    let mut command = Command::new(program);
+    if let Some(user) = OsUser::instead_of_root().expect("a user to run Postgres") {
+        user.run(&mut command);
+    }
     // The tests' own connection settings are no business of the server's.
     command.env_remove("PGDATA").env_remove("PGPORT").env_remove("PGHOST");
     command
+}
+
+/// Gives a file to the user that runs Postgres.
+fn give(path: &Path) {
+    if let Some(user) = OsUser::instead_of_root().expect("a user to run Postgres") {
+        user.own(path).expect("chown");
+    }
 }
 
 #[test]
