@@ -98,9 +98,9 @@ struct Span {
     end_lsn: Option<Lsn>,
 }
 
-/// Where an event in flight belongs, for the error that names it.
+/// Where an event in flight is, for the error that names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InFlight {
+pub struct InTransaction {
     /// LSN of its transaction's commit record.
     pub commit_lsn: Lsn,
     /// Its index in the transaction.
@@ -308,9 +308,9 @@ impl<T> Ledger<T> {
     }
 
     /// Which event `ticket` is.
-    pub fn whereabouts(&self, ticket: Ticket) -> Option<InFlight> {
+    pub fn whereabouts(&self, ticket: Ticket) -> Option<InTransaction> {
         let span = self.spans.iter().find(|span| (span.first..span.next).contains(&ticket.0))?;
-        Some(InFlight { commit_lsn: span.commit_lsn, index: span.before + (ticket.0 - span.first) })
+        Some(InTransaction { commit_lsn: span.commit_lsn, index: span.before + (ticket.0 - span.first) })
     }
 
     /// What follows the last span holds no event: the span ends where that does.

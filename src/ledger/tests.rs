@@ -115,7 +115,7 @@ fn a_restart_inside_a_transaction_counts_what_was_delivered_before() {
     let mut ledger = Ledger::new(Position { end_lsn: lsn(100), partial: Some(partial) }, ROOMY);
     ledger.begin(lsn(200)).unwrap();
     ledger.enqueued(1, 0, ()).unwrap();
-    assert_eq!(ledger.whereabouts(Ticket(0)), Some(InFlight { commit_lsn: lsn(200), index: 5 }));
+    assert_eq!(ledger.whereabouts(Ticket(0)), Some(InTransaction { commit_lsn: lsn(200), index: 5 }));
     assert_eq!(ledger.received().delivered_of(lsn(200)), 6);
     assert_eq!(ledger.delivered().delivered_of(lsn(200)), 5);
     ledger.acked(Ticket(0)).unwrap();

@@ -396,7 +396,7 @@ impl<S: Sink> Outlet<S> {
     pub fn committed(&mut self) {
         self.giving_up.poison.acked_below(self.ledger.next_undelivered());
         for event in std::mem::take(&mut self.uncommitted) {
-            self.is_over(&event);
+            self.finish(&event);
         }
     }
 

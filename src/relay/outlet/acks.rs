@@ -92,13 +92,13 @@ impl<S: Sink> Outlet<S> {
             }
             match self.giving_up.delivery.transactions {
                 Some(_) => self.uncommitted.push(*event),
-                None => self.is_over(&event),
+                None => self.finish(&event),
             }
         }
     }
 
     /// This event does not come again.
-    pub(super) fn is_over(&mut self, event: &InFlight) {
+    pub(super) fn finish(&mut self, event: &InFlight) {
         if let Some(id) = &event.id {
             self.giving_up.poison.delivered(id);
         }
