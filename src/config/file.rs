@@ -1,4 +1,4 @@
-//! The configuration file, with variables and flags laid over its keys: read into a [`Model`] that remembers origins.
+//! The configuration file, with variables and flags laid over its keys: read into a `Model` that remembers origins.
 
 use std::collections::BTreeMap;
 use std::fmt;

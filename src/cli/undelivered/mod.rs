@@ -1,7 +1,7 @@
 //! `walrelay parked` and `walrelay dead-letters`: events that were not delivered, listed, shown, tried again, dropped.
 //!
-//! Both have the same verbs, flags and output. They differ in the [`Store`] that has the events: [`parked`] is the table
-//! `walrelay.parked`, [`dead_letters`] is the dead-letter topic.
+//! Both have the same verbs, flags and output. They differ in the [`Store`] that has the events: `parked` is the table
+//! `walrelay.parked`, `dead_letters` is the dead-letter topic.
 
 mod dead_letters;
 mod event;
@@ -46,10 +46,10 @@ pub trait Store: Args + std::fmt::Debug {
     /// Reads events, the oldest first, and counts all that match. Changes nothing.
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>>;
 
-    /// Reads up to [`SHOWN_MAX`] events with all that is known of them. Changes nothing.
+    /// Reads up to `SHOWN_MAX` events with all that is known of them. Changes nothing.
     async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>>;
 
-    /// Shows what `change` would do, asks with [`agreed`], and does it.
+    /// Shows what `change` would do, asks with `agreed`, and does it.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome;
 }
 
