@@ -358,8 +358,9 @@ impl PrivatePostgres {
         };
         let status = child.try_wait().map_err(unusable)?;
         if status.is_some() {
-            self.guardian.release(child.id()).map_err(unusable)?;
+            let pid = child.id();
             self.child = None;
+            self.guardian.release(pid).map_err(unusable)?;
         }
         Ok(status)
     }
