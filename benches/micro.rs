@@ -13,8 +13,7 @@ use std::hint::black_box;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use walrelay::config::OutboxConfig;
 use walrelay::event::{Assembler, Step};
-use walrelay::ledger::Ticket;
-use walrelay::ledger::{Ledger, Limits};
+use walrelay::ledger::{Ledger, Limits, Ticket};
 use walrelay::position::{Lsn, Position};
 use walrelay::route::Router;
 

@@ -9,13 +9,10 @@ use clap::ValueEnum;
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::unit::{Bounded, Bytes, Count, Milliseconds};
+use super::unit::{Bounded, Bytes, Count, GIB, KIB, MIB, Milliseconds};
 use super::{Mode, OnError, OnLoss, StoreKind};
 use crate::secret::Secret;
 
-const KIB: u64 = 1024;
-const MIB: u64 = 1024 * KIB;
-const GIB: u64 = 1024 * MIB;
 const SECOND_MS: u64 = 1000;
 const HOUR_MS: u64 = 3600 * SECOND_MS;
 const DAY_MS: u64 = 24 * HOUR_MS;

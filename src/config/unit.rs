@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde::de::{Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-const KIB: u64 = 1024;
-const MIB: u64 = 1024 * KIB;
-const GIB: u64 = 1024 * MIB;
+pub(super) const KIB: u64 = 1024;
+pub(super) const MIB: u64 = 1024 * KIB;
+pub(super) const GIB: u64 = 1024 * MIB;
 const TIB: u64 = 1024 * GIB;
 
 /// Bytes from `32MiB`, `32 MB`, `1024` (plain bytes). `None` where it is none of that or does not fit.

@@ -14,8 +14,8 @@ use crate::ledger::trail::{Published, Trail};
 use crate::position::{Lsn, Position};
 use crate::relay::begun::Begun;
 use crate::relay::delivered_before::{DeliveredBefore, Tail};
-pub use crate::relay::outlet::{Counts, InFlight, Setup};
-use crate::relay::outlet::{Outlet, contradiction};
+pub use crate::relay::outlet::{Counts, Setup};
+use crate::relay::outlet::{InFlight, Outlet, contradiction};
 use crate::relay::poison::Poison;
 use crate::relay::retrying::Tried;
 use crate::relay::transaction::Transaction;
@@ -187,9 +187,7 @@ impl<S: Sink> Core<S> {
     /// As there.
     pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
         self.note_settled();
-        let delivered = self.outlet.delivered(deliveries);
-        self.note_settled();
-        delivered
+        self.outlet.delivered(deliveries)
     }
 
     /// Rows to be marked or deleted now, if there are any: they were acked, and so was all before them.

@@ -73,8 +73,7 @@ mod tests {
     use crate::config::DeliveryConfig;
     use crate::decode::{Value, wire};
     use crate::event::replay::{COLUMNS, outbox};
-    use crate::ledger::Limits;
-    use crate::ledger::Ticket;
+    use crate::ledger::{Limits, Ticket};
     use crate::position::{Lsn, Position};
     use crate::relay::core::Setup;
     use crate::relay::stop::stop_channel;

@@ -12,7 +12,7 @@ use crate::event::Shown;
 use crate::upkeep::parked::BEHIND;
 
 /// How much of a name or a key is kept.
-const NAME_CHARS_MAX: usize = 200;
+pub(super) const NAME_CHARS_MAX: usize = 200;
 /// How much of an error is kept.
 const ERROR_CHARS_MAX: usize = 1_000;
 /// How much of a name a cell of a table has.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::Change;
-use super::event::Counts;
-use super::text::{cell, counted, cut};
+use super::event::{Counts, NAME_CHARS_MAX, name};
+use super::text::{cell, counted};
 use crate::cli::output::aligned;
 use crate::dead_letters::{self as library, Letter};
 use crate::error::{Error, Kind};
@@ -17,7 +17,6 @@ const NAMED_MAX: usize = 100;
 const TOPICS_MAX: usize = 1_000;
 /// Under which those beyond are counted: no topic has such a name.
 const OTHER_TOPICS: &str = "(others)";
-const NAME_CHARS_MAX: usize = 200;
 const UNSENDABLE_REMEDY: &str = "where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, and \
                                  walrelay dead-letters drop PARTITION:OFFSET settles the letter";
 
@@ -84,8 +83,8 @@ impl LetterPlan {
                 if self.unsendable_letters.len() < NAMED_MAX {
                     self.unsendable_letters.push(Unsendable {
                         letter: letter.at().to_string(),
-                        outbox: letter.outbox().map(|outbox| cut(&outbox, NAME_CHARS_MAX)),
-                        row_id: letter.row().map(|row| cut(&String::from_utf8_lossy(row), NAME_CHARS_MAX)),
+                        outbox: letter.outbox().map(|outbox| name(outbox.as_bytes())),
+                        row_id: letter.row().map(name),
                         why: why.to_string(),
                     });
                 }

@@ -120,6 +120,9 @@ impl<S: Sink> Outlet<S> {
                 *of = (*of).min(*ticket);
             }
         }
+        if first.is_empty() {
+            return;
+        }
         for delivery in deliveries {
             if let Delivery::Failed(_, error) = delivery
                 && let Some(ticket) = error.topic().and_then(|topic| first.get(topic))
