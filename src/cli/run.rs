@@ -93,7 +93,7 @@ async fn run(args: &RunArgs) -> Outcome {
     match pages {
         None => relay.await?,
         Some(listener) => {
-            let serve = http::serve_bound(listener, telemetry.metrics, telemetry.health, std::future::pending());
+            let serve = http::serve(listener, telemetry);
             tokio::select! {
                 ended = Box::pin(relay) => ended?,
                 ended = serve => ended?,

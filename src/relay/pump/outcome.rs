@@ -177,7 +177,7 @@ impl Pump<'_> {
                 }
                 tell_oldest(self.telemetry, measured.oldest_transaction.as_ref(), &mut self.long_told);
                 if let Some(restart_lsn) = measured.slot.and_then(|slot| slot.restart_lsn) {
-                    self.telemetry.metrics.set_slot_restart_lsn(restart_lsn);
+                    self.telemetry.metrics.slot_restart_lsn.set(restart_lsn);
                 }
                 self.begin_kept();
             }
