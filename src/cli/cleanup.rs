@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tokio::time::Instant;
 use tokio_postgres::Client;
 
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, aligned, note, print_line};
+use crate::cli::output::{Outcome, Teller, json_line, note, print_line, warn};
 use crate::cli::session::Session;
+use crate::cli::text::aligned;
 use crate::cli::{Common, flags};
 use crate::config::unit::{exact_duration, parse_duration};
 use crate::config::{OutboxConfig, StoreKind};
@@ -21,8 +21,6 @@ use crate::upkeep::cleanup::{Sweeper, sweep};
 use crate::upkeep::partition::{self, Partition};
 use crate::upkeep::{bound, stored};
 
-/// How often a person is told how far it is.
-const REPORT_EVERY: Duration = Duration::from_secs(2);
 /// The longest age and pause that make sense.
 const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
@@ -106,9 +104,7 @@ struct Answer<'a> {
 /// says what is published; those of [`sweep`], and of where the position is kept. What was deleted until then is gone.
 pub async fn cleanup(args: &CleanupArgs) -> Outcome {
     let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
-    for warning in loaded.settings.warnings() {
-        note(format_args!("warning: {warning}"));
-    }
+    warn(loaded.settings.warnings());
     let (database, outboxes) = (loaded.settings.database()?, loaded.settings.outboxes()?);
     let wanted = wanted(&outboxes, args.older_than)?;
     let session = Session::connect(&database, "cleanup").await?;
@@ -138,7 +134,7 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
         reports.push(table(client, sweeper, published.as_ref(), is_polled, args).await?);
     }
     let answer = Answer { dry_run: args.dry_run, tables: &reports };
-    print_line(if args.json { json(&answer)? } else { answer.table() })
+    print_line(if args.json { json_line(&answer)? } else { answer.table() })
 }
 
 /// The tables with their retentions.
@@ -215,7 +211,7 @@ fn dropped(report: &mut Report, partition: &Partition, dry_run: bool) {
 
 /// Batch after batch, until one is not full.
 async fn batches(client: &Client, sweeper: &Sweeper, published: Option<&Published>, args: &CleanupArgs) -> Result<u64> {
-    let (mut deleted, mut after, mut reported) = (0, None::<String>, Instant::now());
+    let (mut deleted, mut after, mut teller) = (0, None::<String>, Teller::new());
     loop {
         let swept = sweep(client, sweeper, published, after.as_deref(), args.batch_rows).await?;
         deleted += swept.deleted;
@@ -223,16 +219,9 @@ async fn batches(client: &Client, sweeper: &Sweeper, published: Option<&Publishe
             return Ok(deleted);
         }
         after = swept.last;
-        if reported.elapsed() >= REPORT_EVERY {
-            note(format_args!("{}: {deleted} rows deleted", sweeper.name));
-            reported = Instant::now();
-        }
+        teller.tell(|| format!("{}: {deleted} rows deleted", sweeper.name));
         tokio::time::sleep(args.pause).await;
     }
-}
-
-fn json(answer: &Answer<'_>) -> Result<String> {
-    serde_json::to_string(answer).map_err(|error| Error::new(Kind::Bug, format!("the answer is no JSON: {error}")))
 }
 
 impl Answer<'_> {
@@ -302,7 +291,7 @@ mod tests {
         public.outbox  7d          1234     1                   20            1               0
         shop.events    7d          7        1                   20            1               0
         ");
-        let json: serde_json::Value = serde_json::from_str(&json(&answer).unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json_line(&answer).unwrap()).unwrap();
         assert_eq!((&json["tables"][1]["rows_deleted"], &json["dry_run"]), (&7.into(), &false.into()));
         assert!(Answer { dry_run: true, ..answer }.table().contains("to delete"));
     }

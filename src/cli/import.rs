@@ -5,7 +5,8 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use crate::cli::ImportArgs;
-use crate::cli::output::{Outcome, note, print, print_line, write_file};
+use crate::cli::output::{Outcome, note, print, print_json, write_file};
+use crate::cli::text::aligned;
 use crate::error::{Error, Kind, Result};
 use crate::import::{Import, Left, import as made_of};
 
@@ -24,8 +25,7 @@ pub fn import(args: &ImportArgs) -> Outcome {
         write_file(output, &import.toml, args.target.force)?;
     }
     if args.json {
-        let json = serde_json::to_string_pretty(&import);
-        print_line(json.map_err(|error| Error::new(Kind::Bug, format!("the import cannot be printed: {error}")))?)?;
+        print_json(&import)?;
     } else {
         if args.target.output.is_none() {
             print(&import.toml)?;
@@ -65,21 +65,15 @@ fn read(path: &Path) -> Result<String> {
 
 /// A line per option, under each other.
 fn table(left: &[Left]) -> String {
-    let mut rows = vec![("effect", "option", "why; what to do".to_owned())];
+    let mut rows = vec![["effect", "option", "why; what to do"].map(str::to_owned)];
     rows.extend(left.iter().map(|left| {
         let why = match left.what_to_do.as_str() {
             "" => left.why.clone(),
             what_to_do => format!("{}; {what_to_do}", left.why),
         };
-        (left.effect.word(), left.option.as_str(), why)
+        [left.effect.word().to_owned(), left.option.clone(), why]
     }));
-    let widest = |of: fn(&(&str, &str, String)) -> usize| rows.iter().map(of).max().unwrap_or_default();
-    let (effect, option) = (widest(|row| row.0.chars().count()), widest(|row| row.1.chars().count()));
-    // A name may hold anything, and a line is one line.
-    let line = |row: &(&str, &str, String)| {
-        format!("{:<effect$}  {:<option$}  {}", row.0, row.1, row.2).replace(char::is_control, " ")
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    aligned(&rows)
 }
 
 #[cfg(test)]

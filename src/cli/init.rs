@@ -3,12 +3,13 @@
 use crate::cli::InitArgs;
 use crate::cli::flags;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, aligned, note, print, print_json, shell_word, write_file};
+use crate::cli::output::{Outcome, note, print, print_json, shell_word, warn, write_file};
 use crate::cli::session::Session;
 use crate::cli::table::{self, Table};
+use crate::cli::text::aligned;
 use crate::config::TableName;
 use crate::config::file::Origin;
-use crate::config::layers::{Settings, holds_password};
+use crate::config::layers::{Settings, may_hold_password};
 use crate::error::{Error, Kind, Result};
 use crate::suggest::{Fate, Known, suggest, tells_transaction};
 
@@ -22,9 +23,7 @@ const FILE: &str = "walrelay.toml";
 /// or not fit, and what connecting gives.
 pub async fn init(args: &InitArgs) -> Outcome {
     let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
-    for warning in loaded.settings.warnings() {
-        note(format_args!("warning: {warning}"));
-    }
+    warn(loaded.settings.warnings());
     let known = known(&loaded.settings)?;
     let wanted = loaded.settings.table()?;
     let database = loaded.settings.database()?;
@@ -62,8 +61,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
 fn known(settings: &Settings) -> Result<Known> {
     let text = |path| settings.get(path).map(|given| given.text.expose().to_owned());
     let url = settings.get("database.url").filter(|given| matches!(given.origin, Origin::Flag(_)));
-    // What is written with % may be a password by another name.
-    let url = url.map(|given| given.text.expose()).filter(|url| !holds_password(url) && !url.contains('%'));
+    let url = url.map(|given| given.text.expose()).filter(|url| !may_hold_password(url));
     let slot = settings.get("slot.name").map(|_| settings.slot()).transpose()?;
     Ok(Known {
         database_url: url.map(str::to_owned),

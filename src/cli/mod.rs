@@ -31,6 +31,7 @@ pub mod sql;
 pub mod status;
 pub mod table;
 pub mod teardown;
+mod text;
 pub mod undelivered;
 pub mod verify;
 

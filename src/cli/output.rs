@@ -4,8 +4,12 @@ use serde::Serialize;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind};
+
+/// How often it is said how far a command is.
+const SAY_EVERY: Duration = Duration::from_secs(5);
 
 /// Why a command did not come to its end.
 #[derive(Debug)]
@@ -65,8 +69,27 @@ pub fn print_line(text: impl std::fmt::Display) -> Outcome {
 /// # Errors
 /// As [`print()`], and [`Kind::Bug`] for what is no JSON.
 pub fn print_json(value: &impl Serialize) -> Outcome {
-    let json = serde_json::to_string_pretty(value);
-    print_line(json.map_err(|error| Error::new(Kind::Bug, format!("it cannot be printed: {error}")))?)
+    print_line(serde_json::to_string_pretty(value).map_err(no_json)?)
+}
+
+/// Prints `value` as JSON where that is asked for, and `text` otherwise.
+///
+/// # Errors
+/// As [`print_json`].
+pub fn print_report(is_json: bool, value: &impl Serialize, text: &str) -> Outcome {
+    if is_json { print_json(value) } else { print(text) }
+}
+
+/// A value as JSON on one line.
+///
+/// # Errors
+/// [`Kind::Bug`] for what is no JSON.
+pub fn json_line(value: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string(value).map_err(no_json)
+}
+
+fn no_json(error: serde_json::Error) -> Error {
+    Error::new(Kind::Bug, format!("it cannot be printed as JSON: {error}"))
 }
 
 /// Writes `text` into a file of its own; over one that exists only with `force`.
@@ -100,25 +123,38 @@ pub fn shell_word(text: &str) -> String {
     }
 }
 
-/// Rows under each other, cells in line; the last of each row may be of any length. A name may hold anything, and a line
-/// is one line.
-pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
-    let cells = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or_default();
-    let width =
-        |cell: usize| rows.iter().filter_map(|row| row.as_ref().get(cell)).map(|text| text.chars().count()).max();
-    let widths: Vec<usize> = (0..cells.saturating_sub(1)).map(|cell| width(cell).unwrap_or_default()).collect();
-    let line = |row: &[String]| {
-        let padding = |cell: usize| widths.get(cell).copied().unwrap_or_default();
-        let cells = row.iter().enumerate().map(|(cell, text)| format!("{text:<0$}", padding(cell)));
-        cells.collect::<Vec<_>>().join("  ").trim_end().replace(char::is_control, " ")
-    };
-    rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
-}
-
 /// Tells the person at the terminal something that is not the command's output.
 pub fn note(text: impl std::fmt::Display) {
     // Where not even standard error can be written, there is nobody to tell.
     writeln!(io::stderr().lock(), "{text}").unwrap_or_default();
+}
+
+/// Tells the person at the terminal what is allowed and should be known.
+pub fn warn<W: std::fmt::Display>(warnings: impl IntoIterator<Item = W>) {
+    for warning in warnings {
+        note(format_args!("warning: {warning}"));
+    }
+}
+
+/// Tells the person at the terminal how far a command is, not too often.
+#[derive(Debug)]
+pub struct Teller {
+    said: Instant,
+}
+
+impl Teller {
+    /// Says nothing for a while.
+    pub(in crate::cli) fn new() -> Teller {
+        Teller { said: Instant::now() }
+    }
+
+    /// Says it, unless something was said a moment ago.
+    pub fn tell(&mut self, text: impl FnOnce() -> String) {
+        if self.said.elapsed() >= SAY_EVERY {
+            self.said = Instant::now();
+            note(text());
+        }
+    }
 }
 
 /// An error as it is printed: what happened, and what to do. Two lines, whatever is in it.
@@ -147,12 +183,6 @@ mod tests {
         );
         write_file(&path, "second", true).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "second");
-    }
-
-    #[test]
-    fn rows_line_up_and_stay_lines() {
-        let rows = [["a", "b", "c"], ["long\nname", "", "d e"], ["x", "yy", ""]].map(|row| row.map(str::to_owned));
-        assert_eq!(aligned(&rows), "a          b   c\nlong name      d e\nx          yy");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::cli::output::{Failure, Outcome, shell_word};
 use crate::cli::{
     Cli, Command, ConfigCommand, RunArgs, check, cleanup, flags, import, init, replay, setup, status, teardown, verify,
 };
-use crate::config::layers::holds_password;
+use crate::config::layers::may_hold_password;
 use crate::demo;
 use crate::error::{Flag, NextCommand};
 use crate::relay;
@@ -36,9 +36,7 @@ pub fn relay_flags(typed: &ArgMatches) -> Vec<Flag> {
         let id = name.replace('-', "_");
         command.try_get_raw(&id).ok()??.next()?.to_str()
     };
-    // What is written with % may be a password by another name.
-    let shows_password =
-        |name: &str, value: &str| name == "database-url" && (holds_password(value) || value.contains('%'));
+    let shows_password = |name: &str, value: &str| name == "database-url" && may_hold_password(value);
     let all = ["config", "database-url", "slot", "publication", "table"].into_iter();
     all.filter_map(|name| {
         let value = value_of(name).filter(|value| !shows_password(name, value))?;

@@ -9,7 +9,7 @@ use tokio_postgres::types::ToSql;
 use crate::cli::TeardownArgs;
 use crate::cli::flags;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print_line};
+use crate::cli::output::{Outcome, note, print_line, warn};
 use crate::cli::prompt::confirm;
 use crate::cli::session::{Session, column};
 use crate::cli::setup::catalog::{self, Publication};
@@ -36,9 +36,7 @@ const RELEASE_POLL: Duration = Duration::from_millis(100);
 /// [`Kind::Publication`] where others use the publication.
 pub async fn teardown(args: &TeardownArgs) -> Outcome {
     let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
-    for warning in loaded.settings.warnings() {
-        note(format_args!("warning: {warning}"));
-    }
+    warn(loaded.settings.warnings());
     let (source, outboxes) = (loaded.settings.source()?, loaded.settings.outboxes()?);
     let session = Session::connect(&source.database, "teardown").await?;
     let server = preflight::server(session.client()).await?;

@@ -489,6 +489,11 @@ pub fn holds_password(url: &str) -> bool {
     in_authority || url.contains("password=") || url.contains("password =")
 }
 
+/// The same of one that is to be repeated: what is written with % may be a password by another name.
+pub fn may_hold_password(url: &str) -> bool {
+    holds_password(url) || url.contains('%')
+}
+
 /// Whether a librdkafka property of this name is a secret.
 pub fn is_secret_property(name: &str) -> bool {
     const SECRET: &[&str] = &["password", "secret", "key.pem", "ssl_key", "oauthbearer.config", "token"];

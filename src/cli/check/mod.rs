@@ -8,7 +8,7 @@ pub mod sample;
 use crate::cli::CheckArgs;
 use crate::cli::flags;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_json};
+use crate::cli::output::{Outcome, note, print, print_json, warn};
 use crate::cli::session::Session;
 use crate::cli::table::{self, Table};
 use crate::config::effective::effective;
@@ -34,9 +34,7 @@ use sample::Wanted;
 pub async fn check(args: &CheckArgs) -> Outcome {
     let loaded = Loaded::new(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
     let config = loaded.config(false)?;
-    for warning in loaded.warnings(&config) {
-        note(format_args!("warning: {warning}"));
-    }
+    warn(loaded.warnings(&config));
     if args.offline || !config.source.database.names_server() {
         if args.json || args.id.is_some() {
             let error = Error::new(Kind::Config, "no database is configured, and without one there is no row");

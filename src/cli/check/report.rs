@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cli::output::aligned;
+use crate::cli::text::{aligned, cell};
 use crate::config::{EventSource, OutboxConfig, SourceConfig};
 use crate::event::Shown as Id;
 use crate::route::Record;
@@ -12,7 +12,7 @@ use crate::source::preflight::Facts;
 use crate::upkeep::assignment;
 
 /// How much of a value is shown in the table; `--json` has all of it.
-const SHOWN_CHARS_MAX: usize = 1_000;
+const SHOWN_CHARS_MAX: usize = 1_001;
 /// What stands for a value that only a row in the stream has.
 const WHEN_RELAYED: &str = "(known when it is relayed)";
 
@@ -130,19 +130,7 @@ impl Text {
             Text::Text(text) => (text, ""),
             Text::Hex(hex) => (hex, "\\x"),
         };
-        let mut shown = prefix.to_owned();
-        for (count, character) in text.chars().enumerate() {
-            if count == SHOWN_CHARS_MAX {
-                shown.push('…');
-                break;
-            }
-            match character {
-                // These are escaped in Rust's own text only.
-                '"' | '\'' | '\\' => shown.push(character),
-                other => shown.extend(other.escape_debug()),
-            }
-        }
-        shown
+        format!("{prefix}{}", cell(text.as_bytes(), SHOWN_CHARS_MAX))
     }
 }
 

@@ -9,9 +9,9 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_json, print_line};
+use crate::cli::output::{Outcome, Teller, note, print_json, print_line, print_report, warn};
 use crate::cli::prompt::shown_and_confirmed;
-use crate::cli::verify::{Teller, range};
+use crate::cli::verify::range;
 use crate::cli::{RelaySettings, flags, put};
 use crate::config::layers::Flags;
 use crate::config::{Config, TableName};
@@ -100,9 +100,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// where it was told to stop; what Postgres and Kafka give.
 pub async fn replay(args: &ReplayArgs) -> Outcome {
     let (loaded, config) = configured(args)?;
-    for warning in loaded.warnings(&config) {
-        note(format_args!("warning: {warning}"));
-    }
+    warn(loaded.warnings(&config));
     let reader = Reader::connect(&config.source.database, "walrelay replay").await?;
     let range = range::read(reader.client(), args.since.as_deref(), args.until.as_deref()).await?;
     let wanted = Wanted {
@@ -120,11 +118,11 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
     let mut report = Report::new(survey, args.dry_run);
     replay.notes().iter().for_each(|note| report.note(note.clone()));
     if let Some(error) = report.fault(&wanted) {
-        printed(args, &report)?;
+        print_report(args.json, &report, &report.text())?;
         return Err(error.into());
     }
     if args.dry_run {
-        return printed(args, &report);
+        return print_report(args.json, &report, &report.text());
     }
     let sink = KafkaSink::connect(&config.kafka)?;
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
@@ -144,7 +142,7 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
         .await;
     report.published(published);
     if args.json {
-        printed(args, &report)?;
+        print_json(&report)?;
     }
     match ended {
         Ok(Ended::All) if args.json => Ok(()),
@@ -155,13 +153,6 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
             Err(error.into())
         }
     }
-}
-
-fn printed(args: &ReplayArgs, report: &Report) -> Outcome {
-    if !args.json {
-        return print(&report.text());
-    }
-    print_json(report)
 }
 
 /// The configuration; of several outboxes only the one that `--table` names, if it names one.

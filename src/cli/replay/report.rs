@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cli::output::aligned;
+use crate::cli::text::{aligned, counted, listed, notes};
 use crate::error::{Error, Kind};
 use crate::event::Shown;
 use crate::replay::{Published, Survey, Wanted};
@@ -45,7 +45,7 @@ impl Report {
 
     /// `1 row`, `2 rows`.
     pub fn rows(&self) -> String {
-        counted(self.survey.rows)
+        counted(self.survey.rows, "row")
     }
 
     /// Why nothing can be published.
@@ -61,7 +61,8 @@ impl Report {
             self.note(format!("{given} ids were given, and {} found", self.rows()));
         }
         (self.survey.unroutable > 0).then(|| {
-            let cause = format!("{} cannot be routed, and nothing was published", counted(self.survey.unroutable));
+            let cause =
+                format!("{} cannot be routed, and nothing was published", counted(self.survey.unroutable, "row"));
             Error::new(Kind::Event, cause).remedy(
                 "correct the rows, or the template if it is not the one that was meant; or leave them out with --where",
             )
@@ -122,25 +123,17 @@ impl Report {
                     [format!("  {}", row.outbox), format!("id {id}"), row.why.clone()]
                 })
                 .collect();
-            let (named, of) = (lines.len() as u64, self.survey.unroutable);
-            let head = if named < of { format!("unroutable ({named} of {of})") } else { "unroutable".to_owned() };
-            text += &format!("\n{head}\n{}\n", aligned(&lines));
+            text += &listed("unroutable", self.survey.unroutable, &lines);
         }
         if !self.notes.is_empty() {
             text += "\n";
         }
-        for note in &self.notes {
-            text += &format!("note: {}\n", note.replace(char::is_control, " "));
-        }
+        text += &notes(&self.notes);
         if self.dry_run {
             text += "\nDry run: nothing was published.\n";
         }
         text
     }
-}
-
-fn counted(rows: u64) -> String {
-    if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") }
 }
 
 #[cfg(test)]

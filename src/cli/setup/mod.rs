@@ -12,7 +12,7 @@ pub mod xid_column;
 
 use crate::cli::flags;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_line, shell_word};
+use crate::cli::output::{Outcome, print, print_line, shell_word, warn};
 use crate::cli::session::Session;
 use crate::cli::{SetupArgs, word};
 use crate::config::Mode;
@@ -26,9 +26,7 @@ use plan::{Object, Plan, Wanted};
 /// [`crate::error::Kind::Publication`], [`crate::error::Kind::SlotUnusable`], and what connecting gives.
 pub async fn setup(args: &SetupArgs) -> Outcome {
     let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
-    for warning in loaded.settings.warnings() {
-        note(format_args!("warning: {warning}"));
-    }
+    warn(loaded.settings.warnings());
     let (source, mut outboxes) = (loaded.settings.source()?, loaded.settings.outboxes()?);
     let session = Session::connect(&source.database, "setup").await?;
     row_key::find(session.client(), &source, &loaded.settings.delivery()?, &mut outboxes).await?;

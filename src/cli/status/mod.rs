@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::cli::StatusArgs;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print_line, print_to_reader};
+use crate::cli::output::{Outcome, print_line, print_to_reader, warn};
 use crate::cli::session::{Session, column};
 use crate::cli::sql;
 use crate::clock::now_us;
@@ -35,9 +35,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// one more.
 pub async fn status(args: &StatusArgs) -> Outcome {
     let loaded = Loaded::new(&args.common.flags(), args.common.config.as_deref())?;
-    for warning in loaded.settings.warnings() {
-        note(format_args!("warning: {warning}"));
-    }
+    warn(loaded.settings.warnings());
     let (slot, database) = (loaded.settings.slot()?, loaded.settings.database()?);
     let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
     let session = Session::connect(&database, "status").await?;

@@ -1,7 +1,7 @@
 //! How many events of a slot wait in `walrelay.parked`, for whoever asks about the slot.
 
 use crate::cli::session::{Session, column};
-use crate::cli::undelivered::text::counted;
+use crate::cli::text::counted;
 use crate::config::SlotName;
 use crate::error::Result;
 

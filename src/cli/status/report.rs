@@ -1,11 +1,11 @@
 //! What `status` says of a slot, and whether it is well. Pure.
 
 use std::fmt::Display;
-use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::cli::undelivered::text::counted;
+use crate::cli::output::json_line;
+use crate::cli::text::{aligned, counted};
 use crate::config::unit::human_bytes;
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::position::Lsn;
@@ -175,7 +175,7 @@ impl Report {
     /// # Errors
     /// [`Kind::Bug`]; numbers and text can always be written.
     pub fn json(&self) -> Result<String> {
-        serde_json::to_string(self).map_err(|error| Error::new(Kind::Bug, format!("the status is no JSON: {error}")))
+        json_line(self)
     }
 
     /// One line for a log.
@@ -269,12 +269,7 @@ impl Report {
             ("WAL bound", safe),
             ("failover", or_dash(self.failover.map(|failover| if failover { "kept on standbys" } else { "off" }))),
         ];
-        let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
-        rows.iter().fold(String::new(), |mut table, (name, value)| {
-            // Writing to a String does not fail.
-            writeln!(table, "{name:width$}  {value}").unwrap_or_default();
-            table
-        })
+        aligned(&rows.map(|(name, value)| [name.to_owned(), value])) + "\n"
     }
 }
 

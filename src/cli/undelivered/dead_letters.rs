@@ -15,12 +15,11 @@ use tokio::task::JoinError;
 use super::event::{Counts, Details, Event, Found, Header, More, State, error_text, name};
 use super::help::{DEAD_LETTERS, Help};
 use super::letter_plan::LetterPlan;
-use super::text::{cell, time};
-use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed, printed};
+use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print_json, print_line};
+use crate::cli::output::{Outcome, Teller, note, print_json, print_line, print_report, warn};
 use crate::cli::put;
-use crate::cli::verify::Teller;
+use crate::cli::text::{cell, time};
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::config::layers::Flags;
@@ -105,7 +104,7 @@ impl Store for DeadLetters {
         let dry_run = args.dry_run;
         let (scan, mut plan) = topic.read(move |topic, say| topic.survey(change, dry_run, say)).await?;
         if let Some(error) = plan.fault() {
-            printed(&args.chosen, &plan, &plan.text())?;
+            print_report(args.chosen.json, &plan, &plan.text())?;
             return Err(error.into());
         }
         let outcome = match change {
@@ -169,9 +168,7 @@ impl Topic {
         put(&mut flags, "slot.name", store.slot.as_deref());
         put(&mut flags, "kafka.brokers", store.brokers.as_deref());
         let config = Loaded::new(&flags, store.config.as_deref())?.config(false)?;
-        for weak in weakened(&config.kafka) {
-            note(format_args!("warning: Kafka's server is not verified: {weak}"));
-        }
+        warn(weakened(&config.kafka).iter().map(|weak| format!("Kafka's server is not verified: {weak}")));
         let now_ms = now_us() / 1_000;
         let span = filters.span(now_ms)?;
         let wanted = Wanted {

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::text::{age, cell, counted, cut, table};
-use crate::cli::output::aligned;
+use crate::cli::text::{age, aligned, cell, counted, cut, table};
 use crate::dead_letters as library;
 use crate::error::Error;
 use crate::upkeep::parked::BEHIND;
@@ -347,7 +346,7 @@ impl Found<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::undelivered::text::time;
+    use crate::cli::text::time;
 
     const NOW_MS: i64 = 1_772_366_400_000;
 

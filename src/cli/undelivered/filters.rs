@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::text::cell;
+use crate::cli::text::cell;
 use crate::config::unit::parse_duration;
 use crate::error::{Error, Kind, Result};
 

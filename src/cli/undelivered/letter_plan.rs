@@ -6,8 +6,7 @@ use serde::Serialize;
 
 use super::Change;
 use super::event::{Counts, NAME_CHARS_MAX, name};
-use super::text::{cell, counted};
-use crate::cli::output::aligned;
+use crate::cli::text::{aligned, cell, counted, notes};
 use crate::dead_letters::{self as library, Letter};
 use crate::error::{Error, Kind, NextCommand, Remedy};
 
@@ -155,10 +154,7 @@ impl LetterPlan {
             let letters = counted(self.unsendable, "letter");
             text += &format!("cannot be sent as it is: {letters}\n{}\n", aligned(&rows));
         }
-        for note in &self.notes {
-            text += &format!("note: {}\n", note.replace(char::is_control, " "));
-        }
-        text
+        text + &notes(&self.notes)
     }
 }
 

@@ -10,13 +10,13 @@ mod help;
 mod letter_plan;
 mod parked;
 mod parked_plan;
-pub(in crate::cli) mod text;
 
 use clap::{ArgGroup, Args, Subcommand};
 use serde::Serialize;
 
-use crate::cli::output::{Outcome, note, print, print_json};
+use crate::cli::output::{Outcome, note, print, print_json, print_report};
 use crate::cli::prompt::shown_and_confirmed;
+use crate::cli::text::width;
 use crate::error::{Error, Kind, Result};
 use event::{Details, Event, Found};
 use filters::Filters;
@@ -169,7 +169,7 @@ async fn list<S: Store>(args: &ListArgs<S>) -> Outcome {
     if args.chosen.json {
         print_json(&found)?;
     } else if found.why_none.is_none() {
-        print(&found.text(text::width()))?;
+        print(&found.text(width()))?;
     }
     match found.why_none {
         Some(error) => Err(error.into()),
@@ -188,7 +188,7 @@ async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
         note(format_args!("note: the first {shown} of {} {}s are shown", found.counts.matched, S::NOUN));
     }
     let texts: Vec<_> = found.events.iter().map(|details| details.text(found.now_ms)).collect();
-    printed(&args.chosen, &found, &texts.join("\n"))
+    print_report(args.chosen.json, &found, &texts.join("\n"))
 }
 
 async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
@@ -212,14 +212,9 @@ async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
 /// As [`shown_and_confirmed`].
 async fn agreed<S: Store>(args: &ChangeArgs<S>, plan: &impl Serialize, text: &str, question: String) -> Outcome<bool> {
     if args.dry_run {
-        printed(&args.chosen, plan, &format!("{text}\nDry run: nothing was changed.\n"))?;
+        print_report(args.chosen.json, plan, &format!("{text}\nDry run: nothing was changed.\n"))?;
         return Ok(false);
     }
     shown_and_confirmed(text, (args.chosen.json, args.yes), || question, "nothing was changed").await?;
     Ok(true)
-}
-
-/// Prints `value` as JSON where that is asked for, and `text` otherwise.
-fn printed<S: Store>(chosen: &Chosen<S>, value: &impl Serialize, text: &str) -> Outcome {
-    if chosen.json { print_json(value) } else { print(text) }
 }

@@ -10,12 +10,12 @@ use super::event::{Column, Counts, Details, Event, Found, More, State, StoreCoun
 use super::filters::Span;
 use super::help::{Help, PARKED};
 use super::parked_plan::ParkedPlan;
-use super::text::time;
-use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed, printed};
+use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
 use crate::cli::Common;
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note};
+use crate::cli::output::{Outcome, print_report, warn};
 use crate::cli::session::{Session, column};
+use crate::cli::text::time;
 use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
@@ -99,7 +99,7 @@ impl Store for Parked {
         };
         let asked = table.session.client().execute(ASK, &[&plan.slot, &plan.ids, &word]).await;
         plan.asked = asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
-        printed(&args.chosen, &plan, &format!("{}\n", plan.said(relay.as_ref())))
+        print_report(args.chosen.json, &plan, &format!("{}\n", plan.said(relay.as_ref())))
     }
 }
 
@@ -118,9 +118,7 @@ impl Table<'_> {
         let span = chosen.filters.span(now_us() / 1_000)?;
         let common = &chosen.store.common;
         let loaded = Loaded::new(&common.flags(), common.config.as_deref())?;
-        for warning in loaded.settings.warnings() {
-            note(format_args!("warning: {warning}"));
-        }
+        warn(loaded.settings.warnings());
         let (slot, database) = (loaded.settings.slot()?, loaded.settings.database()?);
         let session = Session::connect(&database, "parked").await?;
         let row = session.row("looking for table walrelay.parked", THERE, &[]).await?;

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Change;
 use super::event::Counts;
-use super::text::counted;
+use crate::cli::text::counted;
 use crate::source::holder::Holder;
 
 /// A retry or drop of parked events: what it would ask, and what it asked.

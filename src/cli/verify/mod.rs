@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_json};
+use crate::cli::output::{Outcome, Teller, print_report, warn};
 use crate::cli::session::Session;
 use crate::cli::table;
 use crate::cli::{RelaySettings, flags};
@@ -76,35 +76,12 @@ Exit codes:
   15  there is no such table, or it lacks a column that is needed
   30  Kafka cannot be reached (31: refuses)";
 
-/// How often it is said how far it is.
-const SAY_EVERY: Duration = Duration::from_secs(5);
 /// How far the broker's clock may be behind that of Postgres.
 const CLOCKS_APART_MS: i64 = 3_600_000;
 
 fn grace(text: &str) -> Result<Duration, String> {
     let duration = parse_duration(text).filter(|duration| *duration <= Duration::from_secs(24 * 3600));
     duration.ok_or_else(|| "write a duration up to 24h, such as 10s or 0s".to_owned())
-}
-
-/// Says how far it is, not too often.
-#[derive(Debug)]
-pub struct Teller {
-    said: Instant,
-}
-
-impl Teller {
-    /// Says nothing yet.
-    pub(in crate::cli) fn new() -> Teller {
-        Teller { said: Instant::now() }
-    }
-
-    /// Says it on standard error, unless something was said a moment ago.
-    pub fn tell(&mut self, text: impl FnOnce() -> String) {
-        if self.said.elapsed() >= SAY_EVERY {
-            self.said = Instant::now();
-            note(text());
-        }
-    }
 }
 
 /// Compares, and prints what was found. Changes nothing.
@@ -115,9 +92,7 @@ impl Teller {
 pub async fn verify(args: &VerifyArgs) -> Outcome {
     let loaded = Loaded::new(&flags(&args.settings), args.settings.common.config.as_deref())?;
     let config = loaded.config(false)?;
-    for warning in loaded.warnings(&config) {
-        note(format_args!("warning: {warning}"));
-    }
+    warn(loaded.warnings(&config));
     let id_headers = id_headers(&config)?;
     let source = &config.source;
     let session = Session::connect(&source.database, "verify").await?;
@@ -149,11 +124,7 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
     rows::find_strays(&session, &plans, &mut comparison, &mut Teller::new()).await?;
 
     report.found(comparison.findings(), &absent, &cut);
-    if args.json {
-        print_json(&report)?;
-    } else {
-        print(&report.text(args.unknown))?;
-    }
+    print_report(args.json, &report, &report.text(args.unknown))?;
     Ok(report.verdict(args.no_duplicates)?)
 }
 

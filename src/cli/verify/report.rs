@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cli::output::aligned;
+use crate::cli::text::{aligned, listed, notes};
 use crate::error::{Error, Kind, Result};
 use crate::event::Shown;
 use crate::verify::{Counts, Example, Findings};
@@ -88,17 +88,13 @@ impl Report {
             if list.is_empty() || what == "unknown" && !unknown {
                 continue;
             }
-            let shown = list.len() as u64;
-            let head = if shown < of { format!("{what} ({shown} of {of})") } else { what.to_owned() };
             let lines: Vec<[String; 4]> = list.iter().map(line).collect();
-            text += &format!("\n{head}\n{}\n", aligned(&lines));
+            text += &listed(what, of, &lines);
         }
         if !self.notes.is_empty() {
             text += "\n";
         }
-        for note in &self.notes {
-            text += &format!("note: {}\n", note.replace(char::is_control, " "));
-        }
+        text += &notes(&self.notes);
         text
     }
 

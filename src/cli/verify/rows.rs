@@ -2,9 +2,9 @@
 
 use tokio_postgres::SimpleQueryMessage;
 
-use super::Teller;
 use super::range::{self, Range, is_about_value};
 use crate::cli::check::described;
+use crate::cli::output::Teller;
 use crate::cli::session::{Session, column};
 use crate::cli::sql;
 use crate::cli::table::Table;

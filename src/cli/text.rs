@@ -1,8 +1,6 @@
-//! Text of the commands on events that were not delivered: times, cells, tables that fit the terminal.
+//! Text of the commands: times, cells, tables, remarks.
 
 use std::io::IsTerminal as _;
-
-use crate::cli::output::aligned;
 
 /// A time as RFC 3339 has it.
 pub(super) fn time(ms: i64) -> Option<String> {
@@ -27,10 +25,10 @@ pub(super) fn cell(bytes: &[u8], chars: usize) -> String {
     cut(&text, chars)
 }
 
-/// As `char::escape_debug`, which quotes have no need of here.
+/// As `char::escape_debug`, which quotes and backslashes have no need of here.
 fn escaped(character: char) -> Vec<char> {
     match character {
-        '"' | '\'' => vec![character],
+        '"' | '\'' | '\\' => vec![character],
         _ => character.escape_debug().collect(),
     }
 }
@@ -43,6 +41,33 @@ pub(super) fn cut(text: &str, chars: usize) -> String {
     let mut head: String = text.chars().take(chars.saturating_sub(1)).collect();
     head.push('…');
     head
+}
+
+/// Rows under each other, cells in line; the last of each row may be of any length. A name may hold anything, and a line
+/// is one line.
+pub(super) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
+    let cells = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or_default();
+    let width =
+        |cell: usize| rows.iter().filter_map(|row| row.as_ref().get(cell)).map(|text| text.chars().count()).max();
+    let widths: Vec<usize> = (0..cells.saturating_sub(1)).map(|cell| width(cell).unwrap_or_default()).collect();
+    let line = |row: &[String]| {
+        let padding = |cell: usize| widths.get(cell).copied().unwrap_or_default();
+        let cells = row.iter().enumerate().map(|(cell, text)| format!("{text:<0$}", padding(cell)));
+        cells.collect::<Vec<_>>().join("  ").trim_end().replace(char::is_control, " ")
+    };
+    rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
+}
+
+/// Rows under a heading that says how many of `count` they are.
+pub(super) fn listed<R: AsRef<[String]>>(heading: &str, count: u64, rows: &[R]) -> String {
+    let shown = rows.len() as u64;
+    let of = if shown < count { format!(" ({shown} of {count})") } else { String::new() };
+    format!("\n{heading}{of}\n{}\n", aligned(rows))
+}
+
+/// Remarks, a line each.
+pub(super) fn notes(notes: &[String]) -> String {
+    notes.iter().map(|note| format!("note: {}\n", note.replace(char::is_control, " "))).collect()
 }
 
 /// What of the last column is worth a look.
@@ -90,7 +115,7 @@ pub(super) fn width() -> Option<usize> {
 }
 
 /// `1 letter`, `2 letters`.
-pub(in crate::cli) fn counted(count: u64, one: &str) -> String {
+pub(super) fn counted(count: u64, one: &str) -> String {
     if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") }
 }
 
@@ -114,6 +139,12 @@ mod tests {
         assert_eq!(cell(b"\xff\x1b[2J\n\0", 20), "\u{fffd}\\u{1b}[2J\\n\\0");
         assert_eq!(cell(&vec![b'x'; 1 << 20], 4), "xxx…");
         assert_eq!((cut("größe", 5).as_str(), cut("größe", 4).as_str()), ("größe", "grö…"));
+    }
+
+    #[test]
+    fn rows_line_up_and_stay_lines() {
+        let rows = [["a", "b", "c"], ["long\nname", "", "d e"], ["x", "yy", ""]].map(|row| row.map(str::to_owned));
+        assert_eq!(aligned(&rows), "a          b   c\nlong name      d e\nx          yy");
     }
 
     #[test]
