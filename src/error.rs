@@ -331,7 +331,10 @@ impl fmt::Display for NextCommand {
 /// `cause` is one line in the operator's words and names the slot or topic. The error holds no payload, no secret and
 /// no connection string. `Display` writes everything but the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Error {
+pub struct Error(Box<Fields>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Fields {
     kind: Kind,
     /// Where it happened, or what was being done.
     subject: Option<String>,
@@ -350,7 +353,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with its cause; add the remedy with [`Error::remedy`] wherever a person has to act.
     pub fn new(kind: Kind, cause: impl fmt::Display) -> Self {
-        Error {
+        Error(Box::new(Fields {
             kind,
             subject: None,
             row: None,
@@ -360,27 +363,27 @@ impl Error {
             attempts: 1,
             max_attempts: None,
             record_bytes: None,
-        }
+        }))
     }
 
     /// What the operator can do.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<Remedy>) -> Self {
-        self.remedy = Some(remedy.into());
+        self.0.remedy = Some(remedy.into());
         self
     }
 
     /// The same with `remedy` where it has none of its own.
     #[must_use]
     pub fn or_remedy(mut self, remedy: impl Into<Remedy>) -> Self {
-        self.remedy.get_or_insert_with(|| remedy.into());
+        self.0.remedy.get_or_insert_with(|| remedy.into());
         self
     }
 
     /// The same with each command of its remedy, or of its kind's, as `complete` makes it.
     #[must_use]
     pub fn with_commands(mut self, complete: impl Fn(NextCommand) -> NextCommand) -> Self {
-        self.remedy = self.remedy.or_else(|| self.kind.remedy()).map(|Remedy(parts)| {
+        self.0.remedy = self.0.remedy.take().or_else(|| self.0.kind.remedy()).map(|Remedy(parts)| {
             let completed = parts.into_iter().map(|part| match part {
                 Part::Command(command) => Part::Command(complete(command)),
                 Part::Text(text) => Part::Text(text),
@@ -393,15 +396,15 @@ impl Error {
     /// The same, of another kind.
     #[must_use]
     pub fn with_kind(mut self, kind: Kind) -> Self {
-        self.remedy = self.any_remedy();
-        self.kind = kind;
+        self.0.remedy = self.any_remedy();
+        self.0.kind = kind;
         self
     }
 
     /// Says where it happened, or what was being done; in front of what was said of that so far.
     #[must_use]
     pub fn about(mut self, subject: impl fmt::Display) -> Self {
-        self.subject = Some(match self.subject {
+        self.0.subject = Some(match &self.0.subject {
             Some(inner) => format!("{subject}: {inner}"),
             None => subject.to_string(),
         });
@@ -411,14 +414,14 @@ impl Error {
     /// Says why it happened, behind what happened.
     #[must_use]
     pub fn because(mut self, reason: impl fmt::Display) -> Self {
-        self.cause = format!("{}: {reason}", self.cause);
+        self.0.cause = format!("{}: {reason}", self.0.cause);
         self
     }
 
     /// Says which row it happened to; `row` is fit to be shown. A row that is known stays.
     #[must_use]
     pub fn of_row(mut self, row: impl fmt::Display) -> Self {
-        self.row.get_or_insert_with(|| row.to_string());
+        self.0.row.get_or_insert_with(|| row.to_string());
         self
     }
 
@@ -431,64 +434,64 @@ impl Error {
     /// The topic that refuses records.
     #[must_use]
     pub fn of_topic(mut self, topic: &str) -> Self {
-        self.topic = Some(topic.to_owned());
+        self.0.topic = Some(topic.to_owned());
         self
     }
 
     /// The topic that refuses records, where that is what happened.
     pub fn topic(&self) -> Option<&str> {
-        self.topic.as_deref()
+        self.0.topic.as_deref()
     }
 
     /// How often that was tried by now.
     #[must_use]
     pub fn after(mut self, attempts: u32) -> Self {
-        self.attempts = attempts;
+        self.0.attempts = attempts;
         self
     }
 
     /// How often the event it happened to may be tried, where that says so itself.
     #[must_use]
     pub fn within(mut self, max_attempts: Option<u32>) -> Self {
-        self.max_attempts = max_attempts;
+        self.0.max_attempts = max_attempts;
         self
     }
 
     /// The record was refused for its size, this, or what it was sent with for theirs.
     #[must_use]
     pub fn of_bytes(mut self, record_bytes: usize) -> Self {
-        self.record_bytes = Some(record_bytes);
+        self.0.record_bytes = Some(record_bytes);
         self
     }
 
     /// See [`Error::of_bytes`].
     pub fn record_bytes(&self) -> Option<usize> {
-        self.record_bytes
+        self.0.record_bytes
     }
 
     /// See [`Error::after`].
     pub fn attempts(&self) -> u32 {
-        self.attempts
+        self.0.attempts
     }
 
     /// See [`Error::within`].
     pub fn max_attempts(&self) -> Option<u32> {
-        self.max_attempts
+        self.0.max_attempts
     }
 
     /// What kind it is.
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.0.kind
     }
 
     /// What happened, in one line, without the row and the place it happened to.
     pub fn cause(&self) -> &str {
-        &self.cause
+        &self.0.cause
     }
 
     /// What to do, where a person can do something: always where one has to.
     pub fn any_remedy(&self) -> Option<Remedy> {
-        self.remedy.clone().or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
+        self.0.remedy.clone().or_else(|| self.0.kind.remedy().filter(|_| self.0.kind.halts()))
     }
 
     /// [`Error::any_remedy`], as text.
@@ -499,13 +502,13 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(subject) = &self.subject {
+        if let Some(subject) = &self.0.subject {
             write!(f, "{subject}: ")?;
         }
-        if let Some(row) = &self.row {
+        if let Some(row) = &self.0.row {
             write!(f, "row {row}: ")?;
         }
-        f.write_str(&self.cause)
+        f.write_str(&self.0.cause)
     }
 }
 

@@ -128,7 +128,7 @@ impl Settings {
         };
         let url = self.base.model.database.url.as_ref().map(Secret::expose);
         ConnInfo::parse(url, &variable).map_err(|error| {
-            let error = error.with_kind(Kind::Config).or_remedy("write it as postgres://USER@HOST:PORT/DATABASE");
+            let error = error.or_remedy("write it as postgres://USER@HOST:PORT/DATABASE").with_kind(Kind::Config);
             match self.get("database.url") {
                 Some(given) => error.about(&given.origin),
                 None => error,

@@ -330,7 +330,11 @@ impl<'a> Pass<'a> {
     async fn read(&self, head: &Head, alone: bool) -> Result<Vec<Held>> {
         let events = if alone { 1 } else { BATCH_EVENTS };
         let limit = Limit { events, bytes: self.of.config.kafka.max_in_flight_bytes / COPIES };
-        let mut held = self.marker.held(head, limit).await.map_err(|error| error.or_remedy(unreadable()))?;
+        let mut held = self
+            .marker
+            .held(head, limit)
+            .await
+            .map_err(|error| if error.any_remedy().is_none() { error.remedy(unreadable()) } else { error })?;
         let of =
             |held: &Held| self.of.memory().how(held.id, (&held.event.row, held.event.place), &held.version).cloned();
         let first = held.first().and_then(of);
