@@ -94,7 +94,7 @@ async fn run(args: &RunArgs) -> Outcome {
             let serve = http::serve(listener, telemetry);
             tokio::select! {
                 ended = Box::pin(relay) => ended?,
-                ended = serve => ended?,
+                never = serve => match never {},
             }
         }
     }

@@ -1,19 +1,45 @@
 //! Metrics and health over HTTP: four pages, read-only, no configuration and no names of rows on any of them.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 use super::Telemetry;
-use super::connection::{LimitedListener, Limits};
 use super::health::Readiness;
 use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
+
+/// Rest after a connection that could not be accepted, as where there are no file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What clients may take: one that cannot be held open is worth a few kilobytes, a few seconds and one request.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// Connections at a time; further ones wait in the listen queue.
+    connections: usize,
+    /// Bytes of a request's head. No body is read.
+    head_bytes: usize,
+    /// From accept to close, however slowly either side goes.
+    lifetime: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { connections: 64, head_bytes: 16 * 1024, lifetime: Duration::from_secs(10) }
+    }
+}
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -29,16 +55,35 @@ pub async fn bind(addr: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Serves on what [`bind`] gave, until dropped.
-///
-/// # Errors
-/// [`Kind::Bug`] where the server ends by itself.
-pub async fn serve(listener: TcpListener, telemetry: Telemetry) -> Result<()> {
+pub async fn serve(listener: TcpListener, telemetry: Telemetry) -> Infallible {
     serve_within(Limits::default(), listener, telemetry).await
 }
 
-async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetry) -> Result<()> {
-    let ended = axum::serve(LimitedListener::new(listener, limits), router(telemetry)).await;
-    ended.map_err(|error| Error::new(Kind::Bug, format!("the HTTP server ended: {error}")))
+async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetry) -> Infallible {
+    let free = Arc::new(Semaphore::new(limits.connections));
+    let pages = TowerToHyperService::new(router(telemetry));
+    loop {
+        // The semaphore is never closed.
+        let permit = Arc::clone(&free).acquire_owned().await.ok();
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "a connection for metrics and health was not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let connection = http1::Builder::new()
+            .keep_alive(false)
+            .max_buf_size(limits.head_bytes)
+            .serve_connection(TokioIo::new(stream), pages.clone());
+        tokio::spawn(async move {
+            if let Ok(Err(error)) = tokio::time::timeout(limits.lifetime, connection).await {
+                tracing::debug!(%error, "a connection for metrics and health failed");
+            }
+            drop(permit);
+        });
+    }
 }
 
 fn router(telemetry: Telemetry) -> Router {
@@ -49,13 +94,12 @@ fn router(telemetry: Telemetry) -> Router {
         .route("/readyz", get(ready))
         .fallback(not_found)
         .with_state(telemetry)
-        .layer(axum::middleware::map_response(one_request))
+        .layer(axum::middleware::map_response(guarded))
 }
 
-/// One request for each connection, nothing cached, nothing sniffed or framed.
-async fn one_request(mut response: Response) -> Response {
+/// Nothing cached, nothing sniffed or framed.
+async fn guarded(mut response: Response) -> Response {
     let headers = response.headers_mut();
-    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(
@@ -126,7 +170,6 @@ fn escape_html(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;

@@ -8,8 +8,6 @@ pub mod http;
 pub mod logging;
 pub mod metrics;
 
-mod connection;
-
 use std::time::Duration;
 
 pub use health::{HealthHandle, NotReady, Readiness};
