@@ -120,10 +120,6 @@ impl Health {
         Health { ready_within, ..Health::default() }
     }
 
-    /// The relay's loop came round at `now`: whether anything is in flight or waits to be sent, and whether anything
-    /// was acked or confirmed since the last report.
-    ///
-    /// To be called at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall.
     fn report(&mut self, now: Instant, something_to_do: bool, progressed: bool) {
         self.heard_at = Some(now);
         self.waiting_since = match (something_to_do, self.waiting_since) {
@@ -194,7 +190,7 @@ impl Health {
     }
 }
 
-/// A [`Health`] that the relay writes and the HTTP server reads. Clones share it; no call blocks for long.
+/// What the relay writes and the HTTP server reads. Clones share it; no call blocks for long.
 #[derive(Debug, Clone)]
 pub struct HealthHandle {
     ready_within: Duration,
@@ -202,7 +198,7 @@ pub struct HealthHandle {
 }
 
 impl HealthHandle {
-    /// Shares a new [`Health`].
+    /// Nothing is known yet: not ready.
     pub fn new(ready_within: Duration) -> Self {
         HealthHandle { ready_within, shared: Arc::new(Mutex::new(Health::new(ready_within))) }
     }
@@ -212,7 +208,10 @@ impl HealthHandle {
         self.ready_within / 3
     }
 
-    /// [`Health::report`], now.
+    /// The relay's loop came round now: whether anything is in flight or waits to be sent, and whether anything
+    /// was acked or confirmed since the last report.
+    ///
+    /// To be called at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall.
     pub fn report(&self, something_to_do: bool, progressed: bool) {
         self.health().report(Instant::now(), something_to_do, progressed);
     }
