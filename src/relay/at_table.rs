@@ -29,17 +29,17 @@ impl Relay {
         self.pulse.release();
         // What a stream left in flight is known to be published, or will come again.
         let mut known = None;
-        if let Some(Life::Running(core)) = &mut self.life {
-            let (until, before) = (Instant::now() + CHECK_TIMEOUT, core.counts());
-            let drained = drain::drain(core, until, stop).await;
-            report::tell_counts(&self.telemetry, core.counts(), before);
+        if let Some(Life::Running(pipeline)) = &mut self.life {
+            let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
+            let drained = drain::drain(pipeline, until, stop).await;
+            report::tell_counts(&self.telemetry, pipeline.publisher.counts(), before);
             if !drained? {
                 let what = "Kafka does not ack what is in flight; reading the table behind it";
                 return Err(Error::new(Kind::KafkaUnreachable, what));
             }
-            drain::settle(core, &self.config).await?;
-            let position = core.ledger().delivered();
-            known = Some((position, core.published(&position), core.delivered_inside()));
+            drain::settle(pipeline, &self.config).await?;
+            let position = pipeline.publisher.ledger.delivered();
+            known = Some((position, pipeline.trail.published(&position).cloned(), pipeline.inside(&position)));
         }
         let producer = self.life.as_ref().map(Life::producer);
         let mut warn = |warning: String| {
@@ -68,9 +68,9 @@ impl Relay {
         }
         self.served = Some(lease.stored.server.clone());
         let sink = match self.life.take() {
-            Some(Life::Running(mut core)) => {
-                self.poison = core.take_poison();
-                core.into_sink()
+            Some(Life::Running(mut pipeline)) => {
+                self.poison = std::mem::take(&mut pipeline.publisher.poison);
+                pipeline.publisher.sink
             }
             Some(Life::New(sink, _)) => *sink,
             None => return Err(Error::new(Kind::Bug, "the table without a producer")),

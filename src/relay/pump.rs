@@ -27,10 +27,10 @@ use crate::ledger::confirm::Due;
 use crate::relay::again::Again;
 use crate::relay::alarm::Alarm;
 use crate::relay::budget::Budget;
-use crate::relay::core::{Core, Taken};
 use crate::relay::jobs::{Done, Jobs};
 use crate::relay::kept::Kept;
 use crate::relay::pace::Pace;
+use crate::relay::pipeline::{Pipeline, Taken};
 use crate::relay::pulse::Pulse;
 use crate::relay::report::Report;
 use crate::relay::retention::Known;
@@ -99,9 +99,9 @@ struct Leaving {
 /// Relays through `session` until it, the producer or the relay ends.
 ///
 /// # Errors
-/// Why the session ended. The core stays usable for the next one unless the error is the producer's.
+/// Why the session ended. The pipeline stays usable for the next one unless the error is the producer's.
 pub(super) async fn run(
-    core: &mut Core<KafkaSink>,
+    pipeline: &mut Pipeline<KafkaSink>,
     session: Session,
     (known, epoch): (&Known, Instant),
     (config, telemetry, pulse, stop): (&Config, &Telemetry, &Pulse, StopSignal),
@@ -109,14 +109,14 @@ pub(super) async fn run(
     let now = Instant::now();
     let mut pump = Pump {
         feedback: Feedback::new(config.source.wal_sender_timeout, now),
-        report: Report::new(core),
+        report: Report::new(pipeline),
         deliveries: Vec::new(),
         leaving: None,
         stop_heard: false,
         jobs: Jobs::new(now),
         retrying: Retrying::new(config, known, Some(pulse.beside())),
-        kafka: core.sink().watch_connection(),
-        unusable: Box::pin(unusable(core.sink().producer())),
+        kafka: pipeline.publisher.sink.watch_connection(),
+        unusable: Box::pin(unusable(pipeline.publisher.sink.producer())),
         control_end: Box::pin(session.control.closed()),
         control_ended: false,
         catalog_unsound: false,
@@ -133,7 +133,7 @@ pub(super) async fn run(
         backlog: false,
         pace: Pace::new(now),
         alarm: Alarm::new(),
-        core,
+        pipeline,
         session,
         config,
         telemetry,
@@ -149,9 +149,9 @@ pub(super) async fn run(
         Ok(_) | Err(_) => pump.retrying.give_up().await,
     }
     pump.retrying.count(&telemetry.metrics);
-    pump.report.tell(pump.core, pump.session.stream.received(), telemetry, Instant::now());
-    pump.core.forget_unread();
-    let (confirmed, at_once) = (pump.core.confirmable(), pump.stop.asked() == Stop::Now);
+    pump.report.tell(pump.pipeline, pump.session.stream.received(), telemetry, Instant::now());
+    pump.pipeline.publisher.forget_unread();
+    let (confirmed, at_once) = (pump.pipeline.confirmable(), pump.stop.asked() == Stop::Now);
     let stream = pump.session.stream;
     let deadline = Instant::now() + if at_once { Duration::ZERO } else { FINISH_TIMEOUT };
     let last = Status { received: stream.received(), confirmed, reply_requested: false };
@@ -163,7 +163,7 @@ pub(super) async fn run(
 }
 
 struct Pump<'a> {
-    core: &'a mut Core<KafkaSink>,
+    pipeline: &'a mut Pipeline<KafkaSink>,
     session: Session,
     config: &'a Config,
     telemetry: &'a Telemetry,
@@ -211,17 +211,17 @@ impl Pump<'_> {
             if !gathers && let Err(error) = self.take_in() {
                 self.halt(error)?;
             }
-            let received = self.core.ledger().received().end_lsn;
+            let received = self.pipeline.publisher.ledger.received().end_lsn;
             if let Some((_, error)) = self.session.vanished.take_if(|(until, _)| *until <= received) {
                 self.halt(error)?;
             }
             let now = Instant::now();
-            let rest = self.pace.rests_until(now, self.core.counts().assembled);
-            self.core.look(now - self.epoch, self.backlog || gathers || rest.is_some());
+            let rest = self.pace.rests_until(now, self.pipeline.publisher.counts().assembled);
+            self.pipeline.look(now - self.epoch, self.backlog || gathers || rest.is_some());
             self.begin_jobs(now);
             let feedback = self.tell_server(now)?;
             if self.report.next <= now {
-                self.report.tell(self.core, self.session.stream.received(), self.telemetry, now);
+                self.report.tell(self.pipeline, self.session.stream.received(), self.telemetry, now);
             }
             let left_over = self.has_left_over();
             if let Some(leaving) = self.leaving.take_if(|leaving| leaving.until <= now || !left_over) {
@@ -235,7 +235,7 @@ impl Pump<'_> {
             self.pulse.beat()?;
             if let Input::Deliveries = input {
                 // On failure the producer is finished, and nothing that waits for it would come to an end.
-                self.core.delivered(&mut self.deliveries)?;
+                self.pipeline.publisher.delivered(&mut self.deliveries)?;
             } else if let Err(error) = self.handle(input).await {
                 self.halt(error)?;
             }
@@ -246,12 +246,12 @@ impl Pump<'_> {
     fn take_in(&mut self) -> Result<()> {
         // Also where intake has ended: nothing of what is left is for the next turn.
         self.backlog = false;
-        self.core.retry_pending()?;
+        self.pipeline.publisher.retry_pending()?;
         if self.leaving.is_some() {
             return Ok(());
         }
         for _ in 0..MESSAGES_PER_TURN {
-            if !self.core.has_room() {
+            if !self.pipeline.publisher.has_room() {
                 return Ok(());
             }
             let Some(message) = self.session.stream.next()? else { return Ok(()) };
@@ -261,14 +261,14 @@ impl Pump<'_> {
                 WalMessage::Data { wal_start, wal_end, body, .. } => {
                     self.noticed = None;
                     self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
-                    if self.core.data(wal_start, body)? == Taken::Relation {
+                    if self.pipeline.data(wal_start, body)? == Taken::Relation {
                         self.jobs.ask_look();
                     }
                 }
                 WalMessage::Keepalive { wal_end, reply_requested } => {
                     self.report.keepalives += 1;
                     self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
-                    self.core.keepalive(wal_end);
+                    self.pipeline.keepalive(wal_end);
                     if reply_requested {
                         self.feedback.reply_requested();
                     }
@@ -299,16 +299,16 @@ impl Pump<'_> {
     fn begin_jobs(&mut self, now: Instant) {
         let since = now - self.epoch;
         let hurry = self.leaving.is_some();
-        match self.core.due(since, hurry) {
+        match self.pipeline.due(since, hurry) {
             Due::Nothing => {}
             Due::Progress(position) => {
-                self.core.store_begun(since);
-                self.core.commit_begun();
-                let published = self.core.published(&position);
+                self.pipeline.store_begun(since);
+                self.pipeline.publisher.commit_begun();
+                let published = self.pipeline.trail.published(&position).cloned();
                 self.jobs.begin_store(&mut self.session, position, published);
             }
             Due::Idle(position) if !self.jobs.is_looking() && self.may_look() => {
-                self.core.store_begun(since);
+                self.pipeline.store_begun(since);
                 self.telemetry.metrics.catalog_checks.inc();
                 self.jobs.begin_look(&self.session, Some(position), now);
             }
@@ -317,20 +317,23 @@ impl Pump<'_> {
         if let Some(marker) = &self.session.marker
             && !self.jobs.is_settling()
             && !self.unmarkable
-            && let Some(batch) = self.core.settle(usize::MAX)
+            && let Some(batch) = self.pipeline.publisher.begin_write_back(usize::MAX)
         {
             self.jobs.begin_settle(marker, batch);
         }
         if self.leaving.is_none() && !self.unmarkable {
-            self.retrying.begin_due(self.core.waiting(), || self.core.census(), now);
+            self.retrying.begin_due(self.pipeline.publisher.parking.count(), || self.pipeline.publisher.census(), now);
         }
         if self.watches_pending && self.may_look() && self.leaving.is_none() {
             let every = self.config.source.poll.pending_interval;
-            self.jobs.begin_watch(&self.session, self.core.settled_position(), every, now);
+            self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
-        self.jobs.begin_tail(&self.config.kafka, || self.core.unread());
+        self.jobs.begin_tail(&self.config.kafka, || self.pipeline.publisher.unread());
         // Nothing came since the last one: it says all there is to say.
-        if self.may_look() && self.core.wants_pair() && self.core.counts().acked != self.paired_at {
+        if self.may_look()
+            && self.pipeline.trail.wants_pair()
+            && self.pipeline.publisher.counts().acked != self.paired_at
+        {
             self.jobs.begin_pair(&self.session, now);
         }
         if self.may_look() && self.jobs.begin_due(&self.session, now) {
@@ -344,7 +347,7 @@ impl Pump<'_> {
     /// The server fell silent (P5).
     fn tell_server(&mut self, now: Instant) -> Result<Instant> {
         self.feedback.set_reading(self.reads(), now);
-        let confirmed = self.core.confirmable();
+        let confirmed = self.pipeline.confirmable();
         match self.feedback.action(now, confirmed) {
             Action::Wait(until) => Ok(until),
             Action::Send { reply_requested } => {
@@ -368,7 +371,7 @@ impl Pump<'_> {
 
     /// Whether more may be read (P4).
     fn reads(&self) -> bool {
-        self.leaving.is_none() && self.core.has_room()
+        self.leaving.is_none() && self.pipeline.publisher.has_room()
     }
 
     /// Waits for whatever comes first, the end of a `rest` included; the order is in the module's documentation. While what
@@ -393,7 +396,7 @@ impl Pump<'_> {
             () = self.stop.at_least(next_stop) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => Input::Clock,
-            () = self.core.next_deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
+            () = self.pipeline.publisher.next_deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
             done = self.jobs.next() => Input::Job(Box::new(done)),
             tried = self.retrying.next() => Input::Retried(tried),
             end = &mut self.control_end, if !self.control_ended => Input::Control(end),
@@ -409,8 +412,8 @@ impl Pump<'_> {
     fn wake_at(&self, now: Instant, feedback: Instant) -> Instant {
         // What is overdue and waits for something else than the clock must not spin it.
         let soon = now + RETRY_INTERVAL;
-        let store = self.core.wake_at().map(|since| (self.epoch + since).max(soon));
-        let retry = self.core.is_pending().then_some(soon);
+        let store = self.pipeline.wake_at().map(|since| (self.epoch + since).max(soon));
+        let retry = self.pipeline.publisher.is_pending().then_some(soon);
         let leave = self.leaving.as_ref().map(|leaving| leaving.until);
         let due = feedback.min(self.report.next).min(self.jobs.wake_at().max(soon));
         [store, retry, leave].into_iter().flatten().fold(due, Instant::min)

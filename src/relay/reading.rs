@@ -24,14 +24,13 @@ use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
 use crate::postgres::quote::quoted;
 use crate::relay::found::Found;
-use crate::relay::outlet::{Counts, Outlet, contradiction};
+use crate::relay::publisher::{Counts, Publisher, contradiction};
 use crate::relay::pulse::Beside;
 use crate::relay::pump::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
 use crate::relay::retrying::Retrying;
 use crate::relay::session::AnyStore;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::transaction::Transaction;
 use crate::relay::waiting::{at_once, end_of, lease_lost};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery};
@@ -67,7 +66,7 @@ type Settling = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// What reads, and what it needs for as long as it does.
 pub(super) struct Reading<'a> {
-    pub(super) outlet: Outlet<KafkaSink>,
+    pub(super) publisher: Publisher<KafkaSink>,
     pub(super) store: AnyStore,
     /// What is stored, and what is to be stored next.
     pub(super) stored: Stored,
@@ -90,8 +89,7 @@ pub(super) struct Reading<'a> {
     counts: Counts,
     next_store: Instant,
     next_report: Instant,
-    /// Where rows are committed together with how far reading has come, and since when its times are.
-    transaction: Option<Transaction>,
+    /// The instant that times inside the publisher are since.
     epoch: Instant,
 }
 
@@ -113,21 +111,21 @@ struct Passage {
 
 impl<'a> Reading<'a> {
     pub(super) fn new(
-        outlet: Outlet<KafkaSink>,
+        publisher: Publisher<KafkaSink>,
         store: AnyStore,
         stored: Stored,
         (marker, delivered): (Option<Arc<Marker>>, HashSet<RowId>),
         (config, telemetry, stop): (&'a Config, &'a Telemetry, StopSignal),
         (control, beside): (&Control, Beside),
     ) -> Self {
-        let (now, producer) = (Instant::now(), outlet.sink().producer());
-        let mut kafka = outlet.sink().watch_connection();
+        let (now, producer) = (Instant::now(), publisher.sink.producer());
+        let mut kafka = publisher.sink.watch_connection();
         telemetry.connected(Side::Kafka, *kafka.borrow_and_update() == Connection::Up);
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         Reading {
             retrying: Retrying::new(config, store.known(), Some(beside)),
-            counts: outlet.counts(),
-            outlet,
+            counts: publisher.counts(),
+            publisher,
             store,
             kept: None,
             stored,
@@ -143,7 +141,6 @@ impl<'a> Reading<'a> {
             deliveries: Vec::new(),
             next_store: now,
             next_report: now,
-            transaction: config.delivery.transactions.as_ref().map(Transaction::new),
             epoch: now,
         }
     }
@@ -165,8 +162,8 @@ impl<'a> Reading<'a> {
         let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
         let mut polled = Polled::new(outbox, facts.columns.clone())
             .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
-        let commit_lsn = lsn.max(self.outlet.ledger().received().end_lsn);
-        self.outlet.ledger_mut().begin(commit_lsn).map_err(contradiction)?;
+        let commit_lsn = lsn.max(self.publisher.ledger.received().end_lsn);
+        self.publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
         let now = Instant::now();
         let mut passage = Passage {
             rows: reader.rows(sql).await?,
@@ -188,7 +185,7 @@ impl<'a> Reading<'a> {
             && !error.kind().ends_producer()
         {
             // The producer is well: what it has need not be sent again.
-            self.outlet.drain(Instant::now() + DRAIN_TIMEOUT).await;
+            self.publisher.drain(Instant::now() + DRAIN_TIMEOUT).await;
             self.advance(&mut passage, commit_lsn);
             if let Err(error) = self.save().await {
                 tracing::debug!(%error, "progress could not be stored");
@@ -197,7 +194,7 @@ impl<'a> Reading<'a> {
         self.advance(&mut passage, commit_lsn);
         if read.as_ref().is_ok_and(|read| *read == Read::All) {
             let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
-            self.outlet.ledger_mut().commit(commit_lsn, end_lsn).map_err(contradiction)?;
+            self.publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
         }
         self.tell(Instant::now());
         read
@@ -212,13 +209,12 @@ impl<'a> Reading<'a> {
     ) -> Result<Read> {
         let mut leaving: Option<Instant> = None;
         loop {
-            self.outlet.retry_pending()?;
+            self.publisher.retry_pending()?;
             let now = Instant::now();
             if let Some(marker) = &self.marker
-                && passage.settling.is_none()
-                && self.outlet.has_settleable()
+                && let Some(batch) = self.publisher.begin_write_back(SETTLE_ROWS)
             {
-                let (marker, (batch, _)) = (Arc::clone(marker), self.outlet.settle(SETTLE_ROWS));
+                let marker = Arc::clone(marker);
                 passage.settling = Some(Box::pin(async move {
                     failpoint::reached("marking");
                     marker.settle(&batch).await.map(|_| ())
@@ -231,10 +227,10 @@ impl<'a> Reading<'a> {
             if passage.next_tell <= now {
                 passage.next_tell = now + TELL_INTERVAL;
                 let (rows, acked) =
-                    (passage.read, passage.sent.saturating_sub(self.outlet.ledger().in_flight_events() as u64));
+                    (passage.read, passage.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64));
                 tracing::info!(slot = %self.config.source.slot, table, rows, acked, of = passage.total, "reading the table");
             }
-            let drained = self.outlet.is_drained() && !self.outlet.has_unsettled();
+            let drained = self.publisher.is_drained() && self.publisher.is_written_back();
             if passage.ended && drained && leaving.is_none() {
                 if let Some(total) = passage.total.filter(|total| *total != passage.read) {
                     let cause = format!("{} rows of table {table} were read, and there are {total}", passage.read);
@@ -253,15 +249,15 @@ impl<'a> Reading<'a> {
                 passage.checkpoints.extend(passage.last.take());
                 self.advance(passage, commit_lsn);
                 self.save().await?;
-            } else if self.transaction.is_none() && self.next_store <= now && passage.sent > 0 {
+            } else if !self.publisher.is_transactional() && self.next_store <= now && passage.sent > 0 {
                 self.next_store = now + STORE_INTERVAL;
                 self.save().await?;
             }
-            let room = !passage.ended && leaving.is_none() && self.has_room();
-            let retry = self.outlet.is_pending().then_some(now + RETRY_INTERVAL);
-            let store = match &self.transaction {
-                Some(transaction) => transaction.wake_at(false).map(|since| self.epoch + since),
-                None => (passage.sent > 0).then_some(self.next_store),
+            let room = !passage.ended && leaving.is_none() && self.publisher.has_room();
+            let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
+            let store = match self.publisher.is_transactional() {
+                true => self.publisher.look_at(false).map(|since| self.epoch + since),
+                false => (passage.sent > 0).then_some(self.next_store),
             };
             let wake = [retry, leaving, store].into_iter().flatten().fold(self.next_report, Instant::min);
             let asked = if leaving.is_some() { Stop::Now } else { Stop::Drain };
@@ -276,10 +272,10 @@ impl<'a> Reading<'a> {
                     leaving = Some(Instant::now() + grace);
                 }
                 () = tokio::time::sleep_until(wake) => {}
-                () = self.outlet.next_deliveries(&mut self.deliveries) => self.outlet.delivered(&mut self.deliveries)?,
+                () = self.publisher.next_deliveries(&mut self.deliveries) => self.publisher.delivered(&mut self.deliveries)?,
                 done = end_of(&mut passage.settling) => {
                     passage.settling = None;
-                    self.outlet.settled(done.is_ok());
+                    self.publisher.write_back_ended(done.is_ok());
                     done?;
                     failpoint::reached("marked");
                 }
@@ -303,7 +299,7 @@ impl<'a> Reading<'a> {
                         };
                         self.take(passage, polled, &row, table, (number, commit_lsn, via))?;
                         left -= 1;
-                        if left == 0 || !self.has_room() {
+                        if left == 0 || !self.publisher.has_room() {
                             break;
                         }
                         next = at_once(passage.rows.next()).await.transpose()?;
@@ -336,7 +332,7 @@ impl<'a> Reading<'a> {
             }
         }
         event.committed_at_us = now_us();
-        self.outlet.publish(&event)?;
+        self.publisher.publish(&event)?;
         passage.sent += 1;
         passage.last = Some((passage.sent, row.key(outbox)));
         if passage.sent.is_multiple_of(CHECKPOINT_ROWS) {
@@ -371,23 +367,23 @@ impl<'a> Reading<'a> {
     /// Tells metrics and health.
     pub(super) fn tell(&mut self, now: Instant) {
         self.next_report = now + REPORT_INTERVAL;
-        let (counts, before) = (self.outlet.counts(), self.counts);
+        let (counts, before) = (self.publisher.counts(), self.counts);
         tell_counts(self.telemetry, counts, before);
         self.retrying.count(&self.telemetry.metrics);
         self.counts = counts;
-        let (events, bytes) = (self.outlet.ledger().in_flight_events(), self.outlet.ledger().in_flight_bytes());
+        let (events, bytes) = (self.publisher.ledger.in_flight_events(), self.publisher.ledger.in_flight_bytes());
         self.telemetry.metrics.in_flight_events.set(i64::try_from(events).unwrap_or(i64::MAX));
         self.telemetry.metrics.in_flight_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-        self.telemetry.metrics.waiting_events.set(i64::try_from(self.outlet.waiting()).unwrap_or(i64::MAX));
-        self.telemetry.health.report(!self.outlet.is_drained(), counts.acked > before.acked);
+        self.telemetry.metrics.waiting_events.set(i64::try_from(self.publisher.parking.count()).unwrap_or(i64::MAX));
+        self.telemetry.health.report(!self.publisher.is_drained(), counts.acked > before.acked);
         let now_us = now_us();
-        for committed_at_us in self.outlet.ledger_mut().take_finished() {
+        for committed_at_us in self.publisher.ledger.take_finished() {
             self.telemetry.metrics.observe_commit_to_ack(committed_at_us, now_us);
         }
     }
 
     fn late(&self) -> Error {
-        let (left, slot) = (self.outlet.ledger().in_flight_events(), &self.config.source.slot);
+        let (left, slot) = (self.publisher.ledger.in_flight_events(), &self.config.source.slot);
         let cause = format!("stopped with {left} rows of slot {slot} not acked");
         Error::new(Kind::ShutdownTimeout, cause).remedy("nothing is lost: they are read again at the next start")
     }

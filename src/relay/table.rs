@@ -23,8 +23,8 @@ use crate::position::{Lsn, Position};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::relay::fitness::{can_have_slot, can_poll, fits};
 use crate::relay::lease::Lease;
-use crate::relay::outlet::{Outlet, Setup};
 use crate::relay::poison::Poison;
+use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::pulse::Pulse;
 use crate::relay::pump::Ended;
 use crate::relay::reading::{Read, Reading};
@@ -76,12 +76,12 @@ pub(super) async fn run(
     (delivered, poison): (Vec<RowId>, &mut Poison),
     (config, telemetry, pulse, stop): (&Config, &Telemetry, &Pulse, StopSignal),
 ) -> (Option<KafkaSink>, bool, Result<Ended>) {
-    let mut outlet = match Outlet::new(&Setup::of(config), Position::default(), sink) {
-        Ok(outlet) => outlet,
+    let mut publisher = match Publisher::new(&Setup::of(config), Position::default(), sink) {
+        Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };
-    outlet.remember(std::mem::take(poison));
-    outlet.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
+    publisher.remember(std::mem::take(poison));
+    publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
     let source = &config.source;
     let opened = async {
         let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
@@ -111,11 +111,11 @@ pub(super) async fn run(
     let (marker, waiting, reader, tables) = match pulse.throughout(opened).await {
         Ok(opened) => opened,
         Err(error) => {
-            *poison = outlet.take_poison();
-            return (Some(outlet.into_sink()), false, Err(error));
+            *poison = std::mem::take(&mut publisher.poison);
+            return (Some(publisher.sink), false, Err(error));
         }
     };
-    outlet.set_waiting(waiting);
+    publisher.set_parked(waiting);
     if !matches!(lease.task, Task::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
     }
@@ -123,7 +123,7 @@ pub(super) async fn run(
     let Lease { control, store, stored, task, notified, facts, sink: _ } = lease;
     let delivered = delivered.into_iter().collect();
     let with = (config, telemetry, stop.clone());
-    let reading = Reading::new(outlet, store, stored, (marker, delivered), with, (&control, pulse.beside()));
+    let reading = Reading::new(publisher, store, stored, (marker, delivered), with, (&control, pulse.beside()));
     let mut work = Work { reading, reader, tables, config, telemetry, stop, major: facts.server.major() };
     let done = match task {
         Task::MakeSlot(plan) => Box::pin(pulse.throughout(work.make_slot(plan, facts.slot.is_some()))).await,
@@ -146,9 +146,9 @@ pub(super) async fn run(
     work.reading.count_given_up();
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
-    let (clean, begun) = (work.reading.outlet.is_drained(), work.reading.has_saved());
-    *poison = work.reading.outlet.take_poison();
-    let sink = work.reading.outlet.into_sink();
+    let (clean, begun) = (work.reading.publisher.is_drained(), work.reading.has_saved());
+    *poison = std::mem::take(&mut work.reading.publisher.poison);
+    let sink = work.reading.publisher.sink;
     let dead = matches!(&done, Err(error) if error.kind().ends_producer());
     if clean && !dead {
         return (Some(sink), begun, done);
@@ -408,10 +408,10 @@ impl Work<'_> {
             if let Some(total) = total {
                 tracing::info!(slot = %self.config.source.slot, table = %facts.name, rows = total, "reading the table");
             }
-            let (sql, before) = (rows(facts, outbox, &selection)?, self.reading.outlet.counts().assembled);
+            let (sql, before) = (rows(facts, outbox, &selection)?, self.reading.publisher.counts().assembled);
             let place = (*number, lsn, Via::Table);
             match self.reading.table((&self.reader, &sql, total), facts, place).await? {
-                Read::All => read += self.reading.outlet.counts().assembled - before,
+                Read::All => read += self.reading.publisher.counts().assembled - before,
                 Read::Stopped => return Ok(None),
             }
         }

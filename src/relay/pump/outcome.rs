@@ -38,7 +38,7 @@ impl Pump<'_> {
             Input::Job(done) => self.job_done(*done).await,
             Input::Retried(tried) => {
                 self.retrying.count(&self.telemetry.metrics);
-                self.core.tried(&tried);
+                self.pipeline.publisher.tried(&tried);
                 Ok(())
             }
             Input::Control(end) => self.control_ended(end),
@@ -60,7 +60,7 @@ impl Pump<'_> {
                     let now = Instant::now();
                     self.feedback.heard(now);
                     let buffered = self.session.stream.buffered_bytes();
-                    self.pace.read(now, (read, buffered), self.core.counts().assembled);
+                    self.pace.read(now, (read, buffered), self.pipeline.publisher.counts().assembled);
                 }
                 Ok(())
             }
@@ -83,7 +83,7 @@ impl Pump<'_> {
                 }
                 self.telemetry.metrics.positions_stored.inc();
                 failpoint::reached("stored");
-                if let Some(events) = self.core.stored(position) {
+                if let Some(events) = self.pipeline.stored(position) {
                     self.telemetry.metrics.transaction(events, took);
                 }
             }
@@ -95,16 +95,16 @@ impl Pump<'_> {
                 if judged.is_err() {
                     self.catalog_unsound = true;
                     if then_store.is_some() {
-                        self.core.store_abandoned();
+                        self.pipeline.store_abandoned();
                     }
                 }
                 judged?;
-                if then_store.is_some() && self.core.has_open_transaction() {
+                if then_store.is_some() && self.pipeline.publisher.has_open_transaction() {
                     // Events came meanwhile, which are committed with a position behind them.
-                    self.core.store_abandoned();
+                    self.pipeline.store_abandoned();
                 } else if let Some(position) = then_store {
-                    self.core.commit_begun();
-                    let published = self.core.published(&position);
+                    self.pipeline.publisher.commit_begun();
+                    let published = self.pipeline.trail.published(&position).cloned();
                     self.jobs.begin_store(&mut self.session, position, published);
                 }
             }
@@ -125,7 +125,7 @@ impl Pump<'_> {
                 let rows = rows.into_iter().map(row_id).collect();
                 let mut asked = self.again.looked(rows, lsn, &settled);
                 // They are pending because they wait.
-                asked.retain(|row| !self.core.is_waiting(row));
+                asked.retain(|row| !self.pipeline.publisher.parking.holds_row(row));
                 if !asked.is_empty() {
                     let rows = asked.len();
                     tracing::info!(slot = %self.config.source.slot, rows, "rows are pending again; publishing them again");
@@ -144,18 +144,18 @@ impl Pump<'_> {
             }
             Done::Settled(result) => {
                 if let Err(error) = result {
-                    self.core.settle_abandoned();
+                    self.pipeline.publisher.write_back_ended(false);
                     // Nothing is marked any more, and nothing that waits for a mark is waited for.
                     self.unmarkable = error.kind().halts();
                     return Err(error);
                 }
-                self.core.settled();
+                self.pipeline.publisher.write_back_ended(true);
                 failpoint::reached("marked");
             }
             Done::Paired(pair) => {
                 let (snapshot, lsn) = pair?;
-                self.paired_at = self.core.counts().acked;
-                self.core.took_pair(snapshot, lsn);
+                self.paired_at = self.pipeline.publisher.counts().acked;
+                self.pipeline.trail.took(snapshot, lsn);
             }
             Done::Tail(topic, tail, result) => {
                 let (slot, records) = (&self.config.source.slot, tail.as_ref().map_or(0, Tail::count));
@@ -167,7 +167,7 @@ impl Pump<'_> {
                         "what is in the topic cannot be read: events that were published before a crash may come again"
                     );
                 }
-                self.core.tail_read(&topic, tail, result.is_err());
+                self.pipeline.publisher.tail_read(&topic, tail, result.is_err());
             }
             Done::Measured(result) => {
                 let measured = result?;
@@ -207,11 +207,11 @@ impl Pump<'_> {
             Verdict::Within | Verdict::GiveUp => None,
         });
         // Without that, nobody would know what was published.
-        let stored = self.core.stored_position();
+        let stored = self.pipeline.stored_position();
         if verdict == Verdict::GiveUp
             && self.leaving.is_none()
             && self.session.may_give_up
-            && self.core.published(&stored).is_some()
+            && self.pipeline.trail.published(&stored).is_some()
         {
             self.leave(Duration::ZERO, Ok(Ended::OverBudget));
         }
@@ -219,7 +219,7 @@ impl Pump<'_> {
 
     /// Looks whether the row of an event that was delivered a while ago is in its table.
     fn begin_kept(&mut self) {
-        let newest = self.core.newest().filter(|row| {
+        let newest = self.pipeline.begun.newest().filter(|row| {
             let of = self.config.outboxes.get(row.outbox);
             of.is_some_and(|of| of.source.table().is_some() && !of.upkeep.delete)
         });
@@ -238,11 +238,11 @@ impl Pump<'_> {
     async fn why_not_stored(&mut self, error: Error) -> Error {
         let until = Instant::now() + LAST_WORDS;
         loop {
-            let deliveries = self.core.next_deliveries(&mut self.deliveries);
+            let deliveries = self.pipeline.publisher.next_deliveries(&mut self.deliveries);
             if tokio::time::timeout_at(until, deliveries).await.is_err() {
                 return error;
             }
-            if let Err(better) = self.core.delivered(&mut self.deliveries) {
+            if let Err(better) = self.pipeline.publisher.delivered(&mut self.deliveries) {
                 return better;
             }
         }
@@ -263,10 +263,10 @@ impl Pump<'_> {
 
     /// Whether something received still has to be acked, stored or confirmed.
     pub(super) fn has_left_over(&self) -> bool {
-        let only_keepalives = matches!(self.core.due(self.epoch.elapsed(), true), Due::Idle(_));
-        !(self.core.is_settled()
-            || self.unmarkable && self.core.is_stored_as_far_as_marked()
-            || !self.may_look() && self.core.is_drained() && only_keepalives)
+        let only_keepalives = matches!(self.pipeline.due(self.epoch.elapsed(), true), Due::Idle(_));
+        !(self.pipeline.is_settled()
+            || self.unmarkable && self.pipeline.is_stored_as_far_as_written_back()
+            || !self.may_look() && self.pipeline.publisher.is_drained() && only_keepalives)
     }
 
     /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be stored.
@@ -282,7 +282,7 @@ impl Pump<'_> {
         if !error.kind().halts() {
             return Err(error);
         }
-        if self.leaving.is_none() && !self.core.is_drained() {
+        if self.leaving.is_none() && !self.pipeline.publisher.is_drained() {
             tracing::error!(%error, "stopping: waiting for acks of what came before");
         }
         self.leave(self.config.process.shutdown_timeout, Err(error));
@@ -291,7 +291,7 @@ impl Pump<'_> {
 
     /// Intake ends; what is in flight gets until then. A reason that is there already stays.
     fn leave(&mut self, grace: Duration, with: Result<Ended>) {
-        self.core.forget_unread();
+        self.pipeline.publisher.forget_unread();
         let until = Instant::now() + grace;
         match &mut self.leaving {
             Some(leaving) => leaving.until = leaving.until.min(until),

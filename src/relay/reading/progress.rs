@@ -9,25 +9,17 @@ use crate::position::Lsn;
 use crate::relay::waiting::{end_of, lease_lost, told_to_leave};
 
 impl Reading<'_> {
-    /// Whether another row may be taken.
-    pub(super) fn has_room(&self) -> bool {
-        let enqueued = self.outlet.counts().enqueued;
-        self.outlet.has_room() && self.transaction.as_ref().is_none_or(|transaction| transaction.takes(enqueued))
-    }
-
     /// Whether rows are to be committed now: they are enough for a transaction, and all of them are acked.
     pub(super) fn is_full(&mut self, passage: &Passage, now: Instant) -> bool {
-        let (enqueued, drained) = (self.outlet.counts().enqueued, self.outlet.is_drained());
-        let Some(transaction) = &mut self.transaction else { return false };
         // More rows are on their way until the last was read, and what the last one says of all is stored with it.
-        transaction.look(enqueued, (false, true), now - self.epoch);
-        drained && !passage.ended && transaction.is_due(enqueued, false)
+        self.publisher.look(false, true, now - self.epoch);
+        !passage.ended && self.publisher.is_commit_due(false)
     }
 
     /// Notes the last checkpoint that is delivered, and marked where rows are.
     pub(super) fn advance(&mut self, passage: &mut Passage, commit_lsn: Lsn) {
         let Some(catch_up) = &mut self.stored.catch_up else { return };
-        let delivered = self.outlet.settled_index(commit_lsn);
+        let delivered = self.publisher.completed_of(commit_lsn);
         while passage.checkpoints.front().is_some_and(|(number, _)| *number <= delivered)
             && let Some((_, key)) = passage.checkpoints.pop_front()
         {
@@ -37,12 +29,10 @@ impl Reading<'_> {
 
     /// Stores what is to be stored.
     pub(in crate::relay) async fn save(&mut self) -> Result<()> {
-        let enqueued = self.outlet.counts().enqueued;
-        let is_open = self.transaction.as_ref().is_some_and(|transaction| transaction.is_open(enqueued));
-        if self.kept.as_ref() == Some(&self.stored) && !is_open {
+        if self.kept.as_ref() == Some(&self.stored) && !self.publisher.has_open_transaction() {
             return Ok(());
         }
-        if self.transaction.is_some() && !self.outlet.is_drained() {
+        if self.publisher.is_transactional() && !self.publisher.is_drained() {
             let what = "rows of a transaction are not acked; giving it up, and reading them again";
             return Err(Error::new(Kind::KafkaUnreachable, what));
         }
@@ -61,18 +51,15 @@ impl Reading<'_> {
         }
         self.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
-        if let Some(transaction) = &mut self.transaction {
-            let events = transaction.committed(enqueued);
+        if let Some(events) = self.publisher.committed() {
             self.telemetry.metrics.transaction(events, self.store.took);
-            self.outlet.committed();
         }
         Ok(())
     }
 
     /// Nothing more is read. What of it is not committed never will be.
     pub(in crate::relay) fn count_given_up(&self) {
-        let enqueued = self.outlet.counts().enqueued;
-        if self.transaction.as_ref().is_some_and(|transaction| transaction.is_open(enqueued)) {
+        if self.publisher.has_open_transaction() {
             self.telemetry.metrics.given_up_transactions.inc();
         }
     }

@@ -13,14 +13,14 @@ impl Reading<'_> {
     /// seen pending before it was marked is not to be published again.
     pub(in crate::relay) async fn retry_waiting(&mut self) {
         while let Some(tried) = at_once(self.retrying.next()).await {
-            self.outlet.tried(&tried);
+            self.publisher.tried(&tried);
         }
-        self.retrying.begin_due(self.outlet.waiting(), || self.outlet.census(), Instant::now());
+        self.retrying.begin_due(self.publisher.parking.count(), || self.publisher.census(), Instant::now());
     }
 
     /// Whether events wait that are tried once it is stored how far all is published.
     pub(in crate::relay) fn is_waited_for(&self) -> bool {
-        self.outlet.waiting() > 0 && self.store.known().borrow().is_none()
+        self.publisher.parking.count() > 0 && self.store.known().borrow().is_none()
     }
 
     /// What is being tried of events that wait comes to its end, as long as nobody else may try them.
