@@ -6,8 +6,9 @@ use super::{CHECK_TIMEOUT, LASTED, Life, Relay, drain, report, table};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::replication::WalSession;
 use crate::relay::lease::{Lease, Why};
-use crate::relay::pump::Ended;
+use crate::relay::replication::Ended;
 use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::watch::Process;
 
 impl Relay {
     /// Drops the slot, so that the server can let go of its log. What is stored tells what was published, and Kafka, which
@@ -37,7 +38,7 @@ impl Relay {
                 let what = "Kafka does not ack what is in flight; reading the table behind it";
                 return Err(Error::new(Kind::KafkaUnreachable, what));
             }
-            drain::settle(pipeline, &self.config).await?;
+            drain::write_back(pipeline, &self.config).await?;
             let position = pipeline.publisher.ledger.delivered();
             known = Some((position, pipeline.trail.published(&position).cloned(), pipeline.inside(&position)));
         }
@@ -81,10 +82,10 @@ impl Relay {
         let began = Instant::now();
         // Rows that are asked for again are meant to be.
         let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.inside.clone() };
-        let of = (delivered, &mut self.poison);
         self.pulse.guard(sink.producer());
-        let with = (&self.config, &self.telemetry, &self.pulse, stop.clone());
-        let (sink, begun, ended) = Box::pin(table::run(lease, sink, of, with)).await;
+        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.pulse, stop.clone());
+        let process = Process { config, telemetry, pulse, stop };
+        let (sink, begun, ended) = Box::pin(table::run(lease, sink, delivered, &mut self.poison, process)).await;
         self.pulse.release();
         let sink = match sink {
             // It takes nothing any more.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::pipeline::Pipeline;
-use super::pump::RETRY_INTERVAL;
+use super::replication::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -47,13 +47,13 @@ pub(super) async fn drain<S: Sink>(pipeline: &mut Pipeline<S>, until: Instant, s
 }
 
 /// How long marking may take where nothing goes on meanwhile.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+const WRITE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Marks or deletes the rows that were acked, where that is configured.
 ///
 /// # Errors
 /// Those of the marker.
-pub(super) async fn settle<S: Sink>(pipeline: &mut Pipeline<S>, config: &Config) -> Result<()> {
+pub(super) async fn write_back<S: Sink>(pipeline: &mut Pipeline<S>, config: &Config) -> Result<()> {
     if pipeline.publisher.is_written_back() {
         return Ok(());
     }
@@ -61,7 +61,7 @@ pub(super) async fn settle<S: Sink>(pipeline: &mut Pipeline<S>, config: &Config)
     pipeline.publisher.write_back_ended(false);
     let Some(marker) = Marker::of(config).await? else { return Ok(()) };
     while let Some(batch) = pipeline.publisher.begin_write_back(usize::MAX) {
-        let settled = tokio::time::timeout(SETTLE_TIMEOUT, marker.settle(&batch)).await;
+        let settled = tokio::time::timeout(WRITE_BACK_TIMEOUT, marker.settle(&batch)).await;
         settled
             .map_err(|_| Error::new(Kind::PostgresUnreachable, "rows that were acked could not be marked in time"))??;
         pipeline.publisher.write_back_ended(true);

@@ -34,7 +34,7 @@ impl Relay {
         let resume = match &mut self.life {
             Some(Life::Running(pipeline)) => {
                 // What cannot be marked now is published again, and marked then.
-                if let Err(error) = drain::settle(pipeline, &self.config).await {
+                if let Err(error) = drain::write_back(pipeline, &self.config).await {
                     tracing::debug!(%error, "rows that were acked could not be marked");
                 }
                 self.poison = std::mem::take(&mut pipeline.publisher.poison);

@@ -45,10 +45,9 @@ pub mod pipeline;
 pub mod poison;
 pub mod publisher;
 mod pulse;
-mod pump;
-mod reading;
 mod recovery;
 mod refusals;
+mod replication;
 mod report;
 mod retention;
 mod retrying;
@@ -57,8 +56,9 @@ mod slot;
 mod stand_by;
 pub mod stop;
 mod table;
+mod table_loop;
 mod transaction;
-mod waiting;
+mod watch;
 mod write_back;
 
 use self::backoff::Backoff;
@@ -71,11 +71,12 @@ use self::pipeline::Pipeline;
 use self::poison::Poison;
 use self::publisher::Setup;
 use self::pulse::Pulse;
-use self::pump::Ended;
 use self::refusals::Refusals;
+use self::replication::Ended;
 use self::retention::Known;
 use self::session::{Opened, Session};
 use self::stop::{Stop, StopSignal};
+use self::watch::Process;
 
 /// Relays until told to stop or until a person has to act.
 ///
@@ -320,9 +321,9 @@ impl Relay {
         let (acked, began) = (pipeline.publisher.counts().acked, Instant::now());
         self.walsender_pid = Some(session.walsender_pid);
         self.pulse.guard(pipeline.publisher.sink.producer());
-        let with = (&self.config, &self.telemetry, &self.pulse, stop.clone());
-        let of = (&self.known, self.epoch);
-        let ended = pump::run(&mut pipeline, session, of, with).await;
+        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.pulse, stop.clone());
+        let process = Process { config, telemetry, pulse, stop };
+        let ended = replication::run(&mut pipeline, session, &self.known, self.epoch, process).await;
         if pipeline.publisher.counts().acked > acked || began.elapsed() > LASTED {
             self.backoff.reset();
         }

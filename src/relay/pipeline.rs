@@ -1,6 +1,6 @@
 //! One producer's way from pgoutput messages to confirmable positions, without I/O.
 //!
-//! Messages and keepalives, acks and stores go in; positions to store and to confirm come out. The loop in `pump` feeds the
+//! Messages and keepalives, acks and stores go in; positions to store and to confirm come out. The loop in `replication` feeds the
 //! pipeline and carries out what it decides. The seeded simulation in `tests/simulation.rs` feeds it from a model of
 //! Postgres and of Kafka instead.
 

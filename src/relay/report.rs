@@ -31,6 +31,7 @@ pub(super) struct Report {
     pub(super) keepalives: u64,
     pub(super) status_updates: u64,
     pub(super) server_wal_end: Lsn,
+    pub(super) oldest: OldestTransaction,
 }
 
 impl Report {
@@ -47,6 +48,7 @@ impl Report {
             keepalives: 0,
             status_updates: 0,
             server_wal_end: Lsn::ZERO,
+            oldest: OldestTransaction::default(),
         }
     }
 
@@ -119,21 +121,30 @@ pub(super) fn tell_counts(telemetry: &Telemetry, counts: Counts, before: Counts)
 /// How long a transaction may be open before a person is told.
 const LONG: i64 = 60;
 
-/// Tells of the transaction that has been under way for longest; `told` is the one a person was told of.
-pub(super) fn tell_oldest(telemetry: &Telemetry, oldest: Option<&OldTransaction>, told: &mut Option<i32>) {
-    let pid = oldest.and_then(|oldest| oldest.pid).unwrap_or_default();
-    let open_seconds = oldest.and_then(|oldest| oldest.open_seconds).unwrap_or_default();
-    telemetry.metrics.oldest_transaction_pid.set(pid.into());
-    telemetry.metrics.oldest_transaction_seconds.set(open_seconds);
-    if open_seconds < LONG {
-        *told = None;
-    } else if told.replace(pid) != Some(pid) {
-        let application = oldest.and_then(|oldest| oldest.application.as_deref()).unwrap_or_default();
-        tracing::warn!(
-            pid,
-            open_seconds,
-            application,
-            "a transaction has been open for long: it keeps log on the server"
-        );
+/// The transaction of another session that has been open for longest.
+#[derive(Debug, Default)]
+pub(super) struct OldestTransaction {
+    /// The backend that was logged, because its transaction has been open for long.
+    logged: Option<i32>,
+}
+
+impl OldestTransaction {
+    /// Tells `telemetry` of it, and logs a long one once.
+    pub(super) fn tell(&mut self, telemetry: &Telemetry, oldest: Option<&OldTransaction>) {
+        let pid = oldest.and_then(|oldest| oldest.pid).unwrap_or_default();
+        let open_seconds = oldest.and_then(|oldest| oldest.open_seconds).unwrap_or_default();
+        telemetry.metrics.oldest_transaction_pid.set(pid.into());
+        telemetry.metrics.oldest_transaction_seconds.set(open_seconds);
+        if open_seconds < LONG {
+            self.logged = None;
+        } else if self.logged.replace(pid) != Some(pid) {
+            let application = oldest.and_then(|oldest| oldest.application.as_deref()).unwrap_or_default();
+            tracing::warn!(
+                pid,
+                open_seconds,
+                application,
+                "a transaction has been open for long: it keeps log on the server"
+            );
+        }
     }
 }

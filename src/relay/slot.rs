@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::error::{Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::replication::{NewSlot, WalSession};
-use crate::relay::report::tell_oldest;
+use crate::relay::report::OldestTransaction;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::source::control::OldTransaction;
 use crate::telemetry::Telemetry;
@@ -77,7 +77,7 @@ pub(super) async fn make_slot(
                     // Nothing is published meanwhile: that is lag, and after a while no readiness.
                     telemetry.metrics.set_oldest_unacked_commit(Some(began_us));
                     telemetry.health.report(true, false);
-                    tell_oldest(telemetry, Some(&oldest), &mut None);
+                    OldestTransaction::default().tell(telemetry, Some(&oldest));
                     if may_give_way && began.elapsed() >= PATIENCE {
                         break Err(Made::Held(text));
                     }

@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use crate::error::Result;
 use crate::postgres::sql::SqlSession;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::waiting::at_once;
+use crate::relay::watch::at_once;
 use crate::relay::{Life, Relay};
 use crate::source::holder::{Holder, holder};
 use crate::upkeep::left_behind::none_left_behind;

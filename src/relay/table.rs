@@ -25,14 +25,13 @@ use crate::relay::fitness::{can_have_slot, can_poll, fits};
 use crate::relay::lease::Lease;
 use crate::relay::poison::Poison;
 use crate::relay::publisher::{Publisher, Setup};
-use crate::relay::pulse::Pulse;
-use crate::relay::pump::Ended;
-use crate::relay::reading::{Read, Reading};
 use crate::relay::recovery::{Plan, which};
-use crate::relay::report::tell_oldest;
+use crate::relay::replication::Ended;
+use crate::relay::report::OldestTransaction;
 use crate::relay::slot::{Made, make_slot};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::waiting::lease_lost;
+use crate::relay::table_loop::{Query, Read, TableLoop};
+use crate::relay::watch::{Process, lease_lost};
 use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::control::Control;
@@ -73,9 +72,11 @@ struct OutboxTable {
 pub(super) async fn run(
     lease: Lease,
     sink: KafkaSink,
-    (delivered, poison): (Vec<RowId>, &mut Poison),
-    (config, telemetry, pulse, stop): (&Config, &Telemetry, &Pulse, StopSignal),
+    delivered: Vec<RowId>,
+    poison: &mut Poison,
+    process: Process<'_>,
 ) -> (Option<KafkaSink>, bool, Result<Ended>) {
+    let Process { config, telemetry, pulse, stop } = process.clone();
     let mut publisher = match Publisher::new(&Setup::of(config), Position::default(), sink) {
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
@@ -122,8 +123,7 @@ pub(super) async fn run(
     telemetry.metrics.reads_table.set(1);
     let Lease { control, store, stored, task, notified, facts, sink: _ } = lease;
     let delivered = delivered.into_iter().collect();
-    let with = (config, telemetry, stop.clone());
-    let reading = Reading::new(publisher, store, stored, (marker, delivered), with, (&control, pulse.beside()));
+    let reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
     let mut work = Work { reading, reader, tables, config, telemetry, stop, major: facts.server.major() };
     let done = match task {
         Task::MakeSlot(plan) => Box::pin(pulse.throughout(work.make_slot(plan, facts.slot.is_some()))).await,
@@ -158,7 +158,7 @@ pub(super) async fn run(
 }
 
 struct Work<'a> {
-    reading: Reading<'a>,
+    reading: TableLoop<'a>,
     reader: Reader,
     tables: Vec<OutboxTable>,
     config: &'a Config,
@@ -276,7 +276,8 @@ impl Work<'_> {
             let condition = format!("({pending}\n) and ({})", of_table.join(" or "));
             let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
-            let read = self.reading.table((&self.reader, &sql, None), facts, (*number, lsn, Via::Replay)).await?;
+            let query = Query { sql: &sql, total: None, facts, outbox: *number, lsn, via: Via::Replay };
+            let read = self.reading.table(&self.reader, &query).await?;
             if read == Read::Stopped {
                 return Ok(Ended::Stopped);
             }
@@ -293,7 +294,7 @@ impl Work<'_> {
         if is_there {
             tracing::warn!(%slot, "there is a slot of this name, which keeps log for nobody: select pg_drop_replication_slot('{slot}')");
         }
-        let mut long_told = None;
+        let mut oldest = OldestTransaction::default();
         let mut measured_at = Instant::now();
         let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
         let (mut looked_at, mut held_by) = (Instant::now(), None);
@@ -330,7 +331,7 @@ impl Work<'_> {
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();
                 let measured = control.wal_position().await?;
-                tell_oldest(self.telemetry, measured.oldest_transaction.as_ref(), &mut long_told);
+                oldest.tell(self.telemetry, measured.oldest_transaction.as_ref());
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let wait = if empty > IDLE_AFTER { source.poll.idle_interval } else { source.poll.interval };
@@ -354,7 +355,7 @@ impl Work<'_> {
                     self.reading.save().await?;
                     return Ok(Ended::Stopped);
                 }
-                end = self.reading.lease_end() => return Err(lease_lost(end)),
+                end = self.reading.lease.ended() => return Err(lease_lost(end)),
                 () = notified.notified() => {}
                 () = tokio::time::sleep(wait) => {}
             }
@@ -399,7 +400,7 @@ impl Work<'_> {
                     Some(tokio::select! {
                         biased;
                         () = self.stop.at_least(Stop::Drain) => return Ok(None),
-                        end = self.reading.lease_end() => return Err(lease_lost(end)),
+                        end = self.reading.lease.ended() => return Err(lease_lost(end)),
                         counted = self.reader.count(&sql) => counted?,
                     })
                 }
@@ -409,8 +410,8 @@ impl Work<'_> {
                 tracing::info!(slot = %self.config.source.slot, table = %facts.name, rows = total, "reading the table");
             }
             let (sql, before) = (rows(facts, outbox, &selection)?, self.reading.publisher.counts().assembled);
-            let place = (*number, lsn, Via::Table);
-            match self.reading.table((&self.reader, &sql, total), facts, place).await? {
+            let query = Query { sql: &sql, total, facts, outbox: *number, lsn, via: Via::Table };
+            match self.reading.table(&self.reader, &query).await? {
                 Read::All => read += self.reading.publisher.counts().assembled - before,
                 Read::Stopped => return Ok(None),
             }

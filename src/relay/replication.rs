@@ -10,13 +10,8 @@
 //! 6. what is to be told of Kafka;
 //! 7. the socket: always for writing, for reading only while there is room (P4).
 
-mod outcome;
-
-use std::future::Future;
-use std::pin::Pin;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::config::Config;
@@ -24,9 +19,11 @@ use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::failpoint;
 use crate::ledger::confirm::Due;
+use crate::position::{Lsn, Position};
 use crate::relay::again::Again;
 use crate::relay::alarm::Alarm;
-use crate::relay::budget::Budget;
+use crate::relay::budget::{Budget, Verdict};
+use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, Jobs};
 use crate::relay::kept::Kept;
 use crate::relay::pace::Pace;
@@ -35,11 +32,14 @@ use crate::relay::pulse::Pulse;
 use crate::relay::report::Report;
 use crate::relay::retention::Known;
 use crate::relay::retrying::{Retrying, Tried};
-use crate::relay::session::Session;
+use crate::relay::session::{AnyStore, Session};
 use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::watch::{ControlWatch, KafkaWatch, Process};
+use crate::sink::Delivery;
 use crate::sink::kafka::KafkaSink;
-use crate::sink::{Connection, Delivery, Producer};
-use crate::source::control::ControlEnd;
+use crate::source::catalog::{Fingerprint, compare};
+
+use crate::source::control::{ControlEnd, PendingRow, WalPosition};
 use crate::source::feedback::{Action, Feedback};
 use crate::source::{Io, Notice, Status, WalMessage, WalSource, notice};
 use crate::telemetry::{Side, Telemetry};
@@ -81,10 +81,8 @@ enum Input {
     /// Events that waited were tried.
     Retried(Tried),
     Control(ControlEnd),
-    /// Kafka answers, or does not.
-    Kafka(Connection),
-    /// Kafka refuses us and goes on doing so, or the producer has lost its way.
-    Unusable(Error),
+    /// Kafka answers, or does not; an error where nothing is to be expected of the producer any more.
+    Kafka(Result<bool>),
     Socket(Result<Io>),
     /// There is nothing more to be read just now.
     Dry,
@@ -103,11 +101,12 @@ struct Leaving {
 pub(super) async fn run(
     pipeline: &mut Pipeline<KafkaSink>,
     session: Session,
-    (known, epoch): (&Known, Instant),
-    (config, telemetry, pulse, stop): (&Config, &Telemetry, &Pulse, StopSignal),
+    known: &Known,
+    epoch: Instant,
+    process: Process<'_>,
 ) -> Result<Ended> {
-    let now = Instant::now();
-    let mut pump = Pump {
+    let (now, Process { config, telemetry, pulse, stop }) = (Instant::now(), process);
+    let mut this = ReplicationLoop {
         feedback: Feedback::new(config.source.wal_sender_timeout, now),
         report: Report::new(pipeline),
         deliveries: Vec::new(),
@@ -115,18 +114,13 @@ pub(super) async fn run(
         stop_heard: false,
         jobs: Jobs::new(now),
         retrying: Retrying::new(config, known, Some(pulse.beside())),
-        kafka: pipeline.publisher.sink.watch_connection(),
-        unusable: Box::pin(unusable(pipeline.publisher.sink.producer())),
-        control_end: Box::pin(session.control.closed()),
-        control_ended: false,
+        kafka: KafkaWatch::new(&pipeline.publisher.sink, telemetry),
+        control: ControlWatch::new(&session.control),
         catalog_unsound: false,
         unmarkable: false,
         pulse,
-        watches_pending: config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()),
-        again: Again::default(),
-        watch_told: false,
+        again: Again::of(config),
         budget: Budget::new(&config.source),
-        long_told: None,
         kept: Kept::default(),
         paired_at: u64::MAX,
         noticed: None,
@@ -140,19 +134,18 @@ pub(super) async fn run(
         epoch,
         stop,
     };
-    telemetry.connected(Side::Kafka, *pump.kafka.borrow_and_update() == Connection::Up);
-    telemetry.metrics.dropped_events.inc_by(pump.session.marker.as_ref().map_or(0, |marker| marker.take_dropped()));
-    let ended = pump.run().await;
+    telemetry.metrics.dropped_events.inc_by(this.session.marker.as_ref().map_or(0, |marker| marker.take_dropped()));
+    let ended = this.run().await;
     match &ended {
         // The slot is ours as long as the stream is not ended.
-        Ok(how) if *how != Ended::ServerShutDown && pump.stop.asked() < Stop::Now => pump.retrying.finish().await,
-        Ok(_) | Err(_) => pump.retrying.give_up().await,
+        Ok(how) if *how != Ended::ServerShutDown && this.stop.asked() < Stop::Now => this.retrying.finish().await,
+        Ok(_) | Err(_) => this.retrying.give_up().await,
     }
-    pump.retrying.count(&telemetry.metrics);
-    pump.report.tell(pump.pipeline, pump.session.stream.received(), telemetry, Instant::now());
-    pump.pipeline.publisher.forget_unread();
-    let (confirmed, at_once) = (pump.pipeline.confirmable(), pump.stop.asked() == Stop::Now);
-    let stream = pump.session.stream;
+    this.retrying.count(&telemetry.metrics);
+    this.report.tell(this.pipeline, this.session.stream.received(), telemetry, Instant::now());
+    this.pipeline.publisher.forget_unread();
+    let (confirmed, at_once) = (this.pipeline.confirmable(), this.stop.asked() == Stop::Now);
+    let stream = this.session.stream;
     let deadline = Instant::now() + if at_once { Duration::ZERO } else { FINISH_TIMEOUT };
     let last = Status { received: stream.received(), confirmed, reply_requested: false };
     if let Err(error) = stream.finish(last, deadline).await {
@@ -162,7 +155,7 @@ pub(super) async fn run(
     ended
 }
 
-struct Pump<'a> {
+struct ReplicationLoop<'a> {
     pipeline: &'a mut Pipeline<KafkaSink>,
     session: Session,
     config: &'a Config,
@@ -176,22 +169,16 @@ struct Pump<'a> {
     stop_heard: bool,
     jobs: Jobs,
     retrying: Retrying,
-    kafka: watch::Receiver<Connection>,
-    unusable: Pin<Box<dyn Future<Output = Error> + Send>>,
-    control_end: Pin<Box<dyn Future<Output = ControlEnd> + Send>>,
-    control_ended: bool,
+    kafka: KafkaWatch,
+    control: ControlWatch,
     /// Whether the outbox was found not to be published as it was.
     catalog_unsound: bool,
     /// Whether rows were refused to be marked or deleted for good.
     unmarkable: bool,
     pulse: &'a Pulse,
-    /// Whether rows say that they are pending, and which were.
-    watches_pending: bool,
-    again: Again,
-    watch_told: bool,
+    /// Rows that were set to pending again, where rows say that they are pending.
+    again: Option<Again>,
     budget: Budget,
-    /// The transaction a person was told of, because it has been open for long.
-    long_told: Option<i32>,
     kept: Kept,
     /// Events acked when the last snapshot was taken.
     paired_at: u64,
@@ -204,7 +191,7 @@ struct Pump<'a> {
     alarm: Alarm,
 }
 
-impl Pump<'_> {
+impl ReplicationLoop<'_> {
     async fn run(&mut self) -> Result<Ended> {
         loop {
             let gathers = self.gathers();
@@ -303,9 +290,7 @@ impl Pump<'_> {
             Due::Nothing => {}
             Due::Progress(position) => {
                 self.pipeline.store_begun(since);
-                self.pipeline.publisher.commit_begun();
-                let published = self.pipeline.trail.published(&position).cloned();
-                self.jobs.begin_store(&mut self.session, position, published);
+                self.begin_store(position);
             }
             Due::Idle(position) if !self.jobs.is_looking() && self.may_look() => {
                 self.pipeline.store_begun(since);
@@ -315,16 +300,16 @@ impl Pump<'_> {
             Due::Idle(_) => {}
         }
         if let Some(marker) = &self.session.marker
-            && !self.jobs.is_settling()
+            && !self.jobs.is_writing_back()
             && !self.unmarkable
             && let Some(batch) = self.pipeline.publisher.begin_write_back(usize::MAX)
         {
-            self.jobs.begin_settle(marker, batch);
+            self.jobs.begin_write_back(marker, batch);
         }
         if self.leaving.is_none() && !self.unmarkable {
             self.retrying.begin_due(self.pipeline.publisher.parking.count(), || self.pipeline.publisher.census(), now);
         }
-        if self.watches_pending && self.may_look() && self.leaving.is_none() {
+        if self.again.is_some() && self.may_look() && self.leaving.is_none() {
             let every = self.config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
@@ -399,9 +384,8 @@ impl Pump<'_> {
             () = self.pipeline.publisher.next_deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
             done = self.jobs.next() => Input::Job(Box::new(done)),
             tried = self.retrying.next() => Input::Retried(tried),
-            end = &mut self.control_end, if !self.control_ended => Input::Control(end),
-            error = &mut self.unusable => Input::Unusable(error),
-            connection = kafka_changed(&mut self.kafka) => Input::Kafka(connection),
+            end = self.control.ended() => Input::Control(end),
+            answers = self.kafka.changed() => Input::Kafka(answers),
             io = self.session.stream.ready_io(reads) => Input::Socket(io),
             () = std::future::ready(()), if backlog => Input::Clock,
             () = std::future::ready(()), if gathers && rest.is_none() => Input::Dry,
@@ -418,18 +402,283 @@ impl Pump<'_> {
         let due = feedback.min(self.report.next).min(self.jobs.wake_at().max(soon));
         [store, retry, leave].into_iter().flatten().fold(due, Instant::min)
     }
-}
 
-/// What has become of the connection to Kafka.
-async fn kafka_changed(kafka: &mut watch::Receiver<Connection>) -> Connection {
-    if kafka.changed().await.is_err() {
-        // The producer is gone, which deliveries tell.
-        std::future::pending::<()>().await;
+    async fn handle(&mut self, input: Input) -> Result<()> {
+        match input {
+            Input::Stop => {
+                self.telemetry.health.stopping();
+                let at_once = std::mem::replace(&mut self.stop_heard, true) || self.stop.asked() == Stop::Now;
+                let grace = if at_once { Duration::ZERO } else { self.config.process.shutdown_timeout };
+                self.leave(grace, Ok(Ended::Stopped));
+                Ok(())
+            }
+            Input::Clock | Input::Deliveries => Ok(()),
+            Input::Dry => {
+                self.pace.dry(Instant::now(), self.session.stream.buffered_bytes());
+                Ok(())
+            }
+            Input::Job(done) => self.job_done(*done).await,
+            Input::Retried(tried) => {
+                self.retrying.count(&self.telemetry.metrics);
+                self.pipeline.publisher.tried(&tried);
+                Ok(())
+            }
+            Input::Control(end) => self.control_ended(end),
+            Input::Kafka(answers) => {
+                self.telemetry.connected(Side::Kafka, answers?);
+                Ok(())
+            }
+            Input::Socket(result) => {
+                let read = match result {
+                    Ok(io) => io.received_bytes,
+                    Err(error) => return Err(self.last_read(error)),
+                };
+                if read > 0 {
+                    self.report.received_bytes += read as u64;
+                    let now = Instant::now();
+                    self.feedback.heard(now);
+                    let buffered = self.session.stream.buffered_bytes();
+                    self.pace.read(now, (read, buffered), self.pipeline.publisher.counts().assembled);
+                }
+                Ok(())
+            }
+        }
     }
-    kafka.borrow_and_update().clone()
-}
 
-/// Why nothing is to be expected of this producer any more.
-async fn unusable(producer: Producer) -> Error {
-    producer.unusable().await
+    async fn job_done(&mut self, done: Done) -> Result<()> {
+        match done {
+            Done::Stored(store, position, result) => self.stored(store, position, result).await?,
+            Done::Looked(result, then_store) => self.looked_at_catalog(result, then_store)?,
+            Done::Pending(Ok((rows, lsn)), settled) => self.looked_for_pending(rows, lsn, &settled),
+            // A table that is read through each time takes too long, and must not hold up the stream.
+            Done::Pending(Err(error), _) => {
+                if let Some(again) = &mut self.again {
+                    again.warn(&self.config.source.slot, &error);
+                }
+                self.jobs.put_off_watch(Instant::now());
+            }
+            Done::Kept(found, outbox) => self.looked_for_row(found?, outbox),
+            Done::WrittenBack(Ok(())) => {
+                self.pipeline.publisher.write_back_ended(true);
+                failpoint::reached("marked");
+            }
+            Done::WrittenBack(Err(error)) => {
+                self.pipeline.publisher.write_back_ended(false);
+                // Nothing is marked any more, and nothing that waits for a mark is waited for.
+                self.unmarkable = error.kind().halts();
+                return Err(error);
+            }
+            Done::Paired(pair) => {
+                let (snapshot, lsn) = pair?;
+                self.paired_at = self.pipeline.publisher.counts().acked;
+                self.pipeline.trail.took(snapshot, lsn);
+            }
+            Done::Tail(topic, tail, result) => self.tail_read(&topic, tail, result),
+            Done::Measured(result) => self.measured(&result?),
+        }
+        Ok(())
+    }
+
+    async fn stored(&mut self, store: AnyStore, position: Position, result: Result<()>) -> Result<()> {
+        let took = store.took;
+        self.session.store = Some(store);
+        if let Err(error) = result {
+            let error = Box::pin(self.why_not_stored(error)).await;
+            if error.kind().halts() {
+                // Nothing more can be stored, so there is nothing to wait for.
+                self.leave(Duration::ZERO, Err(error));
+                return Ok(());
+            }
+            return Err(error);
+        }
+        self.telemetry.metrics.positions_stored.inc();
+        failpoint::reached("stored");
+        if let Some(events) = self.pipeline.stored(position) {
+            self.telemetry.metrics.transaction(events, took);
+        }
+        Ok(())
+    }
+
+    /// `then_store` is what is to be stored where the outbox is published as it was.
+    fn looked_at_catalog(&mut self, result: Result<Vec<Fingerprint>>, then_store: Option<Position>) -> Result<()> {
+        let judged = result.and_then(|now| {
+            let mut both = self.session.fingerprints.iter().zip(&now);
+            both.try_for_each(|(before, now)| compare(before, now))
+        });
+        self.catalog_unsound |= judged.is_err();
+        // Where events came meanwhile, they are committed with a position behind them.
+        if then_store.is_some() && (judged.is_err() || self.pipeline.publisher.has_open_transaction()) {
+            self.pipeline.store_abandoned();
+        } else if let Some(position) = then_store {
+            self.begin_store(position);
+        }
+        judged
+    }
+
+    fn begin_store(&mut self, position: Position) {
+        self.pipeline.publisher.commit_begun();
+        let published = self.pipeline.trail.published(&position).cloned();
+        self.jobs.begin_store(&mut self.session, position, published);
+    }
+
+    fn looked_for_pending(&mut self, rows: Vec<PendingRow>, lsn: Lsn, settled: &Position) {
+        let Some(again) = &mut self.again else { return };
+        let row_id = |(outbox, key): PendingRow| RowId::new(outbox, key.iter().map(String::as_bytes));
+        let mut asked = again.looked(rows.into_iter().map(row_id).collect(), lsn, settled);
+        // Parked events are pending as well.
+        asked.retain(|row| !self.pipeline.publisher.parking.holds_row(row));
+        if !asked.is_empty() {
+            let rows = asked.len();
+            tracing::info!(slot = %self.config.source.slot, rows, "rows are pending again; publishing them again");
+            self.leave(self.config.process.shutdown_timeout, Ok(Ended::Asked(asked)));
+        }
+    }
+
+    /// The row of an event that was delivered a while ago is in its table, or is not, or nobody may know.
+    fn looked_for_row(&mut self, found: Option<bool>, outbox: usize) {
+        let Some(of) = self.config.outboxes.get(outbox) else { return };
+        if self.kept.found(outbox, found) {
+            self.session.stream_only(of);
+        } else if found == Some(true) {
+            self.session.rows_stay(of);
+        }
+    }
+
+    fn tail_read(&mut self, topic: &str, tail: Option<Tail>, result: Result<()>) {
+        let (slot, records) = (&self.config.source.slot, tail.as_ref().map_or(0, Tail::count));
+        tracing::debug!(%slot, topic, records, "looked for what was published before");
+        if let Err(error) = &result {
+            let fix = error.what_to_do();
+            tracing::warn!(
+                %slot, topic, %error, fix,
+                "what is in the topic cannot be read: events that were published before a crash may come again"
+            );
+        }
+        self.pipeline.publisher.tail_read(topic, tail, result.is_err());
+    }
+
+    fn measured(&mut self, measured: &WalPosition) {
+        self.report.server_wal_end = self.report.server_wal_end.max(measured.wal_end);
+        if let Some(retained) = measured.retained_bytes() {
+            self.judge_retained(retained);
+        }
+        self.report.oldest.tell(self.telemetry, measured.oldest_transaction.as_ref());
+        if let Some(restart_lsn) = measured.slot.as_ref().and_then(|slot| slot.restart_lsn) {
+            self.telemetry.metrics.set_slot_restart_lsn(restart_lsn);
+        }
+        self.begin_kept();
+    }
+
+    /// What was read before the connection failed is taken in as far as there is room: the server may have said why.
+    fn last_read(&mut self, error: Error) -> Error {
+        loop {
+            match self.take_in() {
+                Err(better) => return better,
+                Ok(()) if self.backlog => {}
+                Ok(()) => return error,
+            }
+        }
+    }
+
+    /// The slot keeps this much log.
+    fn judge_retained(&mut self, retained: u64) {
+        let (verdict, news) = self.budget.judge(retained);
+        if let Some(news) = news {
+            tracing::warn!(slot = %self.config.source.slot, "{news}");
+        }
+        self.telemetry.health.over_budget(match verdict {
+            Verdict::Over { retained, max } => Some((retained, max)),
+            Verdict::Within | Verdict::GiveUp => None,
+        });
+        // Without that, nobody would know what was published.
+        let stored = self.pipeline.stored_position();
+        if verdict == Verdict::GiveUp
+            && self.leaving.is_none()
+            && self.session.may_give_up
+            && self.pipeline.trail.published(&stored).is_some()
+        {
+            self.leave(Duration::ZERO, Ok(Ended::OverBudget));
+        }
+    }
+
+    /// Looks whether the row of an event that was delivered a while ago is in its table.
+    fn begin_kept(&mut self) {
+        let newest = self.pipeline.begun.newest().filter(|row| {
+            let of = self.config.outboxes.get(row.outbox);
+            of.is_some_and(|of| of.source.table().is_some() && !of.upkeep.delete)
+        });
+        let Some(row) = self.kept.due(newest) else { return };
+        let Some(outbox) = self.config.outboxes.get(row.outbox) else { return };
+        let values = row.values().map(|value| String::from_utf8(value.to_vec()));
+        let key = outbox.key_columns().cloned().zip(values).map(|(column, value)| Some((column, value.ok()?)));
+        if let Some(table) = outbox.source.table().cloned()
+            && let Some(key) = key.collect()
+        {
+            self.jobs.begin_kept(&self.session, row.outbox, table, key);
+        }
+    }
+
+    /// A store that failed with its producer says less than the record that ended the producer, which comes at once.
+    async fn why_not_stored(&mut self, error: Error) -> Error {
+        let until = Instant::now() + LAST_WORDS;
+        loop {
+            let deliveries = self.pipeline.publisher.next_deliveries(&mut self.deliveries);
+            if tokio::time::timeout_at(until, deliveries).await.is_err() {
+                return error;
+            }
+            if let Err(better) = self.pipeline.publisher.delivered(&mut self.deliveries) {
+                return better;
+            }
+        }
+    }
+
+    /// The SQL session is gone: Postgres shuts down, or this connection broke.
+    fn control_ended(&mut self, end: ControlEnd) -> Result<()> {
+        match end {
+            ControlEnd::ServerShuttingDown => {
+                tracing::info!("Postgres is shutting down: waiting for acks, then letting it go");
+                self.leave(SERVER_SHUTDOWN_GRACE, Ok(Ended::ServerShutDown));
+                Ok(())
+            }
+            ControlEnd::Lost(error) => Err(error),
+        }
+    }
+
+    /// Whether something received still has to be acked, stored or confirmed.
+    fn has_left_over(&self) -> bool {
+        let only_keepalives = matches!(self.pipeline.due(self.epoch.elapsed(), true), Due::Idle(_));
+        !(self.pipeline.is_settled()
+            || self.unmarkable && self.pipeline.is_stored_as_far_as_written_back()
+            || !self.may_look() && self.pipeline.publisher.is_drained() && only_keepalives)
+    }
+
+    /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be stored.
+    fn may_look(&self) -> bool {
+        !self.control.is_over() && !self.catalog_unsound
+    }
+
+    /// A person has to act. What came before is sound: it is acked, stored and confirmed before the relay stops (P3).
+    ///
+    /// # Errors
+    /// `error` itself, where it heals or where there is nothing to wait for.
+    fn halt(&mut self, error: Error) -> Result<()> {
+        if !error.kind().halts() {
+            return Err(error);
+        }
+        if self.leaving.is_none() && !self.pipeline.publisher.is_drained() {
+            tracing::error!(%error, "stopping: waiting for acks of what came before");
+        }
+        self.leave(self.config.process.shutdown_timeout, Err(error));
+        Ok(())
+    }
+
+    /// Intake ends; what is in flight gets until then. A reason that is there already stays.
+    fn leave(&mut self, grace: Duration, with: Result<Ended>) {
+        self.pipeline.publisher.forget_unread();
+        let until = Instant::now() + grace;
+        match &mut self.leaving {
+            Some(leaving) => leaving.until = leaving.until.min(until),
+            None => self.leaving = Some(Leaving { until, with }),
+        }
+    }
 }

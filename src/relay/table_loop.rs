@@ -3,16 +3,12 @@
 //! What is waited for, most urgent first: a stop; the clock, which stores progress and tells the metrics; deliveries; a
 //! batch of marks; the lease; what Kafka refuses; and, while there is room (P4), the next row.
 
-mod progress;
-mod waiting;
-
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::clock::now_us;
@@ -25,17 +21,16 @@ use crate::position::Lsn;
 use crate::postgres::quote::quoted;
 use crate::relay::found::Found;
 use crate::relay::publisher::{Counts, Publisher, contradiction};
-use crate::relay::pulse::Beside;
-use crate::relay::pump::RETRY_INTERVAL;
+use crate::relay::replication::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
 use crate::relay::retrying::Retrying;
 use crate::relay::session::AnyStore;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::waiting::{at_once, end_of, lease_lost};
+use crate::relay::watch::{ControlWatch, KafkaWatch, Process, at_once, end_of, lease_lost, told_to_leave};
+use crate::sink::Delivery;
 use crate::sink::kafka::KafkaSink;
-use crate::sink::{Connection, Delivery};
 use crate::snapshot::Snapshot;
-use crate::source::control::{Control, ControlEnd};
+use crate::source::control::Control;
 use crate::state::Stored;
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
@@ -49,11 +44,11 @@ const CHECKPOINT_ROWS: u64 = 100;
 /// How long acks of what is in flight are waited for where the table cannot be read on.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rows that are marked or deleted in one transaction.
-const SETTLE_ROWS: usize = 1_000;
+const WRITE_BACK_ROWS: usize = 1_000;
 /// Rows taken before everything else gets its turn.
 const ROWS_PER_TURN: usize = 256;
 
-/// How a reading ended well.
+/// How a scan ended well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Read {
     /// All rows were published.
@@ -62,10 +57,10 @@ pub(super) enum Read {
     Stopped,
 }
 
-type Settling = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+type WritingBack = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// What reads, and what it needs for as long as it does.
-pub(super) struct Reading<'a> {
+pub(super) struct TableLoop<'a> {
     pub(super) publisher: Publisher<KafkaSink>,
     pub(super) store: AnyStore,
     /// What is stored, and what is to be stored next.
@@ -81,10 +76,9 @@ pub(super) struct Reading<'a> {
     config: &'a Config,
     telemetry: &'a Telemetry,
     stop: StopSignal,
-    /// None once it was heard.
-    lease_end: Option<Pin<Box<dyn Future<Output = ControlEnd> + Send>>>,
-    kafka: watch::Receiver<Connection>,
-    unusable: Pin<Box<dyn Future<Output = Error> + Send>>,
+    /// The session that holds the lease on the table.
+    pub(super) lease: ControlWatch,
+    kafka: KafkaWatch,
     deliveries: Vec<Delivery>,
     counts: Counts,
     next_store: Instant,
@@ -93,8 +87,22 @@ pub(super) struct Reading<'a> {
     epoch: Instant,
 }
 
+/// The rows of a table that are to be published.
+#[derive(Clone, Copy)]
+pub(super) struct Query<'q> {
+    pub(super) sql: &'q str,
+    /// How many rows there are, where that is known.
+    pub(super) total: Option<u64>,
+    pub(super) facts: &'q TableFacts,
+    /// The outbox of the table.
+    pub(super) outbox: usize,
+    /// Where the log was when the table is read.
+    pub(super) lsn: Lsn,
+    pub(super) via: Via,
+}
+
 /// One table's rows on their way.
-struct Passage {
+struct Scan {
     rows: Rows,
     ended: bool,
     /// Rows taken, those of them that were published, and how many there are, where that is known.
@@ -105,26 +113,26 @@ struct Passage {
     checkpoints: VecDeque<(u64, Key)>,
     /// The row that was taken last, unless it is one of them.
     last: Option<(u64, Key)>,
-    settling: Option<Settling>,
+    writing_back: Option<WritingBack>,
     next_tell: Instant,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> TableLoop<'a> {
     pub(super) fn new(
         publisher: Publisher<KafkaSink>,
         store: AnyStore,
         stored: Stored,
-        (marker, delivered): (Option<Arc<Marker>>, HashSet<RowId>),
-        (config, telemetry, stop): (&'a Config, &'a Telemetry, StopSignal),
-        (control, beside): (&Control, Beside),
+        marker: Option<Arc<Marker>>,
+        delivered: HashSet<RowId>,
+        control: &Control,
+        process: Process<'a>,
     ) -> Self {
-        let (now, producer) = (Instant::now(), publisher.sink.producer());
-        let mut kafka = publisher.sink.watch_connection();
-        telemetry.connected(Side::Kafka, *kafka.borrow_and_update() == Connection::Up);
+        let (now, Process { config, telemetry, pulse, stop }) = (Instant::now(), process);
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
-        Reading {
-            retrying: Retrying::new(config, store.known(), Some(beside)),
+        TableLoop {
+            retrying: Retrying::new(config, store.known(), Some(pulse.beside())),
             counts: publisher.counts(),
+            kafka: KafkaWatch::new(&publisher.sink, telemetry),
             publisher,
             store,
             kept: None,
@@ -135,9 +143,7 @@ impl<'a> Reading<'a> {
             config,
             telemetry,
             stop,
-            lease_end: Some(Box::pin(control.closed())),
-            kafka,
-            unusable: Box::pin(async move { producer.unusable().await }),
+            lease: ControlWatch::new(control),
             deliveries: Vec::new(),
             next_store: now,
             next_report: now,
@@ -145,7 +151,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Publishes the rows of `sql`, which are those of `facts` and outbox `number`, read when the log was at `lsn`.
+    /// Publishes the rows of `query`.
     ///
     /// When it returns well, all of them are acked, and marked where rows are marked. Progress is stored on the way if
     /// something is being caught up with.
@@ -153,19 +159,15 @@ impl<'a> Reading<'a> {
     /// # Errors
     /// Of the sessions, the producer and the store; a row that cannot be routed or produced. What was acked before is
     /// stored where that is possible.
-    pub(super) async fn table(
-        &mut self,
-        (reader, sql, total): (&Reader, &str, Option<u64>),
-        facts: &TableFacts,
-        (number, lsn, via): (usize, Lsn, Via),
-    ) -> Result<Read> {
+    pub(super) async fn table(&mut self, reader: &Reader, query: &Query<'_>) -> Result<Read> {
+        let Query { sql, total, facts, outbox: number, lsn, via } = *query;
         let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
         let mut polled = Polled::new(outbox, facts.columns.clone())
             .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
         let commit_lsn = lsn.max(self.publisher.ledger.received().end_lsn);
         self.publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
         let now = Instant::now();
-        let mut passage = Passage {
+        let mut scan = Scan {
             rows: reader.rows(sql).await?,
             ended: false,
             read: 0,
@@ -173,11 +175,11 @@ impl<'a> Reading<'a> {
             total,
             checkpoints: VecDeque::new(),
             last: None,
-            settling: None,
+            writing_back: None,
             next_tell: now + TELL_INTERVAL,
         };
-        let read = self.pass(&mut passage, &mut polled, &facts.name.to_string(), (number, commit_lsn, via)).await;
-        passage.checkpoints.extend(passage.last.take());
+        let read = self.pass(&mut scan, &mut polled, &facts.name.to_string(), (number, commit_lsn, via)).await;
+        scan.checkpoints.extend(scan.last.take());
         if read.is_err() {
             self.drop_retrying();
         }
@@ -186,12 +188,12 @@ impl<'a> Reading<'a> {
         {
             // The producer is well: what it has need not be sent again.
             self.publisher.drain(Instant::now() + DRAIN_TIMEOUT).await;
-            self.advance(&mut passage, commit_lsn);
+            self.advance(&mut scan, commit_lsn);
             if let Err(error) = self.save().await {
                 tracing::debug!(%error, "progress could not be stored");
             }
         }
-        self.advance(&mut passage, commit_lsn);
+        self.advance(&mut scan, commit_lsn);
         if read.as_ref().is_ok_and(|read| *read == Read::All) {
             let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
             self.publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
@@ -202,7 +204,7 @@ impl<'a> Reading<'a> {
 
     async fn pass(
         &mut self,
-        passage: &mut Passage,
+        scan: &mut Scan,
         polled: &mut Polled,
         table: &str,
         (number, commit_lsn, via): (usize, Lsn, Via),
@@ -212,52 +214,52 @@ impl<'a> Reading<'a> {
             self.publisher.retry_pending()?;
             let now = Instant::now();
             if let Some(marker) = &self.marker
-                && let Some(batch) = self.publisher.begin_write_back(SETTLE_ROWS)
+                && let Some(batch) = self.publisher.begin_write_back(WRITE_BACK_ROWS)
             {
                 let marker = Arc::clone(marker);
-                passage.settling = Some(Box::pin(async move {
+                scan.writing_back = Some(Box::pin(async move {
                     failpoint::reached("marking");
                     marker.settle(&batch).await.map(|_| ())
                 }));
             }
-            self.advance(passage, commit_lsn);
+            self.advance(scan, commit_lsn);
             if self.next_report <= now {
                 self.tell(now);
             }
-            if passage.next_tell <= now {
-                passage.next_tell = now + TELL_INTERVAL;
+            if scan.next_tell <= now {
+                scan.next_tell = now + TELL_INTERVAL;
                 let (rows, acked) =
-                    (passage.read, passage.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64));
-                tracing::info!(slot = %self.config.source.slot, table, rows, acked, of = passage.total, "reading the table");
+                    (scan.read, scan.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64));
+                tracing::info!(slot = %self.config.source.slot, table, rows, acked, of = scan.total, "reading the table");
             }
             let drained = self.publisher.is_drained() && self.publisher.is_written_back();
-            if passage.ended && drained && leaving.is_none() {
-                if let Some(total) = passage.total.filter(|total| *total != passage.read) {
-                    let cause = format!("{} rows of table {table} were read, and there are {total}", passage.read);
+            if scan.ended && drained && leaving.is_none() {
+                if let Some(total) = scan.total.filter(|total| *total != scan.read) {
+                    let cause = format!("{} rows of table {table} were read, and there are {total}", scan.read);
                     return Err(Error::new(Kind::Bug, cause));
                 }
                 return Ok(Read::All);
             }
             if leaving.is_some_and(|until| drained || until <= now) {
-                passage.checkpoints.extend(passage.last.take());
-                self.advance(passage, commit_lsn);
+                scan.checkpoints.extend(scan.last.take());
+                self.advance(scan, commit_lsn);
                 self.save().await?;
                 return if drained { Ok(Read::Stopped) } else { Err(self.late()) };
             }
-            if self.is_full(passage, now) {
+            if self.is_full(scan, now) {
                 // What is stored is what stands behind the last row that is committed with it.
-                passage.checkpoints.extend(passage.last.take());
-                self.advance(passage, commit_lsn);
+                scan.checkpoints.extend(scan.last.take());
+                self.advance(scan, commit_lsn);
                 self.save().await?;
-            } else if !self.publisher.is_transactional() && self.next_store <= now && passage.sent > 0 {
+            } else if !self.publisher.is_transactional() && self.next_store <= now && scan.sent > 0 {
                 self.next_store = now + STORE_INTERVAL;
                 self.save().await?;
             }
-            let room = !passage.ended && leaving.is_none() && self.publisher.has_room();
+            let room = !scan.ended && leaving.is_none() && self.publisher.has_room();
             let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
             let store = match self.publisher.is_transactional() {
                 true => self.publisher.look_at(false).map(|since| self.epoch + since),
-                false => (passage.sent > 0).then_some(self.next_store),
+                false => (scan.sent > 0).then_some(self.next_store),
             };
             let wake = [retry, leaving, store].into_iter().flatten().fold(self.next_report, Instant::min);
             let asked = if leaving.is_some() { Stop::Now } else { Stop::Drain };
@@ -273,36 +275,27 @@ impl<'a> Reading<'a> {
                 }
                 () = tokio::time::sleep_until(wake) => {}
                 () = self.publisher.next_deliveries(&mut self.deliveries) => self.publisher.delivered(&mut self.deliveries)?,
-                done = end_of(&mut passage.settling) => {
-                    passage.settling = None;
+                done = end_of(&mut scan.writing_back) => {
+                    scan.writing_back = None;
                     self.publisher.write_back_ended(done.is_ok());
                     done?;
                     failpoint::reached("marked");
                 }
-                end = end_of(&mut self.lease_end) => {
-                    self.lease_end = None;
-                    return Err(lease_lost(end));
-                }
-                error = &mut self.unusable => return Err(error),
-                changed = self.kafka.changed(), if leaving.is_none() => {
-                    if changed.is_ok() {
-                        let up = *self.kafka.borrow_and_update() == Connection::Up;
-                        self.telemetry.connected(Side::Kafka, up);
-                    }
-                }
-                row = passage.rows.next(), if room => {
+                end = self.lease.ended() => return Err(lease_lost(end)),
+                answers = self.kafka.changed() => self.telemetry.connected(Side::Kafka, answers?),
+                row = scan.rows.next(), if room => {
                     let (mut next, mut left) = (Some(row?), ROWS_PER_TURN);
                     while let Some(row) = next.take() {
                         let Some(row) = row else {
-                            passage.ended = true;
+                            scan.ended = true;
                             break;
                         };
-                        self.take(passage, polled, &row, table, (number, commit_lsn, via))?;
+                        self.take(scan, polled, &row, table, (number, commit_lsn, via))?;
                         left -= 1;
                         if left == 0 || !self.publisher.has_room() {
                             break;
                         }
-                        next = at_once(passage.rows.next()).await.transpose()?;
+                        next = at_once(scan.rows.next()).await.transpose()?;
                     }
                 }
             }
@@ -312,17 +305,17 @@ impl<'a> Reading<'a> {
     /// One row on its way.
     fn take(
         &mut self,
-        passage: &mut Passage,
+        scan: &mut Scan,
         polled: &mut Polled,
         row: &PolledRow,
         table: &str,
         (number, commit_lsn, via): (usize, Lsn, Via),
     ) -> Result<()> {
         let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
-        let place = Place { commit_lsn, index: passage.sent, via };
+        let place = Place { commit_lsn, index: scan.sent, via };
         let event = polled.event(place, number, row.values());
-        let mut event = event.map_err(|(column, fault)| self.unfit(table, (passage.read, number), column, fault))?;
-        passage.read += 1;
+        let mut event = event.map_err(|(column, fault)| self.unfit(table, (scan.read, number), column, fault))?;
+        scan.read += 1;
         failpoint::reached("read");
         // Without a row key, another row could be taken for this one.
         if event.row.has_key() && (row.is_by_xmin() || !self.delivered.is_empty()) {
@@ -333,19 +326,12 @@ impl<'a> Reading<'a> {
         }
         event.committed_at_us = now_us();
         self.publisher.publish(&event)?;
-        passage.sent += 1;
-        passage.last = Some((passage.sent, row.key(outbox)));
-        if passage.sent.is_multiple_of(CHECKPOINT_ROWS) {
-            passage.checkpoints.extend(passage.last.take());
+        scan.sent += 1;
+        scan.last = Some((scan.sent, row.key(outbox)));
+        if scan.sent.is_multiple_of(CHECKPOINT_ROWS) {
+            scan.checkpoints.extend(scan.last.take());
         }
         Ok(())
-    }
-
-    /// Waits for the end of the session that holds the lease.
-    pub(super) async fn lease_end(&mut self) -> ControlEnd {
-        let end = end_of(&mut self.lease_end).await;
-        self.lease_end = None;
-        end
     }
 
     /// A poller looks at what is there up to this snapshot.
@@ -396,5 +382,96 @@ impl<'a> Reading<'a> {
         let which = if fault == Fault::Null { format!(" (where {name} is null)") } else { String::new() };
         Error::new(Kind::Event, cause)
             .remedy(format!("correct the row in the table{which}, or delete it, and start the relay again"))
+    }
+
+    /// Whether rows are to be committed now: they are enough for a transaction, and all of them are acked.
+    fn is_full(&mut self, scan: &Scan, now: Instant) -> bool {
+        // More rows are on their way until the last was read, and what the last one says of all is stored with it.
+        self.publisher.look(false, true, now - self.epoch);
+        !scan.ended && self.publisher.is_commit_due(false)
+    }
+
+    /// Notes the last checkpoint that is delivered, and marked where rows are.
+    fn advance(&mut self, scan: &mut Scan, commit_lsn: Lsn) {
+        let Some(catch_up) = &mut self.stored.catch_up else { return };
+        let delivered = self.publisher.completed_of(commit_lsn);
+        while scan.checkpoints.front().is_some_and(|(number, _)| *number <= delivered)
+            && let Some((_, key)) = scan.checkpoints.pop_front()
+        {
+            catch_up.after = Some(key);
+        }
+    }
+
+    /// Stores what is to be stored.
+    pub(super) async fn save(&mut self) -> Result<()> {
+        if self.kept.as_ref() == Some(&self.stored) && !self.publisher.has_open_transaction() {
+            return Ok(());
+        }
+        if self.publisher.is_transactional() && !self.publisher.is_drained() {
+            let what = "rows of a transaction are not acked; giving it up, and reading them again";
+            return Err(Error::new(Kind::KafkaUnreachable, what));
+        }
+        failpoint::reached("progress");
+        tokio::select! {
+            stored = self.store.store(&self.stored) => stored?,
+            end = self.lease.ended() => return Err(lease_lost(end)),
+            () = told_to_leave(&mut self.stop, self.config.process.shutdown_timeout) => {
+                let cause = format!("stopped before the progress of slot {} was stored", self.config.source.slot);
+                return Err(Error::new(Kind::ShutdownTimeout, cause)
+                    .remedy("nothing is lost: what was not stored is read (again) at the next start"));
+            }
+        }
+        self.telemetry.metrics.positions_stored.inc();
+        self.kept = Some(self.stored.clone());
+        if let Some(events) = self.publisher.committed() {
+            self.telemetry.metrics.transaction(events, self.store.took);
+        }
+        Ok(())
+    }
+
+    /// Nothing more is read. What of it is not committed never will be.
+    pub(super) fn count_given_up(&self) {
+        if self.publisher.has_open_transaction() {
+            self.telemetry.metrics.given_up_transactions.inc();
+        }
+    }
+
+    /// Whether anything was stored.
+    pub(super) fn has_saved(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Events that waited and were delivered wait no more, and those that are due are tried. Between two looks: a row that was
+    /// seen pending before it was marked is not to be published again.
+    pub(super) async fn retry_waiting(&mut self) {
+        while let Some(tried) = at_once(self.retrying.next()).await {
+            self.publisher.tried(&tried);
+        }
+        self.retrying.begin_due(self.publisher.parking.count(), || self.publisher.census(), Instant::now());
+    }
+
+    /// Whether events wait that are tried once it is stored how far all is published.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.publisher.parking.count() > 0 && self.store.known().borrow().is_none()
+    }
+
+    /// What is being tried of events that wait comes to its end, as long as nobody else may try them.
+    ///
+    /// # Errors
+    /// Somebody may.
+    pub(super) async fn finish_retrying(&mut self) -> Result<()> {
+        if self.stop.asked() == Stop::Now {
+            return Ok(());
+        }
+        tokio::select! {
+            biased;
+            end = self.lease.ended() => Err(lease_lost(end)),
+            () = self.retrying.finish() => Ok(()),
+        }
+    }
+
+    /// What is being tried of events that wait is given up at once: somebody else may try them.
+    pub(super) fn drop_retrying(&mut self) {
+        self.retrying = Retrying::new(self.config, self.store.known(), None);
     }
 }
