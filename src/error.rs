@@ -1,4 +1,4 @@
-//! What went wrong, what becomes of it, and the exit code an operator's script sees.
+//! What went wrong, what becomes of it, what to do, and the exit code an operator's script sees.
 //!
 //! A module reports *what happened* in its own small error; this one says *what follows*. [`Kind::disposition`] is
 //! the one table from kind to consequence, exhaustive on purpose: a new kind cannot forget to choose.
@@ -94,39 +94,51 @@ impl Kind {
         }
     }
 
-    /// What to do where an error of this kind does not say it more closely; none where a command found something, which is no
+    /// What to do where an error of this kind has no remedy of its own; none where a command found something, which is no
     /// fault.
-    pub const fn remedy(self) -> Option<&'static str> {
+    pub fn remedy(self) -> Option<Remedy> {
+        let setup_plan = || NextCommand::new("setup").flag("dry-run");
         Some(match self {
-            Kind::Config => {
-                "walrelay config check --offline shows every setting, its value and where it is from; correct the one that is named"
+            Kind::Config => Remedy::from(NextCommand::new("config check").flag("offline"))
+                .and(" shows every setting, its value and where it is from; correct the one that is named"),
+            Kind::PostgresUnreachable => {
+                Remedy::from("check that the server runs and can be reached from here, and try again")
             }
-            Kind::PostgresUnreachable => "check that the server runs and can be reached from here, and try again",
-            Kind::PostgresRefused => {
-                "check role, password, database, TLS and rights of the connection; the server's log says why it refuses"
+            Kind::PostgresRefused => Remedy::from(
+                "check role, password, database, TLS and rights of the connection; the server's log says why it refuses",
+            ),
+            Kind::PostgresUnfit => {
+                Remedy::from("compare the server with what docs/operating.md asks for; its log may say more")
             }
-            Kind::PostgresUnfit => "compare the server with what docs/operating.md asks for; its log may say more",
-            Kind::SlotActive => "see who has the slot with walrelay status, and try again once it is free",
-            Kind::SlotUnusable => {
-                "look at the slot with walrelay status, and see what to run with walrelay setup --dry-run"
+            Kind::SlotActive => Remedy::from("see who has the slot with ")
+                .and(NextCommand::new("status"))
+                .and(", and try again once it is free"),
+            Kind::SlotUnusable => Remedy::from("look at the slot with ")
+                .and(NextCommand::new("status"))
+                .and(", and see what to run with ")
+                .and(setup_plan()),
+            Kind::Publication => Remedy::from("see what does not fit with ")
+                .and(NextCommand::new("config check"))
+                .and(", and what to run with ")
+                .and(setup_plan()),
+            Kind::PositionMismatch => {
+                Remedy::from("see what can be chosen in docs/recovery.md; nothing was lost so far")
             }
-            Kind::Publication => {
-                "see what does not fit with walrelay config check, and what to run with walrelay setup --dry-run"
+            Kind::Event | Kind::Record | Kind::RecordTooLarge => Remedy::from(
+                "mend what keeps the event from being delivered, or let delivery.on_error say what becomes of such events",
+            ),
+            Kind::KafkaUnreachable => {
+                Remedy::from("check that the brokers run and can be reached from here, and try again")
             }
-            Kind::PositionMismatch => "see what can be chosen in docs/recovery.md; nothing was lost so far",
-            Kind::Event | Kind::Record | Kind::RecordTooLarge => {
-                "mend what keeps the event from being delivered, or let delivery.on_error say what becomes of such events"
-            }
-            Kind::KafkaUnreachable => "check that the brokers run and can be reached from here, and try again",
-            Kind::TopicRefused => "create the topic, or grant Write and Describe on it",
-            Kind::KafkaRefused => {
-                "check the Kafka properties and the rights of the Kafka user; the broker's log says why it refuses"
-            }
-            Kind::ShutdownTimeout => "start it again: nothing is lost, and what was left comes then",
-            Kind::Prerequisite => "give this machine what is missing, and try again",
-            Kind::Bug => {
-                "nothing was confirmed that was not delivered, so start it again; please report this with the log"
-            }
+            Kind::TopicRefused => Remedy::from("create the topic, or grant Write and Describe on it"),
+            Kind::KafkaRefused => Remedy::from(
+                "check the Kafka properties and the rights of the Kafka user; the broker's log says why it refuses",
+            ),
+            Kind::ShutdownTimeout => Remedy::from("start it again: nothing is lost, and what was left comes then"),
+            Kind::Prerequisite => Remedy::from("give this machine what is missing, and try again"),
+            Kind::Bug => Remedy::from(
+                "nothing was confirmed that was not delivered, so start it again; please report this with the log",
+            ),
             Kind::Unhealthy | Kind::NotVerified | Kind::NotCarried | Kind::NothingMatched => return None,
         })
     }
@@ -177,15 +189,155 @@ impl Kind {
     }
 }
 
+/// What to do about an error: text, and commands of walrelay in it.
+///
+/// `Display` writes the commands with their own flags only. The command line adds the flags it was started with, see
+/// [`Error::with_commands`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remedy(Vec<Part>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Command(NextCommand),
+}
+
+impl Remedy {
+    /// The same, followed by `next`: text, a command or another remedy.
+    #[must_use]
+    pub fn and(mut self, next: impl Into<Remedy>) -> Self {
+        self.0.extend(next.into().0);
+        self
+    }
+
+    /// All of `remedies`, with semicolons between. A semicolon at the end of one, as of SQL, is left out.
+    pub fn joined(remedies: impl IntoIterator<Item = Remedy>) -> Remedy {
+        let mut parts = Vec::new();
+        for mut remedy in remedies {
+            if let Some(Part::Text(text)) = remedy.0.last_mut() {
+                text.truncate(text.trim_end_matches(';').len());
+            }
+            if !parts.is_empty() {
+                parts.push(Part::Text("; ".to_owned()));
+            }
+            parts.extend(remedy.0);
+        }
+        Remedy(parts)
+    }
+}
+
+impl From<&str> for Remedy {
+    fn from(text: &str) -> Self {
+        Remedy(vec![Part::Text(text.to_owned())])
+    }
+}
+
+impl From<String> for Remedy {
+    fn from(text: String) -> Self {
+        Remedy(vec![Part::Text(text)])
+    }
+}
+
+impl From<fmt::Arguments<'_>> for Remedy {
+    fn from(text: fmt::Arguments<'_>) -> Self {
+        Remedy(vec![Part::Text(text.to_string())])
+    }
+}
+
+impl From<NextCommand> for Remedy {
+    fn from(command: NextCommand) -> Self {
+        Remedy(vec![Part::Command(command)])
+    }
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for part in &self.0 {
+            match part {
+                Part::Text(text) => f.write_str(text)?,
+                Part::Command(command) => write!(f, "{command}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A `walrelay` command that somebody is told to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NextCommand {
+    name: &'static str,
+    flags: Vec<Flag>,
+}
+
+/// A flag of a [`NextCommand`], without its dashes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flag {
+    /// The flag's long name.
+    pub name: &'static str,
+    /// The value behind the flag as it is typed in a shell, if the flag takes one.
+    pub value: Option<String>,
+}
+
+impl NextCommand {
+    /// `name` as it is typed behind `walrelay`, such as `parked list`.
+    pub fn new(name: &'static str) -> Self {
+        NextCommand { name, flags: Vec::new() }
+    }
+
+    /// The same with a flag that takes no value.
+    #[must_use]
+    pub fn flag(mut self, name: &'static str) -> Self {
+        self.flags.push(Flag { name, value: None });
+        self
+    }
+
+    /// The same with a flag and its value, as it is typed in a shell.
+    #[must_use]
+    pub fn option(mut self, name: &'static str, value: impl fmt::Display) -> Self {
+        self.flags.push(Flag { name, value: Some(value.to_string()) });
+        self
+    }
+
+    /// The same with those of `flags` in front that the command does not have yet.
+    #[must_use]
+    pub fn with_missing(mut self, flags: impl IntoIterator<Item = Flag>) -> Self {
+        let has = |name: &str| self.flags.iter().any(|flag| flag.name == name);
+        let missing: Vec<_> = flags.into_iter().filter(|flag| !has(flag.name)).collect();
+        self.flags.splice(..0, missing);
+        self
+    }
+
+    /// What is typed behind `walrelay`, without flags.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl fmt::Display for NextCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "walrelay {}", self.name)?;
+        for Flag { name, value } in &self.flags {
+            write!(f, " --{name}")?;
+            if let Some(value) = value {
+                write!(f, " {value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// What happened, to what, and what to do about it.
 ///
-/// `cause` is one line in the operator's words and names the slot, row or topic. It holds no payload, no secret and
-/// no connection string.
+/// `cause` is one line in the operator's words and names the slot or topic. The error holds no payload, no secret and
+/// no connection string. `Display` writes everything but the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     kind: Kind,
+    /// Where it happened, or what was being done.
+    subject: Option<String>,
+    row: Option<String>,
     cause: String,
-    remedy: Option<String>,
+    remedy: Option<Remedy>,
     topic: Option<String>,
     attempts: u32,
     max_attempts: Option<u32>,
@@ -198,32 +350,82 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with its cause; add the remedy with [`Error::remedy`] wherever a person has to act.
     pub fn new(kind: Kind, cause: impl fmt::Display) -> Self {
-        let (cause, remedy, topic) = (cause.to_string(), None, None);
-        Error { kind, cause, remedy, topic, attempts: 1, max_attempts: None, record_bytes: None }
+        Error {
+            kind,
+            subject: None,
+            row: None,
+            cause: cause.to_string(),
+            remedy: None,
+            topic: None,
+            attempts: 1,
+            max_attempts: None,
+            record_bytes: None,
+        }
     }
 
     /// What the operator can do.
     #[must_use]
-    pub fn remedy(mut self, remedy: impl fmt::Display) -> Self {
-        self.remedy = Some(remedy.to_string());
+    pub fn remedy(mut self, remedy: impl Into<Remedy>) -> Self {
+        self.remedy = Some(remedy.into());
         self
     }
 
-    /// Says which row it happened to; `row` is fit to be shown.
+    /// The same with `remedy` where it has none of its own.
+    #[must_use]
+    pub fn or_remedy(mut self, remedy: impl Into<Remedy>) -> Self {
+        self.remedy.get_or_insert_with(|| remedy.into());
+        self
+    }
+
+    /// The same with each command of its remedy, or of its kind's, as `complete` makes it.
+    #[must_use]
+    pub fn with_commands(mut self, complete: impl Fn(NextCommand) -> NextCommand) -> Self {
+        self.remedy = self.remedy.or_else(|| self.kind.remedy()).map(|Remedy(parts)| {
+            let completed = parts.into_iter().map(|part| match part {
+                Part::Command(command) => Part::Command(complete(command)),
+                Part::Text(text) => Part::Text(text),
+            });
+            Remedy(completed.collect())
+        });
+        self
+    }
+
+    /// The same, of another kind.
+    #[must_use]
+    pub fn with_kind(mut self, kind: Kind) -> Self {
+        self.remedy = self.any_remedy();
+        self.kind = kind;
+        self
+    }
+
+    /// Says where it happened, or what was being done; in front of what was said of that so far.
+    #[must_use]
+    pub fn about(mut self, subject: impl fmt::Display) -> Self {
+        self.subject = Some(match self.subject {
+            Some(inner) => format!("{subject}: {inner}"),
+            None => subject.to_string(),
+        });
+        self
+    }
+
+    /// Says why it happened, behind what happened.
+    #[must_use]
+    pub fn because(mut self, reason: impl fmt::Display) -> Self {
+        self.cause = format!("{}: {reason}", self.cause);
+        self
+    }
+
+    /// Says which row it happened to; `row` is fit to be shown. A row that is known stays.
     #[must_use]
     pub fn of_row(mut self, row: impl fmt::Display) -> Self {
-        let row = format!("row {row}: ");
-        if !self.cause.starts_with(&row) {
-            self.cause.insert_str(0, &row);
-        }
+        self.row.get_or_insert_with(|| row.to_string());
         self
     }
 
     /// Says which event it happened to, where only its place is known.
     #[must_use]
-    pub fn of_event(mut self, commit_lsn: Lsn, index: u64) -> Self {
-        self.cause = format!("event at index {index} of the transaction at {commit_lsn}: {}", self.cause);
-        self
+    pub fn of_event(self, commit_lsn: Lsn, index: u64) -> Self {
+        self.about(format_args!("event at index {index} of the transaction at {commit_lsn}"))
     }
 
     /// The topic that refuses records.
@@ -279,24 +481,30 @@ impl Error {
         self.kind
     }
 
-    /// What happened, in one line.
+    /// What happened, in one line, without the row and the place it happened to.
     pub fn cause(&self) -> &str {
         &self.cause
     }
 
-    /// What it says itself of what to do.
-    pub fn own_remedy(&self) -> Option<&str> {
-        self.remedy.as_deref()
+    /// What to do, where a person can do something: always where one has to.
+    pub fn any_remedy(&self) -> Option<Remedy> {
+        self.remedy.clone().or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
     }
 
-    /// What to do, where a person can do something: always where one has to.
-    pub fn what_to_do(&self) -> Option<&str> {
-        self.remedy.as_deref().or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
+    /// [`Error::any_remedy`], as text.
+    pub fn what_to_do(&self) -> Option<String> {
+        Some(self.any_remedy()?.to_string())
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(subject) = &self.subject {
+            write!(f, "{subject}: ")?;
+        }
+        if let Some(row) = &self.row {
+            write!(f, "row {row}: ")?;
+        }
         f.write_str(&self.cause)
     }
 }
@@ -308,17 +516,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_named_once() {
+    fn a_row_is_named_once_and_is_no_part_of_the_cause() {
         let error = Error::new(Kind::Record, "too large").of_row("7").of_row("7");
-        assert_eq!(error.cause(), "row 7: too large");
-        assert_eq!(error.of_row("70").cause(), "row 70: row 7: too large");
+        assert_eq!((error.to_string().as_str(), error.cause()), ("row 7: too large", "too large"));
+        let placed = error.of_event(Lsn::new(16), 2).about("dead letter 0:1");
+        assert_eq!(
+            placed.to_string(),
+            "dead letter 0:1: event at index 2 of the transaction at 0/10: row 7: too large"
+        );
     }
 
     #[test]
     fn what_an_error_says_itself_counts_more_than_what_its_kind_does() {
         let plain = Error::new(Kind::PositionMismatch, "x");
-        assert_eq!(plain.what_to_do(), Kind::PositionMismatch.remedy());
-        assert_eq!(plain.remedy("this").what_to_do(), Some("this"));
-        assert_eq!(Error::new(Kind::KafkaUnreachable, "it is tried again").what_to_do(), None);
+        assert_eq!(plain.any_remedy(), Kind::PositionMismatch.remedy());
+        assert_eq!(plain.remedy("this").or_remedy("that").what_to_do().as_deref(), Some("this"));
+        let unreachable = Error::new(Kind::KafkaUnreachable, "it is tried again");
+        assert_eq!(unreachable.what_to_do(), None);
+        assert_eq!(unreachable.or_remedy("that").what_to_do().as_deref(), Some("that"));
+    }
+
+    #[test]
+    fn a_command_is_text_and_can_be_given_further_flags() {
+        let setup = NextCommand::new("setup").option("slot", "a").option("table", "'s.\"T\"'").flag("add-xid-column");
+        let error = Error::new(Kind::Config, "x").remedy(Remedy::from("run `").and(setup).and("`"));
+        assert_eq!(
+            error.what_to_do().as_deref(),
+            Some("run `walrelay setup --slot a --table 's.\"T\"' --add-xid-column`")
+        );
+        let [config, slot] = ["config", "slot"].map(|name| Flag { name, value: Some(format!("my-{name}")) });
+        let error = error.with_commands(|command| command.with_missing([config.clone(), slot.clone()]));
+        assert_eq!(
+            error.what_to_do().as_deref(),
+            Some("run `walrelay setup --config my-config --slot a --table 's.\"T\"' --add-xid-column`")
+        );
+    }
+
+    #[test]
+    fn remedies_are_joined_with_one_semicolon() {
+        let remedies = ["drop table a;", "grant b"].map(Remedy::from);
+        assert_eq!(Remedy::joined(remedies).to_string(), "drop table a; grant b");
     }
 }

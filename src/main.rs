@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory as _, FromArgMatches as _};
 use walrelay::cli::output::{Failure, error_lines};
 use walrelay::cli::{Cli, run};
 use walrelay::error::{Error, Kind};
@@ -14,14 +14,15 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     walrelay::failpoint::arm();
-    let cli = Cli::parse();
+    let typed = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&typed).unwrap_or_else(|error| error.exit());
     // Before librdkafka does: so OpenSSL registers no handler that frees its memory at exit, under the hands of threads that
     // have not ended.
     openssl_sys::init();
     // One thread for everything that waits: a reader on another one than the timer's is woken twice, per millisecond.
     let outcome = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
-            let outcome = runtime.block_on(run::dispatch(&cli.command));
+            let outcome = runtime.block_on(run::dispatch(&cli.command, &run::relay_flags(&typed)));
             // What still runs in the background has nothing left to do that anybody waits for.
             runtime.shutdown_background();
             outcome

@@ -277,11 +277,11 @@ fn every_metric_is_documented_with_its_type() {
     let metrics = Metrics::new();
     // What is not known, or has not happened, is not exposed.
     metrics.error(Kind::Bug);
-    metrics.set_received_lsn(Lsn::new(1));
-    metrics.set_stored_lsn(Lsn::new(1));
-    metrics.set_confirmed_lsn(Lsn::new(1));
-    metrics.set_server_wal_end_lsn(Lsn::new(1));
-    metrics.set_slot_restart_lsn(Lsn::new(1));
+    metrics.received_lsn.set(Lsn::new(1));
+    metrics.stored_lsn.set(Lsn::new(1));
+    metrics.confirmed_lsn.set(Lsn::new(1));
+    metrics.server_wal_end_lsn.set(Lsn::new(1));
+    metrics.slot_restart_lsn.set(Lsn::new(1));
     let mut exposed = BTreeMap::new();
     for described in metrics.encode().unwrap().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = described.split_once(' ').unwrap();
@@ -292,8 +292,6 @@ fn every_metric_is_documented_with_its_type() {
         };
         exposed.insert(format!("{name}{ending}"), kind.to_owned());
     }
-    let constants = read("src/telemetry/names.rs").lines().filter(|line| line.contains(": &str = ")).count();
-    assert_eq!(exposed.len(), constants - 1, "every name but the prefix is exposed");
 
     let page = read("docs/metrics.md");
     let rows = page.lines().filter(|line| line.starts_with("| `walrelay_")).map(cells);

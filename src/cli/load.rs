@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::config::Config;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sink::options::weakened;
 use crate::sink::properties::check_properties;
 
@@ -39,7 +39,7 @@ impl Loaded {
         // One at a time first: an error then belongs to the line it is from.
         for (name, given) in self.settings.properties() {
             let one = BTreeMap::from([(name.clone(), given.text.clone())]);
-            check_properties(&one).map_err(|error| at(&given.origin, &error))?;
+            check_properties(&one).map_err(|error| error.about(&given.origin))?;
         }
         check_properties(&config.kafka.properties)?;
         Ok(config)
@@ -55,14 +55,6 @@ impl Loaded {
             warnings.push(format!("metrics and health are served on {address}, to whoever can reach it"));
         }
         warnings
-    }
-}
-
-fn at(origin: &impl std::fmt::Display, error: &Error) -> Error {
-    let placed = Error::new(error.kind(), format!("{origin}: {}", error.cause()));
-    match error.what_to_do() {
-        Some(remedy) => placed.remedy(remedy),
-        None => placed,
     }
 }
 

@@ -123,10 +123,11 @@ pub fn note(text: impl std::fmt::Display) {
 
 /// An error as it is printed: what happened, and what to do. Two lines, whatever is in it.
 pub fn error_lines(error: &Error) -> String {
-    let one_line = |text: &str| text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
-    match error.what_to_do().or(error.kind().remedy()) {
-        Some(remedy) => format!("error: {}\nfix: {}", one_line(error.cause()), one_line(remedy)),
-        None => format!("error: {}", one_line(error.cause())),
+    let one_line = |text: String| text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
+    let happened = format!("error: {}", one_line(error.to_string()));
+    match error.any_remedy().or_else(|| error.kind().remedy()) {
+        Some(remedy) => format!("{happened}\nfix: {}", one_line(remedy.to_string())),
+        None => happened,
     }
 }
 

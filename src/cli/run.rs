@@ -1,103 +1,61 @@
 //! `walrelay run`, and who does each of the other commands.
 
-use std::path::Path;
+use clap::{ArgMatches, CommandFactory as _};
 
 use crate::cli::load::Loaded;
 use crate::cli::output::{Failure, Outcome, shell_word};
 use crate::cli::{
-    CheckArgs, Command, ConfigCommand, ReplayArgs, RunArgs, VerifyArgs, check, cleanup, flags, import, init, replay,
-    setup, status, teardown, verify,
+    Cli, Command, ConfigCommand, RunArgs, check, cleanup, flags, import, init, replay, setup, status, teardown, verify,
 };
 use crate::config::layers::holds_password;
 use crate::demo;
+use crate::error::{Flag, NextCommand};
 use crate::relay;
 use crate::relay::stop::on_signals;
 use crate::telemetry::{Telemetry, http, logging};
 
-/// Does `command`.
+/// Does `command`. The commands in an error's remedy get those of `flags` that they take.
 ///
 /// # Errors
 /// What the command says.
-pub async fn dispatch(command: &Command) -> Outcome {
-    let outcome = done(command).await;
-    let typed = typed(command);
-    outcome.map_err(|failure| match failure {
-        Failure::Error(error) => match error.what_to_do().map(|remedy| with_flags(remedy, &typed)) {
-            Some(remedy) => Failure::Error(error.remedy(remedy)),
-            None => Failure::Error(error),
-        },
+pub async fn dispatch(command: &Command, flags: &[Flag]) -> Outcome {
+    done(command).await.map_err(|failure| match failure {
+        Failure::Error(error) => Failure::Error(error.with_commands(|next| with_flags(next, flags))),
         Failure::PipeClosed => Failure::PipeClosed,
     })
 }
 
-/// A flag and what was typed behind it.
-pub(super) type Typed<'a> = (&'static str, &'a str);
-
-/// What was named by a flag, and the next command does not know of: the environment it has itself.
-fn typed(command: &Command) -> Vec<Typed<'_>> {
-    let (common, publication, table) = match command {
-        Command::Run(RunArgs { settings, .. }) | Command::Config(ConfigCommand::Check(CheckArgs { settings, .. })) => {
-            (&settings.relay.common, settings.publication.as_deref(), settings.relay.table.as_deref())
-        }
-        Command::Verify(VerifyArgs { settings, .. }) | Command::Replay(ReplayArgs { settings, .. }) => {
-            (&settings.common, None, settings.table.as_deref())
-        }
-        Command::Setup(args) => (&args.common, args.publication.as_deref(), args.table.as_deref()),
-        Command::Teardown(args) => (&args.common, args.publication.as_deref(), None),
-        Command::Status(args) => (&args.common, None, None),
-        Command::Cleanup(args) => (&args.common, None, args.table.as_deref()),
-        Command::Parked(command) => (&command.store().common, None, None),
-        Command::DeadLetters(command) => return command.store().typed(),
-        Command::Config(ConfigCommand::Init(_) | ConfigCommand::Import(_)) | Command::Demo(_) => return Vec::new(),
+/// The flags among what was typed that say which relay is meant. What the environment says, the next command finds by
+/// itself.
+pub fn relay_flags(typed: &ArgMatches) -> Vec<Flag> {
+    let mut command = typed;
+    while let Some((_, nested)) = command.subcommand() {
+        command = nested;
+    }
+    let value_of = |name: &str| {
+        let id = name.replace('-', "_");
+        command.try_get_raw(&id).ok()??.next()?.to_str()
     };
-    let file = common.config.as_deref().and_then(Path::to_str);
     // What is written with % may be a password by another name.
-    let url = common.database_url.as_deref().filter(|url| !holds_password(url) && !url.contains('%'));
-    let all = [
-        ("config", file),
-        ("database-url", url),
-        ("slot", common.slot.as_deref()),
-        ("publication", publication),
-        ("table", table),
-    ];
-    all.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect()
+    let shows_password =
+        |name: &str, value: &str| name == "database-url" && (holds_password(value) || value.contains('%'));
+    let all = ["config", "database-url", "slot", "publication", "table"].into_iter();
+    all.filter_map(|name| {
+        let value = value_of(name).filter(|value| !shows_password(name, value))?;
+        Some(Flag { name, value: Some(shell_word(value)) })
+    })
+    .collect()
 }
 
-/// What each command takes of it.
-const TAKES: [(&str, &[&str]); 13] = [
-    ("run", &["config", "database-url", "slot", "publication", "table"]),
-    ("setup", &["config", "database-url", "slot", "publication", "table"]),
-    ("teardown", &["config", "database-url", "slot", "publication"]),
-    ("status", &["config", "database-url", "slot"]),
-    ("cleanup", &["config", "database-url", "slot", "table"]),
-    ("verify", &["config", "database-url", "slot", "table"]),
-    ("replay", &["config", "database-url", "slot", "table"]),
-    ("dead-letters list", &["config", "slot"]),
-    ("dead-letters retry", &["config", "slot"]),
-    ("dead-letters drop", &["config", "slot"]),
-    ("parked list", &["config", "database-url", "slot"]),
-    ("parked retry", &["config", "database-url", "slot"]),
-    ("parked drop", &["config", "database-url", "slot"]),
-];
-
-/// The commands in `remedy` with the flags this one has: without them they would be about another table. A command is
-/// one where a flag follows its name.
-fn with_flags(remedy: &str, typed: &[Typed<'_>]) -> String {
-    let mut pieces = remedy.split("walrelay ");
-    let mut text = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        text.push_str("walrelay ");
-        let named = TAKES.iter().find_map(|(command, takes)| Some((command, takes, piece.strip_prefix(command)?)));
-        let Some((command, takes, rest)) = named.filter(|(.., rest)| rest.starts_with(" --")) else {
-            text.push_str(piece);
-            continue;
-        };
-        let own = rest.split(['`', ',', ';']).next().unwrap_or_default();
-        let missing = typed.iter().filter(|(flag, _)| takes.contains(flag) && !own.contains(&format!(" --{flag} ")));
-        let flags: String = missing.map(|(flag, value)| format!(" --{flag} {}", shell_word(value))).collect();
-        text.push_str(&format!("{command}{flags}{rest}"));
-    }
-    text
+/// `next` with those of `flags` that it takes: without them it would be about another relay.
+fn with_flags(next: NextCommand, flags: &[Flag]) -> NextCommand {
+    let mut root = Cli::command();
+    root.build();
+    let found = next.name().split(' ').try_fold(&root, |command, name| command.find_subcommand(name));
+    let takes = |flag: &Flag| {
+        found.is_some_and(|command| command.get_arguments().any(|argument| argument.get_long() == Some(flag.name)))
+    };
+    next.with_missing(flags.iter().filter(|flag| takes(flag)).cloned())
 }
 
 async fn done(command: &Command) -> Outcome {
@@ -135,7 +93,7 @@ async fn run(args: &RunArgs) -> Outcome {
     match pages {
         None => relay.await?,
         Some(listener) => {
-            let serve = http::serve_bound(listener, telemetry.metrics, telemetry.health, std::future::pending());
+            let serve = http::serve(listener, telemetry);
             tokio::select! {
                 ended = Box::pin(relay) => ended?,
                 ended = serve => ended?,
@@ -147,37 +105,56 @@ async fn run(args: &RunArgs) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::cli::Cli;
+
+    fn flags_of(line: &[&str]) -> Vec<Flag> {
+        relay_flags(&Cli::command().try_get_matches_from(line).unwrap())
+    }
 
     #[test]
     fn the_next_command_has_the_flags_of_this_one() {
-        let remedy = "`walrelay setup --slot a`, then walrelay run --slot a --adopt-slot; walrelay status is no hint";
+        let line = [
+            "walrelay",
+            "setup",
+            "--config",
+            "my file.toml",
+            "--slot",
+            "a",
+            "--publication",
+            "p",
+            "--table",
+            "s.\"T\"",
+        ];
+        let flags = flags_of(&line);
+        for (next, expected) in [
+            (
+                NextCommand::new("setup").flag("create-table"),
+                "walrelay setup --config 'my file.toml' --slot a --publication p --table 's.\"T\"' --create-table",
+            ),
+            (
+                NextCommand::new("setup").option("slot", "b").option("table", "c"),
+                "walrelay setup --config 'my file.toml' --publication p --slot b --table c",
+            ),
+            (
+                NextCommand::new("teardown").option("slot", "a").flag("force"),
+                "walrelay teardown --config 'my file.toml' --publication p --slot a --force",
+            ),
+            (NextCommand::new("parked list"), "walrelay parked list --config 'my file.toml' --slot a"),
+            (NextCommand::new("dead-letters list"), "walrelay dead-letters list --config 'my file.toml' --slot a"),
+        ] {
+            assert_eq!(with_flags(next, &flags).to_string(), expected);
+        }
         assert_eq!(
-            with_flags(remedy, &[("config", "my file.toml"), ("slot", "a")]),
-            "`walrelay setup --config 'my file.toml' --slot a`, then walrelay run --config 'my file.toml' --slot a \
-             --adopt-slot; walrelay status is no hint"
-        );
-        let remedy = "`walrelay setup --create-table` makes one, or `walrelay setup --slot a --table 'b' --mode poll`, or \
-                      walrelay teardown --slot a --force, walrelay verify";
-        assert_eq!(
-            with_flags(remedy, &[("slot", "a"), ("publication", "p"), ("table", "s.\"T\"")]),
-            "`walrelay setup --slot a --publication p --table 's.\"T\"' --create-table` makes one, or `walrelay setup \
-             --publication p --slot a --table 'b' --mode poll`, or walrelay teardown --publication p --slot a --force, \
-             walrelay verify"
+            with_flags(NextCommand::new("status"), &flags_of(&["walrelay", "demo"])).to_string(),
+            "walrelay status"
         );
     }
 
     #[test]
     fn a_url_is_repeated_unless_it_has_a_password() {
-        let typed_in = |url: &str| {
-            let line = ["walrelay", "status", "--slot", "a", "--database-url", url];
-            let command = Cli::try_parse_from(line).unwrap().command;
-            typed(&command).iter().any(|(flag, _)| *flag == "database-url")
-        };
-        assert!(typed_in("postgres://me@db/shop"));
-        assert!(!typed_in("postgres://me:canary@db/shop") && !typed_in("host=db password=canary"));
+        let repeats = |url: &str| !flags_of(&["walrelay", "parked", "list", "--database-url", url]).is_empty();
+        assert!(repeats("postgres://me@db/shop"));
+        assert!(!repeats("postgres://me:canary@db/shop") && !repeats("host=db password=canary"));
+        assert!(!repeats("postgres://me:c%61nary@db/shop"));
     }
 }

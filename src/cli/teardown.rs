@@ -172,7 +172,7 @@ async fn nothing_is_lost(
 /// Why what the slot still has could not be counted. A role that may not read the slot may not drop it either. With a
 /// publication that is `unfound` where the slot reads, no relay would get further than this.
 fn not_told(name: &str, publication: &str, unfound: bool, error: &Error) -> Error {
-    let cause = format!("whether slot {name} has events that were not relayed cannot be told: {}", error.cause());
+    let cause = format!("whether slot {name} has events that were not relayed cannot be told: {error}");
     if error.kind() == Kind::PostgresRefused {
         return Error::new(Kind::PostgresRefused, cause).remedy(
             "run teardown --keep-publication as a role with REPLICATION, then teardown again as the publication's owner",

@@ -175,7 +175,7 @@ mod tests {
         ] {
             let error = refused(lines);
             assert_eq!(
-                (error.kind(), error.cause(), error.what_to_do()),
+                (error.kind(), error.cause(), error.what_to_do().as_deref()),
                 (Kind::Config, cause, Some(remedy)),
                 "{lines}"
             );

@@ -13,7 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::model::{KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Remedy, Result};
 use crate::secret::Secret;
 
 /// Where a value is from.
@@ -128,7 +128,7 @@ impl Layer {
     }
 
     /// An error that names the key at `path` and where its value is from.
-    pub(super) fn error(&self, path: &str, cause: impl fmt::Display, remedy: impl fmt::Display) -> Error {
+    pub(super) fn error(&self, path: &str, cause: impl fmt::Display, remedy: impl Into<Remedy>) -> Error {
         Error::new(Kind::Config, format!("{}: {path} {cause}", self.origin(path))).remedy(remedy)
     }
 
@@ -501,7 +501,7 @@ mod tests {
     #[test]
     fn an_unknown_key_is_met_with_those_that_exist() {
         let error = refused("[shutdown]\ntimout = \"1s\"");
-        assert_eq!(error.what_to_do(), Some("[shutdown] has timeout"));
+        assert_eq!(error.what_to_do().as_deref(), Some("[shutdown] has timeout"));
     }
 
     #[test]

@@ -128,9 +128,11 @@ impl Settings {
         };
         let url = self.base.model.database.url.as_ref().map(Secret::expose);
         ConnInfo::parse(url, &variable).map_err(|error| {
-            let cause = self.get("database.url").map(|given| format!("{}: {}", given.origin, error.cause()));
-            let again = Error::new(Kind::Config, cause.unwrap_or_else(|| error.cause().to_owned()));
-            again.remedy(error.own_remedy().unwrap_or("write it as postgres://USER@HOST:PORT/DATABASE"))
+            let error = error.with_kind(Kind::Config).or_remedy("write it as postgres://USER@HOST:PORT/DATABASE");
+            match self.get("database.url") {
+                Some(given) => error.about(&given.origin),
+                None => error,
+            }
         })
     }
 
@@ -580,7 +582,7 @@ mod tests {
                 "WALRELAY_ROUTE_TOPIC: route.topic is \"y\" for every outbox, and this [[outbox]] says \"x\" (w.toml:3)"
             )
         );
-        assert_eq!(error.what_to_do(), Some("remove one of the two"));
+        assert_eq!(error.what_to_do().as_deref(), Some("remove one of the two"));
         // One that says the same, or nothing, has the variable's value.
         let settings = Settings::new(&Flags::new(), &topic("x"), Some(&file)).unwrap();
         let topics: Vec<_> =
@@ -657,7 +659,10 @@ mod tests {
     fn what_is_required_says_how_to_set_it() {
         let error = config("database.url = 'postgres://u@h/d'").unwrap_err();
         assert_eq!(error.cause(), "slot.name is not set");
-        assert_eq!(error.what_to_do(), Some("set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file"));
+        assert_eq!(
+            error.what_to_do().as_deref(),
+            Some("set --slot, WALRELAY_SLOT or `name` in [slot] of the configuration file")
+        );
     }
 
     #[test]

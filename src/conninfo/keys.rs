@@ -84,7 +84,7 @@ pub(super) fn put(settings: &mut BTreeMap<&'static str, String>, key: &str, valu
         Use::Used => settings.insert(name, value),
         Use::Ignored => None,
         Use::Refused(why) => {
-            return Err(bad(format_args!("{name} of the Postgres connection cannot be used")).remedy(why));
+            return Err(bad(format_args!("{name} of the Postgres connection cannot be used")).remedy(*why));
         }
     };
     Ok(())

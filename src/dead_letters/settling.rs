@@ -334,7 +334,7 @@ impl<'c> Settling<'c> {
                     self.progress.settled += u64::from(self.land(number));
                 }
                 Delivery::Refused(Ticket(number), error) | Delivery::Failed(Ticket(number), error) => {
-                    let error = Error::new(error.kind(), format!("it cannot be settled: {}", error.cause()));
+                    let error = Error::new(error.kind(), format!("it cannot be settled: {error}"));
                     failed = failed.or_else(|| Some(self.named(number, &error)));
                 }
             }
@@ -367,11 +367,7 @@ impl<'c> Settling<'c> {
 
     fn named(&self, number: u64, error: &Error) -> Error {
         let Some(flight) = self.flights.get(&number) else { return error.clone() };
-        let named = Error::new(error.kind(), format!("dead letter {}: {}", flight.at, error.cause()));
-        match error.what_to_do() {
-            Some(remedy) => named.remedy(remedy),
-            None => named,
-        }
+        error.clone().about(format_args!("dead letter {}", flight.at))
     }
 }
 

@@ -7,7 +7,7 @@ use tokio_postgres::{Client, Statement};
 
 use crate::config::{OutboxConfig, TableName};
 use crate::decode;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::poll::select::{self, Selection, Which};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quoted};
@@ -201,10 +201,13 @@ impl TableFacts {
 async fn describe(client: &Client, name: &TableName) -> Result<Described> {
     let params: [Param<'_>; 2] = [(&name.schema(), Type::TEXT), (&name.table(), Type::TEXT)];
     let Some(text) = one_text(client, DOING, TABLE_SQL, &params).await? else {
-        return Err(Error::new(Kind::Publication, format_args!("there is no table {name} in this database")).remedy(
+        let remedy = Remedy::from(
             "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
-             '\"Outbox\"'. `walrelay setup --create-table` makes a table where there is none",
-        ));
+             '\"Outbox\"'. `",
+        );
+        let create = NextCommand::new("setup").flag("create-table");
+        return Err(Error::new(Kind::Publication, format_args!("there is no table {name} in this database"))
+            .remedy(remedy.and(create).and("` makes a table where there is none")));
     };
     parsed(&text)
 }

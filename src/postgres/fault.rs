@@ -10,7 +10,7 @@ use std::io;
 
 use tokio_rustls::rustls;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, NextCommand, Remedy};
 
 /// What was being done when it went wrong; the SQLSTATE alone does not tell a slot from a publication.
 #[derive(Debug, Clone, Copy)]
@@ -168,48 +168,50 @@ fn kind_of(act: While<'_>, sqlstate: &str) -> Kind {
     }
 }
 
-fn remedy(act: While<'_>, sqlstate: &str) -> Option<String> {
-    let text = match (sqlstate, act) {
-        ("28P01", _) => {
+fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
+    let of_slot = |command, slot| NextCommand::new(command).option("slot", slot);
+    Some(match (sqlstate, act) {
+        ("28P01", _) => Remedy::from(
             "check the password, and that the role has one: ALTER ROLE … PASSWORD; where pg_hba.conf says \
-             clientcert=verify-full, check also that sslcert is in the role's name"
-                .to_owned()
-        }
-        ("28000", _) => {
+             clientcert=verify-full, check also that sslcert is in the role's name",
+        ),
+        ("28000", _) => Remedy::from(
             "check that the role exists and may log in (CREATE ROLE … LOGIN REPLICATION, ALTER ROLE … LOGIN), that pg_hba.conf \
              has a line for this role, database and address (not one for the keyword replication), and what that asks for: \
-             hostssl needs sslmode=require or stricter, cert and clientcert need sslcert and sslkey"
-                .to_owned()
-        }
-        ("3D000" | "57P04", _) => "check the name of the database".to_owned(),
-        ("42501", While::Querying(_)) => "grant the role what the message names".to_owned(),
-        ("42501", _) => "ALTER ROLE … REPLICATION (on a managed service: grant its replication role)".to_owned(),
-        ("55006", _) => "stop the other session, or wait: this relay takes over once the slot is free".to_owned(),
-        ("42704", While::Starting(slot)) => format!("create the slot: walrelay setup --slot {slot}"),
-        ("42704", While::Streaming(slot)) => format!(
-            "name the publication the slot was made for with --publication. If that was dropped, or made after the slot, \
-             the slot finds none however often it is created again: walrelay teardown --slot {slot} --force, walrelay \
-             setup --slot {slot}, walrelay run --slot {slot}, which reads from the table what was not published"
+             hostssl needs sslmode=require or stricter, cert and clientcert need sslcert and sslkey",
         ),
+        ("3D000" | "57P04", _) => Remedy::from("check the name of the database"),
+        ("42501", While::Querying(_)) => Remedy::from("grant the role what the message names"),
+        ("42501", _) => Remedy::from("ALTER ROLE … REPLICATION (on a managed service: grant its replication role)"),
+        ("55006", _) => Remedy::from("stop the other session, or wait: this relay takes over once the slot is free"),
+        ("42704", While::Starting(slot)) => Remedy::from("create the slot: ").and(of_slot("setup", slot)),
+        ("42704", While::Streaming(slot)) => Remedy::from(
+            "name the publication the slot was made for with --publication. If that was dropped, or made after the slot, \
+             the slot finds none however often it is created again: ",
+        )
+        .and(of_slot("teardown", slot).flag("force"))
+        .and(", ")
+        .and(of_slot("setup", slot))
+        .and(", ")
+        .and(of_slot("run", slot))
+        .and(", which reads from the table what was not published"),
         ("55000" | "58P01", While::Starting(slot) | While::Streaming(slot)) => {
-            format!("the slot cannot be read from any more, or never could: walrelay status --slot {slot}")
+            Remedy::from("the slot cannot be read from any more, or never could: ").and(of_slot("status", slot))
         }
-        ("53300", _) => "if this does not pass: raise max_connections or max_wal_senders".to_owned(),
-        ("53400", _) => "raise max_replication_slots, or drop a slot nobody uses".to_owned(),
-        ("22021", While::Streaming(slot)) => format!(
+        ("53300", _) => Remedy::from("if this does not pass: raise max_connections or max_wal_senders"),
+        ("53400", _) => Remedy::from("raise max_replication_slots, or drop a slot nobody uses"),
+        ("22021", While::Streaming(slot)) => Remedy::from(format!(
             "nothing was skipped. A database with the encoding SQL_ASCII takes any bytes for text, and a row with bytes \
              that are not UTF-8 cannot be streamed. With client_encoding set to SQL_ASCII, \
              pg_logical_slot_peek_binary_changes shows what waits in slot {slot}: deliver that row by hand, move the slot \
              past its transaction with pg_replication_slot_advance, and start once with --adopt-slot"
-        ),
-        ("54000" | "XX000", While::Streaming(_)) => {
+        )),
+        ("54000" | "XX000", While::Streaming(_)) => Remedy::from(
             "if a value is too large to be sent: deliver that row by hand, then move the slot past its transaction with \
-             pg_replication_slot_advance"
-                .to_owned()
-        }
+             pg_replication_slot_advance",
+        ),
         _ => return None,
-    };
-    Some(text)
+    })
 }
 
 /// A peer's text as one line of bounded length, without characters that would act on a terminal or a log.
@@ -275,7 +277,7 @@ mod tests {
             assert!(error.what_to_do().is_some(), "{sqlstate}");
         }
         let error = server(While::Starting("orders"), "42704", "text");
-        assert_eq!(error.what_to_do(), Some("create the slot: walrelay setup --slot orders"));
+        assert_eq!(error.what_to_do().as_deref(), Some("create the slot: walrelay setup --slot orders"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use tokio_postgres::types::Type;
 
 use crate::config::{Config, Mode, OutboxConfig, StoreKind};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::poll::{NEEDS_ORDER, Reader, TableFacts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quoted;
@@ -61,12 +61,17 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
     let tells = facts.xid_column.is_some() || outbox.upkeep.says_for_itself();
     if matches!(task, Task::Poll(_)) && !tells {
         let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
+        let mut setup = NextCommand::new("setup").option("slot", slot);
         // Of several tables the file names them all.
-        let named = if config.outboxes.len() == 1 { format!(" --table '{table}'") } else { String::new() };
-        let mode = if config.source.mode == Mode::Poll { " --mode poll" } else { "" };
-        return Err(Error::new(Kind::Config, cause).remedy(format!(
-            "`walrelay setup --slot {slot}{named}{mode} --add-xid-column`, run by the table's owner, adds a column with the \
-             transaction's id; or set outbox.pending and outbox.mark, or outbox.delete"
+        if config.outboxes.len() == 1 {
+            setup = setup.option("table", format_args!("'{table}'"));
+        }
+        if config.source.mode == Mode::Poll {
+            setup = setup.option("mode", "poll");
+        }
+        return Err(Error::new(Kind::Config, cause).remedy(Remedy::from("`").and(setup.flag("add-xid-column")).and(
+            "`, run by the table's owner, adds a column with the transaction's id; or set outbox.pending and \
+                 outbox.mark, or outbox.delete",
         )));
     }
     Ok(())

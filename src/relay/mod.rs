@@ -98,7 +98,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         relay.end_life().await;
     }
     if let Err(error) = &result {
-        relay.telemetry.health.halted(error.cause());
+        relay.telemetry.health.halted(&error.to_string());
         relay.telemetry.metrics.error(error.kind());
     }
     result

@@ -39,15 +39,11 @@ impl Relay {
         };
         self.batches.apply(&mut self.config.kafka);
         tracing::warn!(
-            slot = %self.config.source.slot, batch_bytes = bytes, cause = error.cause(),
+            slot = %self.config.source.slot, batch_bytes = bytes, cause = %error,
             "the broker refuses batches for their size; the next ones are smaller (to begin with that, set batch.size of the \
              Kafka properties below max.message.bytes of the topic)"
         );
-        if halts {
-            Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {}", error.cause()))
-        } else {
-            error
-        }
+        if halts { Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")) } else { error }
     }
 
     /// Reports an outage once, and says how long to wait before the next try. None where a topic was tried often enough, and

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, NextCommand, Remedy};
 use crate::event::RowId;
 use crate::event::{Place, Via};
 use crate::position::Lsn;
@@ -132,8 +132,10 @@ impl Parking {
         if self.count >= EVENTS_MAX + self.beyond {
             let cause = format!("{} events are parked, and no more may be", self.count);
             return Err(Error::new(Kind::Event, cause).remedy(
-                "see them with walrelay parked list; while the relay is stopped, mark what is to be sent or dropped with \
-                 walrelay parked retry or drop, which is done first once it is started",
+                Remedy::from("see them with ").and(NextCommand::new("parked list")).and(
+                    "; while the relay is stopped, mark what is to be sent or dropped with `parked retry` or `parked drop`, \
+                     which is done first once the relay is started",
+                ),
             ));
         }
         self.put(waiting);

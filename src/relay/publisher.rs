@@ -465,7 +465,7 @@ impl<S: Sink> Publisher<S> {
         let Some(id) = id.filter(|_| error.kind().disposition() == Disposition::GiveUp) else { return Err(error) };
         // It is given up when it comes again.
         Err(match self.poison.condemn(id, error.clone()) {
-            true => Error::new(Kind::KafkaUnreachable, format!("giving an event up: {}", error.cause())),
+            true => Error::new(Kind::KafkaUnreachable, format!("giving an event up: {error}")),
             false => self.dead_letter_refused(&error),
         })
     }
@@ -836,7 +836,7 @@ impl<S: Sink> Publisher<S> {
     /// What follows from `failure`, the first that was told, where these were `refused`.
     fn judge_refused(&mut self, refused: &[Refusal], failure: Error) -> Error {
         let Some(first) = refused.first() else { return failure };
-        let cause = format!("the broker refused a record; finding out which: {}", first.error.cause());
+        let cause = format!("the broker refused a record; finding out which: {}", first.error);
         if refused.len() > 1 {
             self.poison.with_others();
         }
@@ -851,7 +851,7 @@ impl<S: Sink> Publisher<S> {
     fn refused_by_topic(&mut self, error: &Error) -> Option<Error> {
         let topic = error.topic().filter(|_| self.delivery.on_error == OnError::Park)?;
         self.poison.refuse_once(topic, error);
-        Some(Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {}", error.cause())))
+        Some(Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {error}")))
     }
 
     /// The event that travelled alone is refused, and given up.
@@ -885,7 +885,7 @@ impl<S: Sink> Publisher<S> {
             Disposition::RetryThenGiveUp => return error.clone().of_topic(topic),
             Disposition::Retry | Disposition::Halt => return error.clone(),
         }
-        Error::new(error.kind(), format!("a dead letter was refused: {}", error.cause())).remedy(format!(
+        Error::new(error.kind(), format!("a dead letter was refused: {error}")).remedy(format!(
             "give topic {topic} a larger max.message.bytes and no compaction, name another one in delivery.dead_letter_topic, or \
              set delivery.on_error to stop"
         ))

@@ -1,7 +1,7 @@
 //! What has to be read from the table before a slot can be streamed, decided without I/O.
 
 use crate::config::{Backlog, Config, OnLoss, OutboxConfig, StoreKind};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::ledger::trail::Published;
 use crate::poll::Which;
 use crate::state::check::Gap;
@@ -47,9 +47,10 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
     if config.state.store == StoreKind::Slot {
         let cause =
             format!("{found}, and state.store is slot: nothing tells what was relayed, or how far a backlog came");
-        return Err(Error::new(Kind::SlotUnusable, cause).remedy(format!(
-            "`walrelay setup --slot {name}` makes a slot that begins now; or set state.store to kafka or postgres, and choose \
-             with --backlog all, since=TIME or none"
+        return Err(Error::new(Kind::SlotUnusable, cause)
+            .remedy(Remedy::from("`").and(NextCommand::new("setup").option("slot", name)).and(
+            "` makes a slot that begins now; or set state.store to kafka or postgres, and choose with --backlog all, \
+                 since=TIME or none",
         )));
     }
     let Some(stored) = loaded else {
@@ -130,16 +131,18 @@ pub(super) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
 }
 
 /// What can be chosen where nobody but a person can.
-pub(super) fn choices(config: &Config) -> String {
-    format!(
-        "{}walrelay can make the slot anew, and asks you which rows of the table are published then: start it once with \
+pub(super) fn choices(config: &Config) -> Remedy {
+    let first = match config.source.on_loss {
+        OnLoss::Stop => {
+            "start it once with --on-slot-loss recover, which publishes exactly what was not published, if it can. Else "
+        }
+        OnLoss::Recover => "",
+    };
+    Remedy::from(format!(
+        "{first}walrelay can make the slot anew, and asks you which rows of the table are published then: start it once with \
          --adopt-slot and --backlog all, --backlog since=TIME (some events come again) or --backlog none (what was not \
-         relayed is given up). `walrelay verify --slot {}` says what is missing in Kafka",
-        match config.source.on_loss {
-            OnLoss::Stop =>
-                "start it once with --on-slot-loss recover, which publishes exactly what was not published, if it can. Else ",
-            OnLoss::Recover => "",
-        },
-        config.source.slot
-    )
+         relayed is given up). `"
+    ))
+    .and(NextCommand::new("verify").option("slot", &config.source.slot))
+    .and("` says what is missing in Kafka")
 }

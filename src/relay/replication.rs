@@ -564,7 +564,7 @@ impl ReplicationLoop<'_> {
         }
         self.report.oldest.tell(self.telemetry, measured.oldest_transaction.as_ref());
         if let Some(restart_lsn) = measured.slot.as_ref().and_then(|slot| slot.restart_lsn) {
-            self.telemetry.metrics.set_slot_restart_lsn(restart_lsn);
+            self.telemetry.metrics.slot_restart_lsn.set(restart_lsn);
         }
         self.begin_kept();
     }

@@ -79,11 +79,11 @@ impl Report {
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
         metrics.waiting_events.set(i64::try_from(pipeline.publisher.parking.count()).unwrap_or(i64::MAX));
         metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
-        metrics.set_received_lsn(received);
-        metrics.set_server_wal_end_lsn(self.server_wal_end);
-        metrics.set_stored_lsn(pipeline.stored_position().end_lsn);
+        metrics.received_lsn.set(received);
+        metrics.server_wal_end_lsn.set(self.server_wal_end);
+        metrics.stored_lsn.set(pipeline.stored_position().end_lsn);
         if !self.told.is_zero() {
-            metrics.set_confirmed_lsn(self.told);
+            metrics.confirmed_lsn.set(self.told);
         }
         let progressed = counts.acked > before.acked || pipeline.confirmable() > self.confirmed;
         self.confirmed = pipeline.confirmable();

@@ -306,7 +306,7 @@ fn polls(config: &Config, facts: &Facts, instead: Option<&str>) -> Option<Why> {
         Mode::Poll => Some("slot.mode is poll".to_owned()),
         Mode::Auto => match preflight::judge_server(&facts.server) {
             // A standby has no table to be written to, either.
-            Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.cause().to_owned()),
+            Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.to_string()),
             _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
         },
     };

@@ -57,11 +57,13 @@ const CORRECT: &str = "If the template or its column is not the one that was mea
 impl RouteError {
     /// What an operator reads: what happened, on which slot, and what to do.
     pub fn into_error(self, slot: &SlotName) -> Error {
-        Error::new(Kind::Event, format!("slot {slot}: {self}")).remedy(format_args!(
-            "nothing was skipped, and nothing behind this row is delivered. {CORRECT}. To pass this one over, {}; that gives \
-             the whole transaction up",
-            self.place.give_up(slot)
-        ))
+        Error::new(Kind::Event, self.problem)
+            .about(format_args!("slot {slot}: {}, row {}", self.place, self.id))
+            .remedy(format_args!(
+                "nothing was skipped, and nothing behind this row is delivered. {CORRECT}. To pass this one over, {}; that \
+                 gives the whole transaction up",
+                self.place.give_up(slot)
+            ))
     }
 
     /// The same of a row that is not in the stream, and whose place is not known.

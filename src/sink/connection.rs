@@ -108,7 +108,7 @@ impl Tracker {
             if is_known || matches!(state, Connection::Lost(_)) {
                 return false;
             }
-            tracing::error!(cause = error.cause(), remedy = error.what_to_do(), "Kafka refuses us");
+            tracing::error!(cause = %error, remedy = error.what_to_do(), "Kafka refuses us");
             *state = Connection::Refused(error);
             true
         });
@@ -116,7 +116,7 @@ impl Tracker {
 
     /// The producer is lost, for good.
     pub(super) fn lost(&self, error: Error) {
-        tracing::warn!(cause = error.cause(), "a Kafka producer is given up");
+        tracing::warn!(cause = %error, "a Kafka producer is given up");
         self.state.send_replace(Connection::Lost(error));
     }
 

@@ -47,7 +47,7 @@ pub(super) struct Failure {
 impl Failure {
     pub(super) fn subject(&self) -> Subject<'_> {
         let (topic, record_bytes) = (Some(self.topic.as_str()), Some(self.record_bytes));
-        Subject { topic, partition: Some(self.partition), record_bytes, alone: false }
+        Subject { topic, partition: Some(self.partition), record_bytes, ..Subject::default() }
     }
 }
 
@@ -253,12 +253,7 @@ impl ClientContext for Context {
         }
         let code = code(&error);
         if refuses_connection(code) {
-            let known = faults::explain(code, Subject::default());
-            let refusal = Error::new(known.kind(), format!("{known}: {reason}"));
-            return self.tracker.refused(match known.what_to_do() {
-                Some(remedy) => refusal.remedy(remedy),
-                None => refusal,
-            });
+            return self.tracker.refused(faults::explain(code, Subject::default()).because(reason));
         }
         // That all are down says less than why one of them is.
         if code != RDKafkaErrorCode::AllBrokersDown {
@@ -293,7 +288,7 @@ pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
 
 fn subject<'a>(message: &'a rdkafka::message::BorrowedMessage<'_>) -> Subject<'a> {
     let record_bytes = Some(message.payload_len() + message.key_len());
-    Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes, alone: false }
+    Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes, ..Subject::default() }
 }
 
 /// librdkafka's log, with secrets taken out; what is an error to it is a warning here, because it goes on.

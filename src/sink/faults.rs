@@ -15,9 +15,11 @@ pub struct Subject<'a> {
     pub record_bytes: Option<usize>,
     /// Whether it was sent without others, so that it is the one that is meant.
     pub alone: bool,
+    /// The producer's `transactional.id`.
+    pub transactional_id: Option<&'a str>,
 }
 
-/// Codes that mean the same to an operator. `{topic}` in a remedy is replaced.
+/// Codes that mean the same to an operator. [`explain`] fills in `{or_another}`, `{topic}` and `{transactional_id}`.
 struct Fault {
     codes: &'static [RDKafkaErrorCode],
     kind: Kind,
@@ -29,21 +31,21 @@ struct Fault {
 pub const REACH: &str = "check that the brokers run, that `brokers` and their advertised.listeners lead there from here, \
                          and that security.protocol is what they speak";
 
-/// What is not said of a record that was sent without others.
-const OR_OTHERS: [&str; 2] = [" (this one, or one sent together with it)", " (or one sent together with it)"];
+/// Stands for `{or_another}` unless the record was sent without others.
+const OR_ANOTHER: &str = " (this one, or one sent together with it)";
 
 /// What is not listed is taken for a fault a new producer may heal: nothing is lost by trying again.
 const FAULTS: &[Fault] = &[
     Fault {
         codes: &[MessageSizeTooLarge, MessageBatchTooLarge, InvalidMessageSize],
         kind: Kind::RecordTooLarge,
-        what: "the broker takes no record this large (this one, or one sent together with it)",
+        what: "the broker takes no record this large{or_another}",
         remedy: "raise max.message.bytes of topic {topic}, or keep large payloads out of the outbox with a CHECK",
     },
     Fault {
         codes: &[InvalidMessage, InvalidRecord, InvalidTimestamp],
         kind: Kind::Record,
-        what: "the broker found the record (or one sent together with it) invalid",
+        what: "the broker found the record invalid{or_another}",
         remedy: "the broker's log says why; a compacted topic takes no record without a key",
     },
     Fault {
@@ -70,7 +72,7 @@ const FAULTS: &[Fault] = &[
         kind: Kind::KafkaRefused,
         what: "the Kafka user may not use the transactional id",
         remedy: "grant it: kafka-acls --add --allow-principal User:… --operation Write --operation Describe \
-                 --transactional-id ID",
+                 --transactional-id {transactional_id}",
     },
     Fault {
         codes: &[InvalidTransactionTimeout],
@@ -226,10 +228,7 @@ pub fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
     let Some(fault) = find(code) else {
         return Error::new(Kind::KafkaUnreachable, format!("Kafka failed{place}: {code}"));
     };
-    let mut what = fault.what.to_owned();
-    if subject.alone {
-        OR_OTHERS.iter().for_each(|others| what = what.replace(others, ""));
-    }
+    let what = fault.what.replace("{or_another}", if subject.alone { "" } else { OR_ANOTHER });
     let mut error = Error::new(fault.kind, format!("{what}{place}: {code}"));
     if fault.kind == Kind::TopicRefused
         && let Some(topic) = subject.topic
@@ -244,7 +243,8 @@ pub fn explain(code: RDKafkaErrorCode, subject: Subject<'_>) -> Error {
     if fault.remedy.is_empty() {
         return error;
     }
-    error.remedy(fault.remedy.replace("{topic}", subject.topic.unwrap_or("TOPIC")))
+    let remedy = fault.remedy.replace("{topic}", subject.topic.unwrap_or("TOPIC"));
+    error.remedy(remedy.replace("{transactional_id}", subject.transactional_id.unwrap_or("ID")))
 }
 
 /// TLS alerts about a certificate: bad, unsupported, revoked, expired, unknown, of an unknown authority, required.

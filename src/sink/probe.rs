@@ -87,7 +87,7 @@ impl Probe {
         let topics = alive.shared.topics();
         // One of its own, where there is one: a cluster may have very many.
         if doubtful && let Err(error) = alive.metadata(topics.first().map(String::as_str), PROBE_TIMEOUT) {
-            alive.tracker.down(error.cause().to_owned());
+            alive.tracker.down(error.to_string());
         }
         if doubtful || seen.reported {
             *heard = Instant::now();

@@ -56,13 +56,7 @@ impl Inner {
     /// The fatal error this producer ended with, if it did.
     pub(super) fn fatal(&self, subject: Subject<'_>) -> Option<Error> {
         let (code, reason) = self.client.client().fatal_error()?;
-        let known = faults::explain(code, subject);
-        let reason = self.client.context().redactor.clean(&reason);
-        let error = Error::new(known.kind(), format!("{known}: {reason}"));
-        Some(match known.what_to_do() {
-            Some(remedy) => error.remedy(remedy),
-            None => error,
-        })
+        Some(faults::explain(code, subject).because(self.client.context().redactor.clean(&reason)))
     }
 
     /// What a failed `send` means for this record.
@@ -225,8 +219,10 @@ impl Producer {
             return Ok(None);
         }
         let record_bytes = Some(key.len() + value.len());
-        Err(inner
-            .refusal(&error, Subject { topic: Some(topic), partition: Some(partition), record_bytes, alone: false }))
+        Err(inner.refusal(
+            &error,
+            Subject { topic: Some(topic), partition: Some(partition), record_bytes, ..Subject::default() },
+        ))
     }
 }
 

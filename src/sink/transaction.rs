@@ -81,14 +81,7 @@ impl Inner {
             let Err(error) = self.client.init_transactions(SLICE) else { return Ok(()) };
             let waits = matches!(&error, KafkaError::Transaction(error) if error.is_retriable());
             if !waits || Instant::now() > deadline || self.closing.load(Ordering::Relaxed) {
-                let known = self.explain(&error);
-                let error = Error::new(known.kind(), format!("transactional id {id}: {known}"));
-                return Err(match known.what_to_do() {
-                    Some(remedy) => {
-                        error.remedy(remedy.replace("transactional-id ID", &format!("transactional-id {id}")))
-                    }
-                    None => error,
-                });
+                return Err(self.explain(&error).about(format_args!("transactional id {id}")));
             }
         }
     }
@@ -124,12 +117,7 @@ impl Inner {
             return Ok(());
         };
         self.shared.failed.store(true, Ordering::Release);
-        let known = self.explain(&error);
-        let error = Error::new(known.kind(), format!("the transaction is not known to be committed: {known}"));
-        Err(match known.what_to_do() {
-            Some(remedy) => error.remedy(remedy),
-            None => error,
-        })
+        Err(self.explain(&error).about("the transaction is not known to be committed"))
     }
 
     /// Gives up what is open, so that nobody who reads has to wait for it. Blocks.
@@ -155,7 +143,9 @@ impl Inner {
     }
 
     fn explain(&self, error: &KafkaError) -> Error {
-        self.fatal(Subject::default()).unwrap_or_else(|| faults::explain(code(error), Subject::default()))
+        let transactional_id = self.transaction.as_ref().map(|transaction| transaction.of.id.as_str());
+        let subject = Subject { transactional_id, ..Subject::default() };
+        self.fatal(subject).unwrap_or_else(|| faults::explain(code(error), subject))
     }
 }
 

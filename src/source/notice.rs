@@ -1,7 +1,7 @@
 //! What the server says beside the changes, inside the stream.
 
 use crate::config::SourceConfig;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::postgres::fault::WAITS_FOR_STANDBY;
 use crate::source::Notice;
 
@@ -26,10 +26,14 @@ pub fn judge(notice: &Notice, source: &SourceConfig) -> Result<()> {
             Kind::Publication,
             format_args!("slot {slot}: Postgres skips changes, because publication {publication} did not exist when they were written"),
         )
-        .remedy(format_args!(
-            "the rows are in the outbox table and not in the stream; create the publication, then drop and create the \
-             slot (walrelay setup --slot {slot}), and publish the rows written in between again"
-        )));
+        .remedy(
+            Remedy::from(
+                "the rows are in the outbox table and not in the stream; create the publication, then drop and create the \
+                 slot (",
+            )
+            .and(NextCommand::new("setup").option("slot", slot))
+            .and("), and publish the rows written in between again"),
+        ));
     }
     tracing::warn!(sqlstate = ?notice.sqlstate, notice = %notice.message.escape_debug(), "Postgres says inside the stream");
     Ok(())

@@ -6,7 +6,7 @@
 //! (<https://www.postgresql.org/docs/current/protocol-replication.html>). What cannot be noticed here: a restored
 //! copy of the same server that has since written as much WAL as the original had.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::TimelineSwitch;
@@ -252,11 +252,15 @@ fn slot_beyond_the_log(slot: &SlotNow, wal_end: Lsn) -> Error {
             slot.name, slot.confirmed_flush
         ),
     )
-    .remedy(format!(
-        "somebody confirmed WAL that does not exist (yet), or the server lost WAL. Look for events from then that are \
-         not in Kafka, then drop the slot (select pg_drop_replication_slot('{0}')) and run `walrelay setup --slot {0}`",
-        slot.name
-    ))
+    .remedy(
+        Remedy::from(format!(
+            "somebody confirmed WAL that does not exist (yet), or the server lost WAL. Look for events from then that are \
+             not in Kafka, then drop the slot (select pg_drop_replication_slot('{}')) and run `",
+            slot.name
+        ))
+        .and(NextCommand::new("setup").option("slot", &slot.name))
+        .and("`"),
+    )
 }
 
 /// One way in which what is stored does not belong here.

@@ -4,7 +4,7 @@
 //! confirmed within `ready_within`. A relay that holds events and moves none of them is not ready, however alive.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Side;
@@ -96,8 +96,8 @@ impl fmt::Display for NotReady {
 }
 
 /// What the relay said of itself, and what follows from it.
-#[derive(Debug, Clone)]
-pub struct Health {
+#[derive(Debug, Default)]
+struct Health {
     ready_within: Duration,
     connected: [bool; 2],
     was_connected: bool,
@@ -116,28 +116,15 @@ pub struct Health {
 
 impl Health {
     /// Nothing is known yet: not ready.
-    pub fn new(ready_within: Duration) -> Self {
-        Health {
-            ready_within,
-            connected: [false; 2],
-            was_connected: false,
-            waiting_since: None,
-            heard_at: None,
-            over_budget: None,
-            dead_letters_refused: None,
-            topic_refused: None,
-            idle_since: None,
-            standing_by: None,
-            stopping: false,
-            halted: None,
-        }
+    fn new(ready_within: Duration) -> Self {
+        Health { ready_within, ..Health::default() }
     }
 
     /// The relay's loop came round at `now`: whether anything is in flight or waits to be sent, and whether anything
     /// was acked or confirmed since the last report.
     ///
     /// To be called at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall.
-    pub fn report(&mut self, now: Instant, something_to_do: bool, progressed: bool) {
+    fn report(&mut self, now: Instant, something_to_do: bool, progressed: bool) {
         self.heard_at = Some(now);
         self.waiting_since = match (something_to_do, self.waiting_since) {
             (false, _) => None,
@@ -152,7 +139,7 @@ impl Health {
     }
 
     /// An end was reached or lost.
-    pub fn connection(&mut self, side: Side, up: bool) {
+    fn connection(&mut self, side: Side, up: bool) {
         let [postgres, kafka] = &mut self.connected;
         match side {
             Side::Postgres => *postgres = up,
@@ -161,40 +148,8 @@ impl Health {
         self.was_connected |= self.connected == [true; 2];
     }
 
-    /// The slot keeps so much log, and may keep so much less; none where it does not.
-    pub fn over_budget(&mut self, bytes: Option<(u64, u64)>) {
-        self.over_budget = bytes;
-    }
-
-    /// This topic takes no dead letters; none where it took one.
-    pub fn dead_letters_refused(&mut self, topic: Option<String>) {
-        self.dead_letters_refused = topic;
-        self.idle_since = None;
-    }
-
-    /// This topic takes no records, and everything waits for it; none where it took one, or its events are given up.
-    pub fn topic_refused(&mut self, topic: Option<String>) {
-        self.topic_refused = topic;
-        self.idle_since = None;
-    }
-
-    /// Another relay is at work, and this is who; none where this one is, or tries to be.
-    pub fn standing_by(&mut self, holder: Option<String>) {
-        self.standing_by = holder;
-    }
-
-    /// The relay was told to stop and is draining.
-    pub fn stopping(&mut self) {
-        self.stopping = true;
-    }
-
-    /// The relay stopped for good. `cause` is shown to whoever asks, so it holds no payload and no secret.
-    pub fn halted(&mut self, cause: impl Into<String>) {
-        self.halted = Some(cause.into());
-    }
-
     /// The answer for the instant `now`.
-    pub fn readiness(&self, now: Instant) -> Readiness {
+    fn readiness(&self, now: Instant) -> Readiness {
         match self.obstacle(now) {
             None => Readiness::Ready,
             Some(reason) => Readiness::NotReady(reason),
@@ -259,52 +214,56 @@ impl HealthHandle {
 
     /// [`Health::report`], now.
     pub fn report(&self, something_to_do: bool, progressed: bool) {
-        self.with(|health| health.report(Instant::now(), something_to_do, progressed));
+        self.health().report(Instant::now(), something_to_do, progressed);
     }
 
-    /// [`Health::connection`].
+    /// An end was reached or lost.
     pub fn connection(&self, side: Side, up: bool) {
-        self.with(|health| health.connection(side, up));
+        self.health().connection(side, up);
     }
 
-    /// See [`Health::over_budget`].
+    /// The slot keeps so much log, and may keep so much less; none where it does not.
     pub fn over_budget(&self, bytes: Option<(u64, u64)>) {
-        self.with(|health| health.over_budget(bytes));
+        self.health().over_budget = bytes;
     }
 
-    /// See [`Health::dead_letters_refused`].
+    /// This topic takes no dead letters; none where it took one.
     pub fn dead_letters_refused(&self, topic: Option<String>) {
-        self.with(|health| health.dead_letters_refused(topic));
+        let mut health = self.health();
+        health.dead_letters_refused = topic;
+        health.idle_since = None;
     }
 
-    /// See [`Health::topic_refused`].
+    /// This topic takes no records, and everything waits for it; none where it took one, or its events are given up.
     pub fn topic_refused(&self, topic: Option<String>) {
-        self.with(|health| health.topic_refused(topic));
+        let mut health = self.health();
+        health.topic_refused = topic;
+        health.idle_since = None;
     }
 
-    /// [`Health::standing_by`].
+    /// Another relay is at work, and this is who; none where this one is, or tries to be.
     pub fn standing_by(&self, holder: Option<String>) {
-        self.with(|health| health.standing_by(holder));
+        self.health().standing_by = holder;
     }
 
-    /// [`Health::stopping`].
+    /// The relay was told to stop and is draining.
     pub fn stopping(&self) {
-        self.with(Health::stopping);
+        self.health().stopping = true;
     }
 
-    /// [`Health::halted`].
+    /// The relay stopped for good. `cause` is shown to whoever asks, so it holds no payload and no secret.
     pub fn halted(&self, cause: &str) {
-        self.with(|health| health.halted(cause));
+        self.health().halted = Some(cause.to_owned());
     }
 
-    /// [`Health::readiness`], now.
+    /// Whether the relay does its work now.
     pub fn readiness(&self) -> Readiness {
-        self.with(|health| health.readiness(Instant::now()))
+        self.health().readiness(Instant::now())
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Health) -> T) -> T {
-        // Every update is one assignment, so a panic elsewhere cannot have left it half-way.
-        act(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner))
+    fn health(&self) -> MutexGuard<'_, Health> {
+        // A panic elsewhere leaves at worst one of several assignments undone, and the next report does it again.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -314,15 +273,15 @@ mod tests {
 
     const WITHIN: Duration = Duration::from_secs(30);
 
-    fn connected() -> (Health, Instant) {
-        let mut health = Health::new(WITHIN);
+    fn connected() -> (HealthHandle, Instant) {
+        let health = HealthHandle::new(WITHIN);
         health.connection(Side::Postgres, true);
         health.connection(Side::Kafka, true);
         (health, Instant::now())
     }
 
-    fn reason(health: &Health, now: Instant) -> Option<NotReady> {
-        match health.readiness(now) {
+    fn reason(health: &HealthHandle, now: Instant) -> Option<NotReady> {
+        match health.health().readiness(now) {
             Readiness::Ready => None,
             Readiness::NotReady(reason) => Some(reason),
         }
@@ -331,8 +290,8 @@ mod tests {
     #[test]
     fn it_is_not_ready_before_both_ends_are_connected_and_the_loop_has_come_round() {
         let start = Instant::now();
-        let mut health = Health::new(WITHIN);
-        health.report(start, false, false);
+        let health = HealthHandle::new(WITHIN);
+        health.health().report(start, false, false);
         assert_eq!(reason(&health, start), Some(NotReady::Starting));
         health.connection(Side::Postgres, true);
         assert_eq!(reason(&health, start), Some(NotReady::Starting));
@@ -344,27 +303,27 @@ mod tests {
 
     #[test]
     fn with_dead_letters_that_are_refused_it_is_not_ready_until_one_is_taken_or_none_is_left() {
-        let (mut health, start) = connected();
+        let (health, start) = connected();
         let at = |second| start + Duration::from_secs(second);
         let refused = || Some(NotReady::DeadLettersRefused("dead".to_owned()));
         health.dead_letters_refused(Some("dead".to_owned()));
         // Between two tries there is nothing to do for a moment.
         for second in 0..60 {
-            health.report(at(second), second % 10 == 0, true);
+            health.health().report(at(second), second % 10 == 0, true);
             assert_eq!(reason(&health, at(second)), refused());
         }
         health.dead_letters_refused(None);
         assert_eq!(reason(&health, at(60)), None);
         health.dead_letters_refused(Some("dead".to_owned()));
-        (60..=70).for_each(|second| health.report(at(second), false, false));
+        (60..=70).for_each(|second| health.health().report(at(second), false, false));
         assert_eq!(reason(&health, at(70)), refused());
-        health.report(at(71), false, false);
+        health.health().report(at(71), false, false);
         assert_eq!(reason(&health, at(71)), None);
     }
 
     #[test]
     fn with_a_topic_that_refuses_it_is_not_ready_between_tries_nor_during_one() {
-        let (mut health, start) = connected();
+        let (health, start) = connected();
         let refused = || Some(NotReady::TopicRefused("orders".to_owned()));
         health.topic_refused(Some("orders".to_owned()));
         for second in 0..60 {
@@ -372,7 +331,7 @@ mod tests {
             let is_tried = second % 20 < 10;
             health.connection(Side::Kafka, is_tried);
             if is_tried {
-                health.report(now, true, second % 20 == 0);
+                health.health().report(now, true, second % 20 == 0);
             }
             assert_eq!(reason(&health, now), refused());
         }
@@ -382,10 +341,10 @@ mod tests {
 
     #[test]
     fn an_idle_relay_that_reports_is_ready_for_ever_and_a_silent_one_is_not() {
-        let (mut health, start) = connected();
+        let (health, start) = connected();
         for second in (0..3600).step_by(10) {
             let now = start + Duration::from_secs(second);
-            health.report(now, false, false);
+            health.health().report(now, false, false);
             assert_eq!(reason(&health, now), None);
         }
         let last = start + Duration::from_secs(3590);
@@ -396,34 +355,34 @@ mod tests {
 
     #[test]
     fn a_relay_with_events_in_flight_and_no_acks_is_stalled_however_lively_it_reports() {
-        let (mut health, start) = connected();
-        health.report(start, true, true);
+        let (health, start) = connected();
+        health.health().report(start, true, true);
         for second in 1..=31 {
-            health.report(start + Duration::from_secs(second), true, false);
+            health.health().report(start + Duration::from_secs(second), true, false);
         }
         assert_eq!(reason(&health, start + WITHIN), None);
         let stalled = reason(&health, start + Duration::from_secs(31));
         assert_eq!(stalled, Some(NotReady::Stalled(Duration::from_secs(31))));
 
-        health.report(start + Duration::from_secs(32), true, true);
+        health.health().report(start + Duration::from_secs(32), true, true);
         assert_eq!(reason(&health, start + Duration::from_secs(32)), None, "an ack ends the stall");
     }
 
     #[test]
     fn the_clock_of_a_stall_starts_with_the_work_not_with_the_last_ack_before_it() {
-        let (mut health, start) = connected();
-        health.report(start, true, true);
-        health.report(start + Duration::from_secs(1), false, true);
+        let (health, start) = connected();
+        health.health().report(start, true, true);
+        health.health().report(start + Duration::from_secs(1), false, true);
         let work = start + Duration::from_secs(1000);
-        health.report(work, true, false);
+        health.health().report(work, true, false);
         assert_eq!(reason(&health, work + WITHIN), None);
         assert!(matches!(reason(&health, work + WITHIN + WITHIN), Some(NotReady::Stalled(_))));
     }
 
     #[test]
     fn a_lost_end_a_stop_and_a_halt_each_say_so() {
-        let (mut health, now) = connected();
-        health.report(now, false, false);
+        let (health, now) = connected();
+        health.health().report(now, false, false);
         health.connection(Side::Kafka, false);
         assert_eq!(reason(&health, now), Some(NotReady::Disconnected(Side::Kafka)));
         health.connection(Side::Kafka, true);

@@ -1,8 +1,6 @@
 //! Metrics and health over HTTP: four pages, read-only, no configuration and no names of rows on any of them.
 
-use std::future::Future;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -10,40 +8,16 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 
+use super::Telemetry;
 use super::connection::{LimitedListener, Limits};
 use super::health::Readiness;
-use super::{HealthHandle, Metrics};
 use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
 
-/// How long answers under way may take once the server is told to stop.
-const STOP_GRACE: Duration = Duration::from_secs(1);
-
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-#[derive(Clone)]
-struct Pages {
-    metrics: Metrics,
-    health: HealthHandle,
-}
-
-/// Serves until `shutdown` completes, then finishes answers under way for at most a second.
-///
-/// # Errors
-/// [`Kind::Config`] where `addr` cannot be bound.
-pub async fn serve(
-    addr: SocketAddr,
-    metrics: Metrics,
-    health: HealthHandle,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> Result<()> {
-    let listener = bind(addr).await?;
-    serve_on(listener, Limits::default(), metrics, health, shutdown).await
-}
-
-/// The first half of [`serve`], for callers that want to fail before anything else is started.
+/// Takes the address, so that a command can fail before anything else is started.
 ///
 /// # Errors
 /// [`Kind::Config`] where `addr` cannot be bound.
@@ -54,52 +28,27 @@ pub async fn bind(addr: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// The second half of [`serve`].
+/// Serves on what [`bind`] gave, until dropped.
 ///
 /// # Errors
 /// [`Kind::Bug`] where the server ends by itself.
-pub async fn serve_bound(
-    listener: TcpListener,
-    metrics: Metrics,
-    health: HealthHandle,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> Result<()> {
-    serve_on(listener, Limits::default(), metrics, health, shutdown).await
+pub async fn serve(listener: TcpListener, telemetry: Telemetry) -> Result<()> {
+    serve_within(Limits::default(), listener, telemetry).await
 }
 
-async fn serve_on(
-    listener: TcpListener,
-    limits: Limits,
-    metrics: Metrics,
-    health: HealthHandle,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> Result<()> {
-    let (stopped, mut stop_seen) = watch::channel(());
-    let serving = axum::serve(LimitedListener::new(listener, limits), router(Pages { metrics, health }))
-        .with_graceful_shutdown(async move {
-            shutdown.await;
-            drop(stopped);
-        })
-        .into_future();
-    let overdue = async move {
-        // The sender is only ever dropped.
-        while stop_seen.changed().await.is_ok() {}
-        tokio::time::sleep(STOP_GRACE).await;
-    };
-    tokio::select! {
-        ended = serving => ended.map_err(|error| Error::new(Kind::Bug, format!("the HTTP server ended: {error}"))),
-        () = overdue => Ok(()),
-    }
+async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetry) -> Result<()> {
+    let ended = axum::serve(LimitedListener::new(listener, limits), router(telemetry)).await;
+    ended.map_err(|error| Error::new(Kind::Bug, format!("the HTTP server ended: {error}")))
 }
 
-fn router(pages: Pages) -> Router {
+fn router(telemetry: Telemetry) -> Router {
     Router::new()
         .route("/", get(overview))
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .fallback(not_found)
-        .with_state(pages)
+        .with_state(telemetry)
         .layer(axum::middleware::map_response(one_request))
 }
 
@@ -124,15 +73,15 @@ async fn not_found() -> (StatusCode, &'static str) {
     (StatusCode::NOT_FOUND, "not found; there are /, /metrics, /healthz and /readyz\n")
 }
 
-async fn metrics_text(State(pages): State<Pages>) -> Response {
-    match pages.metrics.encode() {
+async fn metrics_text(State(telemetry): State<Telemetry>) -> Response {
+    match telemetry.metrics.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
-async fn ready(State(pages): State<Pages>) -> Response {
-    let (status, line) = match pages.health.readiness() {
+async fn ready(State(telemetry): State<Telemetry>) -> Response {
+    let (status, line) = match telemetry.health.readiness() {
         Readiness::Ready => (StatusCode::OK, serde_json::json!({"ready": true})),
         Readiness::NotReady(reason) => {
             let line = serde_json::json!({"ready": false, "reason": reason.code(), "detail": reason.to_string()});
@@ -142,8 +91,8 @@ async fn ready(State(pages): State<Pages>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], format!("{line}\n")).into_response()
 }
 
-async fn overview(State(pages): State<Pages>) -> Response {
-    let Pages { metrics, health } = pages;
+async fn overview(State(telemetry): State<Telemetry>) -> Response {
+    let Telemetry { metrics, health } = telemetry;
     let readiness = match health.readiness() {
         Readiness::Ready => "ready".to_owned(),
         Readiness::NotReady(reason) => escape_html(&format!("not ready: {reason}")),
@@ -177,31 +126,25 @@ fn escape_html(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
-    use tokio::sync::oneshot;
-    use tokio::task::JoinHandle;
 
     use super::*;
-    use crate::telemetry::{Side, Telemetry};
+    use crate::telemetry::Side;
 
     struct Server {
         addr: SocketAddr,
         telemetry: Telemetry,
-        stop: oneshot::Sender<()>,
-        task: JoinHandle<Result<()>>,
     }
 
     async fn start(limits: Limits) -> Server {
         let telemetry = Telemetry::new(Duration::from_secs(30));
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let shutdown = async move { drop(stopped.await) };
-        let Telemetry { metrics, health } = telemetry.clone();
-        let task = tokio::spawn(serve_on(listener, limits, metrics, health, shutdown));
-        Server { addr, telemetry, stop, task }
+        tokio::spawn(serve_within(limits, listener, telemetry.clone()));
+        Server { addr, telemetry }
     }
 
     async fn exchange(addr: SocketAddr, request: &str) -> io::Result<String> {
@@ -275,17 +218,6 @@ mod tests {
         let huge = format!("GET /healthz HTTP/1.1\r\nX-Huge: {}\r\n\r\n", "x".repeat(100_000));
         let answer = exchange(server.addr, &huge).await.unwrap_or_default();
         assert!(!answer.contains("alive"), "{answer}");
-    }
-
-    #[tokio::test]
-    async fn it_stops_when_told_even_with_a_connection_open() {
-        let server = start(Limits::default()).await;
-        let mut open = TcpStream::connect(server.addr).await.unwrap();
-        open.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
-        assert_eq!(ask(server.addr, "GET", "/healthz").await.0, 200);
-        server.stop.send(()).unwrap();
-        let limit = STOP_GRACE + Duration::from_secs(2);
-        tokio::time::timeout(limit, server.task).await.unwrap().unwrap().unwrap();
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! Logs, metrics and health: what an operator sees of a running relay.
 //!
-//! The relay tells [`Metrics`] and [`Health`] what happens; nothing here asks it anything, so a stalled relay still
+//! The relay tells [`Metrics`] and [`HealthHandle`] what happens; nothing here asks it anything, so a stalled relay still
 //! answers.
 
 pub mod health;
@@ -9,12 +9,10 @@ pub mod logging;
 pub mod metrics;
 
 mod connection;
-mod ignored;
-mod names;
 
 use std::time::Duration;
 
-pub use health::{Health, HealthHandle, NotReady, Readiness};
+pub use health::{HealthHandle, NotReady, Readiness};
 pub use metrics::Metrics;
 
 /// One of the two ends the relay is connected to.

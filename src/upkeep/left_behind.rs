@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tokio_postgres::Client;
 
 use crate::config::{Config, OnError, OutboxConfig, SlotName};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::SqlSession;
 use crate::upkeep::parked::{DOING, get, key_by, role, usable};
@@ -103,8 +103,13 @@ fn passes_none(count: i64, slot: &SlotName) -> Result<()> {
         "{count} events of slot {slot} are parked, and {key} is not park: later events of their aggregates would overtake them"
     );
     Err(Error::new(Kind::Config, cause).remedy(
-        "start with on_error = \"park\", as all relays of a slot are to be, until nothing waits: walrelay parked list shows it, \
-         walrelay parked retry sends it, and walrelay parked drop gives it up",
+        Remedy::from("start with on_error = \"park\", as all relays of a slot are to be, until nothing waits: ")
+            .and(NextCommand::new("parked list"))
+            .and(" shows it, ")
+            .and(NextCommand::new("parked retry"))
+            .and(" sends it, and ")
+            .and(NextCommand::new("parked drop"))
+            .and(" gives it up"),
     ))
 }
 
@@ -121,10 +126,14 @@ fn all_configured(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> 
     let cause =
         format!("events of slot {slot} are parked whose outbox is not configured, so nobody can send them: {counts}");
     let (of, was) = (quote_literal(slot.as_str())?, quote_literal(first)?);
-    Err(Error::new(Kind::Config, cause).remedy(format!(
-        "configure it again until nothing of it waits; or give its events up: walrelay parked drop --outbox {was}; or, where it \
-         has another name by now: update walrelay.parked set outbox = 'the new name' where slot = {of} and outbox = {was}"
-    )))
+    Err(Error::new(Kind::Config, cause).remedy(
+        Remedy::from("configure it again until nothing of it waits; or give its events up: ")
+            .and(NextCommand::new("parked drop").option("outbox", &was))
+            .and(format!(
+                "; or, where it has another name by now: update walrelay.parked set outbox = 'the new name' where slot = {of} \
+                 and outbox = {was}"
+            )),
+    ))
 }
 
 /// Events that wait under one key, and come under another, are two aggregates.
@@ -141,12 +150,12 @@ fn same_keys(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Resul
             said(was),
             said(&now)
         );
-        return Err(Error::new(Kind::Config, cause).remedy(format!(
-            "start with {key} = {} until nothing of it waits, which walrelay parked list shows; or give the events up: walrelay \
-             parked drop --outbox {}",
-            said(was),
-            quote_literal(&name)?
-        )));
+        return Err(Error::new(Kind::Config, cause).remedy(
+            Remedy::from(format!("start with {key} = {} until nothing of it waits, which ", said(was)))
+                .and(NextCommand::new("parked list"))
+                .and(" shows; or give the events up: ")
+                .and(NextCommand::new("parked drop").option("outbox", quote_literal(&name)?)),
+        ));
     }
     Ok(())
 }

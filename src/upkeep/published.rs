@@ -1,7 +1,7 @@
 //! Which rows of a table are published, as a condition in SQL. In doubt a row is not.
 
 use crate::config::{OutboxConfig, TableName};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::ledger::trail::Published;
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::upkeep::table::Table;
@@ -106,8 +106,9 @@ fn from_before(table: &TableName) -> Error {
          transaction that inserted a row"
     );
     Error::new(Kind::PositionMismatch, cause).remedy(
-        "add one, for the rows that come: walrelay setup --add-xid-column; or set outbox.pending, if a column of the table \
-         says which rows are published",
+        Remedy::from("add one, for the rows that come: ")
+            .and(NextCommand::new("setup").flag("add-xid-column"))
+            .and("; or set outbox.pending, if a column of the table says which rows are published"),
     )
 }
 

@@ -100,7 +100,7 @@ fn script(plan: &Plan, timeout: std::time::Duration) -> String {
         vec!["-- walrelay setup: stops at the first error.".to_owned(), "\\set ON_ERROR_STOP on".to_owned()];
     let comment = |text: &str| text.lines().map(|line| format!("-- {line}")).collect::<Vec<_>>().join("\n");
     for obstacle in &plan.obstacles {
-        lines.push(comment(&format!("IN THE WAY: {}", obstacle.cause())));
+        lines.push(comment(&format!("IN THE WAY: {obstacle}")));
         lines.extend(obstacle.what_to_do().map(|remedy| comment(&format!("    fix: {remedy}"))));
     }
     lines.extend(plan.present.iter().chain(&plan.remarks).map(|text| comment(text)));

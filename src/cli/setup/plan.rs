@@ -4,7 +4,7 @@ use crate::cli::setup::catalog::{Found, Place, Table};
 use crate::cli::setup::publication::publication;
 use crate::cli::sql::{self, Value, fill};
 use crate::config::{OutboxConfig, SlotName, TableName};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Remedy, Result};
 use crate::source::preflight::{MAJOR_MIN, Server, Slot};
 
 /// A slot can be kept on standbys from here on.
@@ -98,11 +98,9 @@ impl Plan {
     /// The first obstacle's kind, with what they say and what to do about each.
     pub fn refusal(&self) -> Result<()> {
         let Some(first) = self.obstacles.first() else { return Ok(()) };
-        let causes: Vec<_> = self.obstacles.iter().map(Error::cause).collect();
-        // Some end in a statement with its semicolon.
-        let remedies = self.obstacles.iter().filter_map(Error::what_to_do).map(|remedy| remedy.trim_end_matches(';'));
-        let remedies: Vec<_> = remedies.collect();
-        Err(Error::new(first.kind(), causes.join("; ")).remedy(remedies.join("; ")))
+        let causes: Vec<_> = self.obstacles.iter().map(Error::to_string).collect();
+        let remedies = self.obstacles.iter().filter_map(Error::any_remedy);
+        Err(Error::new(first.kind(), causes.join("; ")).remedy(Remedy::joined(remedies)))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::cli::setup::catalog::{Found, Publication};
 use crate::cli::setup::plan::{Object, Plan, Step, Wanted, grant, refuse_if, slot_fits};
 use crate::cli::sql::{self, Value, fill};
 use crate::config::TableName;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 
 /// Makes it, mends it where a table of it is made anew, or refuses it with the SQL that mends it.
 pub(super) fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
@@ -42,11 +42,13 @@ pub(super) fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -
                 Kind::Publication,
                 format!("slot {} is there and publication {name} is not; a slot cannot decode what was written before its publication", wanted.slot),
             )
-            .remedy(format!(
-                "name the publication it was made for with --publication. If that was dropped: walrelay teardown --slot {0} \
-                 --force, then walrelay setup --slot {0}; `walrelay run` reads from the table what was not published",
-                wanted.slot
-            )));
+            .remedy(
+                Remedy::from("name the publication it was made for with --publication. If that was dropped: ")
+                    .and(NextCommand::new("teardown").option("slot", wanted.slot).flag("force"))
+                    .and(", then ")
+                    .and(NextCommand::new("setup").option("slot", wanted.slot))
+                    .and("; `walrelay run` reads from the table what was not published"),
+            ));
         }
         (None, None) => {
             refuse_if(plan, !found.room.may_create, || {

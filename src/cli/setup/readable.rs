@@ -36,8 +36,8 @@ pub async fn look(
 
 fn told(error: &Error) -> String {
     match error.what_to_do() {
-        Some(remedy) => format!("{}: {remedy}", error.cause()),
-        None => error.cause().to_owned(),
+        Some(remedy) => format!("{error}: {remedy}"),
+        None => error.to_string(),
     }
 }
 

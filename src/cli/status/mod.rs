@@ -16,7 +16,7 @@ use crate::cli::session::{Session, column};
 use crate::cli::sql;
 use crate::clock::now_us;
 use crate::config::SlotName;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::source::lease;
 use lag::Looks;
 use report::{Limits, Report};
@@ -80,10 +80,11 @@ async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut L
     let (kind, table_reader_pid) = (column(&row, "kind")?, column(&row, "table_reader_pid")?);
     if (&kind, table_reader_pid) == (&None::<String>, None::<i32>) {
         return Err(Error::new(Kind::SlotUnusable, format!("slot {slot} does not exist, and nobody reads its table"))
-            .remedy(format!(
-                "walrelay setup --slot {slot} makes it, and the publication that a relay needs; where that is there: walrelay run \
-                 --slot {slot}"
-            )));
+            .remedy(
+                Remedy::from(NextCommand::new("setup").option("slot", slot))
+                    .and(" makes it, and the publication that a relay needs; where that is there: ")
+                    .and(NextCommand::new("run").option("slot", slot)),
+            ));
     }
     let parked = parked::waiting(session, slot).await?;
     let mut report = Report {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::cli::undelivered::text::counted;
 use crate::config::unit::human_bytes;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::position::Lsn;
 
 /// Where Postgres keeps something from the role that asks.
@@ -157,17 +157,15 @@ impl Report {
         if self.plugin.as_deref() != Some("pgoutput") {
             return Err(error.remedy("name the slot that `walrelay setup` created with --slot"));
         }
+        let run = NextCommand::new("run").option("slot", &self.slot);
         Err(match (self.wal_status.as_deref(), self.active) {
-            (Some("lost"), _) => error.remedy(format!(
-                "start a relay, which makes it anew and reads from the table what was not published: walrelay run --slot {0}",
-                self.slot
+            (Some("lost"), _) => error.remedy(
+                Remedy::from("start a relay, which makes it anew and reads from the table what was not published: ").and(run),
+            ),
+            (_, false) => error.remedy(Remedy::from("start a relay: ").and(run).and(
+                "; where one runs, its /readyz and its log say what keeps it from streaming: it may wait for a topic that \
+                 refuses records, or for Kafka",
             )),
-            (_, false) => error
-                .remedy(format!(
-                    "start a relay: walrelay run --slot {}; where one runs, its /readyz and its log say what keeps it from \
-                     streaming: it may wait for a topic that refuses records, or for Kafka",
-                    self.slot
-                )),
             (_, true) => error.remedy("look at the relay's log: Kafka may be slow or away"),
         })
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,6 @@ use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, ag
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print_json, print_line};
 use crate::cli::put;
-use crate::cli::run::Typed;
 use crate::cli::verify::Teller;
 use crate::clock::now_us;
 use crate::config::Config;
@@ -150,14 +149,6 @@ impl Store for DeadLetters {
                 Err(error.into())
             }
         }
-    }
-}
-
-impl DeadLetters {
-    /// What was named by a flag, for the next command.
-    pub(in crate::cli) fn typed(&self) -> Vec<Typed<'_>> {
-        let all = [("config", self.config.as_deref().and_then(Path::to_str)), ("slot", self.slot.as_deref())];
-        all.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect()
     }
 }
 
@@ -399,7 +390,7 @@ mod tests {
 
     fn found(is_all: bool) -> Found<Event> {
         let mut oldest = Oldest::new();
-        let long = "slot s: row \"6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11\": a record for topic orders has 2000000 bytes, more than message.max.bytes, 1048588";
+        let long = "a record for topic orders has 2000000 bytes, more than message.max.bytes, 1048588";
         let headers: [LetterHeader<'_>; 4] = [
             (ERROR_HEADER, Some(long.as_bytes())),
             (TOPIC_HEADER, Some(b"orders")),

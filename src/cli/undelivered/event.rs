@@ -8,7 +8,6 @@ use super::text::{age, cell, counted, cut, table};
 use crate::cli::output::aligned;
 use crate::dead_letters as library;
 use crate::error::Error;
-use crate::event::Shown;
 use crate::upkeep::parked::BEHIND;
 
 /// How much of a name or a key is kept.
@@ -173,13 +172,6 @@ fn head(bytes: &[u8], chars: usize) -> String {
 }
 
 impl Event {
-    /// The error without the row, which is named beside it.
-    fn error_of_row(&self) -> Option<&str> {
-        let (error, row) = (self.error.as_deref()?, self.row_id.as_deref().unwrap_or_default());
-        let named = format!("row {}: ", Shown::of(row.as_bytes()));
-        Some(error.split_once(&named).map_or(error, |(_, happened)| happened))
-    }
-
     /// What is known of it, each with its name.
     fn fields(&self, now_ms: i64) -> Vec<(&'static str, String)> {
         let mut fields = vec![
@@ -190,7 +182,7 @@ impl Event {
             ("stored", self.stored_at.clone()),
             ("age", self.stored_ms.map(|stored_ms| age(stored_ms, now_ms))),
             ("class", Some(self.class.clone())),
-            ("error", self.error_of_row().map(str::to_owned)),
+            ("error", self.error.clone()),
             ("attempts", self.attempts.map(|attempts| attempts.to_string())),
             ("state", self.state.text(&self.class, now_ms)),
         ];
@@ -366,7 +358,7 @@ mod tests {
             key: Some("order-17".to_owned()),
             topic: Some("orders".to_owned()),
             class: class.to_owned(),
-            error: Some(format!("slot s: row \"{row_id}\": the broker takes no record this large")),
+            error: Some("the broker takes no record this large".to_owned()),
             attempts: Some(1),
             stored_at: time(NOW_MS - 5_000),
             state: State::Parked { next_try_at: next_ms.and_then(time), asked: None, behind, next_ms },

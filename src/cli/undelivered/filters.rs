@@ -158,6 +158,6 @@ mod tests {
         assert!(Filters::default().has_classes(&known).is_ok() && of("too-large").has_classes(&known).is_ok());
         let error = of("toolarge").has_classes(&known).unwrap_err();
         assert_eq!((error.kind(), error.cause()), (Kind::Config, "--class: there is no class toolarge"));
-        assert_eq!(error.what_to_do(), Some("the classes are refused, too-large"));
+        assert_eq!(error.what_to_do().as_deref(), Some("the classes are refused, too-large"));
     }
 }

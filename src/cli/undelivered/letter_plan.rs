@@ -9,7 +9,7 @@ use super::event::{Counts, NAME_CHARS_MAX, name};
 use super::text::{cell, counted};
 use crate::cli::output::aligned;
 use crate::dead_letters::{self as library, Letter};
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, NextCommand, Remedy};
 
 /// How many letters that cannot be sent are named.
 const NAMED_MAX: usize = 100;
@@ -17,8 +17,6 @@ const NAMED_MAX: usize = 100;
 const TOPICS_MAX: usize = 1_000;
 /// Under which those beyond are counted: no topic has such a name.
 const OTHER_TOPICS: &str = "(others)";
-const UNSENDABLE_REMEDY: &str = "where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, and \
-                                 walrelay dead-letters drop PARTITION:OFFSET settles the letter";
 
 /// A retry or drop of dead letters: what it would do, and what it did.
 #[derive(Debug, Serialize)]
@@ -38,6 +36,13 @@ pub(super) struct LetterPlan {
     /// How many were settled by this.
     pub(super) newly_settled: u64,
     pub(super) notes: Vec<String>,
+}
+
+/// What to do about letters that cannot be sent as they are.
+fn unsendable_remedy() -> Remedy {
+    Remedy::from("where a letter cannot be sent as it is, ")
+        .and(NextCommand::new("replay").option("id", "ID"))
+        .and(" reads its row again, and walrelay dead-letters drop PARTITION:OFFSET settles the letter")
 }
 
 #[derive(Debug, Serialize)]
@@ -77,7 +82,7 @@ impl LetterPlan {
             }
             Err(why) => {
                 if self.unsendable == 0 {
-                    self.notes.push(UNSENDABLE_REMEDY.to_owned());
+                    self.notes.push(unsendable_remedy().to_string());
                 }
                 self.unsendable += 1;
                 if self.unsendable_letters.len() < NAMED_MAX {
@@ -105,7 +110,7 @@ impl LetterPlan {
     /// Why nothing can be done.
     pub(super) fn fault(&self) -> Option<Error> {
         let cause = format!("none of {} can be sent as it is, and nothing was", counted(self.unsendable, "letter"));
-        (self.chosen() == 0).then(|| Error::new(Kind::Event, cause).remedy(UNSENDABLE_REMEDY))
+        (self.chosen() == 0).then(|| Error::new(Kind::Event, cause).remedy(unsendable_remedy()))
     }
 
     /// What is asked before anything is changed.

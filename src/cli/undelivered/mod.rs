@@ -148,16 +148,6 @@ pub struct ChangeArgs<S: Store> {
 }
 
 impl<S: Store> UndeliveredCommand<S> {
-    /// Flags that name the store.
-    pub(in crate::cli) fn store(&self) -> &S {
-        let chosen = match self {
-            UndeliveredCommand::List(args) => &args.chosen,
-            UndeliveredCommand::Show(args) => &args.chosen,
-            UndeliveredCommand::Retry(args) | UndeliveredCommand::Drop(args) => &args.chosen,
-        };
-        &chosen.store
-    }
-
     /// Runs it.
     ///
     /// # Errors

@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn a_role_that_may_not_read_is_told_the_grant() {
         let name = "\"Shop\".events".parse().unwrap();
-        let told = |kind| with_grant(Error::new(kind, "x"), &name, "auditor").what_to_do().map(str::to_owned);
+        let told = |kind| with_grant(Error::new(kind, "x"), &name, "auditor").what_to_do();
         let remedy = told(Kind::PostgresRefused).unwrap();
         let grant = "grant usage on schema \"Shop\" to \"auditor\"; grant select on \"Shop\".events to \"auditor\".";
         assert!(remedy.starts_with(grant), "{remedy}");

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use super::SEND_TIMEOUT;
 use crate::config::delivery::max_attempts;
 use crate::config::{Config, OutboxConfig, RetryConfig};
-use crate::error::{Disposition, Error, Kind, Result};
+use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use crate::event::RowId;
 use crate::event::{Place, Polled};
 use crate::ledger::Ticket;
@@ -45,6 +45,14 @@ pub(super) struct Item {
     pub(super) attempts: u32,
     /// When it is tried again.
     pub(super) retry: RetryConfig,
+}
+
+/// What to do about an event that cannot be made again of what was kept of it.
+pub(super) fn replay_instead() -> Remedy {
+    Remedy::from("drop it with ")
+        .and(NextCommand::new("parked drop"))
+        .and(", and publish its row with ")
+        .and(NextCommand::new("replay").flag("id"))
 }
 
 /// Why the next of some records was not sent.
@@ -126,8 +134,7 @@ impl<'a> Line<'a> {
             Ok(polled) => polled,
             Err(column) => {
                 let cause = format!("column {column} was not kept when the event was parked");
-                let remedy = "drop it with walrelay parked drop, and publish its row with walrelay replay --id";
-                return Ok(Err(Error::new(Kind::Event, cause).remedy(remedy)));
+                return Ok(Err(Error::new(Kind::Event, cause).remedy(replay_instead())));
             }
         };
         let texts: Vec<Option<&[u8]>> = event.columns.iter().map(|column| column.text.as_deref()).collect();

@@ -10,11 +10,11 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use super::line::{Item, Line, Refusal, Sent};
+use super::line::{Item, Line, Refusal, Sent, replay_instead};
 use super::memory::{How, Left, Who};
 use super::{BATCH_EVENTS, HEADS_MAX, LOOK_INTERVAL, Of, Summary, Tried};
 use crate::config::Config;
-use crate::error::{Disposition, Error, Result};
+use crate::error::{Disposition, Error, NextCommand, Remedy, Result};
 use crate::event::{Place, RowId, Shown, Via};
 use crate::failpoint;
 use crate::route::OwnedRecord;
@@ -29,9 +29,6 @@ const COPIES: usize = 4;
 const LONG: Duration = Duration::from_secs(5);
 /// And so long what is to be dropped.
 const DROPS: Duration = Duration::from_secs(5);
-/// What is to do where an event cannot be read and Postgres says no more.
-const UNREADABLE: &str = "see it with walrelay parked list; what is in its row of walrelay.parked was not written by walrelay, or \
-                          is too large: drop it with walrelay parked drop, and publish its row with walrelay replay --id";
 
 /// See the module's documentation.
 pub(super) struct Pass<'a> {
@@ -51,6 +48,14 @@ enum Trouble {
     Own { doing: &'static str, row: Option<RowId>, error: Error },
     /// Of all.
     Whole(Error),
+}
+
+/// What to do about an event that cannot be read, where Postgres says no more.
+fn unreadable() -> Remedy {
+    Remedy::from("see it with ")
+        .and(NextCommand::new("parked list"))
+        .and("; what is in its row of walrelay.parked was not written by walrelay, or is too large: ")
+        .and(replay_instead())
 }
 
 impl<'a> Pass<'a> {
@@ -325,10 +330,7 @@ impl<'a> Pass<'a> {
     async fn read(&self, head: &Head, alone: bool) -> Result<Vec<Held>> {
         let events = if alone { 1 } else { BATCH_EVENTS };
         let limit = Limit { events, bytes: self.of.config.kafka.max_in_flight_bytes / COPIES };
-        let mut held = self.marker.held(head, limit).await.map_err(|error| match error.what_to_do() {
-            None => error.remedy(UNREADABLE),
-            Some(_) => error,
-        })?;
+        let mut held = self.marker.held(head, limit).await.map_err(|error| error.or_remedy(unreadable()))?;
         let of =
             |held: &Held| self.of.memory().how(held.id, (&held.event.row, held.event.place), &held.version).cloned();
         let first = held.first().and_then(of);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::config::{OutboxConfig, SlotName};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::postgres::quote::quoted;
 use crate::source::preflight::facts::{Facts, Server, Slot};
 use crate::source::preflight::published::{Published, can_be_streamed};
@@ -29,7 +29,7 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
     for ((_, name), catalog) in tables.iter().zip(&facts.catalogs) {
         catalog.table.as_ref().map_or(Ok(()), |table| can_be_streamed(name, table))?;
     }
-    let setup = format!("walrelay setup --slot {slot}");
+    let setup = NextCommand::new("setup").option("slot", slot);
     let found = facts.slot.as_ref().ok_or_else(|| {
         let cause = match facts.publication() {
             Some(_) => format!("there is no replication slot {slot} on this server"),
@@ -39,9 +39,9 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
                 facts.server.database
             ),
         };
-        unusable(cause).remedy(format!(
-            "check the name; `{setup}` makes slot and publication. Rows that are in the table already are published if the \
-             first `walrelay run` is given --backlog all"
+        unusable(cause).remedy(Remedy::from("check the name; `").and(setup.clone()).and(
+            "` makes slot and publication. Rows that are in the table already are published if the first `walrelay run` \
+             is given --backlog all",
         ))
     })?;
     usable(found, slot, &facts.server, &setup)?;
@@ -53,10 +53,14 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
     for ((outbox, name), catalog) in tables.into_iter().zip(&facts.catalogs) {
         let Some(table) = &catalog.table else {
             return Err(at_publication(format!("there is no table {name} in database {}", facts.server.database))
-                .remedy(format!(
-                    "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
-                     '\"Outbox\"'. `{setup} --create-table` makes a table where there is none"
-                )));
+                .remedy(
+                Remedy::from(
+                    "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as \
+                         in table = '\"Outbox\"'. `",
+                )
+                .and(setup.flag("create-table"))
+                .and("` makes a table where there is none"),
+            ));
         };
         let (members, other_tables) = (&catalog.members, strangers(&catalog.other_tables, &names));
         Published {
@@ -76,17 +80,23 @@ pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[Outb
     Ok(warnings)
 }
 
-fn no_publication(publication: &str, database: &str, slot: &SlotName, found: &Slot, setup: &str) -> Error {
+fn no_publication(publication: &str, database: &str, slot: &SlotName, found: &Slot, setup: &NextCommand) -> Error {
     let error = at_publication(format!("there is no publication {publication} in database {database}"));
     // One that is only to be made keeps nothing.
     if found.restart_lsn.is_none() {
-        return error.remedy(format!("check its name; `{setup}`, run by the table's owner, makes it"));
+        return error
+            .remedy(Remedy::from("check its name; `").and(setup.clone()).and("`, run by the table's owner, makes it"));
     }
-    error.remedy(format!(
-        "if it goes by another name, name it with --publication. If it was dropped, slot {slot} finds none in what it \
-         keeps, however often one is created again: walrelay teardown --slot {slot} --force, then {setup}, then start \
-         again: what was not published is read from the table"
-    ))
+    error.remedy(
+        Remedy::from(format!(
+            "if it goes by another name, name it with --publication. If it was dropped, slot {slot} finds none in what it \
+             keeps, however often one is created again: "
+        ))
+        .and(NextCommand::new("teardown").option("slot", slot).flag("force"))
+        .and(", then ")
+        .and(setup.clone())
+        .and(", then start again: what was not published is read from the table"),
+    )
 }
 
 /// [`judge()`] for a relay that may be behind a change of the table: with columns that are no longer there it can still
@@ -173,10 +183,12 @@ pub(super) fn at_publication(cause: impl fmt::Display) -> Error {
     Error::new(Kind::Publication, cause)
 }
 
-fn usable(found: &Slot, slot: &SlotName, server: &Server, setup: &str) -> Result<()> {
-    let another = format!(
-        "name another slot, or, if nobody needs this one: select pg_drop_replication_slot('{slot}'), then `{setup}`"
-    );
+fn usable(found: &Slot, slot: &SlotName, server: &Server, setup: &NextCommand) -> Result<()> {
+    let another = Remedy::from(format!(
+        "name another slot, or, if nobody needs this one: select pg_drop_replication_slot('{slot}'), then `"
+    ))
+    .and(setup.clone())
+    .and("`");
     if found.slot_type != "logical" {
         return Err(unusable(format!("slot {slot} is a {} slot, not a logical one", found.slot_type)).remedy(another));
     }
@@ -195,8 +207,11 @@ fn usable(found: &Slot, slot: &SlotName, server: &Server, setup: &str) -> Result
         .remedy(format!("connect to {database}, or name another slot")));
     }
     if found.temporary {
-        return Err(unusable(format!("slot {slot} is temporary: it goes when the session that made it ends"))
-            .remedy(format!("name another slot, or end that session and create a permanent one with `{setup}`")));
+        return Err(unusable(format!("slot {slot} is temporary: it goes when the session that made it ends")).remedy(
+            Remedy::from("name another slot, or end that session and create a permanent one with `")
+                .and(setup.clone())
+                .and("`"),
+        ));
     }
     if let Some(reason) = found.lost() {
         return Err(is_lost(found, slot, reason, setup));
@@ -219,7 +234,7 @@ fn usable(found: &Slot, slot: &SlotName, server: &Server, setup: &str) -> Result
     Ok(())
 }
 
-fn is_lost(found: &Slot, slot: &SlotName, reason: &str, setup: &str) -> Error {
+fn is_lost(found: &Slot, slot: &SlotName, reason: &str, setup: &NextCommand) -> Error {
     let confirmed = match found.confirmed_flush_lsn {
         Some(lsn) => format!("; it was confirmed up to {lsn}"),
         None => String::new(),
@@ -227,11 +242,17 @@ fn is_lost(found: &Slot, slot: &SlotName, reason: &str, setup: &str) -> Error {
     unusable(format!(
         "slot {slot} is lost ({reason}){confirmed}: part of the WAL after that is gone, and with it the events in it"
     ))
-    .remedy(format!(
-        "no setting brings it back. `walrelay run` makes it anew and reads from the table what was not published; where \
-         nothing was relayed yet, select pg_drop_replication_slot('{slot}'), then `{setup}`. So that it does not happen \
-         again: a larger max_slot_wal_keep_size (or idle_replication_slot_timeout), and an alert on the slot's lag"
-    ))
+    .remedy(
+        Remedy::from(format!(
+            "no setting brings it back. `walrelay run` makes it anew and reads from the table what was not published; where \
+             nothing was relayed yet, select pg_drop_replication_slot('{slot}'), then `"
+        ))
+        .and(setup.clone())
+        .and(
+            "`. So that it does not happen again: a larger max_slot_wal_keep_size (or idle_replication_slot_timeout), and \
+             an alert on the slot's lag",
+        ),
+    )
 }
 
 #[cfg(test)]

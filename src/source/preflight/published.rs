@@ -1,7 +1,7 @@
 //! Whether every event in the outbox table would be in the stream, whole.
 
 use crate::config::{OutboxConfig, TableName};
-use crate::error::Result;
+use crate::error::{NextCommand, Remedy, Result};
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Column, Member, Publication, Table};
 use crate::source::preflight::judge::at_publication;
@@ -78,10 +78,13 @@ impl Published<'_> {
                     "publication {name} publishes {}, and not {table}",
                     self.other_tables.join(", ")
                 ))
-                .remedy(format!(
-                    "name the table the slot was set up for: --table '{other}', or `table` in [outbox] of the configuration \
-                     file. For {table}, set up a slot of its own: walrelay setup --slot … --table '{table}'"
-                )));
+                .remedy(
+                    Remedy::from(format!(
+                        "name the table the slot was set up for: --table '{other}', or `table` in [outbox] of the \
+                         configuration file. For {table}, set up a slot of its own: "
+                    ))
+                    .and(NextCommand::new("setup").option("slot", "…").option("table", format_args!("'{table}'"))),
+                ));
             }
             return Err(at_publication(format!(
                 "table {table} is not in publication {name}: never added, or dropped and created again since"

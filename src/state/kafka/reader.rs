@@ -132,12 +132,9 @@ pub(super) fn explain(error: &KafkaError, topic: &str) -> Error {
         return error;
     }
     // No event waits for it.
-    let refused = Error::new(Kind::KafkaRefused, error.cause());
+    let refused = error.with_kind(Kind::KafkaRefused);
     if code != RDKafkaErrorCode::TopicAuthorizationFailed {
-        return match error.what_to_do() {
-            Some(remedy) => refused.remedy(remedy),
-            None => refused,
-        };
+        return refused;
     }
     refused.remedy(format!(
         "grant what the position needs: kafka-acls --add --allow-principal User:… --operation Read --operation Write \

@@ -172,7 +172,7 @@ fn what_cannot_be_marked_is_known_at_start() {
         let remedy = error.what_to_do().unwrap();
         let grant = format!("grant select, {verb} on \"public\".\"outbox\" to \"{reader}\"");
         assert!(remedy.contains(&grant), "{remedy}");
-        sql.run(remedy);
+        sql.run(&remedy);
         assert_eq!(start(&url, "outbox", what), None);
     }
     sql.run(&format!("drop owned by {reader}; drop role {reader}"));
