@@ -32,6 +32,7 @@ use crate::relay::write_back::{RowPolicy, WriteBack, WriteBacks};
 use crate::route::dead_letter::Reason;
 use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink};
+use crate::telemetry::IntakeClosed;
 use crate::upkeep::parked::{Parked, Waiting};
 use crate::upkeep::{Batch, Failure};
 
@@ -85,29 +86,6 @@ pub struct Counts {
     pub delivered_before: u64,
     /// Topics that refused a record and took one since.
     pub topics_taking: u64,
-}
-
-/// Why no event is taken in. Where several reasons hold, the first one counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IntakeClosed {
-    /// The tail of a topic has to be read first: it says whether the event was published before a crash.
-    TailUnread,
-    /// A record that the broker may refuse travels alone, or waits for that.
-    IsolatedRecord,
-    /// A dead letter that was refused before is in flight.
-    DeadLetter,
-    /// librdkafka's queue is full, or holds the record back.
-    QueueFull,
-    /// As many events as `kafka.max_in_flight_events` allows are in flight.
-    InFlightEvents,
-    /// As many bytes as `kafka.max_in_flight_bytes` allows are in flight.
-    InFlightBytes,
-    /// As many delivered events as may be in flight wait for their write-backs.
-    WriteBack,
-    /// As many bytes of events as may be in flight wait to be written to `walrelay.parked`.
-    ParkedBytes,
-    /// The Kafka transaction is full or old enough, and waits for its acks and its commit.
-    Transaction,
 }
 
 /// An event until it is delivered, as far as more has to be known of it than its ticket. The ledger carries it.
@@ -305,11 +283,11 @@ impl<S: Sink> Publisher<S> {
         Counts { topics_taking: self.poison.taken(), ..self.counts }
     }
 
-    /// Why no event may be taken in, if none may (P4, P5).
+    /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first one counts.
     pub fn intake_closed(&self) -> Option<IntakeClosed> {
         if let Some(pending) = &self.pending {
             return Some(match &pending.why {
-                PendingFor::Tail(..) => IntakeClosed::TailUnread,
+                PendingFor::Tail(..) => IntakeClosed::TopicTail,
                 PendingFor::Isolation(_) => IntakeClosed::IsolatedRecord,
                 PendingFor::Room => IntakeClosed::QueueFull,
             });

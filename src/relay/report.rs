@@ -78,6 +78,7 @@ impl Report {
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
         metrics.waiting_events.set(i64::try_from(pipeline.publisher.parking.count()).unwrap_or(i64::MAX));
+        metrics.intake_closed(pipeline.publisher.intake_closed());
         metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
         metrics.received_lsn.set(received);
         metrics.server_wal_end_lsn.set(self.server_wal_end);

@@ -360,6 +360,7 @@ impl<'a> TableLoop<'a> {
         let (events, bytes) = (self.publisher.ledger.in_flight_events(), self.publisher.ledger.in_flight_bytes());
         self.telemetry.metrics.in_flight_events.set(i64::try_from(events).unwrap_or(i64::MAX));
         self.telemetry.metrics.in_flight_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        self.telemetry.metrics.intake_closed(self.publisher.intake_closed());
         self.telemetry.metrics.waiting_events.set(i64::try_from(self.publisher.parking.count()).unwrap_or(i64::MAX));
         self.telemetry.health.report(!self.publisher.is_drained(), counts.acked > before.acked);
         let now_us = now_us();
