@@ -696,7 +696,7 @@ impl<S: Sink> Publisher<S> {
     /// says that the transaction of Postgres has not ended; `follows`, that more is to be read.
     pub(super) fn look(&mut self, inside: bool, follows: bool, now: Duration) {
         if let Some(transaction) = &mut self.transaction {
-            transaction.look(self.counts.enqueued, (inside, follows), now);
+            transaction.look(self.counts.enqueued, inside, follows, now);
         }
     }
 

@@ -45,7 +45,8 @@ pub(super) enum Made {
 pub(super) async fn make_slot(
     config: &Config,
     major: u32,
-    (is_there, may_give_way): (bool, bool),
+    is_there: bool,
+    may_give_way: bool,
     observer: &Client,
     telemetry: &Telemetry,
     stop: &mut StopSignal,

@@ -202,8 +202,10 @@ impl Work<'_> {
         failpoint::reached("intended");
         let config = self.config;
         let tables = self.tables.iter().filter_map(|table| Some((&table.facts, config.outboxes.get(table.number)?)));
-        let how = (is_there, can_poll(tables, config));
-        let made = make_slot(config, self.major, how, self.reader.client(), self.telemetry, &mut self.stop).await?;
+        let may_give_way = can_poll(tables, config);
+        let made =
+            make_slot(config, self.major, is_there, may_give_way, self.reader.client(), self.telemetry, &mut self.stop)
+                .await?;
         let (wal, made) = match made {
             Made::Slot(wal, made) => (wal, made),
             Made::Stopped => return Ok(Ended::Stopped),

@@ -30,7 +30,7 @@ use crate::relay::watch::{ControlWatch, KafkaWatch, Process, at_once, end_of, le
 use crate::sink::Delivery;
 use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
-use crate::source::control::Control;
+use crate::source::control::{Control, ControlEnd};
 use crate::state::Stored;
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
@@ -104,7 +104,17 @@ pub(super) struct Query<'q> {
 /// One table's rows on their way.
 struct Scan {
     rows: Rows,
+    polled: Polled,
+    /// The name of the table, for messages.
+    table: String,
+    outbox: usize,
+    /// To the ledger, all rows are one transaction: this one.
+    commit_lsn: Lsn,
+    via: Via,
+    /// Whether the last row was read.
     ended: bool,
+    /// Until when acks are waited for, once the relay was told to stop.
+    leaving: Option<Instant>,
     /// Rows taken, those of them that were published, and how many there are, where that is known.
     read: u64,
     sent: u64,
@@ -115,6 +125,32 @@ struct Scan {
     last: Option<(u64, Key)>,
     writing_back: Option<WritingBack>,
     next_tell: Instant,
+}
+
+impl Scan {
+    /// Checks that all rows were read.
+    fn whole(&self) -> Result<()> {
+        match self.total.filter(|total| *total != self.read) {
+            None => Ok(()),
+            Some(total) => {
+                let cause = format!("{} rows of table {} were read, and there are {total}", self.read, self.table);
+                Err(Error::new(Kind::Bug, cause))
+            }
+        }
+    }
+}
+
+/// What happened.
+enum Input {
+    Stop,
+    Clock,
+    Deliveries,
+    WrittenBack(Result<()>),
+    LeaseLost(ControlEnd),
+    /// Kafka answers, or does not; an error where nothing is to be expected of the producer any more.
+    Kafka(Result<bool>),
+    /// A row, or the end of them.
+    Row(Result<Option<PolledRow>>),
 }
 
 impl<'a> TableLoop<'a> {
@@ -162,23 +198,28 @@ impl<'a> TableLoop<'a> {
     pub(super) async fn table(&mut self, reader: &Reader, query: &Query<'_>) -> Result<Read> {
         let Query { sql, total, facts, outbox: number, lsn, via } = *query;
         let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
-        let mut polled = Polled::new(outbox, facts.columns.clone())
+        let polled = Polled::new(outbox, facts.columns.clone())
             .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
         let commit_lsn = lsn.max(self.publisher.ledger.received().end_lsn);
         self.publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
-        let now = Instant::now();
         let mut scan = Scan {
             rows: reader.rows(sql).await?,
+            polled,
+            table: facts.name.to_string(),
+            outbox: number,
+            commit_lsn,
+            via,
             ended: false,
+            leaving: None,
             read: 0,
             sent: 0,
             total,
             checkpoints: VecDeque::new(),
             last: None,
             writing_back: None,
-            next_tell: now + TELL_INTERVAL,
+            next_tell: Instant::now() + TELL_INTERVAL,
         };
-        let read = self.pass(&mut scan, &mut polled, &facts.name.to_string(), (number, commit_lsn, via)).await;
+        let read = self.pass(&mut scan).await;
         scan.checkpoints.extend(scan.last.take());
         if read.is_err() {
             self.drop_retrying();
@@ -188,12 +229,12 @@ impl<'a> TableLoop<'a> {
         {
             // The producer is well: what it has need not be sent again.
             self.publisher.drain(Instant::now() + DRAIN_TIMEOUT).await;
-            self.advance(&mut scan, commit_lsn);
+            self.advance(&mut scan);
             if let Err(error) = self.save().await {
                 tracing::debug!(%error, "progress could not be stored");
             }
         }
-        self.advance(&mut scan, commit_lsn);
+        self.advance(&mut scan);
         if read.as_ref().is_ok_and(|read| *read == Read::All) {
             let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
             self.publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
@@ -202,119 +243,112 @@ impl<'a> TableLoop<'a> {
         read
     }
 
-    async fn pass(
-        &mut self,
-        scan: &mut Scan,
-        polled: &mut Polled,
-        table: &str,
-        (number, commit_lsn, via): (usize, Lsn, Via),
-    ) -> Result<Read> {
-        let mut leaving: Option<Instant> = None;
+    async fn pass(&mut self, scan: &mut Scan) -> Result<Read> {
         loop {
             self.publisher.retry_pending()?;
             let now = Instant::now();
-            if let Some(marker) = &self.marker
-                && let Some(batch) = self.publisher.begin_write_back(WRITE_BACK_ROWS)
-            {
-                let marker = Arc::clone(marker);
-                scan.writing_back = Some(Box::pin(async move {
-                    failpoint::reached("marking");
-                    marker.settle(&batch).await.map(|_| ())
-                }));
-            }
-            self.advance(scan, commit_lsn);
+            self.begin_write_back(scan);
+            self.advance(scan);
             if self.next_report <= now {
                 self.tell(now);
             }
             if scan.next_tell <= now {
-                scan.next_tell = now + TELL_INTERVAL;
-                let (rows, acked) =
-                    (scan.read, scan.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64));
-                tracing::info!(slot = %self.config.source.slot, table, rows, acked, of = scan.total, "reading the table");
+                self.log_progress(scan, now);
             }
             let drained = self.publisher.is_drained() && self.publisher.is_written_back();
-            if scan.ended && drained && leaving.is_none() {
-                if let Some(total) = scan.total.filter(|total| *total != scan.read) {
-                    let cause = format!("{} rows of table {table} were read, and there are {total}", scan.read);
-                    return Err(Error::new(Kind::Bug, cause));
-                }
-                return Ok(Read::All);
-            }
-            if leaving.is_some_and(|until| drained || until <= now) {
-                scan.checkpoints.extend(scan.last.take());
-                self.advance(scan, commit_lsn);
-                self.save().await?;
+            if scan.leaving.is_some_and(|until| drained || until <= now) {
+                self.save_to_last(scan).await?;
                 return if drained { Ok(Read::Stopped) } else { Err(self.late()) };
+            }
+            if scan.ended && drained && scan.leaving.is_none() {
+                return scan.whole().map(|()| Read::All);
             }
             if self.is_full(scan, now) {
                 // What is stored is what stands behind the last row that is committed with it.
-                scan.checkpoints.extend(scan.last.take());
-                self.advance(scan, commit_lsn);
-                self.save().await?;
+                self.save_to_last(scan).await?;
             } else if !self.publisher.is_transactional() && self.next_store <= now && scan.sent > 0 {
                 self.next_store = now + STORE_INTERVAL;
                 self.save().await?;
             }
-            let room = !scan.ended && leaving.is_none() && self.publisher.has_room();
-            let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
-            let store = match self.publisher.is_transactional() {
-                true => self.publisher.look_at(false).map(|since| self.epoch + since),
-                false => (scan.sent > 0).then_some(self.next_store),
-            };
-            let wake = [retry, leaving, store].into_iter().flatten().fold(self.next_report, Instant::min);
-            let asked = if leaving.is_some() { Stop::Now } else { Stop::Drain };
-            tokio::select! {
-                biased;
-                () = self.stop.at_least(asked) => {
-                    let grace = match self.stop.asked() {
-                        Stop::Now => Duration::ZERO,
-                        Stop::No | Stop::Drain => self.config.process.shutdown_timeout,
-                    };
-                    self.telemetry.health.stopping();
-                    leaving = Some(Instant::now() + grace);
-                }
-                () = tokio::time::sleep_until(wake) => {}
-                () = self.publisher.next_deliveries(&mut self.deliveries) => self.publisher.delivered(&mut self.deliveries)?,
-                done = end_of(&mut scan.writing_back) => {
-                    scan.writing_back = None;
-                    self.publisher.write_back_ended(done.is_ok());
-                    done?;
-                    failpoint::reached("marked");
-                }
-                end = self.lease.ended() => return Err(lease_lost(end)),
-                answers = self.kafka.changed() => self.telemetry.connected(Side::Kafka, answers?),
-                row = scan.rows.next(), if room => {
-                    let (mut next, mut left) = (Some(row?), ROWS_PER_TURN);
-                    while let Some(row) = next.take() {
-                        let Some(row) = row else {
-                            scan.ended = true;
-                            break;
-                        };
-                        self.take(scan, polled, &row, table, (number, commit_lsn, via))?;
-                        left -= 1;
-                        if left == 0 || !self.publisher.has_room() {
-                            break;
-                        }
-                        next = at_once(scan.rows.next()).await.transpose()?;
-                    }
-                }
-            }
+            let input = self.next_input(scan, now).await;
+            self.handle(scan, input).await?;
         }
     }
 
+    /// Waits for whatever comes first; the order is in the module's documentation.
+    async fn next_input(&mut self, scan: &mut Scan, now: Instant) -> Input {
+        let room = !scan.ended && scan.leaving.is_none() && self.publisher.has_room();
+        let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
+        let store = match self.publisher.is_transactional() {
+            true => self.publisher.look_at(false).map(|since| self.epoch + since),
+            false => (scan.sent > 0).then_some(self.next_store),
+        };
+        let wake = [retry, scan.leaving, store].into_iter().flatten().fold(self.next_report, Instant::min);
+        let asked = if scan.leaving.is_some() { Stop::Now } else { Stop::Drain };
+        tokio::select! {
+            biased;
+            () = self.stop.at_least(asked) => Input::Stop,
+            () = tokio::time::sleep_until(wake) => Input::Clock,
+            () = self.publisher.next_deliveries(&mut self.deliveries) => Input::Deliveries,
+            done = end_of(&mut scan.writing_back) => Input::WrittenBack(done),
+            end = self.lease.ended() => Input::LeaseLost(end),
+            answers = self.kafka.changed() => Input::Kafka(answers),
+            row = scan.rows.next(), if room => Input::Row(row),
+        }
+    }
+
+    async fn handle(&mut self, scan: &mut Scan, input: Input) -> Result<()> {
+        match input {
+            Input::Clock => {}
+            Input::Stop => {
+                let grace = match self.stop.asked() {
+                    Stop::Now => Duration::ZERO,
+                    Stop::No | Stop::Drain => self.config.process.shutdown_timeout,
+                };
+                self.telemetry.health.stopping();
+                scan.leaving = Some(Instant::now() + grace);
+            }
+            Input::Deliveries => self.publisher.delivered(&mut self.deliveries)?,
+            Input::WrittenBack(done) => {
+                scan.writing_back = None;
+                self.publisher.write_back_ended(done.is_ok());
+                done?;
+                failpoint::reached("marked");
+            }
+            Input::LeaseLost(end) => return Err(lease_lost(end)),
+            Input::Kafka(answers) => self.telemetry.connected(Side::Kafka, answers?),
+            Input::Row(row) => self.take_rows(scan, row?).await?,
+        }
+        Ok(())
+    }
+
+    /// Takes `row`, and others that are there already.
+    async fn take_rows(&mut self, scan: &mut Scan, row: Option<PolledRow>) -> Result<()> {
+        let (mut next, mut left) = (Some(row), ROWS_PER_TURN);
+        while let Some(row) = next.take() {
+            let Some(row) = row else {
+                scan.ended = true;
+                break;
+            };
+            self.take(scan, &row)?;
+            left -= 1;
+            if left == 0 || !self.publisher.has_room() {
+                break;
+            }
+            next = at_once(scan.rows.next()).await.transpose()?;
+        }
+        Ok(())
+    }
+
     /// One row on its way.
-    fn take(
-        &mut self,
-        scan: &mut Scan,
-        polled: &mut Polled,
-        row: &PolledRow,
-        table: &str,
-        (number, commit_lsn, via): (usize, Lsn, Via),
-    ) -> Result<()> {
-        let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
-        let place = Place { commit_lsn, index: scan.sent, via };
-        let event = polled.event(place, number, row.values());
-        let mut event = event.map_err(|(column, fault)| self.unfit(table, (scan.read, number), column, fault))?;
+    fn take(&mut self, scan: &mut Scan, row: &PolledRow) -> Result<()> {
+        let outbox = self.config.outboxes.get(scan.outbox).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
+        let place = Place { commit_lsn: scan.commit_lsn, index: scan.sent, via: scan.via };
+        let event = scan.polled.event(place, scan.outbox, row.values());
+        let mut event = match event {
+            Ok(event) => event,
+            Err((column, fault)) => return Err(self.unfit(scan, column, fault)),
+        };
         scan.read += 1;
         failpoint::reached("read");
         // Without a row key, another row could be taken for this one.
@@ -332,6 +366,25 @@ impl<'a> TableLoop<'a> {
             scan.checkpoints.extend(scan.last.take());
         }
         Ok(())
+    }
+
+    fn begin_write_back(&mut self, scan: &mut Scan) {
+        if let Some(marker) = &self.marker
+            && let Some(batch) = self.publisher.begin_write_back(WRITE_BACK_ROWS)
+        {
+            let marker = Arc::clone(marker);
+            scan.writing_back = Some(Box::pin(async move {
+                failpoint::reached("marking");
+                marker.settle(&batch).await.map(|_| ())
+            }));
+        }
+    }
+
+    fn log_progress(&self, scan: &mut Scan, now: Instant) {
+        scan.next_tell = now + TELL_INTERVAL;
+        let acked = scan.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64);
+        let (slot, table, rows) = (&self.config.source.slot, &scan.table, scan.read);
+        tracing::info!(%slot, table, rows, acked, of = scan.total, "reading the table");
     }
 
     /// A poller looks at what is there up to this snapshot.
@@ -375,9 +428,9 @@ impl<'a> TableLoop<'a> {
         Error::new(Kind::ShutdownTimeout, cause).remedy("nothing is lost: they are read again at the next start")
     }
 
-    fn unfit(&self, table: &str, (row, outbox): (u64, usize), column: usize, fault: Fault) -> Error {
-        let slot = &self.config.source.slot;
-        let name = self.config.outboxes.get(outbox).and_then(|outbox| outbox.columns.get(column));
+    fn unfit(&self, scan: &Scan, column: usize, fault: Fault) -> Error {
+        let (slot, row, table) = (&self.config.source.slot, scan.read, &scan.table);
+        let name = self.config.outboxes.get(scan.outbox).and_then(|outbox| outbox.columns.get(column));
         let name = name.map(|name| quoted(name)).unwrap_or_default();
         let cause = format!("slot {slot}: row {row} of those read from table {table}: column {name} {fault}");
         let which = if fault == Fault::Null { format!(" (where {name} is null)") } else { String::new() };
@@ -393,14 +446,21 @@ impl<'a> TableLoop<'a> {
     }
 
     /// Notes the last checkpoint that is delivered, and marked where rows are.
-    fn advance(&mut self, scan: &mut Scan, commit_lsn: Lsn) {
+    fn advance(&mut self, scan: &mut Scan) {
         let Some(catch_up) = &mut self.stored.catch_up else { return };
-        let delivered = self.publisher.completed_of(commit_lsn);
+        let delivered = self.publisher.completed_of(scan.commit_lsn);
         while scan.checkpoints.front().is_some_and(|(number, _)| *number <= delivered)
             && let Some((_, key)) = scan.checkpoints.pop_front()
         {
             catch_up.after = Some(key);
         }
+    }
+
+    /// Stores what is to be stored, up to the last row that was taken.
+    async fn save_to_last(&mut self, scan: &mut Scan) -> Result<()> {
+        scan.checkpoints.extend(scan.last.take());
+        self.advance(scan);
+        self.save().await
     }
 
     /// Stores what is to be stored.
