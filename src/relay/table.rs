@@ -190,7 +190,7 @@ impl Work<'_> {
             self.reader.end().await?;
             let floor = self.floor(&until);
             let before = self.reading.stored.published.as_ref();
-            plan.published = Some(published(until, (lsn, Some(flushed)), floor, before));
+            plan.published = Some(published(until, lsn, Some(flushed), floor, before));
             plan.rows = Rows::Unpublished;
         }
         let stored = &mut self.reading.stored;
@@ -246,7 +246,7 @@ impl Work<'_> {
         let floor = self.floor(&until);
         self.reading.stored.catch_up = None;
         let before = self.reading.stored.published.take();
-        self.reading.stored.published = Some(published(until, (lsn, None), floor, before.as_ref()));
+        self.reading.stored.published = Some(published(until, lsn, None, floor, before.as_ref()));
         self.reading.save().await?;
         failpoint::reached("caught-up");
         let slot = &self.config.source.slot;
@@ -323,7 +323,7 @@ impl Work<'_> {
             self.reading.stored.catch_up = None;
             // The log was not beyond this when an earlier snapshot was taken, either.
             let before = self.reading.stored.published.take();
-            self.reading.stored.published = Some(published(until, (lsn, Some(flushed)), floor, before.as_ref()));
+            self.reading.stored.published = Some(published(until, lsn, Some(flushed), floor, before.as_ref()));
             if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.is_waited_for() {
                 stored_at = Instant::now();
                 self.reading.save().await?;
@@ -431,7 +431,8 @@ async fn begin(reader: &Reader, tables: &[OutboxTable], adopt: Option<&str>) -> 
 /// it was taken. Transactions that are known `before` to be published and that it does not see yet are so still.
 fn published(
     snapshot: Snapshot,
-    (lsn, flushed): (Lsn, Option<Lsn>),
+    lsn: Lsn,
+    flushed: Option<Lsn>,
     floor: Option<Snapshot>,
     before: Option<&Published>,
 ) -> Published {
