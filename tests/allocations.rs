@@ -7,7 +7,8 @@ use rdkafka::mocking::MockCluster;
 use walrelay::config::{DeliveryConfig, KafkaConfig, OutboxConfig};
 use walrelay::ledger::Limits;
 use walrelay::position::{Lsn, Position};
-use walrelay::relay::core::{Core, Setup};
+use walrelay::relay::pipeline::Pipeline;
+use walrelay::relay::publisher::Setup;
 use walrelay::sink::KafkaSink;
 
 use crate::support::pgoutput;
@@ -50,16 +51,16 @@ impl Stream {
 }
 
 /// Takes the messages in, and waits until everything is acked.
-async fn relay(core: &mut Core<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) {
+async fn relay(pipeline: &mut Pipeline<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) {
     let mut deliveries = Vec::with_capacity(messages.len());
     for (wal_start, body) in messages {
-        core.data(*wal_start, body).unwrap();
+        pipeline.data(*wal_start, body).unwrap();
     }
-    while core.ledger().in_flight_events() > 0 {
-        core.next_deliveries(&mut deliveries).await;
-        core.delivered(&mut deliveries).unwrap();
+    while pipeline.publisher.ledger.in_flight_events() > 0 {
+        pipeline.publisher.next_deliveries(&mut deliveries).await;
+        pipeline.publisher.delivered(&mut deliveries).unwrap();
     }
-    core.take_finished();
+    pipeline.publisher.ledger.take_finished();
 }
 
 #[test]
@@ -83,18 +84,18 @@ fn an_event_costs_as_many_allocations_as_it_did() {
     let _in_it = runtime.enter();
     let sink = KafkaSink::connect(&kafka).unwrap();
     let start = Position::at(Lsn::new(1_000));
-    let mut core = Core::new(&setup, start, start, None, sink, std::time::Duration::ZERO).unwrap();
-    core.set_origin("7000000000000000000", 1);
+    let mut pipeline = Pipeline::new(&setup, start, start, None, sink, std::time::Duration::ZERO).unwrap();
+    pipeline.publisher.set_origin("7000000000000000000", 1);
     let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| (name, 25));
     let mut stream = Stream { wal: 1_000, row: 0 };
 
     // Partitions are opened, and buffers grow to what they need.
     let mut first = stream.next(TRANSACTIONS);
     first.insert(1, (Lsn::ZERO, pgoutput::relation(TABLE_OID, &columns)));
-    runtime.block_on(relay(&mut core, &first));
+    runtime.block_on(relay(&mut pipeline, &first));
 
     let messages = stream.next(TRANSACTIONS);
-    let counted = allocation_counter::measure(|| runtime.block_on(relay(&mut core, &messages)));
+    let counted = allocation_counter::measure(|| runtime.block_on(relay(&mut pipeline, &messages)));
     let hundredths = counted.count_total * 100 / (TRANSACTIONS * PER_TRANSACTION);
     assert!(
         hundredths.abs_diff(HUNDREDTHS_PER_EVENT) <= SLACK,

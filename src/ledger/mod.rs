@@ -256,8 +256,13 @@ impl<T> Ledger<T> {
         Some(&mut self.entries.get_mut(offset)?.event)
     }
 
+    /// What was said of the event that was enqueued last, while it is in flight.
+    pub fn newest(&self) -> Option<&T> {
+        self.entries.back().map(|entry| &entry.event)
+    }
+
     /// What was said of all events in flight, oldest first.
-    pub fn events(&self) -> impl DoubleEndedIterator<Item = &T> {
+    pub fn events(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|entry| &entry.event)
     }
 

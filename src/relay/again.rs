@@ -6,6 +6,8 @@
 
 use std::collections::HashSet;
 
+use crate::config::{Config, SlotName};
+use crate::error::Error;
 use crate::event::RowId;
 use crate::position::{Lsn, Position};
 
@@ -17,9 +19,23 @@ pub(super) const ROWS_MAX: usize = 500;
 pub(super) struct Again {
     /// Rows that were pending, and where the log was after they were looked at.
     seen: Option<(HashSet<RowId>, Lsn)>,
+    /// Whether a look that failed was logged.
+    warned: bool,
 }
 
 impl Again {
+    /// None where rows do not say that they are pending.
+    pub(super) fn of(config: &Config) -> Option<Again> {
+        config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()).then(Again::default)
+    }
+
+    /// Logs that a look failed, the first time.
+    pub(super) fn warn(&mut self, slot: &SlotName, error: &Error) {
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(%slot, %error, "pending rows cannot be looked for; an index would help");
+        }
+    }
+
     /// These rows are pending, and the log was at `lsn` after that was looked at; everything up to `settled` was delivered
     /// and marked *before* it was. Gives the rows that are to be published again.
     pub(super) fn looked(&mut self, pending: Vec<RowId>, lsn: Lsn, settled: &Position) -> Vec<RowId> {

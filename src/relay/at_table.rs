@@ -6,8 +6,9 @@ use super::{CHECK_TIMEOUT, LASTED, Life, Relay, drain, report, table};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::replication::WalSession;
 use crate::relay::lease::{Lease, Why};
-use crate::relay::pump::Ended;
+use crate::relay::replication::Ended;
 use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::watch::Process;
 
 impl Relay {
     /// Drops the slot, so that the server can let go of its log. What is stored tells what was published, and Kafka, which
@@ -29,17 +30,17 @@ impl Relay {
         self.pulse.release();
         // What a stream left in flight is known to be published, or will come again.
         let mut known = None;
-        if let Some(Life::Running(core)) = &mut self.life {
-            let (until, before) = (Instant::now() + CHECK_TIMEOUT, core.counts());
-            let drained = drain::drain(core, until, stop).await;
-            report::tell_counts(&self.telemetry, core.counts(), before);
+        if let Some(Life::Running(pipeline)) = &mut self.life {
+            let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
+            let drained = drain::drain(pipeline, until, stop).await;
+            report::tell_counts(&self.telemetry, pipeline.publisher.counts(), before);
             if !drained? {
                 let what = "Kafka does not ack what is in flight; reading the table behind it";
                 return Err(Error::new(Kind::KafkaUnreachable, what));
             }
-            drain::settle(core, &self.config).await?;
-            let position = core.ledger().delivered();
-            known = Some((position, core.published(&position), core.delivered_inside()));
+            drain::write_back(pipeline, &self.config).await?;
+            let position = pipeline.publisher.ledger.delivered();
+            known = Some((position, pipeline.trail.published(&position).cloned(), pipeline.inside(&position)));
         }
         let producer = self.life.as_ref().map(Life::producer);
         let mut warn = |warning: String| {
@@ -68,9 +69,9 @@ impl Relay {
         }
         self.served = Some(lease.stored.server.clone());
         let sink = match self.life.take() {
-            Some(Life::Running(mut core)) => {
-                self.poison = core.take_poison();
-                core.into_sink()
+            Some(Life::Running(mut pipeline)) => {
+                self.poison = std::mem::take(&mut pipeline.publisher.poison);
+                pipeline.publisher.sink
             }
             Some(Life::New(sink, _)) => *sink,
             None => return Err(Error::new(Kind::Bug, "the table without a producer")),
@@ -81,10 +82,10 @@ impl Relay {
         let began = Instant::now();
         // Rows that are asked for again are meant to be.
         let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.inside.clone() };
-        let of = (delivered, &mut self.poison);
         self.pulse.guard(sink.producer());
-        let with = (&self.config, &self.telemetry, &self.pulse, stop.clone());
-        let (sink, begun, ended) = Box::pin(table::run(lease, sink, of, with)).await;
+        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.pulse, stop.clone());
+        let process = Process { config, telemetry, pulse, stop };
+        let (sink, begun, ended) = Box::pin(table::run(lease, sink, delivered, &mut self.poison, process)).await;
         self.pulse.release();
         let sink = match sink {
             // It takes nothing any more.

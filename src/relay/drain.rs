@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::core::Core;
-use super::pump::RETRY_INTERVAL;
+use super::pipeline::Pipeline;
+use super::replication::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
@@ -18,11 +18,13 @@ use crate::upkeep::Marker;
 /// Nothing is stored and nothing confirmed: without a stream from the slot another relay may have it already.
 ///
 /// # Errors
-/// A delivery that failed in a way that needs a person; see [`Core::delivered`].
-pub(super) async fn drain<S: Sink>(core: &mut Core<S>, until: Instant, stop: &mut StopSignal) -> Result<bool> {
+/// A delivery that failed in a way that needs a person; see [`Pipeline::delivered`].
+pub(super) async fn drain<S: Sink>(pipeline: &mut Pipeline<S>, until: Instant, stop: &mut StopSignal) -> Result<bool> {
     let mut deliveries = Vec::new();
     loop {
-        if let Err(error) = core.delivered(&mut deliveries).and_then(|()| core.retry_pending()) {
+        if let Err(error) =
+            pipeline.publisher.delivered(&mut deliveries).and_then(|()| pipeline.publisher.retry_pending())
+        {
             if error.kind().halts() {
                 return Err(error);
             }
@@ -30,39 +32,39 @@ pub(super) async fn drain<S: Sink>(core: &mut Core<S>, until: Instant, stop: &mu
             return Ok(false);
         }
         let now = Instant::now();
-        if core.is_drained() || now >= until {
-            return Ok(core.is_drained());
+        if pipeline.publisher.is_drained() || now >= until {
+            return Ok(pipeline.publisher.is_drained());
         }
         // A sink that is full may have room again without a delivery.
-        let again = if core.is_pending() { until.min(now + RETRY_INTERVAL) } else { until };
+        let again = if pipeline.publisher.is_pending() { until.min(now + RETRY_INTERVAL) } else { until };
         tokio::select! {
             biased;
             () = stop.at_least(Stop::Now) => return Ok(false),
-            () = core.next_deliveries(&mut deliveries) => {}
+            () = pipeline.publisher.next_deliveries(&mut deliveries) => {}
             () = tokio::time::sleep_until(again) => {}
         }
     }
 }
 
 /// How long marking may take where nothing goes on meanwhile.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+const WRITE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Marks or deletes the rows that were acked, where that is configured.
 ///
 /// # Errors
 /// Those of the marker.
-pub(super) async fn settle<S: Sink>(core: &mut Core<S>, config: &Config) -> Result<()> {
-    if core.is_marked() {
+pub(super) async fn write_back<S: Sink>(pipeline: &mut Pipeline<S>, config: &Config) -> Result<()> {
+    if pipeline.publisher.is_written_back() {
         return Ok(());
     }
     // What a session did not come to the end of.
-    core.settle_abandoned();
+    pipeline.publisher.write_back_ended(false);
     let Some(marker) = Marker::of(config).await? else { return Ok(()) };
-    while let Some(batch) = core.settle(usize::MAX) {
-        let settled = tokio::time::timeout(SETTLE_TIMEOUT, marker.settle(&batch)).await;
+    while let Some(batch) = pipeline.publisher.begin_write_back(usize::MAX) {
+        let settled = tokio::time::timeout(WRITE_BACK_TIMEOUT, marker.settle(&batch)).await;
         settled
             .map_err(|_| Error::new(Kind::PostgresUnreachable, "rows that were acked could not be marked in time"))??;
-        core.settled();
+        pipeline.publisher.write_back_ended(true);
     }
     Ok(())
 }
@@ -75,7 +77,7 @@ mod tests {
     use crate::event::replay::{COLUMNS, outbox};
     use crate::ledger::{Limits, Ticket};
     use crate::position::{Lsn, Position};
-    use crate::relay::core::Setup;
+    use crate::relay::publisher::Setup;
     use crate::relay::stop::stop_channel;
     use crate::route::Record;
     use crate::sink::{Delivery, EnqueueError};
@@ -126,31 +128,32 @@ mod tests {
         }
     }
 
-    /// A core with one event in flight and one that waits for room.
-    fn core(sink: &OneAtATime) -> Core<OneAtATime> {
+    /// A pipeline with one event in flight and one that waits for room.
+    fn pipeline(sink: &OneAtATime) -> Pipeline<OneAtATime> {
         let setup = Setup {
             slot: "orders".parse().unwrap(),
             outboxes: vec![outbox()],
             limits: Limits { events: 10, bytes: 10_000, each: 0 },
             delivery: DeliveryConfig::default(),
         };
-        let mut core =
-            Core::new(&setup, Position::default(), Position::default(), None, sink.clone(), Duration::ZERO).unwrap();
+        let mut pipeline =
+            Pipeline::new(&setup, Position::default(), Position::default(), None, sink.clone(), Duration::ZERO)
+                .unwrap();
         let row = [&b"7"[..], b"order", b"o-1", b"Placed", b"{}"].map(Value::Text);
         let row = wire::insert(16_384, &row);
         for message in [wire::begin(100, 9, 1), wire::relation(16_384, "public", "outbox", &COLUMNS), row.clone(), row]
         {
-            core.data(Lsn::new(5), &message).unwrap();
+            pipeline.data(Lsn::new(5), &message).unwrap();
         }
-        assert!(core.is_pending() && core.ledger().in_flight_events() == 1);
-        core
+        assert!(pipeline.publisher.is_pending() && pipeline.publisher.ledger.in_flight_events() == 1);
+        pipeline
     }
 
     /// What comes of a drain, and how long it took.
     async fn drained(sink: OneAtATime) -> (Result<bool, Kind>, Duration) {
         let (_stopper, mut stop) = stop_channel();
-        let (mut core, began) = (core(&sink), Instant::now());
-        let ended = drain(&mut core, began + TIMEOUT, &mut stop).await.map_err(|error| error.kind());
+        let (mut pipeline, began) = (pipeline(&sink), Instant::now());
+        let ended = drain(&mut pipeline, began + TIMEOUT, &mut stop).await.map_err(|error| error.kind());
         (ended, began.elapsed())
     }
 
@@ -181,12 +184,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_second_signal_ends_the_wait_at_once() {
         let (stopper, mut stop) = stop_channel();
-        let (mut core, began) = (core(&sink(None, true)), Instant::now());
+        let (mut pipeline, began) = (pipeline(&sink(None, true)), Instant::now());
         let second = async {
             tokio::time::sleep(Duration::from_secs(3)).await;
             stopper.ask(Stop::Now);
         };
-        let (acked, ()) = tokio::join!(drain(&mut core, began + TIMEOUT, &mut stop), second);
+        let (acked, ()) = tokio::join!(drain(&mut pipeline, began + TIMEOUT, &mut stop), second);
         assert_eq!((acked, began.elapsed()), (Ok(false), Duration::from_secs(3)));
     }
 }

@@ -67,13 +67,13 @@ impl Relay {
 
     /// The end of a session's own producer. Nothing of it counts but what is committed.
     pub(super) async fn retire(&mut self) {
-        if let Some(Life::Running(core)) = &mut self.life {
-            if core.has_open_transaction() {
+        if let Some(Life::Running(pipeline)) = &mut self.life {
+            if pipeline.publisher.has_open_transaction() {
                 self.telemetry.metrics.given_up_transactions.inc();
             }
-            self.poison = core.take_poison();
-            self.inside = core.stored_inside();
-            self.begun = core.take_begun();
+            self.poison = std::mem::take(&mut pipeline.publisher.poison);
+            self.inside = pipeline.inside(&pipeline.stored_position());
+            self.begun = std::mem::take(&mut pipeline.begun);
         }
         self.end_life().await;
     }

@@ -15,7 +15,7 @@ use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::relay::delivered_before::Tail;
 use crate::relay::session::{AnyStore, Session};
-use crate::relay::waiting::end_of;
+use crate::relay::watch::end_of;
 use crate::sink::options::Options;
 use crate::sink::tail;
 use crate::snapshot::Snapshot;
@@ -51,7 +51,7 @@ pub(super) enum Done {
     /// Whether a row that was delivered a while ago is there.
     Kept(Result<Option<bool>>, usize),
     /// Rows were marked or deleted.
-    Settled(Result<()>),
+    WrittenBack(Result<()>),
     /// A snapshot, and the end of the log after it.
     Paired(Result<(Snapshot, Lsn)>),
     /// The tail of a topic was read, as far as it could be.
@@ -66,7 +66,7 @@ pub(super) struct Jobs {
     looking: Option<Job>,
     measuring: Option<Job>,
     pairing: Option<Job>,
-    settling: Option<Job>,
+    writing_back: Option<Job>,
     watching: Option<Job>,
     next_watch: Instant,
     probing_row: Option<Job>,
@@ -84,7 +84,7 @@ impl Jobs {
             looking: None,
             measuring: None,
             pairing: None,
-            settling: None,
+            writing_back: None,
             watching: None,
             next_watch: now,
             probing_row: None,
@@ -158,16 +158,16 @@ impl Jobs {
     }
 
     /// Whether rows are being marked or deleted.
-    pub(super) fn is_settling(&self) -> bool {
-        self.settling.is_some()
+    pub(super) fn is_writing_back(&self) -> bool {
+        self.writing_back.is_some()
     }
 
     /// Marks or deletes these rows.
-    pub(super) fn begin_settle(&mut self, marker: &Arc<Marker>, batch: Batch) {
+    pub(super) fn begin_write_back(&mut self, marker: &Arc<Marker>, batch: Batch) {
         let marker = Arc::clone(marker);
-        self.settling = Some(Box::pin(async move {
+        self.writing_back = Some(Box::pin(async move {
             failpoint::reached("marking");
-            Done::Settled(marker.settle(&batch).await.map(|_| ()))
+            Done::WrittenBack(marker.settle(&batch).await.map(|_| ()))
         }));
     }
 
@@ -209,7 +209,7 @@ impl Jobs {
             done = end_of(&mut self.looking) => done,
             done = end_of(&mut self.measuring) => done,
             done = end_of(&mut self.pairing) => done,
-            done = end_of(&mut self.settling) => done,
+            done = end_of(&mut self.writing_back) => done,
             done = end_of(&mut self.watching) => done,
             done = end_of(&mut self.probing_row) => done,
             done = end_of(&mut self.reading) => done,
@@ -219,7 +219,7 @@ impl Jobs {
             Done::Looked(..) => self.looking = None,
             Done::Measured(_) => self.measuring = None,
             Done::Paired(_) => self.pairing = None,
-            Done::Settled(_) => self.settling = None,
+            Done::WrittenBack(_) => self.writing_back = None,
             Done::Pending(..) => self.watching = None,
             Done::Kept(..) => self.probing_row = None,
             Done::Tail(..) => self.reading = None,

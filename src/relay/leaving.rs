@@ -13,11 +13,13 @@ impl Relay {
         let until = stop.since().unwrap_or_else(Instant::now) + self.config.process.shutdown_timeout;
         let acked = match &mut self.life {
             // A session that ended because of the stop has waited.
-            Some(Life::Running(core)) if !self.told && !core.is_drained() && stop.asked() == Stop::Drain => {
+            Some(Life::Running(pipeline))
+                if !self.told && !pipeline.publisher.is_drained() && stop.asked() == Stop::Drain =>
+            {
                 self.telemetry.health.stopping();
-                let in_flight = core.ledger().in_flight_events();
+                let in_flight = pipeline.publisher.ledger.in_flight_events();
                 tracing::info!(in_flight, "stopping without Postgres: waiting for acks all the same");
-                drain::drain(core, until, stop).await?
+                drain::drain(pipeline, until, stop).await?
             }
             Some(Life::Running(_) | Life::New(..)) | None => self.is_drained(),
         };
@@ -28,7 +30,9 @@ impl Relay {
     pub(super) fn is_drained(&self) -> bool {
         match &self.life {
             // What is acked and not committed is not there for anybody.
-            Some(Life::Running(core)) => core.is_drained() && !core.has_open_transaction(),
+            Some(Life::Running(pipeline)) => {
+                pipeline.publisher.is_drained() && !pipeline.publisher.has_open_transaction()
+            }
             Some(Life::New(..)) | None => true,
         }
     }
@@ -36,9 +40,10 @@ impl Relay {
     /// The last word: well where nothing was left in flight.
     pub(super) fn left(&self, acked: bool) -> Result<()> {
         let (left, settled) = match &self.life {
-            Some(Life::Running(core)) => {
-                (core.ledger().in_flight_events() + usize::from(core.is_pending()), core.is_settled())
-            }
+            Some(Life::Running(pipeline)) => (
+                pipeline.publisher.ledger.in_flight_events() + usize::from(pipeline.publisher.is_pending()),
+                pipeline.is_settled(),
+            ),
             Some(Life::New(..)) | None => (0, false),
         };
         // The slot alone remembers nothing it was not told.

@@ -2,7 +2,7 @@
 
 use super::{Relay, drain};
 use crate::position::Position;
-use crate::relay::core::Core;
+use crate::relay::pipeline::Pipeline;
 use crate::sink::{KafkaSink, Producer};
 
 /// A producer and everything that hangs on it.
@@ -10,14 +10,14 @@ pub(super) enum Life {
     /// No session yet. It begins behind the position, or behind what is stored where there is none.
     New(Box<KafkaSink>, Option<Position>),
     /// Under way.
-    Running(Box<Core<KafkaSink>>),
+    Running(Box<Pipeline<KafkaSink>>),
 }
 
 impl Life {
     pub(super) fn producer(&self) -> Producer {
         match self {
             Life::New(sink, _) => sink.producer(),
-            Life::Running(core) => core.sink().producer(),
+            Life::Running(pipeline) => pipeline.publisher.sink.producer(),
         }
     }
 
@@ -32,15 +32,15 @@ impl Relay {
     pub(super) async fn begin_new_life(&mut self) {
         let is_lost = self.life.as_ref().is_some_and(Life::is_lost);
         let resume = match &mut self.life {
-            Some(Life::Running(core)) => {
+            Some(Life::Running(pipeline)) => {
                 // What cannot be marked now is published again, and marked then.
-                if let Err(error) = drain::settle(core, &self.config).await {
+                if let Err(error) = drain::write_back(pipeline, &self.config).await {
                     tracing::debug!(%error, "rows that were acked could not be marked");
                 }
-                self.poison = core.take_poison();
+                self.poison = std::mem::take(&mut pipeline.publisher.poison);
                 // What it had in flight may have arrived.
                 self.is_in_doubt |= is_lost;
-                Some(core.settled_position())
+                Some(pipeline.publisher.completed())
             }
             Some(Life::New(_, resume)) if is_lost => *resume,
             // It has not produced anything; it may as well try again.
@@ -57,7 +57,7 @@ impl Relay {
         self.pulse.release();
         match self.life.take() {
             Some(Life::New(sink, _)) => sink.close().await,
-            Some(Life::Running(core)) => core.into_sink().close().await,
+            Some(Life::Running(pipeline)) => pipeline.publisher.sink.close().await,
             None => {}
         }
     }

@@ -28,7 +28,6 @@ pub mod backoff;
 mod batches;
 mod begun;
 mod budget;
-pub mod core;
 pub mod delivered_before;
 mod drain;
 mod fence;
@@ -40,14 +39,15 @@ mod lease;
 mod leaving;
 mod life;
 mod outage;
-pub mod outlet;
 mod pace;
+mod parking;
+pub mod pipeline;
 pub mod poison;
+pub mod publisher;
 mod pulse;
-mod pump;
-mod reading;
 mod recovery;
 mod refusals;
+mod replication;
 mod report;
 mod retention;
 mod retrying;
@@ -56,23 +56,27 @@ mod slot;
 mod stand_by;
 pub mod stop;
 mod table;
+mod table_loop;
 mod transaction;
-mod waiting;
+mod watch;
+mod write_back;
 
 use self::backoff::Backoff;
 use self::batches::Batches;
 use self::begun::Begun;
-use self::core::{Core, Setup};
 use self::delivered_before::DeliveredBefore;
 use self::lease::Why;
 use self::life::Life;
+use self::pipeline::Pipeline;
 use self::poison::Poison;
+use self::publisher::Setup;
 use self::pulse::Pulse;
-use self::pump::Ended;
 use self::refusals::Refusals;
+use self::replication::Ended;
 use self::retention::Known;
 use self::session::{Opened, Session};
 use self::stop::{Stop, StopSignal};
+use self::watch::Process;
 
 /// Relays until told to stop or until a person has to act.
 ///
@@ -108,7 +112,7 @@ const LASTED: Duration = Duration::from_secs(10);
 
 /// What outlives a session.
 struct Relay {
-    /// The instant that times inside the core are since.
+    /// The instant that times inside the pipeline are since.
     epoch: Instant,
     backoff: Backoff,
     life: Option<Life>,
@@ -301,29 +305,29 @@ impl Relay {
         let same_server = self.served.as_ref().is_none_or(|served| served == session.server());
         self.served = Some(session.server().clone());
         self.config.state.adopt_slot = false;
-        let mut core = self.enter(life, session.start_position(), session.published(), same_server)?;
+        let mut pipeline = self.enter(life, session.start_position(), session.published(), same_server)?;
         self.sessions += 1;
         if self.sessions > 1 {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
-        core.reconnected();
-        core.set_origin(&session.server().system_identifier, session.server().timeline);
-        core.set_catalog(std::mem::take(&mut session.table_oids), std::mem::take(&mut session.base_types));
-        core.set_waiting(std::mem::take(&mut session.waiting));
+        pipeline.reconnected();
+        pipeline.publisher.set_origin(&session.server().system_identifier, session.server().timeline);
+        pipeline.set_catalog(std::mem::take(&mut session.table_oids), std::mem::take(&mut session.base_types));
+        pipeline.publisher.set_parked(std::mem::take(&mut session.waiting));
         if std::mem::take(&mut self.is_in_doubt) {
-            self.expect_again(&mut core, &session);
+            self.expect_again(&mut pipeline, &session);
         }
         self.recovered(session.start_position());
-        let (acked, began) = (core.counts().acked, Instant::now());
+        let (acked, began) = (pipeline.publisher.counts().acked, Instant::now());
         self.walsender_pid = Some(session.walsender_pid);
-        self.pulse.guard(core.sink().producer());
-        let with = (&self.config, &self.telemetry, &self.pulse, stop.clone());
-        let of = (&self.known, self.epoch);
-        let ended = pump::run(&mut core, session, of, with).await;
-        if core.counts().acked > acked || began.elapsed() > LASTED {
+        self.pulse.guard(pipeline.publisher.sink.producer());
+        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.pulse, stop.clone());
+        let process = Process { config, telemetry, pulse, stop };
+        let ended = replication::run(&mut pipeline, session, &self.known, self.epoch, process).await;
+        if pipeline.publisher.counts().acked > acked || began.elapsed() > LASTED {
             self.backoff.reset();
         }
-        self.life = Some(Life::Running(core));
+        self.life = Some(Life::Running(pipeline));
         // Another relay may have the slot from here on.
         self.known.send_replace(None);
         self.telemetry.health.over_budget(None);
@@ -331,7 +335,7 @@ impl Relay {
         ended
     }
 
-    /// Finds what names the rows of each table. A core that knew other names starts over.
+    /// Finds what names the rows of each table. A pipeline that knew other names starts over.
     async fn name_rows(&mut self) -> Result<()> {
         let Config { source, delivery, .. } = &self.config;
         let mut outboxes = self.config.outboxes.clone();
@@ -350,26 +354,28 @@ impl Relay {
         Ok(())
     }
 
-    /// The core that goes on behind `stored`, which the store holds and which belongs to this server and slot.
+    /// The pipeline that goes on behind `stored`, which the store holds and which belongs to this server and slot.
     fn enter(
         &mut self,
         life: Option<Life>,
         stored: Position,
         published: Option<Published>,
         same_server: bool,
-    ) -> Result<Box<Core<KafkaSink>>> {
+    ) -> Result<Box<Pipeline<KafkaSink>>> {
         let (sink, start) = match life {
-            Some(Life::Running(core)) => match belongs(core.ledger().delivered(), stored, same_server) {
-                Belongs::Here => return Ok(core),
-                Belongs::ToAnotherServer => {
-                    let what = "another server or timeline answers; starting again behind what is stored for it";
-                    return Err(Error::new(Kind::PostgresUnreachable, what));
+            Some(Life::Running(pipeline)) => {
+                match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
+                    Belongs::Here => return Ok(pipeline),
+                    Belongs::ToAnotherServer => {
+                        let what = "another server or timeline answers; starting again behind what is stored for it";
+                        return Err(Error::new(Kind::PostgresUnreachable, what));
+                    }
+                    Belongs::ToThePast => {
+                        let what = "another relay served the slot in between; starting behind it";
+                        return Err(Error::new(Kind::SlotActive, what));
+                    }
                 }
-                Belongs::ToThePast => {
-                    let what = "another relay served the slot in between; starting behind it";
-                    return Err(Error::new(Kind::SlotActive, what));
-                }
-            },
+            }
             Some(Life::New(sink, Some(resume))) if belongs(resume, stored, same_server) == Belongs::Here => {
                 (sink, resume)
             }
@@ -377,16 +383,16 @@ impl Relay {
             None => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
         let setup = Setup::of(&self.config);
-        let mut core = Core::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?;
-        core.remember(std::mem::take(&mut self.poison));
+        let mut pipeline = Pipeline::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?;
+        pipeline.publisher.remember(std::mem::take(&mut self.poison));
         if same_server {
-            core.resume_begun(std::mem::take(&mut self.begun));
+            pipeline.begun = std::mem::take(&mut self.begun);
         }
-        Ok(Box::new(core))
+        Ok(Box::new(pipeline))
     }
 
     /// What an earlier process published and did not store comes again, or what this one had sent when it stood still.
-    fn expect_again(&self, core: &mut Core<KafkaSink>, session: &Session) {
+    fn expect_again(&self, pipeline: &mut Pipeline<KafkaSink>, session: &Session) {
         // What is committed with its position does not come again.
         if !self.config.delivery.reads_tails || self.is_transactional() {
             return;
@@ -394,7 +400,7 @@ impl Relay {
         let (server, outboxes) = (session.server(), &self.config.outboxes);
         let origin = (server.system_identifier.as_str(), server.timeline);
         match DeliveredBefore::new(outboxes, origin, session.start_position(), session.wal_end) {
-            Some(before) => core.expect_again(before),
+            Some(before) => pipeline.publisher.expect_again(before),
             None => tracing::info!(
                 slot = %self.config.source.slot,
                 "records have no headers that name their event (route.id_header, route.position_header): those that were \

@@ -22,7 +22,7 @@ impl Relay {
 
     fn newest_poison(&self) -> &Poison {
         match &self.life {
-            Some(Life::Running(core)) => core.poison(),
+            Some(Life::Running(pipeline)) => &pipeline.publisher.poison,
             Some(Life::New(..)) | None => &self.poison,
         }
     }

@@ -8,7 +8,8 @@ use crate::clock::now_us;
 use crate::decode::Other;
 use crate::event::Ignored;
 use crate::position::Lsn;
-use crate::relay::core::{Core, Counts};
+use crate::relay::pipeline::Pipeline;
+use crate::relay::publisher::Counts;
 use crate::sink::Sink;
 use crate::source::control::OldTransaction;
 use crate::telemetry::Telemetry;
@@ -30,15 +31,16 @@ pub(super) struct Report {
     pub(super) keepalives: u64,
     pub(super) status_updates: u64,
     pub(super) server_wal_end: Lsn,
+    pub(super) oldest: OldestTransaction,
 }
 
 impl Report {
-    /// Begins with what `core` has counted before this session.
-    pub(super) fn new<S: Sink>(core: &Core<S>) -> Self {
+    /// Begins with what `pipeline` has counted before this session.
+    pub(super) fn new<S: Sink>(pipeline: &Pipeline<S>) -> Self {
         Report {
-            counts: core.counts(),
-            ignored: core.ignored(),
-            confirmed: core.confirmable(),
+            counts: pipeline.publisher.counts(),
+            ignored: pipeline.ignored(),
+            confirmed: pipeline.confirmable(),
             told: Lsn::ZERO,
             next: Instant::now(),
             received_bytes: 0,
@@ -46,41 +48,49 @@ impl Report {
             keepalives: 0,
             status_updates: 0,
             server_wal_end: Lsn::ZERO,
+            oldest: OldestTransaction::default(),
         }
     }
 
     /// Tells `telemetry` what has changed.
-    pub(super) fn tell<S: Sink>(&mut self, core: &mut Core<S>, received: Lsn, telemetry: &Telemetry, now: Instant) {
+    pub(super) fn tell<S: Sink>(
+        &mut self,
+        pipeline: &mut Pipeline<S>,
+        received: Lsn,
+        telemetry: &Telemetry,
+        now: Instant,
+    ) {
         self.next = now + REPORT_INTERVAL;
-        let (metrics, counts, before) = (&telemetry.metrics, core.counts(), self.counts);
+        let (metrics, counts, before) = (&telemetry.metrics, pipeline.publisher.counts(), self.counts);
         metrics.received_bytes.inc_by(std::mem::take(&mut self.received_bytes));
         metrics.received_messages.inc_by(std::mem::take(&mut self.received_messages));
         metrics.keepalives.inc_by(std::mem::take(&mut self.keepalives));
         metrics.status_updates.inc_by(std::mem::take(&mut self.status_updates));
         tell_counts(telemetry, counts, before);
         self.counts = counts;
-        let (ignored, seen) = (core.ignored(), self.ignored);
+        let (ignored, seen) = (pipeline.ignored(), self.ignored);
         metrics.ignored(Other::Update, ignored.updates.saturating_sub(seen.updates));
         metrics.ignored(Other::Delete, ignored.deletes.saturating_sub(seen.deletes));
         metrics.ignored(Other::Truncate, ignored.truncates.saturating_sub(seen.truncates));
         metrics.ignored(Other::LogicalMessage, ignored.messages.saturating_sub(seen.messages));
         self.ignored = ignored;
-        let ledger = core.ledger();
+        let ledger = &pipeline.publisher.ledger;
         metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
         metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
-        metrics.waiting_events.set(i64::try_from(core.waiting()).unwrap_or(i64::MAX));
+        metrics.waiting_events.set(i64::try_from(pipeline.publisher.parking.count()).unwrap_or(i64::MAX));
+        metrics.intake_closed(pipeline.publisher.intake_closed());
         metrics.set_oldest_unacked_commit(ledger.oldest_commit_us());
         metrics.received_lsn.set(received);
         metrics.server_wal_end_lsn.set(self.server_wal_end);
-        metrics.stored_lsn.set(core.stored_position().end_lsn);
+        metrics.stored_lsn.set(pipeline.stored_position().end_lsn);
         if !self.told.is_zero() {
             metrics.confirmed_lsn.set(self.told);
         }
-        let progressed = counts.acked > before.acked || core.confirmable() > self.confirmed;
-        self.confirmed = core.confirmable();
-        telemetry.health.report(!core.is_drained(), progressed);
+        let progressed = counts.acked > before.acked || pipeline.confirmable() > self.confirmed;
+        self.confirmed = pipeline.confirmable();
+        telemetry.health.report(!pipeline.publisher.is_drained(), progressed);
         let now_us = now_us();
-        for committed_at_us in core.take_finished() {
+        for committed_at_us in pipeline.publisher.ledger.take_finished() {
             telemetry.metrics.observe_commit_to_ack(committed_at_us, now_us);
         }
     }
@@ -112,21 +122,30 @@ pub(super) fn tell_counts(telemetry: &Telemetry, counts: Counts, before: Counts)
 /// How long a transaction may be open before a person is told.
 const LONG: i64 = 60;
 
-/// Tells of the transaction that has been under way for longest; `told` is the one a person was told of.
-pub(super) fn tell_oldest(telemetry: &Telemetry, oldest: Option<&OldTransaction>, told: &mut Option<i32>) {
-    let pid = oldest.and_then(|oldest| oldest.pid).unwrap_or_default();
-    let open_seconds = oldest.and_then(|oldest| oldest.open_seconds).unwrap_or_default();
-    telemetry.metrics.oldest_transaction_pid.set(pid.into());
-    telemetry.metrics.oldest_transaction_seconds.set(open_seconds);
-    if open_seconds < LONG {
-        *told = None;
-    } else if told.replace(pid) != Some(pid) {
-        let application = oldest.and_then(|oldest| oldest.application.as_deref()).unwrap_or_default();
-        tracing::warn!(
-            pid,
-            open_seconds,
-            application,
-            "a transaction has been open for long: it keeps log on the server"
-        );
+/// The transaction of another session that has been open for longest.
+#[derive(Debug, Default)]
+pub(super) struct OldestTransaction {
+    /// The backend that was logged, because its transaction has been open for long.
+    logged: Option<i32>,
+}
+
+impl OldestTransaction {
+    /// Tells `telemetry` of it, and logs a long one once.
+    pub(super) fn tell(&mut self, telemetry: &Telemetry, oldest: Option<&OldTransaction>) {
+        let pid = oldest.and_then(|oldest| oldest.pid).unwrap_or_default();
+        let open_seconds = oldest.and_then(|oldest| oldest.open_seconds).unwrap_or_default();
+        telemetry.metrics.oldest_transaction_pid.set(pid.into());
+        telemetry.metrics.oldest_transaction_seconds.set(open_seconds);
+        if open_seconds < LONG {
+            self.logged = None;
+        } else if self.logged.replace(pid) != Some(pid) {
+            let application = oldest.and_then(|oldest| oldest.application.as_deref()).unwrap_or_default();
+            tracing::warn!(
+                pid,
+                open_seconds,
+                application,
+                "a transaction has been open for long: it keeps log on the server"
+            );
+        }
     }
 }

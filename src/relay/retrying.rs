@@ -240,7 +240,7 @@ impl Of {
                 None => return Ok(()),
             },
         };
-        let ended = Pass::new((self, &marker, stored), tell).run(summary, census).await;
+        let ended = Pass::new(self, &marker, stored, tell).run(summary, census).await;
         if ended.is_ok() || marker.answers().await.is_ok() {
             *session = Some(marker);
         }

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::error::{Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::replication::{NewSlot, WalSession};
-use crate::relay::report::tell_oldest;
+use crate::relay::report::OldestTransaction;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::source::control::OldTransaction;
 use crate::telemetry::Telemetry;
@@ -45,7 +45,8 @@ pub(super) enum Made {
 pub(super) async fn make_slot(
     config: &Config,
     major: u32,
-    (is_there, may_give_way): (bool, bool),
+    is_there: bool,
+    may_give_way: bool,
     observer: &Client,
     telemetry: &Telemetry,
     stop: &mut StopSignal,
@@ -77,7 +78,7 @@ pub(super) async fn make_slot(
                     // Nothing is published meanwhile: that is lag, and after a while no readiness.
                     telemetry.metrics.set_oldest_unacked_commit(Some(began_us));
                     telemetry.health.report(true, false);
-                    tell_oldest(telemetry, Some(&oldest), &mut None);
+                    OldestTransaction::default().tell(telemetry, Some(&oldest));
                     if may_give_way && began.elapsed() >= PATIENCE {
                         break Err(Made::Held(text));
                     }

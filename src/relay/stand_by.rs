@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use crate::error::Result;
 use crate::postgres::sql::SqlSession;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::waiting::at_once;
+use crate::relay::watch::at_once;
 use crate::relay::{Life, Relay};
 use crate::source::holder::{Holder, holder};
 use crate::upkeep::left_behind::none_left_behind;
@@ -90,9 +90,9 @@ impl Relay {
 
     /// Whether Kafka still has to say something about events of this process.
     async fn has_in_flight(&mut self) -> bool {
-        let Some(Life::Running(core)) = &mut self.life else { return false };
+        let Some(Life::Running(pipeline)) = &mut self.life else { return false };
         let mut deliveries = Vec::new();
-        let _none = at_once(core.next_deliveries(&mut deliveries)).await;
-        core.delivered(&mut deliveries).is_err() || !core.is_drained()
+        let _none = at_once(pipeline.publisher.next_deliveries(&mut deliveries)).await;
+        pipeline.publisher.delivered(&mut deliveries).is_err() || !pipeline.publisher.is_drained()
     }
 }

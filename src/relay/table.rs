@@ -23,16 +23,15 @@ use crate::position::{Lsn, Position};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::relay::fitness::{can_have_slot, can_poll, fits};
 use crate::relay::lease::Lease;
-use crate::relay::outlet::{Outlet, Setup};
 use crate::relay::poison::Poison;
-use crate::relay::pulse::Pulse;
-use crate::relay::pump::Ended;
-use crate::relay::reading::{Read, Reading};
+use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::recovery::{Plan, which};
-use crate::relay::report::tell_oldest;
+use crate::relay::replication::Ended;
+use crate::relay::report::OldestTransaction;
 use crate::relay::slot::{Made, make_slot};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::waiting::lease_lost;
+use crate::relay::table_loop::{Query, Read, TableLoop};
+use crate::relay::watch::{Process, lease_lost};
 use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::control::Control;
@@ -73,15 +72,17 @@ struct OutboxTable {
 pub(super) async fn run(
     lease: Lease,
     sink: KafkaSink,
-    (delivered, poison): (Vec<RowId>, &mut Poison),
-    (config, telemetry, pulse, stop): (&Config, &Telemetry, &Pulse, StopSignal),
+    delivered: Vec<RowId>,
+    poison: &mut Poison,
+    process: Process<'_>,
 ) -> (Option<KafkaSink>, bool, Result<Ended>) {
-    let mut outlet = match Outlet::new(&Setup::of(config), Position::default(), sink) {
-        Ok(outlet) => outlet,
+    let Process { config, telemetry, pulse, stop } = process.clone();
+    let mut publisher = match Publisher::new(&Setup::of(config), Position::default(), sink) {
+        Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };
-    outlet.remember(std::mem::take(poison));
-    outlet.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
+    publisher.remember(std::mem::take(poison));
+    publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
     let source = &config.source;
     let opened = async {
         let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
@@ -111,19 +112,18 @@ pub(super) async fn run(
     let (marker, waiting, reader, tables) = match pulse.throughout(opened).await {
         Ok(opened) => opened,
         Err(error) => {
-            *poison = outlet.take_poison();
-            return (Some(outlet.into_sink()), false, Err(error));
+            *poison = std::mem::take(&mut publisher.poison);
+            return (Some(publisher.sink), false, Err(error));
         }
     };
-    outlet.set_waiting(waiting);
+    publisher.set_parked(waiting);
     if !matches!(lease.task, Task::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
     }
     telemetry.metrics.reads_table.set(1);
     let Lease { control, store, stored, task, notified, facts, sink: _ } = lease;
     let delivered = delivered.into_iter().collect();
-    let with = (config, telemetry, stop.clone());
-    let reading = Reading::new(outlet, store, stored, (marker, delivered), with, (&control, pulse.beside()));
+    let reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
     let mut work = Work { reading, reader, tables, config, telemetry, stop, major: facts.server.major() };
     let done = match task {
         Task::MakeSlot(plan) => Box::pin(pulse.throughout(work.make_slot(plan, facts.slot.is_some()))).await,
@@ -146,9 +146,9 @@ pub(super) async fn run(
     work.reading.count_given_up();
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
-    let (clean, begun) = (work.reading.outlet.is_drained(), work.reading.has_saved());
-    *poison = work.reading.outlet.take_poison();
-    let sink = work.reading.outlet.into_sink();
+    let (clean, begun) = (work.reading.publisher.is_drained(), work.reading.has_saved());
+    *poison = std::mem::take(&mut work.reading.publisher.poison);
+    let sink = work.reading.publisher.sink;
     let dead = matches!(&done, Err(error) if error.kind().ends_producer());
     if clean && !dead {
         return (Some(sink), begun, done);
@@ -158,7 +158,7 @@ pub(super) async fn run(
 }
 
 struct Work<'a> {
-    reading: Reading<'a>,
+    reading: TableLoop<'a>,
     reader: Reader,
     tables: Vec<OutboxTable>,
     config: &'a Config,
@@ -190,7 +190,7 @@ impl Work<'_> {
             self.reader.end().await?;
             let floor = self.floor(&until);
             let before = self.reading.stored.published.as_ref();
-            plan.published = Some(published(until, (lsn, Some(flushed)), floor, before));
+            plan.published = Some(published(until, lsn, Some(flushed), floor, before));
             plan.rows = Rows::Unpublished;
         }
         let stored = &mut self.reading.stored;
@@ -202,8 +202,10 @@ impl Work<'_> {
         failpoint::reached("intended");
         let config = self.config;
         let tables = self.tables.iter().filter_map(|table| Some((&table.facts, config.outboxes.get(table.number)?)));
-        let how = (is_there, can_poll(tables, config));
-        let made = make_slot(config, self.major, how, self.reader.client(), self.telemetry, &mut self.stop).await?;
+        let may_give_way = can_poll(tables, config);
+        let made =
+            make_slot(config, self.major, is_there, may_give_way, self.reader.client(), self.telemetry, &mut self.stop)
+                .await?;
         let (wal, made) = match made {
             Made::Slot(wal, made) => (wal, made),
             Made::Stopped => return Ok(Ended::Stopped),
@@ -244,7 +246,7 @@ impl Work<'_> {
         let floor = self.floor(&until);
         self.reading.stored.catch_up = None;
         let before = self.reading.stored.published.take();
-        self.reading.stored.published = Some(published(until, (lsn, None), floor, before.as_ref()));
+        self.reading.stored.published = Some(published(until, lsn, None, floor, before.as_ref()));
         self.reading.save().await?;
         failpoint::reached("caught-up");
         let slot = &self.config.source.slot;
@@ -276,7 +278,8 @@ impl Work<'_> {
             let condition = format!("({pending}\n) and ({})", of_table.join(" or "));
             let lsn = begin(&self.reader, &self.tables, None).await?.wal_end;
             let sql = rows(facts, outbox, &Selection::of(Which::Where(&condition)))?;
-            let read = self.reading.table((&self.reader, &sql, None), facts, (*number, lsn, Via::Replay)).await?;
+            let query = Query { sql: &sql, total: None, facts, outbox: *number, lsn, via: Via::Replay };
+            let read = self.reading.table(&self.reader, &query).await?;
             if read == Read::Stopped {
                 return Ok(Ended::Stopped);
             }
@@ -293,7 +296,7 @@ impl Work<'_> {
         if is_there {
             tracing::warn!(%slot, "there is a slot of this name, which keeps log for nobody: select pg_drop_replication_slot('{slot}')");
         }
-        let mut long_told = None;
+        let mut oldest = OldestTransaction::default();
         let mut measured_at = Instant::now();
         let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
         let (mut looked_at, mut held_by) = (Instant::now(), None);
@@ -320,7 +323,7 @@ impl Work<'_> {
             self.reading.stored.catch_up = None;
             // The log was not beyond this when an earlier snapshot was taken, either.
             let before = self.reading.stored.published.take();
-            self.reading.stored.published = Some(published(until, (lsn, Some(flushed)), floor, before.as_ref()));
+            self.reading.stored.published = Some(published(until, lsn, Some(flushed), floor, before.as_ref()));
             if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.is_waited_for() {
                 stored_at = Instant::now();
                 self.reading.save().await?;
@@ -330,7 +333,7 @@ impl Work<'_> {
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();
                 let measured = control.wal_position().await?;
-                tell_oldest(self.telemetry, measured.oldest_transaction.as_ref(), &mut long_told);
+                oldest.tell(self.telemetry, measured.oldest_transaction.as_ref());
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let wait = if empty > IDLE_AFTER { source.poll.idle_interval } else { source.poll.interval };
@@ -354,7 +357,7 @@ impl Work<'_> {
                     self.reading.save().await?;
                     return Ok(Ended::Stopped);
                 }
-                end = self.reading.lease_end() => return Err(lease_lost(end)),
+                end = self.reading.lease.ended() => return Err(lease_lost(end)),
                 () = notified.notified() => {}
                 () = tokio::time::sleep(wait) => {}
             }
@@ -399,7 +402,7 @@ impl Work<'_> {
                     Some(tokio::select! {
                         biased;
                         () = self.stop.at_least(Stop::Drain) => return Ok(None),
-                        end = self.reading.lease_end() => return Err(lease_lost(end)),
+                        end = self.reading.lease.ended() => return Err(lease_lost(end)),
                         counted = self.reader.count(&sql) => counted?,
                     })
                 }
@@ -408,10 +411,10 @@ impl Work<'_> {
             if let Some(total) = total {
                 tracing::info!(slot = %self.config.source.slot, table = %facts.name, rows = total, "reading the table");
             }
-            let (sql, before) = (rows(facts, outbox, &selection)?, self.reading.outlet.counts().assembled);
-            let place = (*number, lsn, Via::Table);
-            match self.reading.table((&self.reader, &sql, total), facts, place).await? {
-                Read::All => read += self.reading.outlet.counts().assembled - before,
+            let (sql, before) = (rows(facts, outbox, &selection)?, self.reading.publisher.counts().assembled);
+            let query = Query { sql: &sql, total, facts, outbox: *number, lsn, via: Via::Table };
+            match self.reading.table(&self.reader, &query).await? {
+                Read::All => read += self.reading.publisher.counts().assembled - before,
                 Read::Stopped => return Ok(None),
             }
         }
@@ -428,7 +431,8 @@ async fn begin(reader: &Reader, tables: &[OutboxTable], adopt: Option<&str>) -> 
 /// it was taken. Transactions that are known `before` to be published and that it does not see yet are so still.
 fn published(
     snapshot: Snapshot,
-    (lsn, flushed): (Lsn, Option<Lsn>),
+    lsn: Lsn,
+    flushed: Option<Lsn>,
     floor: Option<Snapshot>,
     before: Option<&Published>,
 ) -> Published {

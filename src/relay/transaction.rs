@@ -64,7 +64,7 @@ impl Transaction {
     /// Looks whether it is to close. `inside` says that the last event's transaction in Postgres has not ended: its rest is
     /// on its way, and is taken in where it fits, so that seldom one is spread over several. `follows` says that there is
     /// more to be read.
-    pub(super) fn look(&mut self, enqueued: u64, (inside, follows): (bool, bool), now: Duration) {
+    pub(super) fn look(&mut self, enqueued: u64, inside: bool, follows: bool, now: Duration) {
         if !self.is_open(enqueued) {
             return;
         }
@@ -124,12 +124,12 @@ mod tests {
     #[test]
     fn one_event_on_an_idle_stream_is_committed_as_soon_as_nothing_follows() {
         let mut transaction = transaction();
-        transaction.look(0, (false, false), ms(0));
+        transaction.look(0, false, false, ms(0));
         assert!(transaction.takes(0) && !transaction.is_due(0, true) && transaction.wake_at(false).is_none());
-        transaction.look(1, (false, false), ms(5));
+        transaction.look(1, false, false, ms(5));
         assert!(transaction.takes(1) && !transaction.is_due(1, false));
         assert_eq!(transaction.wake_at(false), Some(ms(5) + QUIET));
-        transaction.look(1, (false, false), ms(5) + QUIET);
+        transaction.look(1, false, false, ms(5) + QUIET);
         assert!(!transaction.takes(1) && transaction.is_due(1, false));
         transaction.commit_begun();
         assert!(!transaction.takes(1) && !transaction.is_due(1, true), "one commit at a time");
@@ -141,36 +141,36 @@ mod tests {
     fn a_stream_that_never_pauses_closes_after_the_interval_and_one_that_is_full_at_once() {
         let mut transaction = transaction();
         for at in 1..=9 {
-            transaction.look(at, (false, false), ms(at));
+            transaction.look(at, false, false, ms(at));
             assert!(transaction.takes(at));
         }
-        transaction.look(9, (true, false), ms(101));
+        transaction.look(9, true, false, ms(101));
         assert!(transaction.takes(9), "the rest of a transaction is on its way");
-        transaction.look(9, (false, false), ms(101));
+        transaction.look(9, false, false, ms(101));
         assert!(!transaction.takes(9));
         transaction.commit_begun();
         transaction.committed(9);
         // Exactly so many, without a look in between.
         assert!(transaction.takes(18) && !transaction.takes(19));
-        transaction.look(19, (true, false), ms(102));
+        transaction.look(19, true, false, ms(102));
         assert!(transaction.is_due(19, false));
     }
 
     #[test]
     fn a_transaction_of_postgres_that_stalls_is_not_waited_for_longer_than_the_broker_allows() {
         let mut transaction = transaction();
-        transaction.look(3, (true, false), ms(0));
-        transaction.look(3, (true, false), ms(999));
+        transaction.look(3, true, false, ms(0));
+        transaction.look(3, true, false, ms(999));
         assert!(transaction.takes(3));
         assert_eq!(transaction.wake_at(true), Some(ms(1_000)));
-        transaction.look(3, (true, false), ms(1_000));
+        transaction.look(3, true, false, ms(1_000));
         assert!(transaction.is_due(3, false));
     }
 
     #[test]
     fn who_is_about_to_leave_commits_what_there_is() {
         let mut transaction = transaction();
-        transaction.look(3, (false, false), ms(0));
+        transaction.look(3, false, false, ms(0));
         assert!(transaction.is_due(3, true) && !transaction.is_due(3, false));
     }
 }

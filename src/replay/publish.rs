@@ -18,7 +18,7 @@ use crate::event::{Place, Polled, Via};
 use crate::poll::select::rows;
 use crate::poll::{PolledRow, Rows, Selection, Which};
 use crate::position::{Lsn, Position};
-use crate::relay::outlet::{Outlet, Setup};
+use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::kafka::KafkaSink;
 use crate::sink::{Connection, Delivery};
@@ -62,7 +62,7 @@ struct Waiting {
 }
 
 struct Publishing<'r> {
-    outlet: Outlet<KafkaSink>,
+    publisher: Publisher<KafkaSink>,
     tables: &'r [Table<'r>],
     lsn: Lsn,
     total: u64,
@@ -99,15 +99,15 @@ impl Replay<'_> {
         let (outboxes, delivery) = (config.outboxes.iter().map(untouched).collect(), DeliveryConfig::default());
         let setup = Setup { outboxes, delivery, ..Setup::of(config) };
         let producer = sink.producer();
-        let mut outlet = match Outlet::new(&setup, Position::default(), sink) {
-            Ok(outlet) => outlet,
+        let mut publisher = match Publisher::new(&setup, Position::default(), sink) {
+            Ok(publisher) => publisher,
             Err(error) => return (Published::default(), Err(error)),
         };
-        outlet.set_origin(&self.origin.0, self.origin.1);
+        publisher.set_origin(&self.origin.0, self.origin.1);
         // To the ledger it is one transaction, and it is never over: nothing is to be confirmed.
-        let begun = outlet.ledger_mut().begin(self.lsn).map_err(|error| Error::new(Kind::Bug, error));
+        let begun = publisher.ledger.begin(self.lsn).map_err(|error| Error::new(Kind::Bug, error));
         let mut publishing = Publishing {
-            outlet,
+            publisher,
             tables: &self.tables,
             lsn: self.lsn,
             total: self.total,
@@ -124,12 +124,12 @@ impl Replay<'_> {
             Err(error) => Err(error),
         };
         if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
-            publishing.outlet.drain(Instant::now() + DRAIN_TIMEOUT).await;
+            publishing.publisher.drain(Instant::now() + DRAIN_TIMEOUT).await;
         }
         publishing.note();
-        let Publishing { outlet, published, stop, .. } = publishing;
+        let Publishing { publisher, published, stop, .. } = publishing;
         if stop.asked() < Stop::Now {
-            outlet.into_sink().close().await;
+            publisher.sink.close().await;
         }
         (published, ended)
     }
@@ -156,9 +156,9 @@ impl Publishing<'_> {
     ) -> Result<Ended> {
         let (mut ended, mut next_tell) = (false, Instant::now() + TELL_INTERVAL);
         loop {
-            self.outlet.retry_pending()?;
+            self.publisher.retry_pending()?;
             self.note();
-            let (now, drained) = (Instant::now(), self.outlet.is_drained());
+            let (now, drained) = (Instant::now(), self.publisher.is_drained());
             if let Some(until) = self.leaving
                 && (drained || until <= now)
             {
@@ -169,10 +169,10 @@ impl Publishing<'_> {
             }
             if next_tell <= now {
                 next_tell = now + TELL_INTERVAL;
-                say(&self.published, self.total, self.outlet.sink().connection() == Connection::Up);
+                say(&self.published, self.total, self.publisher.sink.connection() == Connection::Up);
             }
-            let room = !ended && self.leaving.is_none() && self.outlet.has_room();
-            let retry = self.outlet.is_pending().then_some(now + RETRY_INTERVAL);
+            let room = !ended && self.leaving.is_none() && self.publisher.has_room();
+            let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
             let wake = [retry, self.leaving].into_iter().flatten().fold(next_tell, Instant::min);
             let asked = if self.leaving.is_some() { Stop::Now } else { Stop::Drain };
             tokio::select! {
@@ -182,7 +182,7 @@ impl Publishing<'_> {
                     self.leaving = Some(Instant::now() + grace);
                 }
                 () = tokio::time::sleep_until(wake) => {}
-                () = self.outlet.next_deliveries(&mut self.deliveries) => self.outlet.delivered(&mut self.deliveries)?,
+                () = self.publisher.next_deliveries(&mut self.deliveries) => self.publisher.delivered(&mut self.deliveries)?,
                 error = &mut self.unusable => return Err(error),
                 row = rows.next(), if room => {
                     let (mut next, mut left) = (row?, ROWS_PER_TURN);
@@ -190,7 +190,7 @@ impl Publishing<'_> {
                     while let Some(row) = next.take() {
                         self.take(at, &row, polled)?;
                         left -= 1;
-                        if left == 0 || !self.outlet.has_room() {
+                        if left == 0 || !self.publisher.has_room() {
                             break;
                         }
                         // What is there already, without waiting.
@@ -218,7 +218,7 @@ impl Publishing<'_> {
             Error::new(Kind::Event, format!("a row of table {}: column {column} {fault}", table.facts.name))
         })?;
         event.committed_at_us = now_us();
-        self.outlet.publish(&event)?;
+        self.publisher.publish(&event)?;
         self.published.taken += 1;
         self.waiting.push_back(Waiting { number, table: at, id });
         Ok(())
@@ -226,8 +226,8 @@ impl Publishing<'_> {
 
     /// Notes what was acked.
     fn note(&mut self) {
-        self.published.acked = self.outlet.counts().acked;
-        let delivered = self.outlet.settled_index(self.lsn);
+        self.published.acked = self.publisher.counts().acked;
+        let delivered = self.publisher.completed_of(self.lsn);
         while self.waiting.front().is_some_and(|waiting| waiting.number < delivered)
             && let Some(Waiting { table, id, .. }) = self.waiting.pop_front()
         {

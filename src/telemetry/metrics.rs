@@ -21,7 +21,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry};
 
-use super::Side;
+use super::{IntakeClosed, Side};
 use crate::clock::now_us;
 use crate::decode::Other;
 use crate::error::Kind;
@@ -78,6 +78,7 @@ pub struct Metrics {
     retries: ByLabel<&'static str, Counter>,
     reconnects: ByLabel<&'static str, Counter>,
     connection_state: ByLabel<&'static str, Gauge>,
+    intake_closed: ByLabel<&'static str, Gauge>,
     ignored_messages: ByLabel<&'static str, Counter>,
     errors: ByLabel<String, Counter>,
     /// End of the last WAL data received.
@@ -169,6 +170,7 @@ impl Registering {
 
 const SIDE: &str = "side";
 const OPERATION: &str = "op";
+const REASON: &str = "reason";
 
 impl Metrics {
     /// All at zero.
@@ -223,6 +225,12 @@ impl Metrics {
             retries: all.by_label("retries", "Failed attempts that are repeated", SIDE, &sides),
             reconnects: all.by_label("reconnects", "Connections made again", SIDE, &sides),
             connection_state: all.by_label("connection_state", "1 while connected", SIDE, &sides),
+            intake_closed: all.by_label(
+                "intake_closed",
+                "1 for the reason for which no event is taken in",
+                REASON,
+                &IntakeClosed::ALL.map(IntakeClosed::name),
+            ),
             ignored_messages: all.by_label(
                 "ignored_messages",
                 "Messages that carry no event, by operation",
@@ -292,6 +300,13 @@ impl Metrics {
     /// Whether an end is connected.
     pub fn connection(&self, side: Side, up: bool) {
         self.connection_state.get_or_create(&[(SIDE, side.name())]).set(i64::from(up));
+    }
+
+    /// Why no event is taken in now, if none is.
+    pub fn intake_closed(&self, why: Option<IntakeClosed>) {
+        for reason in IntakeClosed::ALL {
+            self.intake_closed.get_or_create(&[(REASON, reason.name())]).set(i64::from(why == Some(reason)));
+        }
     }
 
     /// Further messages that carry no event. Not for the path of every message.

@@ -35,6 +35,59 @@ impl Side {
     }
 }
 
+/// Why the relay takes in no event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IntakeClosed {
+    /// The tail of a topic has to be read first: it says whether the event was published before a crash.
+    TopicTail,
+    /// A record that the broker may refuse travels alone, or waits for that.
+    IsolatedRecord,
+    /// A dead letter that was refused before is in flight.
+    DeadLetter,
+    /// librdkafka's queue is full, or holds the record back.
+    QueueFull,
+    /// As many events as `kafka.max_in_flight_events` allows are in flight.
+    InFlightEvents,
+    /// As many bytes as `kafka.max_in_flight_bytes` allows are in flight.
+    InFlightBytes,
+    /// As many delivered events as may be in flight wait to be marked, deleted or parked.
+    WriteBack,
+    /// As many bytes of events as may be in flight wait to be written to `walrelay.parked`.
+    ParkedBytes,
+    /// The Kafka transaction is full or old enough, and waits for its acks and its commit.
+    Transaction,
+}
+
+impl IntakeClosed {
+    /// All reasons, in the order in which they count where several hold.
+    pub const ALL: [IntakeClosed; 9] = [
+        IntakeClosed::TopicTail,
+        IntakeClosed::IsolatedRecord,
+        IntakeClosed::QueueFull,
+        IntakeClosed::DeadLetter,
+        IntakeClosed::InFlightEvents,
+        IntakeClosed::InFlightBytes,
+        IntakeClosed::WriteBack,
+        IntakeClosed::ParkedBytes,
+        IntakeClosed::Transaction,
+    ];
+
+    /// The label's value.
+    pub const fn name(self) -> &'static str {
+        match self {
+            IntakeClosed::TopicTail => "topic_tail",
+            IntakeClosed::IsolatedRecord => "isolated_record",
+            IntakeClosed::QueueFull => "queue_full",
+            IntakeClosed::DeadLetter => "dead_letter",
+            IntakeClosed::InFlightEvents => "in_flight_events",
+            IntakeClosed::InFlightBytes => "in_flight_bytes",
+            IntakeClosed::WriteBack => "write_back",
+            IntakeClosed::ParkedBytes => "parked_bytes",
+            IntakeClosed::Transaction => "transaction",
+        }
+    }
+}
+
 /// What the relay is handed: where to count and where to report. Clones share everything.
 #[derive(Debug, Clone)]
 pub struct Telemetry {

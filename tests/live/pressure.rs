@@ -36,10 +36,13 @@ fn frozen(kafka: &Kafka) -> Thawed {
     // Several times the bytes in flight that are allowed, so that reading has to stop and the socket fills.
     let writers = world.workload(&Plan { filling: 4000, pause: Duration::ZERO, ..Plan::default() });
     throughout("the same connection lives", Duration::from_secs(9), || world.walsender() == walsender);
+    let closed = || relay.metric("walrelay_intake_closed{reason=\"in_flight_bytes\"}");
+    assert_eq!(closed(), Some(1.0), "intake is closed, and the reason is said");
     let held = world.confirmed();
     writers.stop();
     assert!(held < world.wal());
     kafka.thaw();
+    eventually("intake is open", ARRIVAL, closed, |closed| *closed == Some(0.0));
     Thawed { world, relay, walsender }
 }
 

@@ -9,7 +9,8 @@ use walrelay::error::Error;
 use walrelay::ledger::Limits;
 use walrelay::ledger::confirm::Due;
 use walrelay::position::{Lsn, Position};
-use walrelay::relay::core::{Core, Setup};
+use walrelay::relay::pipeline::Pipeline;
+use walrelay::relay::publisher::Setup;
 use walrelay::sink::Delivery;
 
 use super::broker::{Broker, Logged, Producer, Shared};
@@ -47,7 +48,7 @@ pub(super) struct World {
     /// What the store holds, and what is being written to it.
     stored: Position,
     storing: Option<Position>,
-    core: Option<Core<Producer>>,
+    pipeline: Option<Pipeline<Producer>>,
     reached: Reached,
 }
 
@@ -96,7 +97,7 @@ impl World {
             broker: Arc::new(Mutex::new(Broker::default())),
             stored,
             storing: None,
-            core: None,
+            pipeline: None,
             reached: Reached::default(),
         }
     }
@@ -159,54 +160,56 @@ impl World {
             self.confirm();
             self.check_promises();
             let last = self.server.log.last().map_or(Lsn::ZERO, |transaction| transaction.end_lsn);
-            let settled = self.core.as_ref().is_some_and(Core::is_settled);
+            let settled = self.pipeline.as_ref().is_some_and(Pipeline::is_settled);
             if settled && self.server.is_caught_up() && self.server.confirmed >= last {
                 return;
             }
         }
         panic!(
-            "it did not settle: {} transactions, confirmed {}, stored {}, core {:?}",
+            "it did not settle: {} transactions, confirmed {}, stored {}, pipeline {:?}",
             self.server.log.len(),
             self.server.confirmed,
             self.stored,
-            self.core.as_ref().map(|core| (core.is_settled(), core.ledger()))
+            self.pipeline.as_ref().map(|pipeline| (pipeline.is_settled(), &pipeline.publisher.ledger))
         );
     }
 
     /// The relay connects where it must, and takes in one message where it has room.
     fn receive(&mut self) {
-        if self.is_transactional() && !self.server.is_connected() && self.core.is_some() {
+        if self.is_transactional() && !self.server.is_connected() && self.pipeline.is_some() {
             // Every session has a producer of its own.
             self.kill();
         }
-        if self.core.is_none() {
+        if self.pipeline.is_none() {
             let start = self.stored;
             self.reached.restarted_inside_a_transaction += u64::from(start.partial.is_some());
             self.server.disconnect();
             let sink = Producer(Arc::clone(&self.broker));
-            self.core = Some(Core::new(&self.setup(), start, self.stored, None, sink, self.now).expect("a core"));
+            self.pipeline =
+                Some(Pipeline::new(&self.setup(), start, self.stored, None, sink, self.now).expect("a pipeline"));
         }
-        let core = self.core.as_mut().unwrap();
+        let pipeline = self.pipeline.as_mut().unwrap();
         if !self.server.is_connected() {
             self.server.connect();
-            self.reached.resumed_inside_a_transaction += u64::from(core.ledger().received().partial.is_some());
+            self.reached.resumed_inside_a_transaction +=
+                u64::from(pipeline.publisher.ledger.received().partial.is_some());
             // A store nobody waited for any more may have happened.
             if self.random.bool() {
                 self.stored = self.storing.unwrap_or(self.stored);
             }
             self.storing = None;
-            core.reconnected();
+            pipeline.reconnected();
         }
-        core.retry_pending().unwrap();
-        core.look(self.now, false);
-        if !core.has_room() {
+        pipeline.publisher.retry_pending().unwrap();
+        pipeline.look(self.now, false);
+        if !pipeline.publisher.has_room() {
             return;
         }
         match self.server.send(&mut self.random) {
             None => {}
-            Some(Sent::Keepalive { wal_end }) => core.keepalive(wal_end),
+            Some(Sent::Keepalive { wal_end }) => pipeline.keepalive(wal_end),
             Some(Sent::Data { wal_start, body }) => {
-                core.data(wal_start, &body).unwrap();
+                pipeline.data(wal_start, &body).unwrap();
             }
         }
     }
@@ -227,18 +230,18 @@ impl World {
 
     fn deliver(&mut self, mut deliveries: Vec<Delivery>) {
         let is_transactional = self.is_transactional();
-        let Some(core) = self.core.as_mut() else { return };
-        let failed: Result<(), Error> = core.delivered(&mut deliveries);
+        let Some(pipeline) = self.pipeline.as_mut() else { return };
+        let failed: Result<(), Error> = pipeline.publisher.delivered(&mut deliveries);
         if failed.is_err() {
             if is_transactional {
                 self.kill();
                 return;
             }
             // The producer is finished. A new one starts behind what was delivered, not behind what was stored.
-            let (start, now) = (core.ledger().delivered(), self.now);
+            let (start, now) = (pipeline.publisher.ledger.delivered(), self.now);
             self.lose_producer();
             let sink = Producer(Arc::clone(&self.broker));
-            self.core = Some(Core::new(&setup(), start, self.stored, None, sink, now).expect("a core"));
+            self.pipeline = Some(Pipeline::new(&setup(), start, self.stored, None, sink, now).expect("a pipeline"));
         }
     }
 
@@ -255,31 +258,31 @@ impl World {
     fn lose_producer(&mut self) {
         self.broker.lock().unwrap().producer_gone(&mut self.random);
         self.storing = None;
-        self.core = None;
+        self.pipeline = None;
         self.server.disconnect();
     }
 
     /// A store under way ends, or one that is due begins.
     fn store(&mut self) {
-        let Some(core) = self.core.as_mut() else { return };
+        let Some(pipeline) = self.pipeline.as_mut() else { return };
         if let Some(position) = self.storing.take() {
             self.stored = position;
             let mut broker = self.broker.lock().unwrap();
             assert!(!broker.is_transactional() || broker.is_empty(), "P14: events are on their way behind {position}");
             broker.commit();
-            core.stored(position);
+            pipeline.stored(position);
             return;
         }
-        if let Due::Progress(position) | Due::Idle(position) = core.due(self.now, false) {
-            core.store_begun(self.now);
-            core.commit_begun();
+        if let Due::Progress(position) | Due::Idle(position) = pipeline.due(self.now, false) {
+            pipeline.store_begun(self.now);
+            pipeline.publisher.commit_begun();
             self.storing = Some(position);
         }
     }
 
     fn confirm(&mut self) {
-        if let Some(core) = &self.core {
-            self.server.status(core.confirmable());
+        if let Some(pipeline) = &self.pipeline {
+            self.server.status(pipeline.confirmable());
         }
     }
 

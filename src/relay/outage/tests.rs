@@ -13,7 +13,8 @@ use crate::error::{Disposition, Kind};
 use crate::event::replay::COLUMNS;
 use crate::ledger::Ticket;
 use crate::position::Lsn;
-use crate::relay::core::{Core, Counts, Setup};
+use crate::relay::pipeline::Pipeline;
+use crate::relay::publisher::{Counts, Setup};
 use crate::route::Record;
 use crate::sink::faults::{Subject, explain, rows};
 use crate::sink::{Delivery, EnqueueError, Sink};
@@ -161,18 +162,18 @@ fn relay(on_error: &str) -> Relay {
 }
 
 /// One event through a producer's life: what ended that.
-async fn live(core: &mut Core<Failing>, row: &[Value<'_>]) -> Result<()> {
+async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()> {
     for message in
         [wire::begin(100, 9, 1), wire::relation(16_384, "public", "outbox", &COLUMNS), wire::insert(16_384, row)]
     {
-        core.data(Lsn::new(5), &message)?;
+        pipeline.data(Lsn::new(5), &message)?;
     }
     // One that waits to be in flight alone is offered again.
-    core.retry_pending()?;
+    pipeline.publisher.retry_pending()?;
     let mut deliveries = Vec::new();
-    core.next_deliveries(&mut deliveries).await;
-    core.delivered(&mut deliveries)?;
-    assert!(core.is_drained());
+    pipeline.publisher.next_deliveries(&mut deliveries).await;
+    pipeline.publisher.delivered(&mut deliveries)?;
+    assert!(pipeline.publisher.is_drained());
     Ok(())
 }
 
@@ -183,10 +184,12 @@ async fn driven(on_error: &str, (code, at): (RDKafkaErrorCode, At), row: &[Value
     let setup = Setup::of(&relay.config);
     for _ in 0..LIVES {
         let (start, sink) = (Position::default(), Failing(code, at, Vec::new()));
-        let mut core = Core::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        core.remember(take(&mut relay.poison));
-        let Err(error) = live(&mut core, row).await else { return (Came::WentOn(core.counts()), waits) };
-        relay.poison = core.take_poison();
+        let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
+        pipeline.publisher.remember(take(&mut relay.poison));
+        let Err(error) = live(&mut pipeline, row).await else {
+            return (Came::WentOn(pipeline.publisher.counts()), waits);
+        };
+        relay.poison = std::mem::take(&mut pipeline.publisher.poison);
         match relay.failed(&error) {
             Err(error) => return (Came::Ended(error), waits),
             Ok(wait) => {
@@ -365,14 +368,14 @@ async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
         let mut tried = 0;
         let ended = loop {
             let (start, sink) = (Position::default(), Failing(UnknownTopic, At::Delivery, Vec::new()));
-            let mut core = Core::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
+            let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
             let described = wire::relation(16_384, "public", "outbox", &columns);
             for message in [wire::begin(100, 9, 1), described, wire::insert(16_384, &row)] {
-                core.data(Lsn::new(5), &message).unwrap();
+                pipeline.data(Lsn::new(5), &message).unwrap();
             }
             let mut deliveries = Vec::new();
-            core.next_deliveries(&mut deliveries).await;
-            match relay.failed(&core.delivered(&mut deliveries).unwrap_err()) {
+            pipeline.publisher.next_deliveries(&mut deliveries).await;
+            match relay.failed(&pipeline.publisher.delivered(&mut deliveries).unwrap_err()) {
                 Ok(_) => tried += 1,
                 Err(error) => break error,
             }

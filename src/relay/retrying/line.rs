@@ -75,7 +75,7 @@ pub(super) struct Sent {
 }
 
 impl<'a> Line<'a> {
-    pub(super) fn new((config, stored): (&'a Config, &'a Stored), beside: Option<&'a Beside>) -> Line<'a> {
+    pub(super) fn new(config: &'a Config, stored: &'a Stored, beside: Option<&'a Beside>) -> Line<'a> {
         let (routes, refusing) = (HashMap::new(), HashMap::new());
         Line { config, stored, beside, sink: None, next: 0, routes, refusing }
     }
@@ -175,7 +175,7 @@ impl<'a> Line<'a> {
             // Only what is in a queue is given up, and nothing is put there without this.
             beside.check()?;
         }
-        let sent = sent(&mut sink, (self.next, records), acked, until).await;
+        let sent = sent(&mut sink, self.next, records, acked, until).await;
         self.next += records.len() as u64;
         match &sent {
             Ok((_, true)) => self.sink = Some(sink),
@@ -209,7 +209,8 @@ fn no_such_outbox() -> Error {
 /// As [`Line::send`], and whether the producer goes on. One record is sent apart, so that it does when that is refused.
 async fn sent(
     sink: &mut KafkaSink,
-    (base, records): (u64, &[OwnedRecord]),
+    base: u64,
+    records: &[OwnedRecord],
     acked: &mut [bool],
     until: Instant,
 ) -> Result<(Option<Refusal>, bool)> {

@@ -69,12 +69,12 @@ struct Hindered {
 
 impl Memory {
     /// This came of a try.
-    pub(super) fn done(&mut self, id: i64, (row, place): (&RowId, Place), how: How) {
+    pub(super) fn done(&mut self, id: i64, row: &RowId, place: Place, how: How) {
         self.done.insert(id, Done { row: row.clone(), place, how });
     }
 
     /// What came of the last try of this version, where that is not written down.
-    pub(super) fn how(&self, id: i64, (row, place): (&RowId, Place), now: &str) -> Option<&How> {
+    pub(super) fn how(&self, id: i64, row: &RowId, place: Place, now: &str) -> Option<&How> {
         let done = self.done.get(&id).filter(|done| done.row == *row && done.place == place)?;
         Some(&done.how).filter(|how| match how {
             How::Sent => true,
@@ -166,19 +166,19 @@ mod tests {
     #[test]
     fn what_came_of_a_try_is_remembered_of_that_event_until_it_is_written_down() {
         let (mut memory, row) = (Memory::default(), RowId { outbox: 0, key: b"a".to_vec() });
-        memory.done(1, (&row, place(0)), How::Sent);
-        assert_eq!(memory.how(1, (&row, place(0)), "7"), Some(&How::Sent));
-        assert_eq!(memory.how(1, (&row, place(0)), "8"), Some(&How::Sent), "whatever is asked now");
+        memory.done(1, &row, place(0), How::Sent);
+        assert_eq!(memory.how(1, &row, place(0), "7"), Some(&How::Sent));
+        assert_eq!(memory.how(1, &row, place(0), "8"), Some(&How::Sent), "whatever is asked now");
         assert!(memory.is_sent(1, &row) && !memory.is_sent(2, &row));
         // Another event of a table that was made anew.
-        assert_eq!(memory.how(1, (&RowId { outbox: 0, key: b"b".to_vec() }, place(0)), "7"), None);
-        assert_eq!(memory.how(1, (&row, place(1)), "7"), None);
+        assert_eq!(memory.how(1, &RowId { outbox: 0, key: b"b".to_vec() }, place(0), "7"), None);
+        assert_eq!(memory.how(1, &row, place(1), "7"), None);
         let failure = Failure { class: "refused", cause: "no".to_owned(), attempts: 2 };
-        memory.done(1, (&row, place(0)), How::Failed { failure, again: None, version: "7".to_owned() });
-        assert!(!memory.is_sent(1, &row) && memory.how(1, (&row, place(0)), "7").is_some());
-        assert_eq!(memory.how(1, (&row, place(0)), "8"), None, "somebody asked for a try since then");
+        memory.done(1, &row, place(0), How::Failed { failure, again: None, version: "7".to_owned() });
+        assert!(!memory.is_sent(1, &row) && memory.how(1, &row, place(0), "7").is_some());
+        assert_eq!(memory.how(1, &row, place(0), "8"), None, "somebody asked for a try since then");
         memory.written(1);
-        assert_eq!(memory.how(1, (&row, place(0)), "7"), None);
+        assert_eq!(memory.how(1, &row, place(0), "7"), None);
     }
 
     #[test]

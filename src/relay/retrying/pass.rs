@@ -59,7 +59,7 @@ fn unreadable() -> Remedy {
 }
 
 impl<'a> Pass<'a> {
-    pub(super) fn new((of, marker, stored): (&'a Of, &'a Marker, Stored), tell: UnboundedSender<Tried>) -> Pass<'a> {
+    pub(super) fn new(of: &'a Of, marker: &'a Marker, stored: Stored, tell: UnboundedSender<Tried>) -> Pass<'a> {
         Pass { of, marker, stored, tell, sent: 0, dropped: 0 }
     }
 
@@ -69,7 +69,7 @@ impl<'a> Pass<'a> {
     /// What concerns all: Kafka, or the session.
     pub(super) async fn run(&mut self, summary: &mut Summary, census: Option<u64>) -> Result<()> {
         let (of, stored) = (self.of, self.stored.clone());
-        let mut line = Line::new((&of.config, &stored), of.beside.as_ref());
+        let mut line = Line::new(&of.config, &stored, of.beside.as_ref());
         let ended = self.go(&mut line, summary, census).await;
         (summary.sent, summary.dropped) = (self.sent, self.dropped);
         line.end().await;
@@ -289,7 +289,7 @@ impl<'a> Pass<'a> {
             let items: Vec<Item> = held.iter().map(|held| line.item(held)).collect();
             let Some((first, last)) = items.first().zip(items.last().map(|item| item.id)) else { return Ok(()) };
             (head.id, is_row) = (first.id, true);
-            let before = self.of.memory().how(first.id, (&first.row, first.place), &first.version).cloned();
+            let before = self.of.memory().how(first.id, &first.row, first.place, &first.version).cloned();
             let (done, failure) = match before {
                 Some(How::Sent) => (items.len(), None),
                 Some(How::Failed { failure, again, .. }) => return self.note(first, failure, again).await,
@@ -335,8 +335,7 @@ impl<'a> Pass<'a> {
             .held(head, limit)
             .await
             .map_err(|error| if error.any_remedy().is_none() { error.remedy(unreadable()) } else { error })?;
-        let of =
-            |held: &Held| self.of.memory().how(held.id, (&held.event.row, held.event.place), &held.version).cloned();
+        let of = |held: &Held| self.of.memory().how(held.id, &held.event.row, held.event.place, &held.version).cloned();
         let first = held.first().and_then(of);
         let goes = |held: &&Held| !held.is_dropped && is_stored(held.event.place, &self.stored) && of(held) == first;
         held.truncate(held.iter().take_while(goes).count());
@@ -346,7 +345,7 @@ impl<'a> Pass<'a> {
     fn remember(&self, items: &[Item], acked: &[bool]) {
         let mut memory = self.of.memory();
         for (item, _) in items.iter().zip(acked).filter(|(_, acked)| **acked) {
-            memory.done(item.id, (&item.row, item.place), How::Sent);
+            memory.done(item.id, &item.row, item.place, How::Sent);
         }
     }
 
@@ -416,7 +415,7 @@ impl<'a> Pass<'a> {
     /// Writes down that it failed, and when it is tried again.
     async fn note(&self, item: &Item, failure: Failure, again: Option<Instant>) -> Result<(), Trouble> {
         let how = How::Failed { failure: failure.clone(), again, version: item.version.clone() };
-        self.of.memory().done(item.id, (&item.row, item.place), how);
+        self.of.memory().done(item.id, &item.row, item.place, how);
         let retry_in_ms = again.map(|again| millis(again.saturating_duration_since(Instant::now())));
         let failed =
             FailedAgain { id: item.id, version: item.version.clone(), row: item.row.clone(), failure, retry_in_ms };

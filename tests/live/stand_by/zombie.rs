@@ -88,7 +88,9 @@ fn a_relay_that_wakes_up_behind_its_successor_drops_its_queue() {
     let late = after - before;
     eprintln!("{late} of {EVENTS} records came late");
     world.check().assert_sound();
-    assert!(late <= ON_THE_WIRE * BATCH, "{late} records of the zombie came behind those of its successor");
+    // librdkafka's threads wake with ours, and send a round of requests with each answer until the purge reaches them. How
+    // many rounds fit in depends on the scheduler; a queue that is not given up is sent to its end.
+    assert!(late <= EVENTS / 4, "{late} records of the zombie came behind those of its successor");
 
     let log = zombie.log();
     assert!(log.contains("what Kafka has not acked is given up"), "{log}");

@@ -58,22 +58,22 @@ async fn no_letters(code: RDKafkaErrorCode, at: At) {
     bad[1] = Value::Null;
     loop {
         let start = Position::default();
-        let mut core = Core::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        core.remember(take(&mut relay.poison));
-        core.data(Lsn::new(5), &wire::begin(100, 9, 1)).unwrap();
-        core.data(Lsn::new(5), &wire::relation(16_384, "public", "outbox", &COLUMNS)).unwrap();
+        let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
+        pipeline.publisher.remember(take(&mut relay.poison));
+        pipeline.data(Lsn::new(5), &wire::begin(100, 9, 1)).unwrap();
+        pipeline.data(Lsn::new(5), &wire::relation(16_384, "public", "outbox", &COLUMNS)).unwrap();
         let mut deliveries = Vec::new();
         let mut failure = None;
         for row in [bad, behind] {
-            if core.has_room() && failure.is_none() {
-                failure = core.data(Lsn::new(5), &wire::insert(16_384, &row)).err();
+            if pipeline.publisher.has_room() && failure.is_none() {
+                failure = pipeline.data(Lsn::new(5), &wire::insert(16_384, &row)).err();
             }
         }
-        core.next_deliveries(&mut deliveries).await;
-        failure = failure.or(core.delivered(&mut deliveries).err());
-        letters += core.counts().dead_lettered;
-        relay.poison = core.take_poison();
-        sink = core.into_sink();
+        pipeline.publisher.next_deliveries(&mut deliveries).await;
+        failure = failure.or(pipeline.publisher.delivered(&mut deliveries).err());
+        letters += pipeline.publisher.counts().dead_lettered;
+        relay.poison = std::mem::take(&mut pipeline.publisher.poison);
+        sink = pipeline.publisher.sink;
         sink.2.clear();
         tokio::time::advance(Duration::from_secs(3_600)).await;
         let Some(error) = failure else { break };

@@ -9,6 +9,7 @@ use crate::error::{Error, Kind, NextCommand, Remedy};
 use crate::event::RowId;
 use crate::event::{Place, Via};
 use crate::position::Lsn;
+use crate::route::Record;
 use crate::upkeep::parked::Waiting;
 
 /// Events that may wait: what an operator can look through, and some 30 MB of memory.
@@ -32,6 +33,17 @@ pub(super) struct Parking {
     told: HashSet<usize>,
     /// The number of the next that waits.
     next: u64,
+}
+
+/// Why an event that can be routed is not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Behind {
+    /// It waits already: it came again.
+    Itself,
+    /// One of its aggregate waits.
+    Aggregate,
+    /// Its topic takes no records.
+    Topic,
 }
 
 /// An aggregate of which events wait.
@@ -70,6 +82,17 @@ impl Parking {
         // One that was parked when rows were named by the id alone.
         let by_id = || RowId::new(row.outbox, std::iter::once(row.id()));
         self.rows.contains_key(row) || self.rows.contains_key(&by_id())
+    }
+
+    /// Why the event of this row that came from `place` and has this `record` has to wait, if it has to.
+    pub(super) fn behind(&self, row: &RowId, place: &Place, record: &Record<'_>) -> Option<Behind> {
+        if self.holds(row, place) {
+            return Some(Behind::Itself);
+        }
+        if self.is_blocked(row.outbox, record.key, place) {
+            return Some(Behind::Aggregate);
+        }
+        self.is_refusing(record.topic).then_some(Behind::Topic)
     }
 
     /// Whether the event of this row that came from `place` waits.

@@ -1,0 +1,201 @@
+//! One producer's way from pgoutput messages to confirmable positions, without I/O.
+//!
+//! Messages and keepalives, acks and stores go in; positions to store and to confirm come out. The loop in `replication` feeds the
+//! pipeline and carries out what it decides. The seeded simulation in `tests/simulation.rs` feeds it from a model of
+//! Postgres and of Kafka instead.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::event::{Assembler, BaseTypes, Ignored, RowId, Step};
+use crate::ledger::confirm::{Confirm, Due};
+use crate::ledger::trail::{Published, Trail};
+use crate::position::{Lsn, Position};
+use crate::relay::begun::Begun;
+use crate::relay::publisher::{Publisher, Setup, contradiction};
+use crate::sink::Sink;
+
+/// What a message from the server was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// It was taken in, and there may be room for more.
+    Done,
+    /// It was taken in, and described a table: the catalog should be looked at.
+    Relation,
+}
+
+/// See the module's documentation. It lives as long as its producer: from the position it began at to the last ack.
+#[derive(Debug)]
+pub struct Pipeline<S> {
+    assembler: Assembler,
+    /// Events on their way.
+    pub publisher: Publisher<S>,
+    confirm: Confirm,
+    /// What is known of the rows that are published.
+    pub(super) trail: Trail,
+    /// What is known of the transaction that is under way.
+    pub(super) begun: Begun,
+    /// Events assembled before the open transaction.
+    before_open: u64,
+}
+
+impl<S: Sink> Pipeline<S> {
+    /// Begins behind `start`; `stored` is what the store holds at `now`, a time since any fixed instant, and `published`
+    /// what is known of the tables.
+    ///
+    /// # Errors
+    /// The route needs a column that the outbox does not list.
+    pub fn new(
+        setup: &Setup,
+        start: Position,
+        stored: Position,
+        published: Option<Published>,
+        sink: S,
+        now: Duration,
+    ) -> Result<Self> {
+        Ok(Pipeline {
+            assembler: Assembler::new(&setup.outboxes, start),
+            publisher: Publisher::new(setup, start, sink)?,
+            confirm: Confirm::new(stored, now),
+            trail: Trail::new(published),
+            begun: Begun::default(),
+            before_open: 0,
+        })
+    }
+
+    /// A new connection to the server begins: it sends again what was not confirmed, and what was taken in is dropped.
+    pub fn reconnected(&mut self) {
+        self.assembler.resume_at(self.publisher.ledger.received());
+        self.publisher.reconnected();
+        self.confirm.abandoned();
+    }
+
+    /// The tables with these OIDs are these outboxes by now, and columns are of these types.
+    pub fn set_catalog(&mut self, table_oids: HashMap<u32, usize>, base_types: BaseTypes) {
+        self.assembler.set_catalog(table_oids, base_types);
+    }
+
+    /// Takes in one pgoutput message. Call only while [`Publisher::has_room`].
+    ///
+    /// # Errors
+    /// The event cannot be decoded, routed or produced (P3), or the stream contradicts itself. Nothing of it was
+    /// enqueued, and the pipeline takes no further messages.
+    pub fn data(&mut self, wal_start: Lsn, body: &[u8]) -> Result<Taken> {
+        let publisher = &mut self.publisher;
+        debug_assert!(publisher.has_room(), "P4: taken in without room");
+        publisher.counts.decoded += 1;
+        match self.assembler.feed(body, wal_start).map_err(|error| error.into_error(publisher.slot()))? {
+            Step::Nothing => {}
+            Step::Begin { commit_lsn, xid } => {
+                publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
+                publisher.xid = Some(xid);
+                publisher.sent_below(commit_lsn);
+                self.trail.begin(xid);
+                self.begun.begin(commit_lsn);
+                self.before_open = publisher.counts.assembled;
+            }
+            Step::Commit { commit_lsn, end_lsn } => {
+                publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
+                self.trail.commit(end_lsn, publisher.counts.assembled > self.before_open);
+            }
+            Step::Event(event) => {
+                self.begun.event(&event);
+                publisher.publish(&event)?;
+            }
+            Step::Relation { outbox, .. } => return Ok(if outbox { Taken::Relation } else { Taken::Done }),
+        }
+        Ok(Taken::Done)
+    }
+
+    /// The server has sent everything that commits below `wal_end`.
+    pub fn keepalive(&mut self, wal_end: Lsn) {
+        self.publisher.ledger.keepalive(wal_end);
+        self.publisher.sent_below(wal_end);
+    }
+
+    /// Everything that came was taken in, as far as there was room; `follows`, where more is known to come. Where events
+    /// are committed together, this is when it is decided that they are enough.
+    pub fn look(&mut self, now: Duration, follows: bool) {
+        let inside = self.is_inside();
+        self.publisher.look(inside, follows, now);
+    }
+
+    /// Whether a transaction of Postgres is under way, and an event of it was taken in.
+    fn is_inside(&self) -> bool {
+        self.publisher.ledger.received().partial.is_some()
+    }
+
+    /// What should be stored now; see [`Confirm::due`].
+    ///
+    /// Where events are committed together, that is what stands behind the last event of the transaction, and nothing
+    /// before every event in it is acked.
+    pub fn due(&self, now: Duration, hurry: bool) -> Due {
+        let completed = self.publisher.completed();
+        if !self.publisher.has_open_transaction() {
+            return self.confirm.due(completed, self.events_delivered(), now, hurry);
+        }
+        let due = self.publisher.is_commit_due(hurry) && !self.confirm.is_busy();
+        if due { Due::Progress(completed) } else { Due::Nothing }
+    }
+
+    /// When to ask [`Pipeline::due`] again, if time alone will change its answer.
+    pub fn wake_at(&self) -> Option<Duration> {
+        if self.publisher.has_open_transaction() {
+            return self.publisher.look_at(self.is_inside());
+        }
+        self.confirm.wake_at(self.publisher.completed(), self.events_delivered())
+    }
+
+    /// Events that moved the position, whoever published them.
+    fn events_delivered(&self) -> u64 {
+        self.publisher.counts.acked + self.publisher.counts.delivered_before
+    }
+
+    /// A store of what was due begins.
+    pub fn store_begun(&mut self, now: Duration) {
+        self.confirm.begun(self.events_delivered(), now);
+    }
+
+    /// The store has `position`. Gives the number of events that were committed with it, where events are.
+    pub fn stored(&mut self, position: Position) -> Option<u64> {
+        self.confirm.stored(position);
+        self.publisher.committed()
+    }
+
+    /// The store that was begun will not happen.
+    pub fn store_abandoned(&mut self) {
+        self.confirm.abandoned();
+    }
+
+    /// What may be confirmed to Postgres.
+    pub fn confirmable(&self) -> Lsn {
+        self.confirm.confirmable()
+    }
+
+    /// What the store is known to hold.
+    pub fn stored_position(&self) -> Position {
+        self.confirm.stored_position()
+    }
+
+    /// Whether everything taken in is acked, written back, stored, and so confirmable.
+    pub fn is_settled(&self) -> bool {
+        self.publisher.is_written_back() && self.is_stored_as_far_as_written_back()
+    }
+
+    /// Whether everything taken in is acked, and what of it is written back is stored.
+    pub fn is_stored_as_far_as_written_back(&self) -> bool {
+        let is_stored = !self.confirm.is_busy() && self.publisher.completed() == self.confirm.stored_position();
+        self.publisher.is_drained() && is_stored
+    }
+
+    /// Events of the transaction that `position` is inside of, as far as that includes them.
+    pub fn inside(&self, position: &Position) -> Vec<RowId> {
+        self.begun.delivered(position)
+    }
+
+    /// Messages seen and passed over, by operation.
+    pub fn ignored(&self) -> Ignored {
+        self.assembler.ignored()
+    }
+}

@@ -1,0 +1,1090 @@
+//! Publishes events: routes them, enqueues their records, takes in the acks, and gives up what cannot be delivered.
+//!
+//! Every source of events uses it: the stream through [`super::pipeline::Pipeline`], rows of a table through `table_loop` and
+//! `replay`. One source at a time has the sink, so that no two publish at once (P2). It does no I/O of its own.
+//!
+//! 1. [`Publisher::publish`] routes an event and enqueues its record under the next ticket of the ledger. Where the sink has
+//!    no room, or the record has to travel alone, the record is *pending* and intake is closed.
+//! 2. [`Publisher::delivered`] takes in acks. The ledger releases events in order once all before them are acked.
+//! 3. What is to be written to the row of a released event waits in [`WriteBacks`].
+//!
+//! An event that cannot be delivered becomes a dead letter, is skipped, or is parked, as `delivery.on_error` says. All
+//! three hold the position back like a record: the dead letter until its ack, the parked event until it is in its table.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::{Config, DeliveryConfig, OnError, OutboxConfig, SlotName};
+use crate::error::{Disposition, Error, Kind, Result};
+use crate::event::{Event, Place, RowId, Shown, Via};
+use crate::failpoint;
+use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
+use crate::position::{Lsn, Position};
+use crate::relay::delivered_before::{DeliveredBefore, Tail, Verdict as Before};
+use crate::relay::parking::{Behind, Parking};
+use crate::relay::poison::{EventId, Like, Poison, Verdict};
+use crate::relay::retrying::Tried;
+use crate::relay::transaction::Transaction;
+use crate::relay::write_back::{RowPolicy, WriteBack, WriteBacks};
+use crate::route::dead_letter::Reason;
+use crate::route::{OwnedRecord, Record, Router};
+use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink};
+use crate::telemetry::IntakeClosed;
+use crate::upkeep::parked::{Parked, Waiting};
+use crate::upkeep::{Batch, Failure};
+
+/// What does not change while a relay lives.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The slot, for errors.
+    pub slot: SlotName,
+    /// Which rows are events, and what records they become.
+    pub outboxes: Vec<OutboxConfig>,
+    /// What may be in flight.
+    pub limits: Limits,
+    /// What becomes of events that cannot be delivered.
+    pub delivery: DeliveryConfig,
+}
+
+impl Setup {
+    /// The set-up that `config` asks for.
+    pub fn of(config: &Config) -> Setup {
+        let (events, bytes) = (config.kafka.max_in_flight_events, config.kafka.max_in_flight_bytes);
+        let limits = Limits { events, bytes, each: RECORD_COST_BYTES };
+        let (slot, delivery) = (config.source.slot.clone(), config.delivery.clone());
+        Setup { slot, outboxes: config.outboxes.clone(), limits, delivery }
+    }
+}
+
+/// Counts since the publisher began, for the metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Messages decoded.
+    pub decoded: u64,
+    /// Events assembled that were not delivered before.
+    pub assembled: u64,
+    /// Records enqueued.
+    pub enqueued: u64,
+    /// Records acked.
+    pub acked: u64,
+    /// Bytes of their keys, values and headers.
+    pub acked_bytes: u64,
+    /// Times the sink was full.
+    pub queue_full: u64,
+    /// Events whose dead letters are delivered.
+    pub dead_lettered: u64,
+    /// Events that were given up without a dead letter.
+    pub skipped: u64,
+    /// Events that were parked, because they could not be delivered or behind one that could not.
+    pub parked: u64,
+    /// Events that are parked and came again, as far as their row keys tell.
+    pub waiting_again: u64,
+    /// Events that an earlier process had published.
+    pub delivered_before: u64,
+    /// Topics that refused a record and took one since.
+    pub topics_taking: u64,
+}
+
+/// An event until it is delivered, as far as more has to be known of it than its ticket. The ledger carries it.
+#[derive(Debug)]
+pub struct InFlight {
+    place: Place,
+    committed_at_us: i64,
+    /// The transaction that wrote its row, by the lower half of its id; none for rows that are read from the table.
+    xid: Option<u32>,
+    /// What is written to its row once it is delivered.
+    write_back: Option<WriteBack>,
+    /// The event, where those that the broker refuses are given up.
+    id: Option<EventId>,
+    /// How often it may be tried, where its row says so.
+    max_attempts: Option<u32>,
+    /// What becomes of it, where it is given up.
+    instead: Option<Instead>,
+    /// Its record and what is parked of it, where it travels alone because the broker may refuse it.
+    isolated: Option<(OwnedRecord, Isolated)>,
+}
+
+impl InFlight {
+    /// Nothing has to be known of most events.
+    fn needed(self) -> Option<Box<InFlight>> {
+        let InFlight { write_back, id, max_attempts, instead, isolated, .. } = &self;
+        let is_needed =
+            write_back.is_some() || id.is_some() || max_attempts.is_some() || instead.is_some() || isolated.is_some();
+        is_needed.then(|| Box::new(self))
+    }
+
+    /// Why nothing may be enqueued behind it, if nothing may.
+    fn closes_intake(&self) -> Option<IntakeClosed> {
+        if self.isolated.is_some() {
+            return Some(IntakeClosed::IsolatedRecord);
+        }
+        // What would be sent behind it would be sent again and again.
+        (self.instead == Some(Instead::DeadLetterAgain)).then_some(IntakeClosed::DeadLetter)
+    }
+}
+
+/// What becomes of an event that is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Instead {
+    /// Its dead letter is sent.
+    DeadLetter,
+    /// Its dead letter is sent once more.
+    DeadLetterAgain,
+    /// Nothing is sent.
+    Skipped,
+}
+
+/// What is kept of an event that travels alone, beside its record.
+#[derive(Debug)]
+struct Isolated {
+    /// What is parked should the broker refuse it, where such events are parked.
+    parked: Option<Box<Parked>>,
+}
+
+/// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
+#[derive(Debug)]
+struct Pending {
+    record: OwnedRecord,
+    event: InFlight,
+    row: Shown,
+    why: PendingFor,
+    /// Its ticket, where it has one: it is the dead letter of an event that was refused.
+    ticket: Option<Ticket>,
+}
+
+/// What a pending record waits for.
+#[derive(Debug)]
+enum PendingFor {
+    /// Room in the sink.
+    Room,
+    /// That nothing is in flight: the broker may refuse it.
+    Isolation(Isolated),
+    /// The tail of its topic, which says whether it was delivered before, to this outbox; then for what is inside.
+    Tail(usize, Option<Isolated>),
+}
+
+/// A record that the broker refused.
+#[derive(Debug)]
+struct Refusal {
+    ticket: Ticket,
+    /// Its event, where such events are given up.
+    id: Option<EventId>,
+    error: Error,
+}
+
+/// An event that is given up, as far as its record does not tell.
+#[derive(Debug, Clone, Copy)]
+struct GivenUp {
+    place: Place,
+    committed_at_us: i64,
+    /// Its ticket, where it was sent and refused.
+    ticket: Option<Ticket>,
+    max_attempts: Option<u32>,
+}
+
+/// What the route and the state of its topic make of an event.
+enum Decision {
+    Enqueued,
+    Pending(Pending),
+    DeliveredBefore(InFlight),
+    GiveUp(OwnedRecord, Verdict),
+    Wait { key: Option<Vec<u8>>, topic: String, behind: Behind },
+}
+
+/// An outbox: how its events become records, and what is written to its rows.
+#[derive(Debug)]
+struct Outbox {
+    router: Router,
+    rows: RowPolicy,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Publisher<S> {
+    slot: SlotName,
+    delivery: DeliveryConfig,
+    outboxes: Vec<Outbox>,
+    /// What is in flight.
+    pub ledger: Ledger<Option<Box<InFlight>>>,
+    pub(crate) sink: S,
+    pending: Option<Pending>,
+    /// Where events are committed together with the position behind them.
+    transaction: Option<Transaction>,
+    /// Events that are delivered and not committed: what is known of them counts when they come again.
+    uncommitted: Vec<InFlight>,
+    write_backs: WriteBacks,
+    /// What is known of events that the broker refuses.
+    pub(super) poison: Poison,
+    /// Which events are parked.
+    pub(super) parking: Parking,
+    /// What an earlier process may have published, while its events come again.
+    before: Option<Box<DeliveredBefore>>,
+    /// The transaction that events are of, by the lower half of its id; none for rows that are read from the table.
+    pub(super) xid: Option<u32>,
+    pub(super) counts: Counts,
+}
+
+impl<S: Sink> Publisher<S> {
+    /// Begins behind `start`.
+    ///
+    /// # Errors
+    /// The route needs a column that the outbox does not list.
+    pub fn new(setup: &Setup, start: Position, sink: S) -> Result<Self> {
+        let outbox = |outbox| match Router::new(outbox) {
+            Ok(router) => Ok(Outbox { router, rows: RowPolicy::of(outbox) }),
+            Err(error) => Err(Error::new(Kind::Bug, error)),
+        };
+        Ok(Publisher {
+            slot: setup.slot.clone(),
+            delivery: setup.delivery.clone(),
+            outboxes: setup.outboxes.iter().map(outbox).collect::<Result<_>>()?,
+            ledger: Ledger::new(start, setup.limits),
+            sink,
+            pending: None,
+            transaction: setup.delivery.transactions.as_ref().map(Transaction::new),
+            uncommitted: Vec::new(),
+            write_backs: WriteBacks::new(start),
+            poison: Poison::default(),
+            parking: Parking::default(),
+            before: None,
+            xid: None,
+            counts: Counts::default(),
+        })
+    }
+
+    /// Events come from this server and timeline from here on.
+    pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
+        self.outboxes.iter_mut().for_each(|outbox| outbox.router.set_origin(system_identifier, timeline));
+    }
+
+    /// What the last producer learned of events that the broker refuses.
+    pub(crate) fn remember(&mut self, poison: Poison) {
+        self.poison = poison;
+        self.poison.begin();
+    }
+
+    /// A new connection to the server begins, and sends again what was not taken in.
+    pub(super) fn reconnected(&mut self) {
+        // What has no ticket was not taken in, so the server sends its event again.
+        self.pending.take_if(|pending| pending.ticket.is_none());
+        self.write_backs.abandon();
+    }
+
+    /// The slot, for errors.
+    pub(super) fn slot(&self) -> &SlotName {
+        &self.slot
+    }
+
+    /// What was counted.
+    pub fn counts(&self) -> Counts {
+        Counts { topics_taking: self.poison.taken(), ..self.counts }
+    }
+
+    /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first one counts.
+    pub fn intake_closed(&self) -> Option<IntakeClosed> {
+        if let Some(pending) = &self.pending {
+            return Some(match &pending.why {
+                PendingFor::Tail(..) => IntakeClosed::TopicTail,
+                PendingFor::Isolation(_) => IntakeClosed::IsolatedRecord,
+                PendingFor::Room => IntakeClosed::QueueFull,
+            });
+        }
+        if let Some(Some(newest)) = self.ledger.newest()
+            && let Some(why) = newest.closes_intake()
+        {
+            return Some(why);
+        }
+        let (limits, events) = (self.ledger.limits(), self.ledger.in_flight_events());
+        if events >= limits.events {
+            return Some(IntakeClosed::InFlightEvents);
+        }
+        if self.ledger.in_flight_bytes() >= limits.bytes {
+            return Some(IntakeClosed::InFlightBytes);
+        }
+        if events + self.write_backs.len() >= limits.events {
+            return Some(IntakeClosed::WriteBack);
+        }
+        if self.write_backs.parked_bytes() >= limits.bytes {
+            return Some(IntakeClosed::ParkedBytes);
+        }
+        let is_closed = self.transaction.as_ref().is_some_and(|transaction| !transaction.takes(self.counts.enqueued));
+        is_closed.then_some(IntakeClosed::Transaction)
+    }
+
+    /// Whether an event may be taken in (P4, P5).
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.intake_closed().is_none()
+    }
+
+    // Events in.
+
+    /// Routes `event` and hands its record to the sink, or gives the event up. Call only with room.
+    ///
+    /// # Errors
+    /// The event cannot be routed, or the sink refuses it for good, and such events are not given up (P3). Nothing was
+    /// enqueued.
+    pub fn publish(&mut self, event: &Event<'_>) -> Result<()> {
+        self.counts.assembled += 1;
+        failpoint::reached("assembled");
+        let id = (self.delivery.on_error != OnError::Stop).then(|| EventId::of(event));
+        let Outbox { router, rows } = self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+        let max_attempts = rows.max_attempts(event, &self.slot);
+        let routed = match router.route(event) {
+            Ok(routed) => routed,
+            Err(error) => {
+                let error = error.into_error(&self.slot);
+                let Some(id) = id else { return Err(error) };
+                let record = router.unrouted(event);
+                return self.give_up(event, id, record, &Verdict { error, without_value: false });
+            }
+        };
+        if let Some(header) = routed.left_out() {
+            warn_of_left_out(event, header, &rows.outbox, &self.slot);
+        }
+        let decision = routed.with_record(|record| {
+            if let Some(verdict) = id.as_ref().and_then(|id| self.poison.verdict(id)) {
+                return Ok(Decision::GiveUp(OwnedRecord::of(record), verdict.clone()));
+            }
+            if self.parking.is_any()
+                && let Some(EventId { row, .. }) = &id
+                && let Some(behind) = self.parking.behind(row, &event.place, record)
+            {
+                let (key, topic) = (record.key.map(<[u8]>::to_vec), record.topic.to_owned());
+                return Ok(Decision::Wait { key, topic, behind });
+            }
+            let retry = self.delivery.retry.within(max_attempts);
+            if id.is_some()
+                && self.poison.has_refusing()
+                && let Some(error) =
+                    self.poison.refusal(record.topic, Instant::now(), |attempts| attempts > retry.attempts)
+            {
+                return Ok(Decision::GiveUp(OwnedRecord::of(record), Verdict { error, without_value: false }));
+            }
+            let isolated = id.as_ref().is_some_and(|id| self.poison.is_suspect(id, record)).then(|| {
+                let parks = self.delivery.on_error == OnError::Park;
+                Isolated { parked: parks.then(|| Box::new(Parked::of(event, &rows.columns, None, None))) }
+            });
+            let (place, committed_at_us, xid) = (event.place, event.committed_at_us, self.xid);
+            let write_back = rows.on_acked(event);
+            let sent = InFlight {
+                place,
+                committed_at_us,
+                xid,
+                write_back,
+                id: id.clone(),
+                max_attempts,
+                instead: None,
+                isolated: None,
+            };
+            let pending = |event_in_flight, why| {
+                let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
+                Ok(Decision::Pending(Pending { record, event: event_in_flight, row, why, ticket: None }))
+            };
+            match self.before.as_mut().map(|before| before.judge(event.place, event.outbox, record)) {
+                None | Some(Before::Publish) => {}
+                Some(Before::Delivered) => return Ok(Decision::DeliveredBefore(sent)),
+                Some(Before::Unread) => return pending(sent, PendingFor::Tail(event.outbox, isolated)),
+            }
+            if let Some(isolated) = isolated {
+                return pending(sent, PendingFor::Isolation(isolated));
+            }
+            let ticket = self.ledger.next();
+            match self.sink.enqueue(record, ticket) {
+                Ok(()) => {
+                    failpoint::reached("enqueued");
+                    self.poison.sent_to(record.topic, ticket);
+                    self.counts.enqueued += 1;
+                    self.ledger.enqueued(bytes_of(record), committed_at_us, sent.needed()).map_err(contradiction)?;
+                    Ok(Decision::Enqueued)
+                }
+                // Which record finished the producer is said with the deliveries.
+                Err(full @ (EnqueueError::Full | EnqueueError::Finished)) => {
+                    self.counts.queue_full += u64::from(matches!(full, EnqueueError::Full));
+                    pending(sent, PendingFor::Room)
+                }
+                Err(EnqueueError::Refused(error)) => {
+                    if id.is_some() && error.kind().disposition() == Disposition::GiveUp {
+                        return Ok(Decision::GiveUp(OwnedRecord::of(record), Verdict { error, without_value: false }));
+                    }
+                    Err(error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index))
+                }
+            }
+        })?;
+        match decision {
+            Decision::Enqueued => Ok(()),
+            Decision::Pending(pending) => {
+                let offer = matches!(pending.why, PendingFor::Isolation(_));
+                self.pending = Some(pending);
+                if offer { self.retry_pending() } else { Ok(()) }
+            }
+            Decision::DeliveredBefore(event) => self.delivered_before(event),
+            Decision::GiveUp(record, verdict) => match id {
+                Some(id) => self.give_up(event, id, record, &verdict),
+                None => Err(verdict.error),
+            },
+            Decision::Wait { key, topic, behind } => self.wait_behind(event, key, topic, behind),
+        }
+    }
+
+    /// Offers the pending record to the sink once more. No other record is offered before it (P2).
+    ///
+    /// # Errors
+    /// Those of [`Publisher::publish`].
+    pub fn retry_pending(&mut self) -> Result<()> {
+        let Some(pending) = self.pending.take() else { return Ok(()) };
+        let Some(pending) = self.judge_pending(pending)? else { return Ok(()) };
+        let Some((Pending { event, row, .. }, error)) = self.offer(pending)? else { return Ok(()) };
+        let InFlight { place, id, .. } = event;
+        let error = error.of_row(row).of_event(place.commit_lsn, place.index);
+        let Some(id) = id.filter(|_| error.kind().disposition() == Disposition::GiveUp) else { return Err(error) };
+        // It is given up when it comes again.
+        Err(match self.poison.condemn(id, error.clone()) {
+            true => Error::new(Kind::KafkaUnreachable, format!("giving an event up: {error}")),
+            false => self.dead_letter_refused(&error),
+        })
+    }
+
+    /// Whether a record is pending.
+    pub fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Gives `pending` back where it is to be offered: it waited for a tail that is read, or for none.
+    fn judge_pending(&mut self, mut pending: Pending) -> Result<Option<Pending>> {
+        let (PendingFor::Tail(outbox, isolated), Some(before)) = (&mut pending.why, &mut self.before) else {
+            return Ok(Some(pending));
+        };
+        let (place, outbox) = (pending.event.place, *outbox);
+        match pending.record.with_record(|record| before.judge(place, outbox, record)) {
+            Before::Publish => {
+                pending.why = isolated.take().map_or(PendingFor::Room, PendingFor::Isolation);
+                return Ok(Some(pending));
+            }
+            Before::Delivered => self.delivered_before(pending.event)?,
+            Before::Unread => self.pending = Some(pending),
+        }
+        Ok(None)
+    }
+
+    /// Offers a record to the sink, and keeps it where there is no room. Gives the record back where the sink refuses it.
+    fn offer(&mut self, mut pending: Pending) -> Result<Option<(Pending, Error)>> {
+        let isolated = match std::mem::replace(&mut pending.why, PendingFor::Room) {
+            PendingFor::Isolation(isolated) | PendingFor::Tail(_, Some(isolated)) => Some(isolated),
+            PendingFor::Room | PendingFor::Tail(_, None) => None,
+        };
+        if let Some(isolated) = isolated {
+            return self.offer_isolated(pending, isolated);
+        }
+        let ticket = pending.ticket.unwrap_or(self.ledger.next());
+        let enqueued = pending.record.with_record(|record| {
+            self.sink.enqueue(record, ticket)?;
+            self.poison.sent_to(record.topic, ticket);
+            Ok(bytes_of(record))
+        });
+        match enqueued {
+            Ok(bytes) if pending.ticket.is_none() => self.enqueued(bytes, pending.event)?,
+            Ok(_) => self.replace(ticket, pending.event),
+            Err(EnqueueError::Full | EnqueueError::Finished) => self.pending = Some(pending),
+            Err(EnqueueError::Refused(error)) => return Ok(Some((pending, error))),
+        }
+        Ok(None)
+    }
+
+    /// The same for a record that the broker may refuse: it waits until nothing is in flight.
+    fn offer_isolated(&mut self, pending: Pending, isolated: Isolated) -> Result<Option<(Pending, Error)>> {
+        let ticket = self.ledger.next();
+        let sent = match self.ledger.in_flight_events() {
+            0 => pending.record.with_record(|record| {
+                self.sink.enqueue_apart(record, ticket)?;
+                self.poison.sent_to(record.topic, ticket);
+                Ok((bytes_of(record), Like::of(record)))
+            }),
+            _ => Err(EnqueueError::Full),
+        };
+        match sent {
+            Ok((bytes, like)) => {
+                self.poison.sent_alone(ticket, like);
+                let isolated = Some((pending.record, isolated));
+                self.enqueued(bytes, InFlight { isolated, ..pending.event })?;
+                Ok(None)
+            }
+            Err(EnqueueError::Full | EnqueueError::Finished) => {
+                self.pending = Some(Pending { why: PendingFor::Isolation(isolated), ..pending });
+                Ok(None)
+            }
+            Err(EnqueueError::Refused(error)) => Ok(Some((pending, error))),
+        }
+    }
+
+    /// A record was enqueued under the ledger's next ticket.
+    fn enqueued(&mut self, bytes: usize, event: InFlight) -> Result<()> {
+        self.counts.enqueued += 1;
+        self.ledger.enqueued(bytes, event.committed_at_us, event.needed()).map_err(contradiction)
+    }
+
+    /// This is known of the event of `ticket` from here on.
+    fn replace(&mut self, ticket: Ticket, event: InFlight) {
+        if let Some(known) = self.ledger.event_mut(ticket) {
+            *known = event.needed();
+        }
+    }
+
+    // Acks in.
+
+    /// Waits for deliveries. Safe to cancel.
+    pub async fn next_deliveries(&mut self, into: &mut Vec<Delivery>) {
+        self.sink.deliveries(into).await;
+    }
+
+    /// Takes in what the broker said.
+    ///
+    /// # Errors
+    /// The first failure, with the event it happened to. Every ack beside it was taken in; the producer is finished. A
+    /// failure of an event that can be given up heals: the next producer finds out which event it is.
+    pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
+        let mut failure = None;
+        self.write_backs.note(self.ledger.delivered());
+        self.limit_attempts(deliveries);
+        // What was acked is cleared of suspicion before anything is suspected.
+        let (mut refused, gives_up) = (Vec::new(), self.delivery.on_error != OnError::Stop);
+        for delivery in deliveries.drain(..) {
+            match delivery {
+                Delivery::Acked(ticket) => {
+                    failpoint::reached("acked");
+                    let bytes = self.ledger.acked(ticket).map_err(contradiction)?;
+                    self.counts.acked_bytes += bytes as u64;
+                    self.counts.acked += 1;
+                }
+                Delivery::Refused(ticket, error) => {
+                    if let Err(error) = self.refused_isolated(ticket, error) {
+                        failure.get_or_insert(error);
+                    }
+                }
+                Delivery::Failed(ticket, error) => {
+                    if gives_up && error.kind().disposition() == Disposition::GiveUp {
+                        let id = self.event(ticket).and_then(|event| event.id.clone());
+                        refused.push(Refusal { ticket, id, error: error.clone() });
+                    }
+                    if let Some(refusal) = self.refused_by_topic(&error) {
+                        failure.get_or_insert(refusal);
+                        continue;
+                    }
+                    let found = self.ledger.whereabouts(ticket);
+                    failure.get_or_insert_with(|| match found {
+                        Some(at) => error.of_event(at.commit_lsn, at.index),
+                        None => error,
+                    });
+                }
+            }
+        }
+        let below = self.ledger.next_undelivered();
+        match self.transaction {
+            // What is not committed comes again, and what is known of it counts then.
+            Some(_) => self.poison.clear_alone(below),
+            None => self.poison.acked_below(below),
+        }
+        self.release();
+        match failure {
+            None => Ok(()),
+            Some(failure) => Err(self.judge_refused(&refused, failure)),
+        }
+    }
+
+    /// Waits for acks of what is in flight, until `until` or the producer fails.
+    pub async fn drain(&mut self, until: Instant) {
+        let mut deliveries = Vec::new();
+        while !self.is_drained() {
+            let waited = tokio::time::timeout_at(until, self.next_deliveries(&mut deliveries)).await;
+            let taken = self.delivered(&mut deliveries).and_then(|()| self.retry_pending());
+            if waited.is_err() || taken.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether everything taken in is acked.
+    pub fn is_drained(&self) -> bool {
+        self.pending.is_none() && self.ledger.in_flight_events() == 0
+    }
+
+    fn event(&self, ticket: Ticket) -> Option<&InFlight> {
+        self.ledger.event(ticket).and_then(Option::as_deref)
+    }
+
+    /// Says in each failure how often the first event that its topic refused may be tried.
+    fn limit_attempts(&self, deliveries: &mut [Delivery]) {
+        let mut first: HashMap<String, Ticket> = HashMap::new();
+        for delivery in deliveries.iter() {
+            if let Delivery::Failed(ticket, error) = delivery
+                && let Some(topic) = error.topic()
+            {
+                let of = first.entry(topic.to_owned()).or_insert(*ticket);
+                *of = (*of).min(*ticket);
+            }
+        }
+        if first.is_empty() {
+            return;
+        }
+        for delivery in deliveries {
+            if let Delivery::Failed(_, error) = delivery
+                && let Some(ticket) = error.topic().and_then(|topic| first.get(topic))
+            {
+                let max = self.event(*ticket).and_then(|event| event.max_attempts);
+                *error = error.clone().within(max);
+            }
+        }
+    }
+
+    /// What follows for events that are delivered by now, oldest first.
+    fn release(&mut self) {
+        while let Some(event) = self.ledger.take_delivered() {
+            let Some(mut event) = event else { continue };
+            if let Some(write_back) = event.write_back.take() {
+                self.write_backs.push(event.place, write_back, event.xid);
+            }
+            match self.transaction {
+                Some(_) => self.uncommitted.push(*event),
+                None => self.finish(&event),
+            }
+        }
+    }
+
+    /// This event does not come again.
+    fn finish(&mut self, event: &InFlight) {
+        if let Some(id) = &event.id {
+            self.poison.delivered(id);
+        }
+        match event.instead {
+            None => {}
+            Some(Instead::DeadLetter | Instead::DeadLetterAgain) => self.counts.dead_lettered += 1,
+            Some(Instead::Skipped) => self.counts.skipped += 1,
+        }
+    }
+
+    /// No record, or no further one, is sent of an event. What is to be written of it holds the position back.
+    fn done(&mut self, ticket: Option<Ticket>, event: InFlight) -> Result<()> {
+        self.write_backs.note(self.ledger.delivered());
+        let ticket = match ticket {
+            Some(ticket) => {
+                self.replace(ticket, event);
+                ticket
+            }
+            None => {
+                let ticket = self.ledger.next();
+                self.ledger.enqueued(0, event.committed_at_us, event.needed()).map_err(contradiction)?;
+                ticket
+            }
+        };
+        self.ledger.acked(ticket).map_err(contradiction)?;
+        self.release();
+        Ok(())
+    }
+
+    /// An event of which no record is sent.
+    fn unsent(&self, place: Place, committed_at_us: i64, write_back: Option<WriteBack>) -> InFlight {
+        let (xid, id, max_attempts) = (self.xid, None, None);
+        InFlight { place, committed_at_us, xid, write_back, id, max_attempts, instead: None, isolated: None }
+    }
+
+    // Transactions of Kafka, where events are committed together with the position behind them.
+
+    /// Everything that came was taken in, as far as there was room. Decides whether the open transaction takes more. `inside`
+    /// says that the transaction of Postgres has not ended; `follows`, that more is to be read.
+    pub(super) fn look(&mut self, inside: bool, follows: bool, now: Duration) {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.look(self.counts.enqueued, inside, follows, now);
+        }
+    }
+
+    /// Whether events are committed together with a position at all.
+    pub(super) fn is_transactional(&self) -> bool {
+        self.transaction.is_some()
+    }
+
+    /// Whether events were enqueued that become visible with a position that is not stored yet.
+    pub(super) fn has_open_transaction(&self) -> bool {
+        self.transaction.as_ref().is_some_and(|transaction| transaction.is_open(self.counts.enqueued))
+    }
+
+    /// Whether the open transaction is to be committed now: it takes no more events, or the relay is in a `hurry`, and every
+    /// event in it is acked.
+    pub(super) fn is_commit_due(&self, hurry: bool) -> bool {
+        let enqueued = self.counts.enqueued;
+        self.is_drained() && self.transaction.as_ref().is_some_and(|transaction| transaction.is_due(enqueued, hurry))
+    }
+
+    /// When [`Publisher::look`] may decide something by the time alone.
+    pub(super) fn look_at(&self, inside: bool) -> Option<Duration> {
+        self.transaction.as_ref()?.wake_at(inside)
+    }
+
+    /// The position is on its way with every event that was enqueued: none may be enqueued behind it.
+    pub fn commit_begun(&mut self) {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.commit_begun();
+        }
+    }
+
+    /// The transaction is committed: what was acked will not come again. Gives the number of events in it.
+    pub(super) fn committed(&mut self) -> Option<u64> {
+        let events = self.transaction.as_mut()?.committed(self.counts.enqueued);
+        self.poison.acked_below(self.ledger.next_undelivered());
+        for event in std::mem::take(&mut self.uncommitted) {
+            self.finish(&event);
+        }
+        Some(events)
+    }
+
+    // Write-backs out.
+
+    /// Begins a batch of up to `max` write-backs, in the order of their events; none where there is nothing to write, or a
+    /// batch is in progress.
+    pub(super) fn begin_write_back(&mut self, max: usize) -> Option<Batch> {
+        self.write_backs.begin(max, self.ledger.delivered())
+    }
+
+    /// The batch is written if `done`, and is written again otherwise.
+    pub(super) fn write_back_ended(&mut self, done: bool) {
+        if done { self.write_backs.finish() } else { self.write_backs.abandon() }
+    }
+
+    /// Whether nothing is to be written to the rows of delivered events.
+    pub(super) fn is_written_back(&self) -> bool {
+        self.write_backs.is_empty()
+    }
+
+    /// Up to where every event is delivered, and written back where rows are.
+    pub(super) fn completed(&self) -> Position {
+        self.write_backs.completed(self.ledger.delivered())
+    }
+
+    /// How many events of the open transaction, which is that at `commit_lsn`, are delivered, and written back where rows are.
+    pub(crate) fn completed_of(&self, commit_lsn: Lsn) -> u64 {
+        self.write_backs.completed_of(self.ledger.delivered(), commit_lsn)
+    }
+
+    // Events that come again after a crash. Those that were published count as delivered, and are not published again.
+
+    /// Events come again of which some may have been published.
+    pub(super) fn expect_again(&mut self, before: DeliveredBefore) {
+        self.before = Some(Box::new(before));
+    }
+
+    /// Everything that commits below `lsn` was sent: what was published before may have come to its end.
+    #[inline]
+    pub(super) fn sent_below(&mut self, lsn: Lsn) {
+        if self.before.take_if(|before| before.is_over(lsn)).is_some() {
+            let events = self.counts.delivered_before;
+            if events > 0 {
+                tracing::info!(slot = %self.slot, events, "events that were in their topics already were not published again");
+            }
+        }
+    }
+
+    /// The tail to be read before the event that waits for it can be judged.
+    pub(super) fn unread(&self) -> Option<Tail> {
+        self.before.as_ref().and_then(|before| Some(before.tail(before.unread()?)))
+    }
+
+    /// A tail was read as far as it could be, or `failed`; `None` where nothing came of it.
+    pub(super) fn tail_read(&mut self, topic: &str, tail: Option<Tail>, failed: bool) {
+        let Some(before) = &mut self.before else { return };
+        match tail {
+            Some(tail) => before.read(tail, failed),
+            None => before.unreadable(topic),
+        }
+    }
+
+    /// Drops an event that waits for a tail: the server sends it again to the next session.
+    pub(super) fn forget_unread(&mut self) {
+        self.pending.take_if(|pending| matches!(pending.why, PendingFor::Tail(..)));
+    }
+
+    fn delivered_before(&mut self, event: InFlight) -> Result<()> {
+        self.counts.delivered_before += 1;
+        self.done(None, InFlight { id: None, max_attempts: None, ..event })
+    }
+
+    // Refusals: which event the broker refused, and what follows.
+
+    /// What follows from `failure`, the first that was told, where these were `refused`.
+    fn judge_refused(&mut self, refused: &[Refusal], failure: Error) -> Error {
+        let Some(first) = refused.first() else { return failure };
+        let cause = format!("the broker refused a record; finding out which: {}", first.error);
+        if refused.len() > 1 {
+            self.poison.with_others();
+        }
+        let mut judged = true;
+        for Refusal { ticket, id, error } in refused {
+            judged &= id.as_ref().is_some_and(|id| self.poison.refused(*ticket, id, error));
+        }
+        if judged { Error::new(Kind::KafkaUnreachable, cause) } else { self.dead_letter_refused(&failure) }
+    }
+
+    /// A topic refuses records: where such events are parked, those for it are from now on. What follows then heals.
+    fn refused_by_topic(&mut self, error: &Error) -> Option<Error> {
+        let topic = error.topic().filter(|_| self.delivery.on_error == OnError::Park)?;
+        self.poison.refuse_once(topic, error);
+        Some(Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {error}")))
+    }
+
+    /// The event that travelled alone is refused, and given up.
+    ///
+    /// # Errors
+    /// It cannot be given up.
+    #[cold]
+    fn refused_isolated(&mut self, ticket: Ticket, error: Error) -> Result<()> {
+        let known = self.ledger.event_mut(ticket);
+        let Some(event) = known.and_then(|known| known.take_if(|event| event.isolated.is_some())) else {
+            return Ok(());
+        };
+        let InFlight { place, committed_at_us, id, max_attempts, isolated, .. } = *event;
+        let (Some(id), Some((record, Isolated { parked }))) = (id, isolated) else {
+            return Err(error.of_event(place.commit_lsn, place.index));
+        };
+        self.poison.refused_alone(ticket, &id, &error);
+        let of = GivenUp { place, committed_at_us, ticket: Some(ticket), max_attempts };
+        if let Some(parked) = parked {
+            return self.park(*parked, &of, id, &record, &error);
+        }
+        let error = error.of_row(Shown::of(id.row.id()));
+        self.dead_letter_or_skip(&of, id, record, &Verdict { error, without_value: false })
+    }
+
+    fn dead_letter_refused(&self, error: &Error) -> Error {
+        let topic = &self.delivery.dead_letter_topic;
+        match error.kind().disposition() {
+            Disposition::GiveUp => {}
+            // It takes none at all, and somebody can heal that.
+            Disposition::RetryThenGiveUp => return error.clone().of_topic(topic),
+            Disposition::Retry | Disposition::Halt => return error.clone(),
+        }
+        Error::new(error.kind(), format!("a dead letter was refused: {error}")).remedy(format!(
+            "give topic {topic} a larger max.message.bytes and no compaction, name another one in delivery.dead_letter_topic, or \
+             set delivery.on_error to stop"
+        ))
+    }
+
+    /// Gives `event` up as the configuration says; `record` is what it comes to, with an empty topic where it has none.
+    #[cold]
+    fn give_up(&mut self, event: &Event<'_>, id: EventId, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
+        let rows = &mut self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?.rows;
+        let max_attempts = rows.max_attempts(event, &self.slot);
+        let of = GivenUp { place: event.place, committed_at_us: event.committed_at_us, ticket: None, max_attempts };
+        if self.delivery.on_error == OnError::Park {
+            let parked = Parked::of(event, &rows.columns, None, None);
+            return self.park(parked, &of, id, &record, &verdict.error);
+        }
+        self.dead_letter_or_skip(&of, id, record, verdict)
+    }
+
+    fn dead_letter_or_skip(
+        &mut self,
+        event: &GivenUp,
+        id: EventId,
+        record: OwnedRecord,
+        verdict: &Verdict,
+    ) -> Result<()> {
+        let rows = &self.outboxes.get(id.row.outbox).ok_or_else(no_such_outbox)?.rows;
+        let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
+        let write_back = rows.on_failed(&id.row, Failure { class, cause: cause.to_owned(), attempts });
+        let (outbox, row, place) = (rows.outbox.as_str(), Shown::of(id.row.id()), event.place);
+        let dead_letters = self.delivery.on_error == OnError::DeadLetter;
+        let outcome = if dead_letters { "dead-letter" } else { "skip" };
+        let again = dead_letters && self.poison.give_up(&id, verdict);
+        if again {
+            tracing::debug!(slot = %self.slot, outbox, row = %row, "sending a dead letter again");
+        } else {
+            tracing::warn!(slot = %self.slot, outbox, row = %row, %place, class, cause, outcome, "an event was given up");
+        }
+        if !dead_letters {
+            self.poison.forget(&id);
+            let unsent = self.unsent(place, event.committed_at_us, write_back);
+            return self.done(event.ticket, InFlight { instead: Some(Instead::Skipped), ..unsent });
+        }
+        let reason = Reason { slot: &self.slot, outbox, row: id.row.id(), place, class, cause, attempts };
+        let letter = record.into_dead_letter(&self.delivery.dead_letter_topic, &reason);
+        let record = if verdict.without_value { letter.without_value() } else { letter };
+        let instead = Some(if again { Instead::DeadLetterAgain } else { Instead::DeadLetter });
+        let sent = InFlight { id: Some(id), instead, ..self.unsent(place, event.committed_at_us, write_back) };
+        let pending = Pending { record, event: sent, row, why: PendingFor::Room, ticket: event.ticket };
+        let Some((pending, error)) = self.offer(pending)? else { return Ok(()) };
+        if error.kind() != Kind::RecordTooLarge {
+            return Err(self.dead_letter_refused(&error));
+        }
+        // What is too large for the producer is so in any topic.
+        let record = pending.record.without_value();
+        match self.offer(Pending { record, ..pending })? {
+            None => Ok(()),
+            Some((_, error)) => Err(self.dead_letter_refused(&error)),
+        }
+    }
+
+    // Parked events: those that cannot be delivered yet, and those behind them.
+
+    /// These events are parked, by what the table says now that no other relay writes to it.
+    pub(super) fn set_parked(&mut self, waiting: Vec<Waiting>) {
+        let under_way: Vec<Waiting> = self.parking_under_way().map(waiting_as).collect();
+        self.parking.begin(waiting, under_way);
+    }
+
+    /// Events that are on their way to the table.
+    fn parking_under_way(&self) -> impl Iterator<Item = &Parked> {
+        let in_flight = self.ledger.events().flatten().filter_map(|event| event.write_back.as_ref()?.parked());
+        self.write_backs.parked().chain(in_flight)
+    }
+
+    /// For the comparison with what is read of the table from now on.
+    pub(super) fn census(&self) -> u64 {
+        self.parking.census(self.parking_under_way().map(|event| (&event.row, &event.place)))
+    }
+
+    /// Some events wait no more, some topics take records, and the table was looked at.
+    pub(super) fn tried(&mut self, Tried { released, accepting, table }: &Tried) {
+        accepting.iter().for_each(|topic| self.parking.accepts(topic));
+        released.iter().for_each(|waiting| self.parking.release(waiting));
+        let Some((census, table)) = table else { return };
+        // They were taken away by a pass that could not say so, by another relay, or by hand.
+        let gone = self.parking.compare(*census, table);
+        if gone > 0 {
+            tracing::info!(slot = %self.slot, events = gone, "events that waited are in walrelay.parked no more; what was behind them goes on");
+        }
+    }
+
+    /// An event cannot be delivered, and is parked; what comes of its aggregate from now on is parked behind it.
+    fn park(
+        &mut self,
+        mut parked: Parked,
+        of: &GivenUp,
+        id: EventId,
+        record: &OwnedRecord,
+        error: &Error,
+    ) -> Result<()> {
+        self.poison.forget(&id);
+        if self.parking.holds(&parked.row, &parked.place) {
+            self.came_again(&parked.row, &parked.place)?;
+            return self.done(of.ticket, self.unsent(parked.place, parked.committed_at_us, None));
+        }
+        let (class, cause) = (error.kind().class(), error.cause());
+        let outbox = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows.outbox;
+        tracing::warn!(
+            slot = %self.slot, outbox, row = %Shown::of(parked.row.id()), place = %parked.place, class, cause, outcome = "park",
+            "an event cannot be delivered, and waits"
+        );
+        record.with_record(|record| {
+            parked.key = record.key.map(<[u8]>::to_vec);
+            parked.topic = Some(record.topic.to_owned()).filter(|topic| !topic.is_empty());
+        });
+        let why = Failure { class, cause: cause.to_owned(), attempts: 1 };
+        self.begin_to_wait(parked, of, Some((why, error.kind().disposition())))
+    }
+
+    /// `event` could be delivered, were it not for what waits.
+    #[cold]
+    fn wait_behind(&mut self, event: &Event<'_>, key: Option<Vec<u8>>, topic: String, behind: Behind) -> Result<()> {
+        let (place, committed_at_us) = (event.place, event.committed_at_us);
+        let why = match behind {
+            Behind::Itself => {
+                self.came_again(&event.row_id(), &place)?;
+                return self.done(None, self.unsent(place, committed_at_us, None));
+            }
+            Behind::Aggregate => None,
+            Behind::Topic => {
+                let cause = format!("topic {topic} takes no records: behind one that was tried");
+                // It was not tried, and that costs it no try.
+                let why = Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 };
+                Some((why, Disposition::RetryThenGiveUp))
+            }
+        };
+        let rows = &mut self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?.rows;
+        let max_attempts = rows.max_attempts(event, &self.slot);
+        let topic = Some(topic).filter(|topic| !topic.is_empty());
+        let parked = Parked::of(event, &rows.columns, key, topic);
+        self.begin_to_wait(parked, &GivenUp { place, committed_at_us, ticket: None, max_attempts }, why)
+    }
+
+    /// An event that waits came again. Where its row key alone says so, it could be another, and that is counted and logged.
+    fn came_again(&mut self, row: &RowId, place: &Place) -> Result<()> {
+        let rows = &self.outboxes.get(row.outbox).ok_or_else(no_such_outbox)?.rows;
+        // Rows of such a table are pending while their events wait, and are found with each look.
+        let is_usual = rows.pending && place.via == Via::Table;
+        if is_usual || self.parking.holds_surely(row, place) {
+            return Ok(());
+        }
+        self.counts.waiting_again += 1;
+        let (slot, outbox, row_id) = (&self.slot, &rows.outbox, Shown::of(row.id()));
+        if place.via == Via::Replay || self.parking.is_first_again(row.outbox) {
+            tracing::warn!(
+                %slot, outbox, row = %row_id, %place,
+                "a row came whose event waits already, by its row key, and is not published now; more of them are counted"
+            );
+        } else {
+            tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event waits already");
+        }
+        Ok(())
+    }
+
+    fn begin_to_wait(&mut self, mut parked: Parked, of: &GivenUp, why: Option<(Failure, Disposition)>) -> Result<()> {
+        if let Some((why, disposition)) = why {
+            if disposition == Disposition::RetryThenGiveUp {
+                let wait = self.delivery.retry.within(of.max_attempts).wait(why.attempts, fastrand::f64());
+                parked.retry_in_ms = wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
+            }
+            parked.why = Some(why);
+        }
+        self.parking.park(waiting_as(&parked)).map_err(|error| {
+            error.of_row(Shown::of(parked.row.id())).of_event(parked.place.commit_lsn, parked.place.index)
+        })?;
+        self.counts.parked += 1;
+        self.write_backs.expect(&parked);
+        let rows = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows;
+        let write_back = rows.on_parked(parked);
+        self.done(of.ticket, self.unsent(of.place, of.committed_at_us, Some(write_back)))
+    }
+}
+
+/// What is kept in memory of a parked event.
+fn waiting_as(event: &Parked) -> Waiting {
+    let is_refused = event.why.as_ref().is_some_and(|why| why.class == Kind::TopicRefused.class());
+    let refused_by = event.topic.clone().filter(|_| is_refused);
+    Waiting { row: event.row.clone(), place: event.place, key: event.key.clone(), refused_by }
+}
+
+/// What a record counts against the limit on bytes in flight.
+fn bytes_of(record: &Record<'_>) -> usize {
+    let length = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
+    let headers: usize = record.headers.iter().map(|(name, value)| name.len() + length(*value)).sum();
+    length(record.key) + length(record.value) + headers
+}
+
+/// The record of `event` goes without a header of its row, because the name of that header is walrelay's own.
+#[cold]
+fn warn_of_left_out(event: &Event<'_>, header: &str, outbox: &str, slot: &SlotName) {
+    /// Outboxes that were warned of: whoever writes such headers writes them into every row, and producers come and go.
+    static WARNED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
+    let of = (slot.to_string(), outbox.to_owned());
+    if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(of) {
+        let (row, header) = (Shown::of(event.id()), Shown::of(header.as_bytes()));
+        tracing::warn!(
+            %slot, outbox, %row, %header,
+            "headers whose names begin with walrelay- are walrelay's own, and those of rows are left out (said once; do not \
+             copy them from messages into the table, or give them other names)"
+        );
+    }
+}
+
+/// The assembler counts outboxes as the configuration does.
+#[cold]
+fn no_such_outbox() -> Error {
+    Error::new(Kind::Bug, "an event is from an outbox that is not configured")
+}
+
+/// The source contradicts itself or us: nothing it says may be confirmed any more.
+pub(super) fn contradiction(error: LedgerError) -> Error {
+    Error::new(Kind::Bug, format_args!("the stream of changes contradicts itself: {error}"))
+        .remedy("nothing was confirmed past this point; start again, and report it with the log if it comes back")
+}

@@ -1,0 +1,232 @@
+//! What is written to rows once their events are delivered: which rows, in which order, and how far that has come. No I/O.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::config::delivery::max_attempts;
+use crate::config::{OutboxConfig, SlotName};
+use crate::event::{Event, Place, RowId, Shown};
+use crate::position::{Lsn, Position};
+use crate::upkeep::parked::Parked;
+use crate::upkeep::{Batch, Failure};
+
+/// What is written to one row.
+#[derive(Debug, Clone)]
+pub(super) enum WriteBack {
+    /// Its event was acked: it is marked or deleted.
+    Acked(RowId),
+    /// Its event was given up.
+    Failed(RowId, Failure),
+    /// Its event is written to `walrelay.parked`; the row is marked as well if `marks`.
+    Parked { event: Arc<Parked>, marks: bool },
+}
+
+/// A write-back of an event that is delivered.
+#[derive(Debug)]
+struct Due {
+    place: Place,
+    write_back: WriteBack,
+    /// The transaction that wrote the row.
+    xid: Option<u32>,
+}
+
+/// The write-backs of delivered events, in the order of the events. One batch is written at a time.
+#[derive(Debug)]
+pub(super) struct WriteBacks {
+    queue: VecDeque<Due>,
+    /// How many of the first are being written.
+    in_progress: usize,
+    /// Bytes of parked events that are not written, whether their turn has come or not.
+    parked_bytes: usize,
+    /// Up to where every event is delivered and written back, while any is not.
+    completed: Position,
+    /// What `completed` becomes with the end of the batch in progress.
+    completed_next: Position,
+}
+
+impl WriteBacks {
+    /// Nothing is to be written of what lies before `start`.
+    pub(super) fn new(start: Position) -> WriteBacks {
+        let queue = VecDeque::new();
+        WriteBacks { queue, in_progress: 0, parked_bytes: 0, completed: start, completed_next: start }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn parked_bytes(&self) -> usize {
+        self.parked_bytes
+    }
+
+    /// An event is parked, and will be pushed once all before it are delivered.
+    pub(super) fn expect(&mut self, event: &Parked) {
+        self.parked_bytes += event.bytes();
+    }
+
+    /// The event at `place` is delivered, and so are all before it.
+    pub(super) fn push(&mut self, place: Place, write_back: WriteBack, xid: Option<u32>) {
+        self.queue.push_back(Due { place, write_back, xid });
+    }
+
+    /// Everything up to `delivered` is delivered. To be said before an ack can push another write-back.
+    pub(super) fn note(&mut self, delivered: Position) {
+        if self.queue.is_empty() {
+            self.completed = delivered;
+        }
+    }
+
+    /// Up to where every event is delivered, which it is up to `delivered`, and written back.
+    pub(super) fn completed(&self, delivered: Position) -> Position {
+        if self.queue.is_empty() { delivered } else { self.completed }
+    }
+
+    /// How many events of the transaction at `commit_lsn` are written back, of which the first ones up to `delivered` are
+    /// delivered.
+    pub(super) fn completed_of(&self, delivered: Position, commit_lsn: Lsn) -> u64 {
+        let delivered = delivered.delivered_of(commit_lsn);
+        self.queue.front().map_or(delivered, |first| first.place.index.min(delivered))
+    }
+
+    /// Begins a batch of up to `max` rows; none where there is nothing to write, or one is in progress. Everything up to
+    /// `delivered` is delivered.
+    pub(super) fn begin(&mut self, max: usize, delivered: Position) -> Option<Batch> {
+        if self.in_progress > 0 || self.queue.is_empty() {
+            return None;
+        }
+        self.in_progress = max.min(self.queue.len());
+        self.completed_next = if self.in_progress == self.queue.len() { delivered } else { self.completed };
+        let mut batch = Batch::default();
+        for Due { write_back, xid, .. } in self.queue.iter().take(self.in_progress) {
+            match write_back {
+                WriteBack::Acked(row) => batch.acked.push(row.clone()),
+                WriteBack::Failed(row, failure) => batch.failed.push((row.clone(), failure.clone())),
+                WriteBack::Parked { event, marks } => {
+                    batch.parked.push(Arc::clone(event));
+                    if !marks {
+                        continue;
+                    }
+                }
+            }
+            batch.xids.extend(xid);
+        }
+        batch.xids.dedup();
+        Some(batch)
+    }
+
+    /// The batch in progress is written, and durable.
+    pub(super) fn finish(&mut self) {
+        for Due { write_back, .. } in self.queue.drain(..self.in_progress) {
+            if let WriteBack::Parked { event, .. } = write_back {
+                self.parked_bytes -= event.bytes();
+            }
+        }
+        self.in_progress = 0;
+        self.completed = self.completed_next;
+    }
+
+    /// Nobody knows whether the batch in progress was written: the next one begins with it.
+    pub(super) fn abandon(&mut self) {
+        self.in_progress = 0;
+    }
+
+    /// Events that are to be written to `walrelay.parked`.
+    pub(super) fn parked(&self) -> impl Iterator<Item = &Parked> {
+        self.queue.iter().filter_map(|due| due.write_back.parked())
+    }
+}
+
+impl WriteBack {
+    /// The event that is to be written to `walrelay.parked`.
+    pub(super) fn parked(&self) -> Option<&Parked> {
+        match self {
+            WriteBack::Parked { event, .. } => Some(event),
+            WriteBack::Acked(_) | WriteBack::Failed(..) => None,
+        }
+    }
+}
+
+/// What is written to the rows of an outbox.
+#[derive(Debug)]
+pub(super) struct RowPolicy {
+    /// The name of the outbox.
+    pub(super) outbox: String,
+    /// The columns its records are made of.
+    pub(super) columns: Vec<String>,
+    /// Whether rows are marked or deleted once their events are acked.
+    acked: bool,
+    /// Whether rows say for themselves that they are pending.
+    pub(super) pending: bool,
+    failed: OnFailed,
+    /// Whether rows are marked whose events were tried and are parked.
+    waiting: bool,
+    /// The place of the column with how often an event may be tried.
+    max_attempts: Option<usize>,
+    /// Whether a value of that column that is no number was logged.
+    logged: bool,
+}
+
+/// What is written to rows whose events are given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnFailed {
+    Nothing,
+    SameAsAcked,
+    Mark,
+}
+
+impl RowPolicy {
+    pub(super) fn of(outbox: &OutboxConfig) -> RowPolicy {
+        let failed = match (outbox.upkeep.mark_failed.is_some(), outbox.upkeep.delete) {
+            (true, _) => OnFailed::Mark,
+            (false, true) => OnFailed::SameAsAcked,
+            (false, false) => OnFailed::Nothing,
+        };
+        RowPolicy {
+            outbox: outbox.source.to_string(),
+            columns: outbox.columns.clone(),
+            acked: outbox.upkeep.writes(),
+            pending: outbox.upkeep.pending.is_some(),
+            failed,
+            waiting: outbox.upkeep.mark_waiting.is_some(),
+            max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.place(column)),
+            logged: false,
+        }
+    }
+
+    /// How often `event` may be tried, where its row says so.
+    #[inline]
+    pub(super) fn max_attempts(&mut self, event: &Event<'_>, slot: &SlotName) -> Option<u32> {
+        let text = event.row.get(self.max_attempts?)?;
+        let max = max_attempts(text);
+        if max.is_none() && !std::mem::replace(&mut self.logged, true) {
+            let (outbox, row) = (self.outbox.as_str(), Shown::of(event.id()));
+            tracing::warn!(%slot, outbox, %row, "outbox.columns.max_attempts has no whole number; such rows are tried as all others");
+        }
+        max
+    }
+
+    /// What is written to the row of `event` once it is acked.
+    #[inline]
+    pub(super) fn on_acked(&self, event: &Event<'_>) -> Option<WriteBack> {
+        self.acked.then(|| WriteBack::Acked(event.row_id()))
+    }
+
+    /// What is written to `row` once its event is given up.
+    pub(super) fn on_failed(&self, row: &RowId, failure: Failure) -> Option<WriteBack> {
+        match self.failed {
+            OnFailed::Nothing => None,
+            OnFailed::SameAsAcked => Some(WriteBack::Acked(row.clone())),
+            OnFailed::Mark => Some(WriteBack::Failed(row.clone(), failure)),
+        }
+    }
+
+    /// What is written of `event`, which is parked.
+    pub(super) fn on_parked(&self, event: Parked) -> WriteBack {
+        let marks = self.waiting && event.tried().is_some();
+        WriteBack::Parked { event: Arc::new(event), marks }
+    }
+}
