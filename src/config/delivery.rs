@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
-
-use super::model::{Delivery, ReadTails};
+use super::model::{Delivery, OnError, ReadTails};
 
 /// How much of the time a transaction may be open it may be filled for. The rest is for acks and the commit.
 const FILLING: u32 = 3;
@@ -88,20 +85,6 @@ impl From<&Delivery> for DeliveryConfig {
             transactions: None,
         }
     }
-}
-
-/// What becomes of an event that cannot be delivered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnError {
-    /// The relay stops before it
-    Stop,
-    /// It and later events of its aggregate wait, and all others go on
-    Park,
-    /// It goes to the topic of dead letters, and the relay goes on
-    DeadLetter,
-    /// It is given up with a line in the log, and the relay goes on
-    Skip,
 }
 
 /// Where events and the position behind them are committed together.

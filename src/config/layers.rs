@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override};
 use super::model::{Guarantee, KEYS, LogFormat, OverBudget, how_to_set};
-use super::name::{IDENTIFIER_BYTES_MAX, is_plain, is_topic};
+use super::name::{IDENTIFIER_BYTES_MAX, TABLE_NAME, is_plain, is_topic};
 use super::outbox::outbox;
 use super::unit::exact_duration;
 use super::{
@@ -21,8 +21,6 @@ use crate::secret::Secret;
 const KAFKA_PROPERTY_VARIABLE: &str = "WALRELAY_KAFKA_PROPERTY_";
 /// Variable that names the configuration file.
 pub const CONFIG_VARIABLE: &str = "WALRELAY_CONFIG";
-/// What a table's name looks like, for an error.
-pub(super) const TABLE_NAME: &str = "TABLE or SCHEMA.TABLE, quoted as in SQL";
 /// What a broker's address may begin with.
 const BROKER_PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
 /// Properties that are `kafka.brokers` by another name.

@@ -31,8 +31,8 @@ pub mod outbox;
 pub mod sql;
 pub mod unit;
 
-pub use delivery::{DeliveryConfig, OnError, RetryConfig, TransactionConfig};
-pub use model::{Guarantee, LogFormat, OverBudget};
+pub use delivery::{DeliveryConfig, RetryConfig, TransactionConfig};
+pub use model::{Guarantee, LogFormat, OnError, OverBudget};
 pub use name::{SlotName, TableName, is_topic};
 
 use crate::conninfo::ConnInfo;

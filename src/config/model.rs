@@ -10,7 +10,7 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::unit::{Bounded, Bytes, Count, GIB, KIB, MIB, Milliseconds};
-use super::{Mode, OnError, OnLoss, StoreKind};
+use super::{Mode, OnLoss, StoreKind};
 use crate::secret::Secret;
 
 const SECOND_MS: u64 = 1000;
@@ -331,6 +331,20 @@ impl Default for Delivery {
 pub(super) enum ReadTails {
     AtStart,
     Never,
+}
+
+/// What becomes of an event that cannot be delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnError {
+    /// The relay stops before it
+    Stop,
+    /// It and later events of its aggregate wait, and all others go on
+    Park,
+    /// It goes to the topic of dead letters, and the relay goes on
+    DeadLetter,
+    /// It is given up with a line in the log, and the relay goes on
+    Skip,
 }
 
 /// How often an event arrives.

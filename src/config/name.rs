@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// What a table's name looks like, for an error.
+pub(super) const TABLE_NAME: &str = "TABLE or SCHEMA.TABLE, quoted as in SQL";
 /// Postgres cuts identifiers after this many bytes (`NAMEDATALEN` - 1), silently: longer ones are refused here.
 pub(super) const IDENTIFIER_BYTES_MAX: usize = 63;
 /// Longest topic name Kafka takes.

@@ -1,9 +1,8 @@
 //! One outbox: from its settings to an [`OutboxConfig`].
 
 use super::file::Layer;
-use super::layers::TABLE_NAME;
 use super::model::{Delete, KEYS, NullHeaders, Tombstone};
-use super::name::{IDENTIFIER_BYTES_MAX, TOPIC_BYTES_MAX, is_plain};
+use super::name::{IDENTIFIER_BYTES_MAX, TABLE_NAME, TOPIC_BYTES_MAX, is_plain};
 use super::sql::{is_closed, is_number};
 use super::{EventSource, MESSAGE_LSN, OutboxConfig, RouteConfig, Upkeep, ValueConfig};
 use crate::error::{Error, Kind, Result};

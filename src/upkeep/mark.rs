@@ -16,7 +16,7 @@ use crate::event::RowId;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::upkeep::assignment::asks_by_pending;
-use crate::upkeep::parked::{Parked, Room};
+use crate::upkeep::parked::{FailedAgain, Failure, Parked, Room};
 use crate::upkeep::pipelined::{pipelined, together};
 use crate::upkeep::writer::{Writer, Written, ask_statement, writer};
 use crate::upkeep::{Failed, answered, bound};
@@ -46,32 +46,6 @@ pub struct Marker {
     attempts: u32,
     /// Whether a transaction may be open: a call that was cancelled leaves one. Whoever uses the session holds this.
     pub(super) open: Mutex<bool>,
-}
-
-/// Why the event of a row was given up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    /// What kind of fault it was, in a word.
-    pub class: &'static str,
-    /// What happened, in a line.
-    pub cause: String,
-    /// How often it was tried.
-    pub attempts: u32,
-}
-
-/// An event that waits and was tried in vain.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FailedAgain {
-    /// The row of the table of parked events.
-    pub id: i64,
-    /// That row as it was when the event was tried: [`Held::version`](super::parked::Held::version).
-    pub version: String,
-    /// Its own row.
-    pub row: RowId,
-    /// What happened.
-    pub failure: Failure,
-    /// After how many milliseconds it is tried again; none where somebody has to ask.
-    pub retry_in_ms: Option<i64>,
 }
 
 /// Rows to be written to in one transaction.

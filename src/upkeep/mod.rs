@@ -30,7 +30,8 @@ pub mod table;
 mod waiting;
 mod writer;
 
-pub use mark::{Batch, FailedAgain, Failure, Marker, Wanted};
+pub use mark::{Batch, Marker, Wanted};
+pub use parked::{FailedAgain, Failure};
 
 use std::time::Duration;
 

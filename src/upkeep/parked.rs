@@ -15,7 +15,7 @@ use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Place, RowId, Shown, Via};
 use crate::position::Lsn;
-use crate::upkeep::{Failed, FailedAgain, Failure, answered};
+use crate::upkeep::{Failed, answered};
 
 const CREATE: &str = include_str!("../../sql/parked/create.sql");
 const EXISTS: &str = include_str!("../../sql/parked/exists.sql");
@@ -32,6 +32,32 @@ const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 pub const BEHIND: &str = "behind";
 /// All classes there are.
 pub const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused", BEHIND];
+
+/// Why the event of a row was given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What kind of fault it was, in a word.
+    pub class: &'static str,
+    /// What happened, in a line.
+    pub cause: String,
+    /// How often it was tried.
+    pub attempts: u32,
+}
+
+/// An event that waits and was tried in vain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedAgain {
+    /// The row of the table of parked events.
+    pub id: i64,
+    /// That row as it was when the event was tried: [`Held::version`].
+    pub version: String,
+    /// Its own row.
+    pub row: RowId,
+    /// What happened.
+    pub failure: Failure,
+    /// After how many milliseconds it is tried again; none where somebody has to ask.
+    pub retry_in_ms: Option<i64>,
+}
 
 /// An event that is to wait.
 #[derive(Debug, Clone, PartialEq, Eq)]

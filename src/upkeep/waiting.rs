@@ -6,7 +6,8 @@ use tokio::sync::MutexGuard;
 use tokio_postgres::Client;
 
 use crate::error::Result;
-use crate::upkeep::mark::{Failure, Marker};
+use crate::upkeep::mark::Marker;
+use crate::upkeep::parked::Failure;
 use crate::upkeep::parked::{DOING, Head, Held, Limit, Room, Waiting, get};
 use crate::upkeep::{Failed, answered};
 

@@ -6,7 +6,7 @@ use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::postgres::quote::quoted;
 use crate::source::preflight::facts::{Facts, Server, Slot};
-use crate::source::preflight::published::{Published, can_be_streamed};
+use crate::source::preflight::published::{Published, at_publication, can_be_streamed};
 use crate::source::preflight::warnings::{
     Warning, operations_warning, slot_warnings, strangers, table_warnings, traffic_warning,
 };
@@ -177,10 +177,6 @@ pub fn server(server: &Server) -> Result<()> {
 
 fn unusable(cause: impl fmt::Display) -> Error {
     Error::new(Kind::SlotUnusable, cause)
-}
-
-pub(super) fn at_publication(cause: impl fmt::Display) -> Error {
-    Error::new(Kind::Publication, cause)
 }
 
 fn usable(found: &Slot, slot: &SlotName, server: &Server, setup: &NextCommand) -> Result<()> {

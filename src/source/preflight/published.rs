@@ -1,10 +1,11 @@
 //! Whether every event in the outbox table would be in the stream, whole.
 
+use std::fmt;
+
 use crate::config::{OutboxConfig, TableName};
-use crate::error::{NextCommand, Remedy, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Column, Member, Publication, Table};
-use crate::source::preflight::judge::at_publication;
 
 /// A publication and the outbox in it.
 pub(super) struct Published<'a> {
@@ -190,4 +191,8 @@ impl Published<'_> {
         let stored = self.publication.generated_columns.as_deref() == Some("s");
         column.generated.is_empty() || (column.generated == "s" && stored)
     }
+}
+
+pub(super) fn at_publication(cause: impl fmt::Display) -> Error {
+    Error::new(Kind::Publication, cause)
 }
