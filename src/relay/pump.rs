@@ -83,7 +83,7 @@ enum Input {
     Control(ControlEnd),
     /// Kafka answers, or does not.
     Kafka(Connection),
-    /// Kafka refuses us and goes on doing so, or the producer has lost its way.
+    /// Kafka refuses us and goes on doing so.
     Unusable(Error),
     Socket(Result<Io>),
     /// There is nothing more to be read just now.
