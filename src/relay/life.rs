@@ -20,17 +20,11 @@ impl Life {
             Life::Running(pipeline) => pipeline.publisher.sink.producer(),
         }
     }
-
-    /// Whether nothing is to be expected of the producer any more.
-    pub(super) fn is_lost(&self) -> bool {
-        self.producer().is_lost()
-    }
 }
 
 impl Relay {
     /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.
     pub(super) async fn begin_new_life(&mut self) {
-        let is_lost = self.life.as_ref().is_some_and(Life::is_lost);
         let resume = match &mut self.life {
             Some(Life::Running(pipeline)) => {
                 // What cannot be marked now is published again, and marked then.
@@ -38,11 +32,8 @@ impl Relay {
                     tracing::debug!(%error, "rows that were acked could not be marked");
                 }
                 self.poison = std::mem::take(&mut pipeline.publisher.poison);
-                // What it had in flight may have arrived.
-                self.is_in_doubt |= is_lost;
                 Some(pipeline.publisher.completed())
             }
-            Some(Life::New(_, resume)) if is_lost => *resume,
             // It has not produced anything; it may as well try again.
             Some(Life::New(..)) | None => return,
         };

@@ -247,7 +247,7 @@ impl Relay {
         if self.is_transactional() {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
-        } else if given_up || self.life.as_ref().is_some_and(Life::is_lost) {
+        } else if given_up {
             self.begin_new_life().await;
         }
         if self.life.is_none() && !self.is_transactional() {

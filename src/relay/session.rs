@@ -374,7 +374,7 @@ pub(super) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
     }
 }
 
-/// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes, unless the producer is lost meanwhile.
+/// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes.
 pub(super) async fn read_position(
     config: &Config,
     producer: Producer,
@@ -398,7 +398,7 @@ pub(super) async fn read_position(
             Ok::<_, Error>((store, loaded))
         };
         match read.await {
-            Err(error) if error.kind() == Kind::KafkaUnreachable && !producer.is_lost() => {
+            Err(error) if error.kind() == Kind::KafkaUnreachable => {
                 if !std::mem::replace(&mut told, true) {
                     let fix = error.what_to_do();
                     tracing::warn!(%error, fix, "the stored position cannot be read yet; holding the slot until it can");

@@ -42,7 +42,7 @@ impl KafkaWatch {
     /// Waits for a change, and says whether Kafka answers. Safe to cancel.
     ///
     /// # Errors
-    /// Kafka refuses us and goes on doing so, or the producer is stuck: once.
+    /// Kafka refuses us and goes on doing so: once.
     pub(super) async fn changed(&mut self) -> Result<bool> {
         tokio::select! {
             biased;

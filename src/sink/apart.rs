@@ -4,11 +4,13 @@
 //! is: a record is sent when nothing else is in flight, and nothing is sent before it is reported. So a refusal leaves no
 //! gap, and librdkafka goes on with a new epoch. Its order among others is kept by waiting, not by sequence numbers.
 
+use std::ffi::CStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{Producer as _, PurgeConfig};
 
+use super::bootstrap;
 use super::context::Context;
 use super::kafka::for_librdkafka;
 use super::options::Options;
@@ -37,6 +39,18 @@ impl Apart {
     pub(super) fn purge(&self) {
         if let State::Made(client) = &*self.state() {
             client.purge(PurgeConfig::default().queue().inflight().non_blocking());
+        }
+    }
+
+    /// See [`Inner::knows_no_broker`]. A producer that was not made yet needs none.
+    pub(super) fn knows_no_broker(&self) -> bool {
+        matches!(&*self.state(), State::Made(client) if bootstrap::knows_no_broker(client.client()))
+    }
+
+    /// See [`Inner::add_servers`].
+    pub(super) fn add_servers(&self, servers: &CStr) {
+        if let State::Made(client) = &*self.state() {
+            bootstrap::add(client.client(), servers);
         }
     }
 

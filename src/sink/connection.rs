@@ -26,8 +26,6 @@ pub enum Connection {
     },
     /// A broker answers and refuses us: credentials, TLS. librdkafka goes on trying, so this can end by itself.
     Refused(Error),
-    /// Brokers answer others, and this producer gets nowhere. It is good for nothing any more.
-    Lost(Error),
 }
 
 /// The cause before anything was tried.
@@ -63,7 +61,7 @@ impl Tracker {
     /// A broker answered.
     pub(super) fn up(&self) {
         self.change(|state| {
-            if matches!(state, Connection::Up | Connection::Lost(_)) {
+            if matches!(state, Connection::Up) {
                 return false;
             }
             if self.quiet {
@@ -89,7 +87,7 @@ impl Tracker {
                 *known = cause;
                 true
             }
-            Connection::Down { .. } | Connection::Refused(_) | Connection::Lost(_) => false,
+            Connection::Down { .. } | Connection::Refused(_) => false,
         });
     }
 
@@ -105,7 +103,7 @@ impl Tracker {
     pub(super) fn refused(&self, error: Error) {
         self.change(|state| {
             let is_known = matches!(state, Connection::Refused(known) if known.kind() == error.kind());
-            if is_known || matches!(state, Connection::Lost(_)) {
+            if is_known {
                 return false;
             }
             tracing::error!(cause = %error, remedy = error.what_to_do(), "Kafka refuses us");
@@ -114,22 +112,13 @@ impl Tracker {
         });
     }
 
-    /// The producer is lost, for good.
-    pub(super) fn lost(&self, error: Error) {
-        tracing::warn!(cause = %error, "a Kafka producer is given up");
-        self.state.send_replace(Connection::Lost(error));
-    }
-
-    /// Waits until a refusal has lasted, or the producer is lost, and says why.
+    /// Waits until a refusal has lasted, and says why.
     pub(super) async fn unusable(&self) -> Error {
         let refused = |state: &Connection| matches!(state, Connection::Refused(_));
         let mut state = self.subscribe();
         loop {
             // The sender lives as long as `self`.
-            state.wait_for(|state| refused(state) || matches!(state, Connection::Lost(_))).await.ok();
-            if let Connection::Lost(error) = self.now() {
-                return error;
-            }
+            state.wait_for(refused).await.ok();
             let ended = tokio::time::timeout(REFUSAL_GRACE, state.wait_for(|state| !refused(state))).await;
             if ended.is_err()
                 && let Connection::Refused(error) = self.now()
@@ -183,20 +172,6 @@ mod tests {
         };
         let (reported, ()) = tokio::join!(tracker.unusable(), passing);
         assert_eq!(reported, refusal);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_producer_that_is_lost_stays_so_and_is_reported_at_once() {
-        let tracker = Tracker::new(false);
-        let error = Error::new(Kind::KafkaUnreachable, "lost");
-        tracker.lost(error.clone());
-        tracker.up();
-        tracker.down("away".to_owned());
-        tracker.refused(Error::new(Kind::KafkaRefused, "wrong password"));
-        assert_eq!(tracker.now(), Connection::Lost(error.clone()));
-        let asked_at = tokio::time::Instant::now();
-        assert_eq!(tracker.unusable().await, error);
-        assert_eq!(asked_at.elapsed(), Duration::ZERO);
     }
 
     #[test]

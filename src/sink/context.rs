@@ -1,9 +1,9 @@
 //! What librdkafka calls back into: delivery reports, errors, logs. Runs on the producer's polling thread.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
@@ -82,10 +82,8 @@ pub(super) struct Shared {
     pub(super) outstanding: AtomicUsize,
     /// Whether anything was reported since somebody looked.
     pub(super) reported: AtomicBool,
-    /// Whether the last question found a broker to go to, answered or not. One that writes for long answers late.
-    pub(super) is_reached: AtomicBool,
-    /// Topics that records were sent to.
-    topics: Mutex<BTreeSet<String>>,
+    /// The first topic a record was sent to.
+    topic: OnceLock<String>,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
     next_awaited: AtomicUsize,
 }
@@ -105,14 +103,12 @@ impl Shared {
 
     /// A record is to be sent to this topic.
     pub(super) fn sends_to(&self, topic: &str) {
-        let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
-        if !topics.contains(topic) {
-            topics.insert(topic.to_owned());
-        }
+        self.topic.get_or_init(|| topic.to_owned());
     }
 
-    pub(super) fn topics(&self) -> Vec<String> {
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    /// A topic that records are sent to, once there was one.
+    pub(super) fn topic(&self) -> Option<&str> {
+        self.topic.get().map(String::as_str)
     }
 
     /// The record with this opaque was not taken after all.

@@ -102,15 +102,14 @@ impl KafkaSink {
             apart,
         };
         let apart = Apart::new(context(true), options.clone().apart());
-        // Whoever only asks has nobody else to ask.
-        let others = (!quiet).then(|| options.clone());
         let context = context(false);
         drop(suspicion);
         let client =
             Polled::new(&options.client, context, of.is_some()).map_err(|error| options.creation_error(&error))?;
         let (gone, transaction) = (watch::Sender::new(()), of.map(Transaction::new));
         let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone, transaction, apart });
-        let probe = Probe { inner: Arc::downgrade(&inner), suspicion: suspected, others };
+        let servers = options.bootstrap_servers()?;
+        let probe = Probe::new(&inner, suspected, servers);
         std::thread::Builder::new()
             .name("kafka-probe".to_owned())
             .spawn(move || probe.run())

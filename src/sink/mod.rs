@@ -13,7 +13,7 @@
 //! | `apart` | records that may be refused, through a producer beside the other |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
 //! | `polled` | a producer with the thread that takes its reports |
-//! | `probe`, `stall` | whether a broker answers a producer; one that has lost its way |
+//! | `probe`, `bootstrap` | whether a broker answers a producer; its bootstrap servers, once librdkafka has forgotten them |
 //! | [`producer`] | the producer's life, and a handle on it for the position |
 //! | `denied` | which topic a transaction failed for |
 //! | `transaction`, `doubt` | records and the position behind them, visible together; who may write, and who no more |
@@ -22,6 +22,7 @@
 use std::future::Future;
 
 mod apart;
+mod bootstrap;
 mod closing;
 pub mod connection;
 pub(crate) mod consumer;
@@ -40,7 +41,6 @@ pub mod producer;
 pub mod properties;
 pub(crate) mod reading;
 pub mod redact;
-mod stall;
 pub mod tail;
 mod transaction;
 

@@ -1,7 +1,6 @@
 //! From the configuration to what librdkafka is told.
 
 use std::ffi::CString;
-use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
@@ -128,19 +127,12 @@ impl Options {
         self
     }
 
-    /// How long librdkafka may do nothing by itself although it has something to do.
-    pub(super) fn rest(&self) -> Duration {
-        let milliseconds =
-            |name: &str| self.client.get(name).and_then(|text| text.parse::<f64>().ok()).unwrap_or_default();
-        // Half as long again, for waits are drawn: see its `reconnect.backoff.ms`.
-        let backoff_ms = 1.5 * milliseconds("reconnect.backoff.max.ms");
-        Duration::try_from_secs_f64((milliseconds("linger.ms") + backoff_ms) / 1_000.0).unwrap_or_default()
-    }
-
-    /// The same for a producer that sends nothing, and asks on behalf of another.
-    pub(super) fn asking(mut self) -> Options {
-        self.client.remove("transactional.id").remove("transaction.timeout.ms");
-        self
+    /// The servers that are asked for the cluster at first, as librdkafka takes them.
+    ///
+    /// # Errors
+    /// [`Kind::Config`]: there are none, or a name holds a NUL character.
+    pub(super) fn bootstrap_servers(&self) -> Result<CString> {
+        CString::new(self.client.get("bootstrap.servers").unwrap_or_default()).map_err(|_| no_broker())
     }
 
     /// Options for a client that only reads, describes and creates: the same brokers, seen with the same eyes.
@@ -179,7 +171,7 @@ impl Options {
 fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
     files::check(&config.properties)?;
     if config.brokers.trim().is_empty() || CString::new(config.brokers.as_str()).is_err() {
-        return Err(Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …"));
+        return Err(no_broker());
     }
     client.set("bootstrap.servers", &config.brokers);
     let level = match (client.get("debug"), client.get("log_level")) {
@@ -198,6 +190,10 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
     options.message_max_bytes =
         limit.parse().map_err(|_| Error::new(Kind::Bug, "librdkafka's message.max.bytes is not a number"))?;
     Ok(options)
+}
+
+fn no_broker() -> Error {
+    Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …")
 }
 
 /// Names the settings that make a connection weaker than it looks, for a warning at start.

@@ -1,5 +1,6 @@
 //! The one producer: owned by the sink, borrowed by whoever else has a record to deliver through it.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,6 +11,7 @@ use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig};
 use tokio::sync::{oneshot, watch};
 
 use super::apart::Apart;
+use super::bootstrap;
 use super::connection::{Connection, Tracker};
 use super::context::{Shared, code};
 use super::faults::{self, Subject};
@@ -70,26 +72,20 @@ impl Inner {
 
     /// Asks any broker for the metadata of one topic, or of all there are. Blocks.
     pub(super) fn metadata(&self, topic: Option<&str>, timeout: Duration) -> Result<rdkafka::metadata::Metadata> {
-        let answer = self.fetch_metadata(topic, timeout);
-        let is_reached = match &answer {
-            // One that has just started, or was fenced, knows of none. Nobody could be sent anything.
-            Ok(metadata) => !metadata.brokers().is_empty(),
-            Err(error) => code(error) != RDKafkaErrorCode::BrokerTransportFailure,
-        };
-        self.shared.is_reached.store(is_reached, Ordering::Relaxed);
-        let metadata = answer.map_err(|error| {
+        let metadata = self.fetch_metadata(topic, timeout).map_err(|error| {
             let last = self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let code = code(&error);
             let because = if last.is_empty() { code.to_string() } else { last };
             match self.tracker.now() {
-                Connection::Refused(error) | Connection::Lost(error) => error,
+                Connection::Refused(error) => error,
                 Connection::Up | Connection::Down { .. } => {
                     Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}"))
                         .remedy(faults::REACH)
                 }
             }
         })?;
-        if !is_reached {
+        // One that has just started, or was fenced, knows of none. Nobody could be sent anything.
+        if metadata.brokers().is_empty() {
             let what = "a Kafka broker answers, and knows of none that is ready, itself included";
             return Err(Error::new(Kind::KafkaUnreachable, what).remedy("look at the log of Kafka's controllers"));
         }
@@ -104,6 +100,17 @@ impl Inner {
         self.client.purge(PurgeConfig::default().queue().inflight().non_blocking());
         self.apart.purge();
         Some(records)
+    }
+
+    /// Whether librdkafka knows of no broker of the cluster: none has answered yet, or all are forgotten.
+    pub(super) fn knows_no_broker(&self) -> bool {
+        bootstrap::knows_no_broker(self.client.client()) || self.apart.knows_no_broker()
+    }
+
+    /// Has librdkafka ask these servers for the cluster again.
+    pub(super) fn add_servers(&self, servers: &CStr) {
+        bootstrap::add(self.client.client(), servers);
+        self.apart.add_servers(servers);
     }
 
     /// In slices, because nothing interrupts librdkafka and closing waits for the end of one. Each is twice as long as
@@ -197,12 +204,7 @@ impl Producer {
         self.inner.upgrade()?.give_up()
     }
 
-    /// Whether the producer has lost its way: it is to be replaced.
-    pub fn is_lost(&self) -> bool {
-        matches!(self.tracker.now(), Connection::Lost(_))
-    }
-
-    /// Waits until Kafka has refused us for some seconds on end, or the producer has lost its way, and says why.
+    /// Waits until Kafka has refused us for some seconds on end, and says why.
     pub async fn unusable(&self) -> Error {
         self.tracker.unusable().await
     }

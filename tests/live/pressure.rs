@@ -56,7 +56,7 @@ fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() 
 }
 
 /// A broker that is fenced and back may name no broker at all, and librdkafka then forgets the only one it had
-/// (confluentinc/librdkafka#5301). The relay finds that out, and starts over with another producer.
+/// (confluentinc/librdkafka#5301). The relay names the broker to librdkafka again.
 #[test]
 #[ignore = "long: live::fenced shows the same with a broker that is fenced on demand"]
 fn a_broker_that_its_controller_gave_up_while_it_was_frozen_is_found_again() {
