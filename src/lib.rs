@@ -23,6 +23,9 @@
 //!
 //! ## Map of the code
 //!
+//! `docs/architecture.md` follows one event through the files, and says who owns which state, what follows from each failure
+//! and where a change goes. `docs/glossary.md` has the words.
+//!
 //! | module | its room | does I/O |
 //! |---|---|---|
 //! | [`position`] | LSNs, and the place up to which everything was delivered | no |

@@ -18,6 +18,8 @@ struct Thawed {
     relay: Relay,
     /// The walsender's process before the freeze, and still there at its end.
     walsender: i64,
+    /// When it ended.
+    at: Instant,
 }
 
 /// Freezes the broker for longer than `wal_sender_timeout`, while more is written than may be in flight.
@@ -42,14 +44,15 @@ fn frozen(kafka: &Kafka) -> Thawed {
     writers.stop();
     assert!(held < world.wal());
     kafka.thaw();
+    let at = Instant::now();
     eventually("intake is open", ARRIVAL, closed, |closed| *closed == Some(0.0));
-    Thawed { world, relay, walsender }
+    Thawed { world, relay, walsender, at }
 }
 
 #[test]
 fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() {
     let kafka = Kafka::never_fenced();
-    let Thawed { world, walsender, relay: _relay } = frozen(&kafka);
+    let Thawed { world, walsender, relay: _relay, .. } = frozen(&kafka);
     assert_eq!(world.assert_all_delivered().duplicates, 0, "waiting for Kafka sends nothing twice");
     world.wait_confirmed(ARRIVAL);
     assert_eq!(world.walsender(), walsender, "the connection outlived it all");
@@ -61,8 +64,9 @@ fn a_broker_frozen_for_longer_than_the_wal_sender_timeout_costs_no_connection() 
 #[ignore = "long: live::fenced shows the same with a broker that is fenced on demand"]
 fn a_broker_that_its_controller_gave_up_while_it_was_frozen_is_found_again() {
     let kafka = Kafka::private();
-    let Thawed { world, mut relay, .. } = frozen(&kafka);
+    let Thawed { world, mut relay, at, .. } = frozen(&kafka);
     world.assert_all_delivered();
+    eprintln!("all was delivered {:.1} s after the thaw", at.elapsed().as_secs_f64());
     world.wait_confirmed(ARRIVAL);
     assert!(relay.process.exited().is_none());
 }
