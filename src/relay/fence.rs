@@ -9,7 +9,6 @@
 
 use std::time::Duration;
 
-use super::{Life, Relay};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::sink::{KafkaSink, Producer, Transactional};
@@ -57,24 +56,4 @@ pub(super) async fn own(
 pub(super) fn session_name(config: &Config) -> String {
     let what = if config.delivery.transactions.is_some() { "exactly-once" } else { "control" };
     format!("walrelay/{}/{what}", config.source.slot)
-}
-
-impl Relay {
-    /// Whether every session has a producer of its own.
-    pub(super) fn is_transactional(&self) -> bool {
-        self.config.delivery.transactions.is_some()
-    }
-
-    /// The end of a session's own producer. Nothing of it counts but what is committed.
-    pub(super) async fn retire(&mut self) {
-        if let Some(Life::Running(pipeline)) = &mut self.life {
-            if pipeline.publisher.has_open_transaction() {
-                self.telemetry.metrics.given_up_transactions.inc();
-            }
-            self.poison = std::mem::take(&mut pipeline.publisher.poison);
-            self.inside = pipeline.inside(&pipeline.stored_position());
-            self.begun = std::mem::take(&mut pipeline.begun);
-        }
-        self.end_life().await;
-    }
 }

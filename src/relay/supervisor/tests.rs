@@ -385,3 +385,12 @@ async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
 }
 
 mod letters;
+
+#[test]
+fn what_was_delivered_before_a_failover_says_nothing_of_the_new_timeline() {
+    let at = |lsn| Position::at(Lsn::new(lsn));
+    // P1: the old primary was at 300, the new one branched off at 200: its commits below 300 are new events.
+    assert_eq!(belongs(at(300), at(200), false), Belongs::ToAnotherServer);
+    assert_eq!(belongs(at(300), at(200), true), Belongs::Here);
+    assert_eq!(belongs(at(200), at(300), true), Belongs::ToThePast);
+}
