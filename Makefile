@@ -6,7 +6,7 @@ FEATURES = --no-default-features --features system,jemalloc,failpoints
 # The demo does without the allocator: its first line comes sooner.
 DEMO = --no-default-features --features system,failpoints
 
-.PHONY: help prerequisites build demo check fmt lint docs deny compose test test-long bench takeover exactly-once mutants
+.PHONY: help prerequisites build demo check fmt size lint docs deny compose test test-long bench takeover exactly-once mutants
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 16
@@ -23,10 +23,13 @@ demo: ## the main job on a private, throw-away Postgres, verified
 	cargo build --locked $(DEMO)
 	cargo run --locked --quiet $(DEMO) -- demo
 
-check: fmt compose lint docs deny ## what CI checks before it tests
+check: fmt size compose lint docs deny ## what CI checks before it tests
 
 fmt: ## formatting
 	cargo fmt --check --all
+
+size: ## how much code there is, by module, and what it may be at most
+	@scripts/size
 
 lint: ## clippy, warnings are errors
 	cargo clippy --locked --workspace --all-targets $(FEATURES) -- -D warnings
