@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::poll::{NEEDS_ORDER, Reader, TableFacts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quoted;
-use crate::relay::table::Task;
+use crate::relay::lease::Task;
 use crate::source::preflight;
 use crate::source::row_key::NEEDS_KEY;
 use crate::state::Rows;

@@ -16,8 +16,7 @@ use crate::postgres::sql::SqlSession;
 use crate::relay::fence;
 use crate::relay::recovery::{Plan, SlotIs, backlog, choices, plan, wants_backlog};
 use crate::relay::retention::Known;
-use crate::relay::session::{AnyStore, read_position, slot_now, watched};
-use crate::relay::table::Task;
+use crate::relay::store::{AnyStore, read_position, slot_now, watched};
 use crate::sink::{KafkaSink, Producer};
 use crate::source::control::Control;
 use crate::source::lease::{Hold, hold};
@@ -48,6 +47,18 @@ pub(super) enum Why {
     /// Somebody set these rows to pending again.
     Asked(Vec<RowId>),
     /// There can be no slot, or none is wanted; in a few words.
+    Poll(String),
+}
+
+/// What is to be done.
+pub(super) enum Task {
+    /// Make the slot, and read these rows first.
+    MakeSlot(Box<Plan>),
+    /// Go on with rows that were begun with.
+    GoOn,
+    /// Publish these rows again.
+    Again(Vec<RowId>),
+    /// Poll; why, in a few words.
     Poll(String),
 }
 

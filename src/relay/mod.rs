@@ -39,6 +39,7 @@ mod retrying;
 mod session;
 mod slot;
 pub mod stop;
+mod store;
 mod supervisor;
 mod table;
 mod table_loop;

@@ -4,10 +4,10 @@
 //! are to arrive exactly once, and only *then* read the stored position. Read before, it could be that of a relay that still
 //! had the slot and went on.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::config::{Config, Mode, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
@@ -16,22 +16,20 @@ use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
-use crate::relay::again;
 use crate::relay::fence;
 use crate::relay::fitness;
 use crate::relay::lease::Why;
 use crate::relay::recovery::wants_backlog;
 use crate::relay::retention::Known;
+use crate::relay::store::{AnyStore, fingerprints, read_position, slot_now, sorted, watched};
 use crate::sink::{KafkaSink, Producer};
 use crate::source::catalog::Fingerprint;
-use crate::source::control::{Control, ControlEnd, Pending, WalPosition, Watched};
+use crate::source::control::{Control, ControlEnd, WalPosition};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot};
 use crate::source::{Status, WalSource, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
-use crate::state::kafka::KafkaStore;
-use crate::state::postgres::{PostgresStore, SlotStore};
-use crate::state::{ServerIdentity, Store, Stored};
+use crate::state::{ServerIdentity, Stored};
 use crate::upkeep::Marker;
 use crate::upkeep::left_behind::{none_left_behind, still_none_left_behind};
 use crate::upkeep::parked::Waiting;
@@ -66,48 +64,6 @@ pub(super) struct Session {
     pub(super) sink: Option<KafkaSink>,
     /// What goes with every stored position.
     identity: Stored,
-}
-
-/// The configured [`Store`]; what it has is known to [`super::retention`].
-pub(super) struct AnyStore {
-    kind: AnyKind,
-    known: Known,
-    /// How long the last store took.
-    pub(super) took: Duration,
-}
-
-enum AnyKind {
-    Kafka(KafkaStore),
-    Postgres(PostgresStore),
-    Slot(SlotStore),
-}
-
-impl AnyStore {
-    /// What it has, as far as it counts.
-    pub(super) fn known(&self) -> &Known {
-        &self.known
-    }
-
-    async fn load(&mut self) -> Result<Option<Stored>> {
-        match &mut self.kind {
-            AnyKind::Kafka(store) => store.load().await,
-            AnyKind::Postgres(store) => store.load().await,
-            AnyKind::Slot(store) => store.load().await,
-        }
-    }
-
-    pub(super) async fn store(&mut self, stored: &Stored) -> Result<()> {
-        let began = Instant::now();
-        match &mut self.kind {
-            AnyKind::Kafka(store) => store.store(stored).await,
-            AnyKind::Postgres(store) => store.store(stored).await,
-            AnyKind::Slot(store) => store.store(stored).await,
-        }?;
-        self.took = began.elapsed();
-        // What is still to be caught up with is not published, whatever the snapshot says.
-        self.known.send_replace(Some(stored.clone()).filter(|_| stored.catch_up.is_none()));
-        Ok(())
-    }
 }
 
 /// What a look at server and slot came to.
@@ -333,83 +289,6 @@ fn needs_table(
     }
 }
 
-/// What the control session looks at.
-pub(super) fn watched(config: &Config) -> Watched {
-    Watched {
-        slot: config.source.slot.clone(),
-        publication: config.source.publication.clone(),
-        tables: config.outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect(),
-        pending: config.outboxes.iter().enumerate().filter_map(pending).collect(),
-        silence: config.source.wal_sender_timeout,
-    }
-}
-
-fn pending((outbox, of): (usize, &OutboxConfig)) -> Option<Pending> {
-    let (table, condition) = (of.source.table()?.clone(), of.upkeep.pending.clone()?);
-    Some(Pending {
-        outbox,
-        table,
-        key_columns: of.key_columns().cloned().collect(),
-        condition,
-        rows_max: again::ROWS_MAX,
-    })
-}
-
-fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
-    let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
-    let publication = &config.source.publication;
-    facts.catalogs.iter().zip(tables).map(|(catalog, table)| catalog.fingerprint(publication, table)).collect()
-}
-
-/// What slot and catalogs say now.
-pub(super) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
-    let fingerprints = fingerprints(config, facts);
-    SlotNow {
-        name: config.source.slot.to_string(),
-        confirmed_flush,
-        publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
-        table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
-        membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
-        message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
-    }
-}
-
-/// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes.
-pub(super) async fn read_position(
-    config: &Config,
-    producer: Producer,
-    control: &Control,
-    known: &Known,
-) -> Result<(AnyStore, Option<Stored>)> {
-    let mut told = false;
-    loop {
-        let read = async {
-            let kind = match config.state.store {
-                StoreKind::Kafka => {
-                    AnyKind::Kafka(KafkaStore::open(&config.kafka, &config.state, producer.clone()).await?)
-                }
-                StoreKind::Postgres => {
-                    AnyKind::Postgres(PostgresStore::open(control.clone(), config.state.key.as_str()).await?)
-                }
-                StoreKind::Slot => AnyKind::Slot(SlotStore),
-            };
-            let mut store = AnyStore { kind, known: Arc::clone(known), took: Duration::ZERO };
-            let loaded = store.load().await?;
-            Ok::<_, Error>((store, loaded))
-        };
-        match read.await {
-            Err(error) if error.kind() == Kind::KafkaUnreachable => {
-                if !std::mem::replace(&mut told, true) {
-                    let fix = error.what_to_do();
-                    tracing::warn!(%error, fix, "the stored position cannot be read yet; holding the slot until it can");
-                }
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-            other => return other,
-        }
-    }
-}
-
 /// Drives `work` to its end while the server is told every `every` that we are here (P5). Nothing is read.
 async fn hold<T>(
     stream: &mut WalStream,
@@ -431,10 +310,6 @@ async fn hold<T>(
             }
         }
     }
-}
-
-fn sorted<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
-    all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// The SQL session ended before the stream began.

@@ -22,7 +22,7 @@ use crate::poll::{Began, Reader, TableFacts, Which};
 use crate::position::{Lsn, Position};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::relay::fitness::{can_have_slot, can_poll, fits};
-use crate::relay::lease::Lease;
+use crate::relay::lease::{Lease, Task};
 use crate::relay::poison::Poison;
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::recovery::{Plan, which};
@@ -39,18 +39,6 @@ use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::left_behind::none_left_behind;
-
-/// What is to be done.
-pub(super) enum Task {
-    /// Make the slot, and read these rows first.
-    MakeSlot(Box<Plan>),
-    /// Go on with rows that were begun with.
-    GoOn,
-    /// Publish these rows again.
-    Again(Vec<RowId>),
-    /// Poll; why, in a few words.
-    Poll(String),
-}
 
 /// How long an idle poller may go without storing where it stands: it is nothing but a newer snapshot.
 const IDLE_STORE: Duration = Duration::from_secs(10);
