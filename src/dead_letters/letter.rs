@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
+use rdkafka::message::{BorrowedMessage, Message as _};
+
 use super::settled::Marker;
 use crate::config::is_topic;
 use crate::route::dead_letter::{
@@ -11,6 +13,7 @@ use crate::route::dead_letter::{
     ROW_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
 };
 use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
+use crate::sink::topic_reader;
 
 /// A header's name and value.
 pub type Header<'m> = (&'m str, Option<&'m [u8]>);
@@ -56,6 +59,19 @@ pub struct Incoming<'m> {
     pub value: Option<&'m [u8]>,
     /// Its headers in order; `None` where they cannot be read.
     pub headers: Option<Vec<Header<'m>>>,
+}
+
+impl<'m> Incoming<'m> {
+    /// The record in `message`.
+    pub(super) fn of(message: &'m BorrowedMessage<'_>) -> Incoming<'m> {
+        Incoming {
+            at: At { partition: message.partition(), offset: message.offset() },
+            time_ms: message.timestamp().to_millis(),
+            key: message.key(),
+            value: message.payload(),
+            headers: topic_reader::headers(message),
+        }
+    }
 }
 
 /// What a record is.

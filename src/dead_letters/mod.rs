@@ -5,7 +5,6 @@
 //! | [`letter`] | one record of the topic: a letter, a marker, or nothing of ours |
 //! | [`settled`] | markers: which letters were sent again or dropped |
 //! | [`wanted`] | which letters were asked for |
-//! | [`topic`] | the topic, read from its beginning to the end it has |
 //! | [`scan`] | markers first, then letters |
 //! | [`settling`] | letters sent to where they were for, and marked |
 //!
@@ -17,7 +16,6 @@ pub mod letter;
 pub mod scan;
 pub mod settled;
 pub mod settling;
-pub mod topic;
 pub mod wanted;
 
 pub use letter::{At, Entry, Letter, Unsendable};

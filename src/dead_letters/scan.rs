@@ -5,12 +5,15 @@ use std::ops::ControlFlow;
 
 use serde::Serialize;
 
-use super::letter::{At, Entry, Letter};
+use super::letter::{At, Entry, Incoming, Letter};
 use super::settled::{Marker, Outcome, Settled};
-use super::topic::{Reader, Spans};
 use super::wanted::{Fit, Wanted};
 use crate::error::Result;
 use crate::sink::options::Options;
+use crate::sink::topic_reader::{Isolation, Spans, TopicReader};
+
+/// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
+const GROUP: &str = "walrelay-dead-letters";
 
 /// Classes that are counted one by one: there are three, and what a header says may be anything.
 const CLASSES_MAX: usize = 20;
@@ -46,7 +49,8 @@ pub type Say<'s> = &'s mut dyn FnMut(u64, u64);
 
 /// The topic as it was when this was opened: what comes later is not in it.
 pub struct Scan {
-    reader: Reader,
+    reader: TopicReader,
+    topic: String,
     spans: Spans,
     settled: Settled,
     /// The last marker of each letter that was asked for by its place.
@@ -59,20 +63,24 @@ impl Scan {
     /// Two bits are kept for each letter.
     ///
     /// # Errors
-    /// As [`Reader::open`].
+    /// `Kind::Config` where no client can be made of `options`, which are those of [`Options::reader`];
+    /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
     pub fn open(options: Options, topic: &str, wanted: &Wanted, say: Say<'_>) -> Result<Option<Scan>> {
-        let Some(reader) = Reader::open(options, topic)? else { return Ok(None) };
-        let mut spans = match wanted.since_ms {
-            Some(since_ms) => reader.since(since_ms)?,
-            None => reader.spans().clone(),
-        };
+        let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, None)?;
+        let mut spans = reader.spans(topic)?;
+        if spans.is_empty() {
+            return Ok(None);
+        }
+        if let Some(since_ms) = wanted.since_ms {
+            spans = reader.since(topic, spans, since_ms)?;
+        }
         narrow(&mut spans, wanted);
         let (mut settled, mut markers) = (Settled::default(), BTreeMap::new());
         let (mut read, total) = (0, records(&spans));
-        reader.read(&spans, &mut |record| {
+        reader.read(topic, &spans, &mut |message| {
             read += 1;
             say(read, total);
-            if let Entry::Marker(found) = Entry::of(record) {
+            if let Entry::Marker(found) = Entry::of(&Incoming::of(message)) {
                 settled.take(&found);
                 if wanted.letters.contains(&found.letter) {
                     markers.insert(found.letter, found);
@@ -80,7 +88,7 @@ impl Scan {
             }
             ControlFlow::Continue(())
         })?;
-        Ok(Some(Scan { reader, spans, settled, markers }))
+        Ok(Some(Scan { reader, topic: topic.to_owned(), spans, settled, markers }))
     }
 
     /// The last marker of a letter that was asked for by its place.
@@ -92,7 +100,7 @@ impl Scan {
     /// is counted is what was read.
     ///
     /// # Errors
-    /// As [`Reader::read`].
+    /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
     pub fn letters(
         &self,
         wanted: &Wanted,
@@ -102,10 +110,11 @@ impl Scan {
     ) -> Result<Counts> {
         let mut counts = Counts::default();
         let (mut read, total) = (0, records(&self.spans));
-        self.reader.read(&self.spans, &mut |record| {
+        self.reader.read(&self.topic, &self.spans, &mut |message| {
             read += 1;
             say(read, total);
-            let letter = match Entry::of(record) {
+            let record = Incoming::of(message);
+            let letter = match Entry::of(&record) {
                 Entry::Letter(letter) => letter,
                 Entry::Marker(_) => return ControlFlow::Continue(()),
                 Entry::Foreign => {

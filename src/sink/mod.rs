@@ -6,8 +6,7 @@
 //! | [`faults`] | error code to what becomes of the relay |
 //! | [`connection`] | whether Kafka answers |
 //! | `closing` | letting go of a client without waiting for its threads |
-//! | `reading` | what clients that only read share |
-//! | `consumer`, [`tail`] | reading: a client that leaves no trace, and the newest records of a topic |
+//! | `topic_reader`, [`tail`] | reading: topics between known offsets, and the newest records of a topic |
 //! | [`redact`] | secrets out of librdkafka's words |
 //! | `context` | librdkafka's callbacks, on its polling thread |
 //! | `apart` | records that may be refused, through a producer beside the other |
@@ -25,7 +24,6 @@ mod apart;
 mod bootstrap;
 mod closing;
 pub mod connection;
-pub(crate) mod consumer;
 mod context;
 pub(crate) mod denied;
 mod doubt;
@@ -39,14 +37,14 @@ mod polled;
 mod probe;
 pub mod producer;
 pub mod properties;
-pub(crate) mod reading;
 pub mod redact;
 pub mod tail;
+pub(crate) mod topic_reader;
 mod transaction;
 
 pub(crate) use closing::close_aside;
 pub use connection::Connection;
-pub(crate) use context::{code, log};
+pub(crate) use context::code;
 pub use kafka::KafkaSink;
 #[cfg(test)]
 pub(crate) use placement::{hash, partition};

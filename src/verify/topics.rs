@@ -1,48 +1,33 @@
 //! Topics, read to their ends as often as it takes. Blocks; meant for a thread of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message};
-use rdkafka::{Offset, TopicPartitionList};
 
 use super::compare::{Comparison, Delivered};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::route::REPLAY_HEADER;
-use crate::sink::consumer::{heals, is_young};
-use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
-use crate::sink::reading::{self, Listening};
+use crate::sink::topic_reader::{Isolation, Spans, TopicReader, headers};
 
 /// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
 const GROUP: &str = "walrelay-verify";
-/// How long a question may take.
-const ASK_TIMEOUT: Duration = Duration::from_secs(15);
-/// Reading gives up after this long without a record or an end.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(100);
 /// Between two looks for what has not arrived yet.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Is told how far it is: the topic, which of how many it is, and the records of it so far.
 pub type Progress<'p> = &'p mut dyn FnMut(&str, usize, usize, u64);
 
-/// A partition, and how far it was read.
-#[derive(Debug, Default)]
-struct Partition {
-    next: i64,
-    end: i64,
-}
-
 /// Reads topics into a [`Comparison`]. It is in no consumer group, commits nothing and makes no topic.
 pub struct Reader {
-    client: BaseConsumer<Listening>,
+    reader: TopicReader,
     id_headers: Vec<String>,
     /// Where to begin in time, in milliseconds since the Unix epoch.
     since_ms: Option<i64>,
-    read: BTreeMap<String, BTreeMap<i32, Partition>>,
+    /// By topic and partition, the offset behind what was read.
+    read: BTreeMap<String, BTreeMap<i32, i64>>,
     cut: BTreeSet<String>,
 }
 
@@ -52,17 +37,17 @@ impl Reader {
     /// the broker can tell.
     ///
     /// # Errors
-    /// [`Kind::Config`] where no client can be made.
+    /// `Kind::Config` where no client can be made.
     pub fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<Reader> {
-        let client = reading::reader(options, GROUP)?;
-        Ok(Reader { client, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
+        let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, None)?;
+        Ok(Reader { reader, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
     }
 
     /// Reads every topic of `comparison` to the end it has when its turn comes; then, until `deadline`, again those to
     /// which a row is owed. What is owed afterwards was not there when the deadline had passed.
     ///
     /// # Errors
-    /// [`Kind::KafkaUnreachable`] and [`Kind::KafkaRefused`].
+    /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
     pub fn read(&mut self, comparison: &mut Comparison, deadline: Instant, progress: Progress<'_>) -> Result<()> {
         let topics: Vec<String> = comparison.topics().map(str::to_owned).collect();
         let mut left: Vec<&String> = topics.iter().collect();
@@ -85,133 +70,46 @@ impl Reader {
         (absent.collect(), self.cut.iter().cloned().collect())
     }
 
+    /// Reads what came to `topic` since it was read last.
     fn topic(&mut self, topic: &str, into: &mut Comparison, progress: &mut dyn FnMut(u64)) -> Result<()> {
-        let mut partitions = self.read.remove(topic).unwrap_or_default();
-        self.look(topic, &mut partitions)?;
-        let read = self.read_to_ends(topic, &mut partitions, into, progress);
-        self.read.insert(topic.to_owned(), partitions);
-        read
-    }
-
-    /// Which partitions there are, and where they end now.
-    fn look(&mut self, topic: &str, partitions: &mut BTreeMap<i32, Partition>) -> Result<()> {
-        use RDKafkaErrorCode as Code;
-        let metadata =
-            self.client.fetch_metadata(Some(topic), ASK_TIMEOUT).map_err(|error| self.explain(&error, topic))?;
-        let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else { return Ok(()) };
-        match found.error().map(Code::from) {
-            None => {}
-            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::LeaderNotAvailable) => return Ok(()),
-            Some(code) => return Err(faults::explain(code, Subject { topic: Some(topic), ..Subject::default() })),
-        }
-        let ids: Vec<i32> = found.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect();
-        let fresh: Vec<i32> = ids.iter().copied().filter(|id| !partitions.contains_key(id)).collect();
-        let begins = self.begins(topic, &fresh)?;
-        for id in ids {
-            let (low, end) = self.watermarks(topic, id)?;
-            let begin = begins.get(&id).copied().map_or(low, |begin| begin.max(low));
-            if low > 0 && begin == low && !partitions.contains_key(&id) {
-                self.cut.insert(topic.to_owned());
-            }
-            partitions.entry(id).or_insert(Partition { next: begin, end }).end = end;
-        }
+        let read = self.read.get(topic).cloned().unwrap_or_default();
+        let spans = self.unread(topic, &read)?;
+        let mut records = 0;
+        self.reader.read(topic, &spans, &mut |message| {
+            into.record(topic, &self.delivered(message));
+            records += 1;
+            progress(records);
+            ControlFlow::Continue(())
+        })?;
+        let ends = spans.into_iter().map(|(id, span)| (id, span.end));
+        self.read.entry(topic.to_owned()).or_default().extend(ends);
         Ok(())
     }
 
-    /// Where a partition begins and ends. One that came into being this moment has a leader the next.
-    fn watermarks(&self, topic: &str, id: i32) -> Result<(i64, i64)> {
-        let until = Instant::now() + ASK_TIMEOUT;
-        loop {
-            match self.client.fetch_watermarks(topic, id, ASK_TIMEOUT) {
-                Err(error) if is_young(&error) && Instant::now() < until => std::thread::sleep(LEADER_PAUSE),
-                answer => return answer.map_err(|error| self.explain(&error, topic)),
-            }
+    /// What of `topic` is behind the offsets in `read`, up to the ends it has now.
+    fn unread(&mut self, topic: &str, read: &BTreeMap<i32, i64>) -> Result<Spans> {
+        let mut spans = self.reader.spans(topic)?;
+        let mut fresh = spans.clone();
+        fresh.retain(|id, _| !read.contains_key(id));
+        if let Some(since_ms) = self.since_ms {
+            fresh = self.reader.since(topic, fresh, since_ms)?;
         }
-    }
-
-    /// Where partitions begin in time; nothing for those that begin at their beginning.
-    fn begins(&self, topic: &str, partitions: &[i32]) -> Result<BTreeMap<i32, i64>> {
-        let Some(since_ms) = self.since_ms.filter(|_| !partitions.is_empty()) else { return Ok(BTreeMap::new()) };
-        let mut asked = TopicPartitionList::new();
-        for id in partitions {
-            asked
-                .add_partition_offset(topic, *id, Offset::Offset(since_ms))
-                .map_err(|error| self.explain(&error, topic))?;
-        }
-        let found = self.client.offsets_for_times(asked, ASK_TIMEOUT).map_err(|error| self.explain(&error, topic))?;
-        let begin = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| match element.offset() {
-            Offset::Offset(offset) => Some((element.partition(), offset)),
-            // None is as young.
-            Offset::End => Some((element.partition(), i64::MAX)),
-            Offset::Beginning | Offset::Stored | Offset::Invalid | Offset::OffsetTail(_) => None,
-        };
-        Ok(found.elements().iter().filter_map(begin).collect())
-    }
-
-    fn read_to_ends(
-        &self,
-        topic: &str,
-        partitions: &mut BTreeMap<i32, Partition>,
-        into: &mut Comparison,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<()> {
-        let mut assignment = TopicPartitionList::new();
-        let mut left = 0;
-        for (id, partition) in partitions.iter_mut() {
-            partition.next = partition.next.min(partition.end.max(0));
-            if partition.next < partition.end {
-                left += 1;
-                assignment
-                    .add_partition_offset(topic, *id, Offset::Offset(partition.next))
-                    .map_err(|error| self.explain(&error, topic))?;
-            }
-        }
-        if left == 0 {
-            return Ok(());
-        }
-        self.client.assign(&assignment).map_err(|error| self.explain(&error, topic))?;
-        let mut heard = Instant::now();
-        let mut records = 0;
-        while left > 0 {
-            if heard.elapsed() > SILENCE_TIMEOUT {
-                let seconds = SILENCE_TIMEOUT.as_secs();
-                let cause = format!("topic {topic} could not be read to its end: nothing came for {seconds} s");
-                return Err(reading::refusal(&self.client).unwrap_or_else(|| Error::new(Kind::KafkaUnreachable, cause)));
-            }
-            let (id, next) = match self.client.poll(POLL) {
-                None => continue,
-                // What was fetched for another topic, or lies behind the end, is not asked for.
-                Some(Ok(message)) if message.topic() != topic => continue,
-                Some(Ok(message)) => {
-                    let (id, offset) = (message.partition(), message.offset());
-                    let known = partitions.get(&id);
-                    if known.is_some_and(|partition| (partition.next..partition.end).contains(&offset)) {
-                        into.record(topic, &self.delivered(&message));
-                        records += 1;
-                        progress(records);
-                    }
-                    (id, offset + 1)
-                }
-                // The last offsets may hold nothing that can be read: compacted away, or a transaction's end.
-                Some(Err(KafkaError::PartitionEOF(id))) => (id, i64::MAX),
-                Some(Err(error)) if heals(&error) => {
-                    tracing::debug!(topic, %error, "reading");
-                    continue;
-                }
-                Some(Err(error)) => return Err(self.explain(&error, topic)),
+        for (id, span) in &mut spans {
+            let Some(begin) = fresh.get(id).map(|fresh| fresh.start) else {
+                span.start = read.get(id).copied().unwrap_or(span.start).min(span.end);
+                continue;
             };
-            heard = Instant::now();
-            let Some(partition) = partitions.get_mut(&id) else { continue };
-            if partition.next < partition.end {
-                partition.next = next.clamp(partition.next, partition.end);
-                left -= usize::from(partition.next >= partition.end);
+            let may_lack_records = self.since_ms.is_none() || !span.is_empty();
+            if span.start > 0 && begin == span.start && may_lack_records {
+                self.cut.insert(topic.to_owned());
             }
+            span.start = begin;
         }
-        self.client.unassign().map_err(|error| self.explain(&error, topic))
+        Ok(spans)
     }
 
     fn delivered<'m>(&self, message: &'m BorrowedMessage<'_>) -> Delivered<'m> {
-        let headers = reading::headers(message).unwrap_or_default();
+        let headers = headers(message).unwrap_or_default();
         let value = |name: &str| headers.iter().find(|(found, _)| *found == name);
         Delivered {
             partition: message.partition(),
@@ -221,11 +119,4 @@ impl Reader {
             is_replay: value(REPLAY_HEADER).is_some(),
         }
     }
-
-    fn explain(&self, error: &KafkaError, topic: &str) -> Error {
-        reading::explain(&self.client, error, topic)
-    }
 }
-
-/// How soon a partition without a leader is asked for again.
-const LEADER_PAUSE: Duration = Duration::from_millis(100);

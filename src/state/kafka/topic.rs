@@ -8,11 +8,12 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::metadata::Metadata;
 
 use super::ASK_TIMEOUT;
-use super::reader::{self, Quiet};
+use super::reader::GROUP;
 use crate::error::{Error, Kind, Result};
 use crate::sink::close_aside;
 use crate::sink::faults::{self, Subject};
 use crate::sink::options::Options;
+use crate::sink::topic_reader::{Isolation, Listening, consumer};
 
 /// Replicas of a topic we create, where there are as many brokers.
 const REPLICAS_MAX: usize = 3;
@@ -23,17 +24,17 @@ const SETTINGS: &[(&str, &str)] =
 
 /// Creates the topic where it is missing; otherwise says whether it is fit.
 pub(super) fn prepare(options: Options, topic: &str) -> Result<()> {
-    let admin: AdminClient<Quiet> = options
+    let admin: AdminClient<Listening> = options
         .client
-        .create_with_context(Quiet(options.redactor.clone()))
+        .create_with_context(Listening::new(options.redactor.clone()))
         .map_err(|error| options.creation_error(&error))?;
-    let consumer = reader::consumer(options, reader::Sees::Committed)?;
+    let consumer = consumer(options, GROUP, Isolation::ReadCommitted)?;
     let prepared = create_missing(&admin, &consumer, topic);
     close_aside((admin, consumer));
     prepared
 }
 
-fn create_missing(admin: &AdminClient<Quiet>, consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<()> {
+fn create_missing(admin: &AdminClient<Listening>, consumer: &BaseConsumer<Listening>, topic: &str) -> Result<()> {
     let seen = look(consumer, topic)?;
     if seen.partitions.is_some() {
         return verify(admin, topic, &seen);
@@ -55,7 +56,7 @@ fn create_missing(admin: &AdminClient<Quiet>, consumer: &BaseConsumer<Quiet>, to
 
 /// Whether there is such a topic.
 pub(super) fn exists(options: Options, topic: &str) -> Result<bool> {
-    let consumer = reader::consumer(options, reader::Sees::Committed)?;
+    let consumer = consumer(options, GROUP, Isolation::ReadCommitted)?;
     let seen = look(&consumer, topic);
     close_aside(consumer);
     Ok(seen?.partitions.is_some())
@@ -71,9 +72,9 @@ struct Seen {
 }
 
 /// Asks for one topic without creating it.
-fn look(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<Seen> {
+fn look(consumer: &BaseConsumer<Listening>, topic: &str) -> Result<Seen> {
     let metadata: Metadata =
-        consumer.fetch_metadata(Some(topic), ASK_TIMEOUT).map_err(|error| reader::explain(&error, topic))?;
+        consumer.fetch_metadata(Some(topic), ASK_TIMEOUT).map_err(|error| explain(&error, topic))?;
     let brokers = metadata.brokers().iter().map(rdkafka::metadata::MetadataBroker::id).collect();
     let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
         return Ok(Seen { brokers, partitions: None, replicas: 0 });
@@ -86,11 +87,11 @@ fn look(consumer: &BaseConsumer<Quiet>, topic: &str) -> Result<Seen> {
         Some(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic) => {
             Ok(Seen { brokers, partitions: None, replicas: 0 })
         }
-        Some(code) => Err(reader::explain(&KafkaError::MetadataFetch(code), topic)),
+        Some(code) => Err(explain(&KafkaError::MetadataFetch(code), topic)),
     }
 }
 
-fn create(admin: &AdminClient<Quiet>, topic: &str, brokers: usize) -> Result<()> {
+fn create(admin: &AdminClient<Listening>, topic: &str, brokers: usize) -> Result<()> {
     let replicas = brokers.clamp(1, REPLICAS_MAX);
     let mut new = NewTopic::new(topic, 1, TopicReplication::Fixed(i32::try_from(replicas).unwrap_or(1)));
     for (name, value) in SETTINGS {
@@ -101,7 +102,7 @@ fn create(admin: &AdminClient<Quiet>, topic: &str, brokers: usize) -> Result<()>
     }
     let options = AdminOptions::new().request_timeout(Some(ASK_TIMEOUT)).operation_timeout(Some(ASK_TIMEOUT));
     let created = tokio::runtime::Handle::current().block_on(admin.create_topics([&new], &options));
-    let results = created.map_err(|error| reader::explain(&error, topic))?;
+    let results = created.map_err(|error| explain(&error, topic))?;
     match results.into_iter().next() {
         Some(Ok(_)) => {
             tracing::info!(topic, replicas, "created the topic that keeps the position");
@@ -122,7 +123,7 @@ fn create(admin: &AdminClient<Quiet>, topic: &str, brokers: usize) -> Result<()>
     }
 }
 
-fn verify(admin: &AdminClient<Quiet>, topic: &str, seen: &Seen) -> Result<()> {
+fn verify(admin: &AdminClient<Listening>, topic: &str, seen: &Seen) -> Result<()> {
     let partitions = seen.partitions.unwrap_or_default();
     if partitions != 1 {
         let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
@@ -157,7 +158,7 @@ fn verify(admin: &AdminClient<Quiet>, topic: &str, seen: &Seen) -> Result<()> {
 }
 
 /// The policy, or why it is not known. Any broker knows; asked by default is the controller, which may be out of reach.
-fn cleanup_policy(admin: &AdminClient<Quiet>, topic: &str, broker: Option<i32>) -> Result<String, String> {
+fn cleanup_policy(admin: &AdminClient<Listening>, topic: &str, broker: Option<i32>) -> Result<String, String> {
     let options = AdminOptions::new().request_timeout(Some(ASK_TIMEOUT)).broker_id(broker);
     let resource = ResourceSpecifier::Topic(topic);
     let asked = admin.describe_configs([&resource], &options);
@@ -168,4 +169,22 @@ fn cleanup_policy(admin: &AdminClient<Quiet>, topic: &str, broker: Option<i32>) 
     // The client library keeps a refusal to itself and leaves the settings out.
     let hidden = || "the Kafka user may not see its settings (DescribeConfigs)".to_owned();
     entry.and_then(|entry| entry.value.clone()).ok_or_else(hidden)
+}
+
+/// An error of a client in the operator's words.
+fn explain(error: &KafkaError, topic: &str) -> Error {
+    let code = faults::of_known(crate::sink::code(error));
+    let error = faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
+    if error.kind() != Kind::TopicRefused {
+        return error;
+    }
+    // No event waits for the topic.
+    let refused = error.with_kind(Kind::KafkaRefused);
+    if code != RDKafkaErrorCode::TopicAuthorizationFailed {
+        return refused;
+    }
+    refused.remedy(format!(
+        "grant what the position needs: kafka-acls --add --allow-principal User:… --operation Read --operation Write \
+         --operation Describe --topic {topic}"
+    ))
 }
