@@ -26,13 +26,13 @@ use tokio_postgres::Client;
 
 pub use postgres::PrivatePostgres;
 pub use relay::{RunningRelay, Target, start_relay};
-pub use report::Report;
+pub use report::{Report, memory_bytes};
 
 use crate::error::{Error, Kind, Result};
 use broker::Broker;
 use consumer::Consumer;
 use progress::Progress;
-use report::{Setting, peak_memory_bytes};
+use report::Setting;
 use workload::{OUTBOX_TABLE, Workload};
 
 const TYPES: [&str; 2] = ["order", "invoice"];
@@ -154,7 +154,7 @@ async fn run_against(
     let (verdict, seconds) =
         relay_under_load(options, &server, broker, &load, start, &mut progress, &mut client).await?;
     let setting = Setting { seconds, seed, postgres: major, is_mock: broker.is_mock() };
-    Ok(Report::new(verdict, &setting, peak_memory_bytes()))
+    Ok(Report::new(verdict, &setting, memory_bytes(std::process::id(), "VmHWM:")))
 }
 
 fn topics_of(load: &workload::Settings) -> Vec<String> {
