@@ -42,6 +42,9 @@ const PUBLICATION: &str = "walrelay_demo";
 const TOPIC_PREFIX: &str = "outbox.event.";
 const ID_HEADER: &str = "id";
 
+/// Commit times make latencies; a relay that is gone is noticed soon.
+const POSTGRES_CONFIGURATION: &str = "track_commit_timestamp = on\nwal_sender_timeout = 5s\n";
+
 /// Events that do not come for this long, with the writers quiet, do not come at all.
 const QUIET: Duration = Duration::from_secs(15);
 
@@ -133,8 +136,14 @@ async fn run_against(
     let types = TYPES.map(|kind| if broker.is_mock() { kind.to_owned() } else { format!("{kind}-{run}") });
 
     progress.say("starting a private Postgres");
-    let settings = postgres::Settings { bin: options.postgres_bin.clone(), password: true, ..Default::default() };
-    let server = PrivatePostgres::start(settings).await?;
+    let settings = postgres::Settings {
+        bin: options.postgres_bin.clone(),
+        dir: None,
+        password: true,
+        configuration: POSTGRES_CONFIGURATION.to_owned(),
+    };
+    let started = tokio::task::spawn_blocking(|| PrivatePostgres::start(settings)).await;
+    let server = started.map_err(|error| Error::new(Kind::Bug, format!("starting Postgres: {error}")))??;
     let load = workload::Settings {
         writers: options.writers.into(),
         aggregates: usize::try_from(options.aggregates).unwrap_or(usize::MAX),

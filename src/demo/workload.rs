@@ -395,7 +395,8 @@ mod tests {
 
     #[tokio::test]
     async fn it_leaves_an_outbox_whose_versions_have_no_gaps_and_agree_with_the_counters() {
-        let server = PrivatePostgres::start(PostgresSettings::default()).await.unwrap();
+        let configuration = "track_commit_timestamp = on".to_owned();
+        let server = PrivatePostgres::start(PostgresSettings { configuration, ..Default::default() }).unwrap();
         let mut client = server.connect().await.unwrap();
         let settings = Settings { writers: 4, aggregates: 5, reconnect: true, ..Settings::default() };
         prepare(&client, &settings).await.unwrap();
@@ -425,14 +426,14 @@ mod tests {
 
     #[tokio::test]
     async fn it_goes_on_after_a_crash_of_the_server_when_told_to() {
-        let mut server = PrivatePostgres::start(PostgresSettings::default()).await.unwrap();
+        let mut server = PrivatePostgres::start(PostgresSettings::default()).unwrap();
         let settings = Settings { writers: 2, reconnect: true, ..Settings::default() };
         prepare(&server.connect().await.unwrap(), &settings).await.unwrap();
         let workload = Workload::start(&server.client_config(), &settings);
         let deadline = Instant::now() + Duration::from_secs(60);
         assert!(committed_at_least(&workload, 50, deadline).await);
         server.kill().unwrap();
-        server.restart().await.unwrap();
+        server.launch().unwrap();
         let before = workload.counts().committed_events.load(Ordering::Relaxed);
         assert!(committed_at_least(&workload, before + 50, deadline).await);
         let counts = workload.stop().await.unwrap();
