@@ -153,7 +153,7 @@ async fn run_against(
         ..workload::Settings::default()
     };
     let mut client = server.connect().await?;
-    workload::prepare(&client, &load).await?;
+    workload::prepare(&client).await?;
     make_slot(&client).await?;
     broker.create_topics(topics_of(&load), PARTITIONS).await?;
 
@@ -262,7 +262,7 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 let sql = "select id::text, aggregatetype, aggregateid, payload::text from outbox
-                     order by aggregateid, (payload->>'version')::bigint";
+                     order by aggregateid, (payload->>'v')::bigint";
                 let mut rows = client.query(sql, &[]).await.unwrap();
                 spoil(&mut rows);
                 let producer: BaseProducer = ClientConfig::new()
