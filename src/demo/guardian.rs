@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 /// `QUIT` lets Postgres give its shared memory back. All processes together have five seconds until they are killed.
+/// A server with a guardian of its own may still write into the directory, so its removal is tried for five seconds too.
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM
 pids=
@@ -27,7 +28,7 @@ for each in $pids; do
   kill -s KILL "$each"
 done
 [ -n "$1" ] || exit 0
-for attempt in 1 2 3 4 5; do rm -rf -- "$1" && exit 0; sleep 0.5; done
+for attempt in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$1" && exit 0; sleep 0.5; done
 "#;
 
 /// The guardian of any number of processes and of at most one directory.

@@ -26,13 +26,13 @@ use tokio_postgres::Client;
 
 pub use postgres::PrivatePostgres;
 pub use relay::{RunningRelay, Target, start_relay};
-pub use report::Report;
+pub use report::{Report, memory_bytes};
 
 use crate::error::{Error, Kind, Result};
 use broker::Broker;
 use consumer::Consumer;
 use progress::Progress;
-use report::{Setting, peak_memory_bytes};
+use report::Setting;
 use workload::{OUTBOX_TABLE, Workload};
 
 const TYPES: [&str; 2] = ["order", "invoice"];
@@ -41,6 +41,9 @@ const SLOT: &str = "demo";
 const PUBLICATION: &str = "walrelay_demo";
 const TOPIC_PREFIX: &str = "outbox.event.";
 const ID_HEADER: &str = "id";
+
+/// Commit times make latencies; a relay that is gone is noticed soon.
+const POSTGRES_CONFIGURATION: &str = "track_commit_timestamp = on\nwal_sender_timeout = 5s\n";
 
 /// Events that do not come for this long, with the writers quiet, do not come at all.
 const QUIET: Duration = Duration::from_secs(15);
@@ -133,8 +136,14 @@ async fn run_against(
     let types = TYPES.map(|kind| if broker.is_mock() { kind.to_owned() } else { format!("{kind}-{run}") });
 
     progress.say("starting a private Postgres");
-    let settings = postgres::Settings { bin: options.postgres_bin.clone(), password: true, ..Default::default() };
-    let server = PrivatePostgres::start(settings).await?;
+    let settings = postgres::Settings {
+        bin: options.postgres_bin.clone(),
+        dir: None,
+        password: true,
+        configuration: POSTGRES_CONFIGURATION.to_owned(),
+    };
+    let started = tokio::task::spawn_blocking(|| PrivatePostgres::start(settings)).await;
+    let server = started.map_err(|error| Error::new(Kind::Bug, format!("starting Postgres: {error}")))??;
     let load = workload::Settings {
         writers: options.writers.into(),
         aggregates: usize::try_from(options.aggregates).unwrap_or(usize::MAX),
@@ -144,7 +153,7 @@ async fn run_against(
         ..workload::Settings::default()
     };
     let mut client = server.connect().await?;
-    workload::prepare(&client, &load).await?;
+    workload::prepare(&client).await?;
     make_slot(&client).await?;
     broker.create_topics(topics_of(&load), PARTITIONS).await?;
 
@@ -154,7 +163,7 @@ async fn run_against(
     let (verdict, seconds) =
         relay_under_load(options, &server, broker, &load, start, &mut progress, &mut client).await?;
     let setting = Setting { seconds, seed, postgres: major, is_mock: broker.is_mock() };
-    Ok(Report::new(verdict, &setting, peak_memory_bytes()))
+    Ok(Report::new(verdict, &setting, memory_bytes(std::process::id(), "VmHWM:")))
 }
 
 fn topics_of(load: &workload::Settings) -> Vec<String> {
@@ -253,7 +262,7 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 let sql = "select id::text, aggregatetype, aggregateid, payload::text from outbox
-                     order by aggregateid, (payload->>'version')::bigint";
+                     order by aggregateid, (payload->>'v')::bigint";
                 let mut rows = client.query(sql, &[]).await.unwrap();
                 spoil(&mut rows);
                 let producer: BaseProducer = ClientConfig::new()

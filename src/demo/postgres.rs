@@ -1,13 +1,14 @@
-//! A private Postgres: its own directory, its own port, gone when it is dropped.
+//! A private Postgres: its own directory, its own port, gone when it is dropped. What starts and stops it blocks.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -21,41 +22,51 @@ use crate::error::{Error, Kind, Result};
 /// The superuser, and the database everything happens in.
 pub const USER: &str = "postgres";
 
-/// From spawn to the first connection, crash recovery included.
+/// From spawn until the server takes connections, crash recovery included.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often a condition of the server is looked at while it is waited for.
 const POLL: Duration = Duration::from_millis(20);
 
+/// Between two attempts to start.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Another process may take the port between our look and the server's bind.
+const FIRST_START_ATTEMPTS: u32 = 5;
+
+/// Processes of a killed postmaster hold on to its shared memory until they notice.
+const RESTART_ATTEMPTS: u32 = 400;
+
 /// Socket paths are cut here on the least of the systems.
 const SOCKET_DIR_BYTES_MAX: usize = 80;
 
-/// What the server should be like. The default is for tests and the demo: fast, not durable across power loss.
-#[derive(Debug, Clone)]
+/// The head of `postgresql.conf`: ready for logical replication, fast, not durable across power loss. Dynamic shared memory
+/// is in files of the data directory, so that not even a crash leaves any behind.
+const CONFIGURATION: &str = "
+listen_addresses = '127.0.0.1'
+wal_level = logical
+max_wal_senders = 20
+max_replication_slots = 20
+shared_buffers = 64MB
+fsync = off
+full_page_writes = off
+dynamic_shared_memory_type = mmap
+logging_collector = off
+log_timezone = UTC
+";
+
+/// What the server should be like.
+#[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// Directory of `postgres` and `initdb`; searched for where `None`.
     pub bin: Option<PathBuf>,
-    /// Whether it survives loss of power. It survives a kill of its processes either way.
-    pub fsync: bool,
-    /// Its `wal_sender_timeout`.
-    pub wal_sender_timeout: Duration,
+    /// An existing directory for data, log and socket, which stays. Where `None`, a temporary one, which is removed.
+    pub dir: Option<PathBuf>,
     /// Ask for a random password on TCP, so that other users of the machine cannot get in. Off: anybody who reaches
     /// the loopback interface is superuser of this server.
     pub password: bool,
-    /// Further settings by name, which win over all others.
-    pub extra: Vec<(String, String)>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            bin: None,
-            fsync: false,
-            wal_sender_timeout: Duration::from_secs(5),
-            password: false,
-            extra: Vec::new(),
-        }
-    }
+    /// Further lines of `postgresql.conf`, which win over those that every private server has.
+    pub configuration: String,
 }
 
 /// How a server is told to stop.
@@ -67,49 +78,136 @@ pub enum Stop {
     Immediate,
 }
 
-/// A Postgres of our own. Dropping it stops it and removes its directory, and so does the end of this process, however
-/// it ends.
+/// A Postgres of our own. Dropping it stops it and removes its temporary directory, and so does the end of this process,
+/// however it ends.
 #[derive(Debug)]
 pub struct PrivatePostgres {
     binaries: Binaries,
-    settings: Settings,
+    configuration: String,
     user: Option<OsUser>,
+    /// 0 before the first start.
     port: u16,
     password: Option<String>,
     child: Option<Child>,
     guardian: Guardian,
-    dir: TempDir,
+    dir: PathBuf,
+    _temporary: Option<TempDir>,
 }
 
 impl PrivatePostgres {
-    /// Makes a cluster in a new directory, starts it on a free port and waits until it takes connections.
+    /// Makes a cluster, starts it on a free port and waits until it takes connections.
     ///
     /// # Errors
     /// [`Kind::Prerequisite`] or [`Kind::Config`] where Postgres is not to be had or does not start; the end of its
     /// log is in the cause.
-    pub async fn start(settings: Settings) -> Result<Self> {
-        let asked = settings.bin.clone();
-        let found = tokio::task::spawn_blocking(move || Binaries::find(asked.as_deref())).await;
-        let binaries = found.map_err(|error| Error::new(Kind::Bug, format!("looking for Postgres: {error}")))??;
-        let user = OsUser::instead_of_root()?;
-        let dir = tempfile::Builder::new().prefix("walrelay-").tempdir_in(temporary_root(user)).map_err(unusable)?;
-        let guardian = Guardian::start(Some(dir.path())).map_err(unusable)?;
-        let password = settings.password.then(random_password).transpose().map_err(unusable)?;
-        let mut server = PrivatePostgres { binaries, settings, user, port: 0, password, child: None, guardian, dir };
-        server.initdb().await?;
-        // Another process may take the port between our look and the server's bind.
-        for _ in 0..4 {
-            server.port = free_port().map_err(unusable)?;
-            if server.launch(1).await.is_ok() {
-                return Ok(server);
-            }
-        }
-        server.port = free_port().map_err(unusable)?;
-        server.launch(1).await?;
+    pub fn start(settings: Settings) -> Result<Self> {
+        let mut server = Self::new(settings)?;
+        server.initdb()?;
+        server.launch()?;
         Ok(server)
     }
 
-    /// The port on 127.0.0.1; the same for the server's whole life.
+    /// A server without data: [`PrivatePostgres::initdb`] makes them, or the caller puts them into
+    /// [`PrivatePostgres::data_dir`].
+    ///
+    /// # Errors
+    /// [`Kind::Prerequisite`] or [`Kind::Config`] where Postgres is not to be had.
+    pub fn new(settings: Settings) -> Result<Self> {
+        let binaries = Binaries::find(settings.bin.as_deref())?;
+        let user = OsUser::instead_of_root()?;
+        let temporary = match &settings.dir {
+            Some(_) => None,
+            None => {
+                Some(tempfile::Builder::new().prefix("walrelay-").tempdir_in(temporary_root(user)).map_err(unusable)?)
+            }
+        };
+        let guardian = Guardian::start(temporary.as_ref().map(TempDir::path)).map_err(unusable)?;
+        let password = settings.password.then(random_password).transpose().map_err(unusable)?;
+        let dir = settings.dir.or(temporary.as_ref().map(|dir| dir.path().to_owned())).unwrap_or_default();
+        let configuration = settings.configuration;
+        let server = PrivatePostgres {
+            binaries,
+            configuration,
+            user,
+            port: 0,
+            password,
+            child: None,
+            guardian,
+            dir,
+            _temporary: temporary,
+        };
+        server.give(&server.dir)?;
+        Ok(server)
+    }
+
+    /// Makes a cluster in the data directory, with its configuration.
+    ///
+    /// # Errors
+    /// [`Kind::Prerequisite`] with the end of the log.
+    pub fn initdb(&self) -> Result<()> {
+        let mut initdb = self.command("initdb");
+        initdb.arg("-D").arg(self.data_dir()).args(["-U", USER, "-E", "UTF8", "--no-locale", "--no-sync"]);
+        match &self.password {
+            None => drop(initdb.args(["-A", "trust"])),
+            Some(password) => {
+                let file = self.dir.join("password");
+                fs::write(&file, password).map_err(unusable)?;
+                self.give(&file)?;
+                initdb.args(["--auth-local=trust", "--auth-host=scram-sha-256", "--pwfile"]).arg(file);
+            }
+        }
+        let status = initdb.status().map_err(unusable)?;
+        if !status.success() {
+            return Err(self.failure(&format!("initdb ended with {status}")));
+        }
+        self.configure(CONFIGURATION)?;
+        self.configure(&self.configuration)
+    }
+
+    /// Appends lines to `postgresql.conf`.
+    ///
+    /// # Errors
+    /// [`Kind::Prerequisite`] where there is none yet.
+    pub fn configure(&self, lines: &str) -> Result<()> {
+        let file = OpenOptions::new().append(true).open(self.data_dir().join("postgresql.conf"));
+        file.and_then(|mut file| file.write_all(lines.as_bytes())).map_err(unusable)
+    }
+
+    /// Gives a file to the user that runs the server.
+    ///
+    /// # Errors
+    /// [`Kind::Prerequisite`] where there is no such file.
+    pub fn give(&self, path: &Path) -> Result<()> {
+        self.user.map_or(Ok(()), |user| user.own(path)).map_err(unusable)
+    }
+
+    /// Starts the server on the data it has, and waits until it takes connections.
+    ///
+    /// # Errors
+    /// [`Kind::Prerequisite`] where it already runs, or does not start; the end of its log is in the cause.
+    pub fn launch(&mut self) -> Result<()> {
+        if self.child.is_some() {
+            return Err(Error::new(Kind::Prerequisite, "the private Postgres already runs"));
+        }
+        let is_first = self.port == 0;
+        let deadline = Instant::now() + START_TIMEOUT;
+        for _ in 0..if is_first { FIRST_START_ATTEMPTS } else { RESTART_ATTEMPTS } {
+            if is_first {
+                self.port = free_port().map_err(unusable)?;
+            }
+            let child = self.server_command().spawn().map_err(unusable)?;
+            let guarded = self.guardian.watch(child.id());
+            self.child = Some(child);
+            guarded.map_err(unusable)?;
+            if self.ready(deadline)? {
+                return Ok(());
+            }
+            thread::sleep(RETRY_DELAY);
+        }
+        Err(self.failure("the private Postgres does not start"))
+    }
+
+    /// The port on 127.0.0.1; the same from the first start on.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -119,24 +217,19 @@ impl PrivatePostgres {
         self.binaries.major()
     }
 
-    /// Process id of the postmaster while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+    /// The path of a program of this version.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.binaries.program(name)
     }
 
     /// The data directory.
     pub fn data_dir(&self) -> PathBuf {
-        self.dir.path().join("data")
+        self.dir.join("data")
     }
 
     /// Directory of the unix socket, where its path is short enough for one.
-    pub fn socket_dir(&self) -> Option<PathBuf> {
-        Some(self.dir.path().to_owned()).filter(|dir| dir.as_os_str().len() <= SOCKET_DIR_BYTES_MAX)
-    }
-
-    /// What the server wrote, of all its starts.
-    pub fn log_path(&self) -> PathBuf {
-        self.dir.path().join("postgres.log")
+    pub fn socket_dir(&self) -> Option<&Path> {
+        Some(&*self.dir).filter(|dir| dir.as_os_str().len() <= SOCKET_DIR_BYTES_MAX)
     }
 
     /// A connection string over TCP, in libpq's form of keywords and values. Holds the password, if there is one.
@@ -164,48 +257,27 @@ impl PrivatePostgres {
         connect(&self.client_config()).await
     }
 
-    /// Changes a setting, from the next start on.
-    pub fn set(&mut self, name: &str, value: &str) {
-        self.settings.extra.push((name.to_owned(), value.to_owned()));
-    }
-
-    /// Asks the server to stop, without waiting for it.
+    /// Stops the server and waits for it, for at most `timeout`.
     ///
     /// # Errors
-    /// [`Kind::Prerequisite`] where it does not run.
-    pub fn request_stop(&self, how: Stop) -> Result<()> {
-        let pid = self.pid().ok_or_else(|| Error::new(Kind::Prerequisite, "the private Postgres does not run"))?;
+    /// [`Kind::Prerequisite`] where it does not run, or still runs then; it goes on stopping.
+    pub fn stop(&mut self, how: Stop, timeout: Duration) -> Result<ExitStatus> {
+        let child = self.child.as_ref().ok_or_else(not_running)?;
         let signal = match how {
             Stop::Fast => "INT",
             Stop::Immediate => "QUIT",
         };
-        send_signal(pid, signal).map_err(unusable)
-    }
-
-    /// Stops the server and waits for it, for at most `timeout`.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] where it still runs then; it goes on stopping.
-    pub async fn stop(&mut self, how: Stop, timeout: Duration) -> Result<ExitStatus> {
-        self.request_stop(how)?;
-        self.wait(timeout).await
-    }
-
-    /// Waits for a server that was told to stop.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] where it still runs after `timeout`, or does not run at all.
-    pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        send_signal(child.id(), signal).map_err(unusable)?;
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(status) = self.exited()? {
                 return Ok(status);
             }
             if Instant::now() >= deadline {
-                let what = format!("the private Postgres did not stop within {} s", timeout.as_secs_f32());
+                let what = format!("the private Postgres did not stop within {timeout:?}");
                 return Err(Error::new(Kind::Prerequisite, what));
             }
-            tokio::time::sleep(POLL).await;
+            thread::sleep(POLL);
         }
     }
 
@@ -219,51 +291,10 @@ impl PrivatePostgres {
         self.guardian.release(child.id()).map_err(unusable)
     }
 
-    /// Starts the server again, on the same port and data; stops it fast first where it runs.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] with the end of its log.
-    pub async fn restart(&mut self) -> Result<()> {
-        if self.child.is_some() {
-            self.stop(Stop::Fast, START_TIMEOUT).await?;
-        }
-        // Processes of a killed postmaster hold on to its shared memory until they notice.
-        self.launch(100).await
-    }
-
-    async fn initdb(&self) -> Result<()> {
-        let data = self.data_dir();
-        let mut initdb = self.command("initdb");
-        initdb.arg("-D").arg(&data).args(["-U", USER, "-E", "UTF8", "--no-locale"]);
-        if !self.settings.fsync {
-            initdb.arg("--no-sync");
-        }
-        match &self.password {
-            None => drop(initdb.args(["-A", "trust"])),
-            Some(password) => {
-                let file = self.dir.path().join("password");
-                fs::write(&file, password).map_err(unusable)?;
-                self.give(&file)?;
-                initdb.args(["--auth-local=trust", "--auth-host=scram-sha-256", "--pwfile"]).arg(file);
-            }
-        }
-        self.give(self.dir.path())?;
-        let status = tokio::task::spawn_blocking(move || initdb.status()).await;
-        let status = status.map_err(|error| Error::new(Kind::Bug, format!("initdb: {error}")))?.map_err(unusable)?;
-        if !status.success() {
-            return Err(self.failure(&format!("initdb ended with {status}")));
-        }
-        Ok(())
-    }
-
-    fn give(&self, path: &Path) -> Result<()> {
-        self.user.map_or(Ok(()), |user| user.own(path)).map_err(unusable)
-    }
-
     /// One of the programs, as the right user, writing to the log, out of reach of the terminal's Ctrl-C.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.binaries.program(program));
-        command.current_dir(self.dir.path()).process_group(0).stdin(Stdio::null());
+        command.current_dir(&self.dir).process_group(0).stdin(Stdio::null());
         for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
             command.env_remove(name);
         }
@@ -277,85 +308,54 @@ impl PrivatePostgres {
         command
     }
 
+    /// The server, told what a copy of its data on this machine has to have differently.
+    fn server_command(&self) -> Command {
+        let socket_dir = self.socket_dir().unwrap_or(Path::new("")).display();
+        let mut postgres = self.command("postgres");
+        postgres.arg("-D").arg(self.data_dir()).arg("-c").arg(format!("port={}", self.port));
+        postgres.arg("-c").arg(format!("unix_socket_directories={socket_dir}"));
+        postgres
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.dir.join("postgres.log")
+    }
+
     fn log_files(&self) -> io::Result<(File, File)> {
         let file = OpenOptions::new().create(true).append(true).open(self.log_path())?;
         Ok((file.try_clone()?, file))
     }
 
-    fn arguments(&self) -> Vec<(String, String)> {
-        let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
-        let fixed = [
-            ("listen_addresses", "127.0.0.1".to_owned()),
-            ("port", self.port.to_string()),
-            ("unix_socket_directories", self.socket_dir().map(|dir| dir.display().to_string()).unwrap_or_default()),
-            ("wal_level", "logical".to_owned()),
-            ("max_wal_senders", "16".to_owned()),
-            ("max_replication_slots", "16".to_owned()),
-            ("wal_sender_timeout", format!("{}ms", self.settings.wal_sender_timeout.as_millis())),
-            ("fsync", on_off(self.settings.fsync)),
-            ("full_page_writes", on_off(self.settings.fsync)),
-            ("track_commit_timestamp", "on".to_owned()),
-            ("shared_buffers", "64MB".to_owned()),
-            // Files in the data directory, so that not even a crash leaves shared memory behind.
-            ("dynamic_shared_memory_type", "mmap".to_owned()),
-            ("logging_collector", "off".to_owned()),
-            ("log_timezone", "UTC".to_owned()),
-        ];
-        let fixed = fixed.into_iter().map(|(name, value)| (name.to_owned(), value));
-        fixed.chain(self.settings.extra.iter().cloned()).collect()
-    }
-
-    /// Spawns the server up to `attempts` times, until it takes connections.
-    async fn launch(&mut self, attempts: u32) -> Result<()> {
-        let deadline = Instant::now() + START_TIMEOUT;
-        for _ in 0..attempts {
-            let mut postgres = self.command("postgres");
-            postgres.arg("-D").arg(self.data_dir());
-            for (name, value) in self.arguments() {
-                postgres.arg("-c").arg(format!("{name}={value}"));
-            }
-            let child = postgres.spawn().map_err(unusable)?;
-            let guarded = self.guardian.watch(child.id());
-            self.child = Some(child);
-            guarded.map_err(unusable)?;
-            if self.ready(deadline).await? {
-                return Ok(());
-            }
-            tokio::time::sleep(POLL * 5).await;
-        }
-        Err(self.failure("the private Postgres does not start"))
-    }
-
     /// Waits until it takes connections; false where it ended instead.
-    async fn ready(&mut self, deadline: Instant) -> Result<bool> {
-        let config = self.client_config();
-        loop {
-            if self.exited()?.is_some() {
-                return Ok(false);
-            }
-            // Somebody else's server on our port would not have our child's process id.
-            if let Ok(client) = connect(&config).await
-                && self.is_ours(&client).await
-            {
+    fn ready(&mut self, deadline: Instant) -> Result<bool> {
+        while self.exited()?.is_none() {
+            if self.is_ready() {
                 return Ok(true);
             }
             if Instant::now() >= deadline {
                 return Err(self.failure("the private Postgres takes no connections"));
             }
-            tokio::time::sleep(POLL).await;
+            thread::sleep(POLL);
         }
+        Ok(false)
     }
 
-    async fn is_ours(&self, client: &Client) -> bool {
-        let asked = client.query_one("select current_setting('data_directory')", &[]).await;
-        asked.and_then(|row| row.try_get::<_, String>(0)).is_ok_and(|dir| Path::new(&dir) == self.data_dir())
+    /// Whether the running process, and not one before it, has written that it takes connections.
+    fn is_ready(&self) -> bool {
+        let Some(child) = &self.child else { return false };
+        let lock = self.lock_file();
+        let mut lines = lock.lines();
+        lines.next() == Some(&child.id().to_string()) && lines.nth(6).is_some_and(|status| status.trim() == "ready")
+    }
+
+    /// `postmaster.pid`, of which the first line is the process id, the seventh the shared memory, the eighth the status.
+    fn lock_file(&self) -> String {
+        fs::read_to_string(self.data_dir().join("postmaster.pid")).unwrap_or_default()
     }
 
     /// How it ended, if it has.
     fn exited(&mut self) -> Result<Option<ExitStatus>> {
-        let Some(child) = &mut self.child else {
-            return Err(Error::new(Kind::Prerequisite, "the private Postgres does not run"));
-        };
+        let child = self.child.as_mut().ok_or_else(not_running)?;
         let status = child.try_wait().map_err(unusable)?;
         if status.is_some() {
             let pid = child.id();
@@ -376,7 +376,7 @@ impl PrivatePostgres {
 
     /// A killed postmaster leaves one small System V segment, which only its own restart or we can take away.
     fn remove_shared_memory(&self) {
-        let Ok(lock) = fs::read_to_string(self.data_dir().join("postmaster.pid")) else { return };
+        let lock = self.lock_file();
         let id = lock.lines().nth(6).and_then(|line| line.split_whitespace().nth(1));
         if let Some(id) = id {
             let mut ipcrm = Command::new("ipcrm");
@@ -391,7 +391,7 @@ impl Drop for PrivatePostgres {
             let deadline = Instant::now() + Duration::from_secs(5);
             let asked = send_signal(child.id(), "QUIT").is_ok();
             while asked && matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(5));
             }
             drop(child.kill());
             drop(child.wait());
@@ -414,6 +414,10 @@ pub(super) async fn connect(config: &tokio_postgres::Config) -> Result<Client> {
         drop(connection.await);
     });
     Ok(client)
+}
+
+fn not_running() -> Error {
+    Error::new(Kind::Prerequisite, "the private Postgres does not run")
 }
 
 fn unusable(error: io::Error) -> Error {
@@ -460,9 +464,9 @@ mod tests {
 
     #[tokio::test]
     async fn it_starts_stops_crashes_and_comes_back_on_the_same_port_with_its_data_and_leaves_nothing() {
-        let extra = vec![("work_mem".to_owned(), "5MB".to_owned())];
-        let mut server = PrivatePostgres::start(Settings { extra, ..Settings::default() }).await.unwrap();
-        let (port, dir) = (server.port(), server.dir.path().to_owned());
+        let configuration = "work_mem = 5MB".to_owned();
+        let mut server = PrivatePostgres::start(Settings { configuration, ..Settings::default() }).unwrap();
+        let (port, dir) = (server.port(), server.dir.clone());
         let client = server.connect().await.unwrap();
         client.batch_execute("create table kept (id int); insert into kept values (1)").await.unwrap();
         for (name, value) in [("wal_level", "logical"), ("work_mem", "5MB"), ("listen_addresses", "127.0.0.1")] {
@@ -470,22 +474,22 @@ mod tests {
             assert_eq!(shown, value, "{name}");
         }
 
-        assert!(server.stop(Stop::Fast, START_TIMEOUT).await.unwrap().success());
+        assert!(server.stop(Stop::Fast, START_TIMEOUT).unwrap().success());
         assert!(server.connect().await.is_err());
-        server.restart().await.unwrap();
+        server.launch().unwrap();
         assert_eq!((server.port(), count(&server).await), (port, 1));
 
         server.kill().unwrap();
-        server.restart().await.unwrap();
+        server.launch().unwrap();
         assert_eq!((server.port(), count(&server).await), (port, 1));
 
         let socket = server.socket_dir().unwrap().join(format!(".s.PGSQL.{port}"));
         assert!(socket.exists(), "no unix socket at {socket:?}");
-        let pid = server.pid().unwrap();
-        let status = server.stop(Stop::Immediate, START_TIMEOUT).await.unwrap();
+        let pid = server.child.as_ref().unwrap().id();
+        let status = server.stop(Stop::Immediate, START_TIMEOUT).unwrap();
         assert!(!status.success() || !is_alive(pid));
-        server.restart().await.unwrap();
-        let pid = server.pid().unwrap();
+        server.launch().unwrap();
+        let pid = server.child.as_ref().unwrap().id();
         assert!(is_alive(pid));
         drop(server);
         assert!(!is_alive(pid) && !dir.exists());
@@ -493,7 +497,7 @@ mod tests {
 
     #[tokio::test]
     async fn with_a_password_nobody_without_it_gets_in_over_tcp() {
-        let server = PrivatePostgres::start(Settings { password: true, ..Settings::default() }).await.unwrap();
+        let server = PrivatePostgres::start(Settings { password: true, ..Settings::default() }).unwrap();
         server.connect().await.unwrap();
         let parsed: tokio_postgres::Config = server.conninfo().parse().unwrap();
         connect(&parsed).await.unwrap();
@@ -502,10 +506,10 @@ mod tests {
         assert!(connect(&without).await.is_err());
     }
 
-    #[tokio::test]
-    async fn a_setting_the_server_refuses_is_reported_with_the_end_of_its_log() {
-        let extra = vec![("wal_level".to_owned(), "sideways".to_owned())];
-        let error = PrivatePostgres::start(Settings { extra, ..Settings::default() }).await.unwrap_err();
+    #[test]
+    fn a_setting_the_server_refuses_is_reported_with_the_end_of_its_log() {
+        let configuration = "wal_level = sideways".to_owned();
+        let error = PrivatePostgres::start(Settings { configuration, ..Settings::default() }).unwrap_err();
         assert_eq!(error.kind(), Kind::Prerequisite);
         assert!(error.cause().contains("wal_level"), "{error}");
     }

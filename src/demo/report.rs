@@ -147,12 +147,11 @@ impl fmt::Display for Report {
     }
 }
 
-/// Peak resident memory of this process, in bytes, where the kernel tells it.
-pub(super) fn peak_memory_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-    kib.checked_mul(1024)
+/// A size that the kernel tells in `/proc/PID/status`, such as `VmHWM:` (the peak of resident memory), in bytes.
+pub fn memory_bytes(pid: u32, field: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -193,6 +192,6 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn the_kernel_tells_our_peak_memory() {
-        assert!(peak_memory_bytes().unwrap() > 1 << 20);
+        assert!(memory_bytes(std::process::id(), "VmHWM:").unwrap() > 1 << 20);
     }
 }

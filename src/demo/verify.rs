@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
+use crate::sink::{hash, partition};
+
 /// A row of the outbox: what should arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Committed {
@@ -150,7 +152,7 @@ pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
             findings.phantom.push(id.to_owned());
             continue;
         };
-        let place = topics.partitions.get(&row.topic).map(|count| partition_of(row.aggregate.as_bytes(), *count));
+        let place = topics.partitions.get(&row.topic).map(|count| partition(hash(row.aggregate.as_bytes()), *count));
         let is_placed = record.topic == row.topic && place == Some(record.partition);
         if !is_placed {
             findings.misplaced.push(id.to_owned());
@@ -193,34 +195,6 @@ fn unread(records: &[&Delivered], topics: &Topics) -> usize {
     missing.sum()
 }
 
-/// The partition that Kafka's own clients choose for a key, so that records keep their place whoever writes them.
-/// <https://kafka.apache.org/protocol> leaves it to clients; this is what the Java producer has always done.
-pub fn partition_of(key: &[u8], partitions: i32) -> i32 {
-    let positive = i32::try_from(murmur2(key) & 0x7fff_ffff).unwrap_or(0);
-    positive.checked_rem(partitions).unwrap_or(0)
-}
-
-/// MurmurHash2 for 32 bits with Kafka's seed.
-fn murmur2(bytes: &[u8]) -> u32 {
-    const M: u32 = 0x5bd1_e995;
-    const SEED: u32 = 0x9747_b28c;
-    let mut hash = SEED ^ u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    let (words, tail) = bytes.as_chunks::<4>();
-    for word in words {
-        let mut k = u32::from_le_bytes(*word).wrapping_mul(M);
-        k = (k ^ (k >> 24)).wrapping_mul(M);
-        hash = hash.wrapping_mul(M) ^ k;
-    }
-    if !tail.is_empty() {
-        for (index, byte) in tail.iter().enumerate() {
-            hash ^= u32::from(*byte) << (8 * index);
-        }
-        hash = hash.wrapping_mul(M);
-    }
-    hash = (hash ^ (hash >> 13)).wrapping_mul(M);
-    hash ^ (hash >> 15)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,7 +221,7 @@ mod tests {
         let mut topics = Topics::default();
         topics.partitions.insert("outbox.event.order".into(), PARTITIONS);
         for row in rows {
-            let partition = partition_of(row.aggregate.as_bytes(), PARTITIONS);
+            let partition = partition(hash(row.aggregate.as_bytes()), PARTITIONS);
             let end = topics.ends.entry((row.topic.clone(), partition)).or_default();
             topics.records.push(Delivered {
                 topic: row.topic.clone(),
@@ -351,21 +325,6 @@ mod tests {
         let mut topics = deliver(rows.iter().chain(&rows[11..]));
         topics.records.pop();
         assert_eq!(found(&rows, &topics), Findings { unread: 1, ..Findings::default() });
-    }
-
-    #[test]
-    fn the_partition_of_a_key_is_the_one_kafkas_own_clients_choose() {
-        // Computed with `Utils.murmur2` of kafka-clients 4.3.1.
-        let known: [(&[u8], u32); 5] = [
-            (b"21", 0xc5f2_f8ec),
-            (b"foobar", 0xd0e4_7bbe),
-            (b"a-little-bit-long-string", 0xc53b_1da0),
-            (b"a-little-bit-longer-string", 0xa768_c9c3),
-            (b"abc", 0x1c94_221b),
-        ];
-        for (key, hash) in known {
-            assert_eq!(murmur2(key), hash, "{:?}", String::from_utf8_lossy(key));
-        }
     }
 
     #[test]

@@ -22,40 +22,39 @@ use crate::error::{Error, Kind, Result};
 /// The outbox table.
 pub const OUTBOX_TABLE: &str = "public.outbox";
 
+/// Longest time between a transaction's id and its first lock, where the id is taken early.
+const EARLY_MAX: Duration = Duration::from_millis(8);
+
 /// Rows fetched at a time when the outbox is read.
 const LEDGER_BATCH: i32 = 10_000;
 
-const SCHEMA: &str = "
-create table account (
-    aggregate text primary key,
-    aggregatetype text not null,
-    version bigint not null default 0,
-    balance bigint not null default 0
-);
-create table outbox (
-    id uuid primary key default gen_random_uuid(),
-    aggregatetype text not null,
-    aggregateid text not null,
-    type text not null,
-    payload jsonb not null
-);
-create table noise (at timestamptz not null default clock_timestamp(), text text);
-";
+/// The outbox, the counters, a table of nobody's business, and `emit`, which steps a counter and inserts the event of it. The
+/// filling has what goes wrong where text is escaped.
+pub const SCHEMA: &str = r#"
+create table outbox (id uuid primary key, aggregatetype varchar(255), aggregateid varchar(255), type varchar(255),
+    payload jsonb);
+create table counter (aggregate text primary key, version bigint not null default 0);
+create table noise (n bigint, filling text);
+create function emit(kind text, aggregate_ text, filling int) returns bigint language plpgsql as $$
+declare v bigint;
+begin
+    insert into counter values (aggregate_) on conflict do nothing;
+    update counter set version = version + 1 where aggregate = aggregate_ returning version into v;
+    insert into outbox (id, aggregatetype, aggregateid, type, payload) values (gen_random_uuid(), kind, aggregate_,
+        'Changed', jsonb_build_object('v', v, 'of', aggregate_,
+            'filling', left(repeat(E'xxxx plain, "quoted", \\ \n\t\x7f \u00e4 \u20ac ', filling / 20 + 1), filling)));
+    return v;
+end $$;
+"#;
 
-const STEP: &str = "
-with step as (
-    update account set version = version + 1, balance = balance + $2
-    where aggregate = $1 returning aggregatetype, aggregate, version
-)
-insert into outbox (aggregatetype, aggregateid, type, payload)
-select aggregatetype, aggregate, $3, jsonb_build_object(
-    'aggregate', aggregate, 'version', version, 'committed_by', $4::bigint, 'at', clock_timestamp(), 'text', $5::text)
-from step";
+/// So many events of one aggregate.
+const EMIT: &str = "select emit($1, $2, $3) from generate_series(1, $4::int)";
 
-const NOISE: &str = "insert into noise (text) values ($1)";
+/// Changes that are not published.
+const NOISE: &str = "insert into noise select n, repeat('y', 200) from generate_series(1, $1::int) n";
 
 const LEDGER: &str = "
-select id::text, aggregatetype, aggregateid, (payload->>'version')::bigint, payload::text,
+select id::text, aggregatetype, aggregateid, (payload->>'v')::bigint, payload::text,
        case when current_setting('track_commit_timestamp')::bool
             then (extract(epoch from pg_xact_commit_timestamp(xmin)) * 1000000)::bigint end
 from public.outbox";
@@ -71,8 +70,12 @@ pub struct Settings {
     pub types: Vec<String>,
     /// Transactions per second of all writers together; as fast as it goes where `None`.
     pub transactions_per_second: Option<u32>,
-    /// Longest filler text in a payload, in characters; lengths are spread evenly.
-    pub filler_chars_max: usize,
+    /// Longest pause of a writer between two transactions.
+    pub pause_max: Duration,
+    /// Longest time a transaction holds its locks before it ends.
+    pub hold_max: Duration,
+    /// Longest filling of a payload, in characters; lengths are spread evenly.
+    pub filling_chars_max: i32,
     /// The same seed makes the same sequence of decisions in each writer.
     pub seed: u64,
     /// Go on through lost connections, for as long as it takes, rather than end with an error.
@@ -86,7 +89,9 @@ impl Default for Settings {
             aggregates: 100,
             types: vec!["order".to_owned(), "invoice".to_owned()],
             transactions_per_second: None,
-            filler_chars_max: 200,
+            pause_max: Duration::ZERO,
+            hold_max: Duration::ZERO,
+            filling_chars_max: 200,
             seed: 1,
             reconnect: false,
         }
@@ -99,7 +104,8 @@ impl Settings {
     }
 
     fn name_of(&self, aggregate: usize) -> String {
-        format!("{}-{aggregate}", self.type_of(aggregate).unwrap_or_default())
+        let number = aggregate.checked_div(self.types.len()).unwrap_or(0);
+        format!("{}-{number}", self.type_of(aggregate).unwrap_or_default())
     }
 }
 
@@ -116,17 +122,12 @@ pub struct Counts {
     pub disconnects: AtomicU64,
 }
 
-/// Creates the tables and one row for each aggregate. To be called once.
+/// Creates what [`SCHEMA`] has. To be called once.
 ///
 /// # Errors
 /// What Postgres says.
-pub async fn prepare(client: &Client, settings: &Settings) -> Result<()> {
-    client.batch_execute(SCHEMA).await.map_err(|error| refused("creating the tables", &error))?;
-    let (names, types): (Vec<_>, Vec<_>) =
-        (0..settings.aggregates).map(|index| (settings.name_of(index), settings.type_of(index))).unzip();
-    let insert = "insert into account (aggregate, aggregatetype) select * from unnest($1::text[], $2::text[])";
-    client.execute(insert, &[&names, &types]).await.map_err(|error| refused("creating the aggregates", &error))?;
-    Ok(())
+pub async fn prepare(client: &Client) -> Result<()> {
+    client.batch_execute(SCHEMA).await.map_err(|error| refused("creating the tables", &error))
 }
 
 /// Reads the whole outbox: what has to arrive. Topics are `topic_prefix` and the aggregate's type.
@@ -168,13 +169,12 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Starts the writers against a database where [`prepare`] was called with the same settings.
+    /// Starts the writers against a database that has [`SCHEMA`].
     pub fn start(config: &tokio_postgres::Config, settings: &Settings) -> Self {
         let counts = Arc::new(Counts::default());
         let (stop, stopped) = watch::channel(false);
         let writer = |index: usize| {
             let writer = Writer {
-                index,
                 config: config.clone(),
                 settings: settings.clone(),
                 rng: Rng::with_seed(settings.seed.wrapping_mul(1_000_003).wrapping_add(index as u64)),
@@ -221,7 +221,6 @@ impl Drop for Workload {
 }
 
 struct Writer {
-    index: usize,
     config: tokio_postgres::Config,
     settings: Settings,
     rng: Rng,
@@ -231,7 +230,7 @@ struct Writer {
 
 struct Session {
     client: Client,
-    step: Statement,
+    emit: Statement,
     noise: Statement,
 }
 
@@ -264,9 +263,9 @@ impl Writer {
     async fn connect(&self) -> Result<Session> {
         let client = connect(&self.config).await?;
         let prepared = |sql| client.prepare(sql);
-        let step = prepared(STEP).await.map_err(|error| refused("preparing to write", &error))?;
+        let emit = prepared(EMIT).await.map_err(|error| refused("preparing to write", &error))?;
         let noise = prepared(NOISE).await.map_err(|error| refused("preparing to write", &error))?;
-        Ok(Session { client, step, noise })
+        Ok(Session { client, emit, noise })
     }
 
     async fn write(&mut self, session: &Session) -> Result<()> {
@@ -293,44 +292,32 @@ impl Writer {
                 }
                 Err(error) => return Err(refused("writing", &error)),
             }
+            self.sleep_up_to(self.settings.pause_max).await;
         }
         Ok(())
     }
 
     async fn transaction(&mut self, session: &Session) -> std::result::Result<(), tokio_postgres::Error> {
         let client = &session.client;
-        let [early, inner_rollback, inner_commit, rollback] =
-            [15, 10, 10, 10].map(|percent| self.rng.u8(0..100) < percent);
+        client.batch_execute("begin").await?;
+        if self.happens(20) {
+            // Takes the transaction id long before the locks: its commit may come after those of younger ids.
+            client.execute(&session.noise, &[&1]).await?;
+            self.sleep_up_to(EARLY_MAX).await;
+        }
         // Locks are taken in ascending order, so that writers wait for each other and do not deadlock.
         let mut aggregates: Vec<usize> =
             (0..self.rng.usize(1..=4)).map(|_| self.rng.usize(0..self.settings.aggregates.max(1))).collect();
         aggregates.sort_unstable();
-        let last = aggregates.pop().filter(|_| aggregates.len() == 3 || inner_commit || inner_rollback);
-
-        client.batch_execute("begin").await?;
-        if early {
-            // Takes the transaction id long before the locks: its commit may come after those of younger ids.
-            client.execute(&session.noise, &[&"early"]).await?;
-            tokio::time::sleep(Duration::from_millis(self.rng.u64(0..5))).await;
-        }
         let mut events = 0;
         for aggregate in aggregates {
             events += self.step(session, aggregate).await?;
         }
-        if let Some(last) = last.or((events == 0).then_some(0)) {
-            client.batch_execute("savepoint inner_part").await?;
-            let inner_events = self.step(session, last).await?;
-            if inner_rollback {
-                client.batch_execute("rollback to savepoint inner_part").await?;
-            } else {
-                client.batch_execute("release savepoint inner_part").await?;
-                events += inner_events;
-            }
+        if self.happens(10) {
+            client.execute(&session.noise, &[&30]).await?;
         }
-        if self.rng.u8(0..100) < 20 {
-            client.execute(&session.noise, &[&"late"]).await?;
-        }
-        if rollback {
+        self.sleep_up_to(self.settings.hold_max).await;
+        if self.happens(10) {
             client.batch_execute("rollback").await?;
             self.counts.rolled_back.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -341,22 +328,49 @@ impl Writer {
         Ok(())
     }
 
-    /// One step of one aggregate and its event; gives the number of events.
+    /// What a transaction does to one aggregate; gives the number of events that are left of it.
     async fn step(&mut self, session: &Session, aggregate: usize) -> std::result::Result<u64, tokio_postgres::Error> {
-        let name = self.settings.name_of(aggregate);
-        let amount = self.rng.i64(-100..100);
-        let event_type = if amount < 0 { "withdrawn" } else { "deposited" };
-        let filler: String = (0..self.rng.usize(0..=self.settings.filler_chars_max)).map(|_| self.filler()).collect();
-        let by = self.index as i64;
-        session.client.execute(&session.step, &[&name, &amount, &event_type, &by, &filler]).await
+        let client = &session.client;
+        match self.rng.u8(0..100) {
+            0..=9 => {
+                client.batch_execute("savepoint step").await?;
+                self.emit(session, aggregate, 1).await?;
+                // Taken back alone, counter and all.
+                client.batch_execute("rollback to savepoint step").await?;
+                self.emit(session, aggregate, 1).await
+            }
+            10..=24 => {
+                client.batch_execute("savepoint step").await?;
+                let emitted = self.emit(session, aggregate, 1).await?;
+                client.batch_execute("release savepoint step").await?;
+                Ok(emitted)
+            }
+            25..=29 => {
+                let events = self.rng.i32(2..25);
+                self.emit(session, aggregate, events).await
+            }
+            _ => self.emit(session, aggregate, 1).await,
+        }
     }
 
-    /// Mostly plain, and now and then what escaping goes wrong on.
-    fn filler(&mut self) -> char {
-        const AWKWARD: [char; 8] = ['"', '\\', '\n', '\t', 'ä', '€', '🦀', '\u{7f}'];
-        match self.rng.u8(0..20) {
-            0 => self.rng.choice(AWKWARD).unwrap_or('x'),
-            _ => self.rng.alphanumeric(),
+    async fn emit(
+        &mut self,
+        session: &Session,
+        aggregate: usize,
+        events: i32,
+    ) -> std::result::Result<u64, tokio_postgres::Error> {
+        let kind = self.settings.type_of(aggregate).unwrap_or_default();
+        let filling = self.rng.i32(0..=self.settings.filling_chars_max);
+        session.client.execute(&session.emit, &[&kind, &self.settings.name_of(aggregate), &filling, &events]).await
+    }
+
+    fn happens(&mut self, percent: u8) -> bool {
+        self.rng.u8(0..100) < percent
+    }
+
+    async fn sleep_up_to(&mut self, longest: Duration) {
+        if !longest.is_zero() {
+            tokio::time::sleep(longest.mul_f64(self.rng.f64())).await;
         }
     }
 }
@@ -395,10 +409,11 @@ mod tests {
 
     #[tokio::test]
     async fn it_leaves_an_outbox_whose_versions_have_no_gaps_and_agree_with_the_counters() {
-        let server = PrivatePostgres::start(PostgresSettings::default()).await.unwrap();
+        let configuration = "track_commit_timestamp = on".to_owned();
+        let server = PrivatePostgres::start(PostgresSettings { configuration, ..Default::default() }).unwrap();
         let mut client = server.connect().await.unwrap();
         let settings = Settings { writers: 4, aggregates: 5, reconnect: true, ..Settings::default() };
-        prepare(&client, &settings).await.unwrap();
+        prepare(&client).await.unwrap();
         let workload = Workload::start(&server.client_config(), &settings);
         assert!(committed_at_least(&workload, 500, Instant::now() + Duration::from_secs(60)).await);
         let counts = workload.stop().await.unwrap();
@@ -415,7 +430,7 @@ mod tests {
         for (aggregate, mut versions) in versions {
             versions.sort_unstable();
             assert!(versions.iter().copied().eq(1..=versions.len() as i64), "{aggregate}: {versions:?}");
-            let query = "select version from account where aggregate = $1";
+            let query = "select version from counter where aggregate = $1";
             let version: i64 = client.query_one(query, &[&aggregate]).await.unwrap().get(0);
             assert_eq!(version, versions.len() as i64, "{aggregate}");
         }
@@ -425,14 +440,14 @@ mod tests {
 
     #[tokio::test]
     async fn it_goes_on_after_a_crash_of_the_server_when_told_to() {
-        let mut server = PrivatePostgres::start(PostgresSettings::default()).await.unwrap();
+        let mut server = PrivatePostgres::start(PostgresSettings::default()).unwrap();
         let settings = Settings { writers: 2, reconnect: true, ..Settings::default() };
-        prepare(&server.connect().await.unwrap(), &settings).await.unwrap();
+        prepare(&server.connect().await.unwrap()).await.unwrap();
         let workload = Workload::start(&server.client_config(), &settings);
         let deadline = Instant::now() + Duration::from_secs(60);
         assert!(committed_at_least(&workload, 50, deadline).await);
         server.kill().unwrap();
-        server.restart().await.unwrap();
+        server.launch().unwrap();
         let before = workload.counts().committed_events.load(Ordering::Relaxed);
         assert!(committed_at_least(&workload, before + 50, deadline).await);
         let counts = workload.stop().await.unwrap();

@@ -46,7 +46,6 @@ pub(crate) use closing::close_aside;
 pub use connection::Connection;
 pub(crate) use context::code;
 pub use kafka::KafkaSink;
-#[cfg(test)]
 pub(crate) use placement::{hash, partition};
 pub use producer::Producer;
 pub use transaction::Transactional;

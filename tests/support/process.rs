@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use walrelay::demo::guardian::send_signal;
+use walrelay::demo::memory_bytes;
 
 use super::{guardian, wait};
 
@@ -80,9 +81,7 @@ impl Process {
 
     /// A field of `/proc/PID/status` that is a size, such as `VmRSS:`.
     pub(crate) fn memory_bytes(&self, field: &str) -> Option<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-        Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+        memory_bytes(self.pid(), field)
     }
 
     /// User and system time so far, in milliseconds (clock ticks of 10 ms); `None` once it has ended.

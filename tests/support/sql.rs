@@ -66,12 +66,18 @@ impl Drop for Sql {
     }
 }
 
+/// How the tests connect to a URL.
+pub(crate) fn config(url: &str) -> Result<Config, Error> {
+    let mut config: Config = url.parse()?;
+    config.connect_timeout(Duration::from_secs(5)).application_name("walrelay-tests");
+    Ok(config)
+}
+
 impl Sql {
     /// Connects, or says why not.
     pub(crate) fn try_connect(url: &str) -> Result<Sql, Error> {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let mut config: Config = url.parse()?;
-        config.connect_timeout(Duration::from_secs(5)).application_name("walrelay-tests");
+        let config = config(url)?;
         let client = runtime.block_on(async {
             let (client, connection) =
                 tokio::time::timeout(DEADLINE, config.connect(NoTls)).await.expect("an answer to a new session")?;

@@ -1,13 +1,13 @@
-//! Writers as applications are: business rows under locks, events beside them, and everything that makes the order of
-//! ids differ from the order of commits.
+//! The writers of `walrelay demo`, for threads that wait.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::seed::{Witness, from_environment, generator};
-use super::sql::Sql;
+use tokio::runtime::{Builder, Runtime};
+use walrelay::demo::workload::{self, Settings};
+
+use super::seed::{Witness, from_environment, seed};
+use super::sql;
 use super::wait;
 
 /// Who writes what.
@@ -15,11 +15,11 @@ use super::wait;
 pub(crate) struct Plan {
     pub(crate) writers: usize,
     /// Aggregates per type.
-    pub(crate) aggregates: u32,
+    pub(crate) aggregates: usize,
     /// Longest pause between two transactions of one writer; zero for none.
     pub(crate) pause: Duration,
-    /// Bytes of filling in each payload.
-    pub(crate) filling: usize,
+    /// Characters of filling in each payload, on average.
+    pub(crate) filling: i32,
 }
 
 impl Default for Plan {
@@ -31,50 +31,39 @@ impl Default for Plan {
 
 /// Writers at work, until they are stopped.
 pub(crate) struct Workload {
-    stop: Arc<AtomicBool>,
-    committed: Arc<AtomicU64>,
-    threads: Vec<JoinHandle<()>>,
+    /// There until they are stopped.
+    writers: Option<workload::Workload>,
+    runtime: Runtime,
     _witness: Witness,
 }
-
-/// What a business table needs, beside the outbox.
-pub(crate) const SCHEMA: &str = "
-    create table counter (aggregate text primary key, version bigint not null default 0);
-    create table noise (n bigint, filling text);
-    create function emit(kind text, aggregate_ text, filling int) returns bigint language plpgsql as $$
-    declare v bigint;
-    begin
-        insert into counter values (aggregate_) on conflict do nothing;
-        update counter set version = version + 1 where aggregate = aggregate_ returning version into v;
-        insert into outbox (id, aggregatetype, aggregateid, type, payload) values (gen_random_uuid(), kind, aggregate_,
-            'Changed', jsonb_build_object('v', v, 'of', aggregate_, 'filling', repeat('x', filling)));
-        return v;
-    end $$;
-";
 
 impl Workload {
     /// Starts the writers against `url`; events go to the aggregate types `kinds`.
     pub(crate) fn start(url: &str, kinds: &[String], plan: &Plan) -> Workload {
-        let stop = Arc::new(AtomicBool::new(false));
-        let committed = Arc::new(AtomicU64::new(0));
-        let threads = (0..plan.writers)
-            .map(|number| {
-                let writer = Writer {
-                    url: url.to_owned(),
-                    kinds: kinds.to_vec(),
-                    plan: plan.clone(),
-                    chance: generator(&format!("writer {number}")),
-                };
-                let (stop, committed) = (Arc::clone(&stop), Arc::clone(&committed));
-                std::thread::spawn(move || writer.run(&stop, &committed))
-            })
-            .collect();
-        Workload { stop, committed, threads, _witness: Witness }
+        let settings = Settings {
+            writers: plan.writers,
+            aggregates: plan.aggregates * kinds.len(),
+            types: kinds.to_vec(),
+            transactions_per_second: None,
+            pause_max: plan.pause,
+            hold_max: Duration::from_millis(5),
+            filling_chars_max: 2 * plan.filling,
+            seed: seed(),
+            // A server that is killed on purpose comes back.
+            reconnect: true,
+        };
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let entered = runtime.enter();
+        let writers = workload::Workload::start(&sql::config(url).expect("a URL"), &settings);
+        drop(entered);
+        Workload { writers: Some(writers), runtime, _witness: Witness }
     }
 
-    /// Transactions whose commit was answered so far.
+    /// Transactions whose commit was answered so far. One that was not answered may have happened: the table knows, and the
+    /// checker asks it.
     pub(crate) fn committed(&self) -> u64 {
-        self.committed.load(Ordering::Relaxed)
+        let writers = self.writers.as_ref().expect("writers");
+        writers.counts().committed_transactions.load(Ordering::Relaxed)
     }
 
     /// Waits until `more` further transactions have committed.
@@ -86,95 +75,17 @@ impl Workload {
 
     /// Stops the writers and waits until the last of them has ended.
     pub(crate) fn stop(mut self) -> u64 {
-        self.halt();
-        self.committed()
-    }
-
-    fn halt(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            assert!(thread.join().is_ok() || std::thread::panicking(), "a writer panicked");
-        }
+        let writers = self.writers.take().expect("writers");
+        let counts = self.runtime.block_on(writers.stop()).expect("the writers end well");
+        counts.committed_transactions.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Workload {
     fn drop(&mut self) {
-        self.halt();
-    }
-}
-
-struct Writer {
-    url: String,
-    kinds: Vec<String>,
-    plan: Plan,
-    chance: fastrand::Rng,
-}
-
-impl Writer {
-    fn run(mut self, stop: &AtomicBool, committed: &AtomicU64) {
-        while !stop.load(Ordering::Relaxed) {
-            // A server that is killed on purpose comes back.
-            let Ok(sql) = Sql::try_connect(&self.url) else {
-                std::thread::sleep(Duration::from_millis(50));
-                continue;
-            };
-            while !stop.load(Ordering::Relaxed) {
-                match self.transaction(&sql) {
-                    Ok(true) => committed.fetch_add(1, Ordering::Relaxed),
-                    Ok(false) => 0,
-                    // A commit that was not answered may have happened: the table knows, and the checker asks it.
-                    Err(_) => break,
-                };
-                self.sleep_up_to(self.plan.pause);
-            }
+        if let Some(writers) = self.writers.take() {
+            let stopped = self.runtime.block_on(writers.stop());
+            assert!(stopped.is_ok() || std::thread::panicking(), "a writer failed: {stopped:?}");
         }
-    }
-
-    /// One transaction; whether it committed.
-    fn transaction(&mut self, sql: &Sql) -> Result<bool, tokio_postgres::Error> {
-        sql.try_run("begin")?;
-        if self.chance.u8(..100) < 30 {
-            // An id of its own long before the lock: this transaction's xid is older than those that overtake it.
-            sql.try_run("insert into noise values (1, 'early'); select pg_current_xact_id()")?;
-            self.sleep_up_to(Duration::from_millis(8));
-        }
-        // Sorted, so that two writers do not wait for each other.
-        let mut aggregates: Vec<(usize, u32)> = (0..self.chance.usize(1..=3)).map(|_| self.aggregate()).collect();
-        aggregates.sort_unstable();
-        for (kind, number) in aggregates {
-            self.emit(sql, kind, number)?;
-        }
-        if self.chance.u8(..100) < 10 {
-            sql.try_run("insert into noise select n, repeat('y', 200) from generate_series(1, 30) n")?;
-        }
-        self.sleep_up_to(Duration::from_millis(5));
-        let keep = self.chance.u8(..100) >= 10;
-        sql.try_run(if keep { "commit" } else { "rollback" })?;
-        Ok(keep)
-    }
-
-    fn emit(&mut self, sql: &Sql, kind: usize, number: u32) -> Result<(), tokio_postgres::Error> {
-        let Some(kind) = self.kinds.get(kind) else { return Ok(()) };
-        let call = format!("select emit('{kind}', '{kind}-{number}', {})", self.plan.filling);
-        match self.chance.u8(..100) {
-            // Taken back alone, counter and all.
-            0..=9 => sql.try_run(&format!("savepoint s; {call}; rollback to s; {call}")),
-            10..=24 => sql.try_run(&format!("savepoint s; {call}; release s")),
-            25..=29 => {
-                let rows = self.chance.u8(2..25);
-                sql.try_run(&format!("{call} from generate_series(1, {rows})"))
-            }
-            _ => sql.try_run(&call),
-        }
-    }
-
-    fn aggregate(&mut self) -> (usize, u32) {
-        (self.chance.usize(..self.kinds.len()), self.chance.u32(..self.plan.aggregates))
-    }
-
-    fn sleep_up_to(&mut self, longest: Duration) {
-        let longest = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
-        std::thread::sleep(Duration::from_micros(self.chance.u64(..=longest)));
     }
 }

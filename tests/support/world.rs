@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 use walrelay::demo::verify::{Committed, Findings, Topics, fingerprint, verify};
+use walrelay::demo::workload::SCHEMA;
 
 use super::proxy::Proxy;
 use super::relay::{Relay, RelayCommand};
@@ -16,14 +17,10 @@ use super::sql::{Sessions, Sql};
 use super::topic::{self, Record};
 use super::wait::{self, LIMIT, eventually};
 use super::watchdog::Watched;
-use super::workload::{Plan, SCHEMA, Workload};
+use super::workload::{Plan, Workload};
 
 /// How long everything committed may take to arrive, once nothing is in the way.
 pub(crate) const ARRIVAL: Duration = LIMIT;
-
-/// The outbox table as applications make it.
-const OUTBOX: &str = "create table outbox (id uuid primary key, aggregatetype varchar(255), aggregateid varchar(255),
-    type varchar(255), payload jsonb)";
 
 /// A row of id, aggregate, version and payload, of which the record belongs into this topic.
 pub(crate) fn committed(topic: &str, row: &Row) -> Committed {
@@ -88,7 +85,7 @@ impl World {
             _witness: Witness,
             _watched: Watched::new(),
         };
-        Sql::connect(&world.database_url).run(&format!("{OUTBOX}; {SCHEMA}"));
+        Sql::connect(&world.database_url).run(SCHEMA);
         world
     }
 

@@ -4,19 +4,21 @@ use std::cell::{Cell, OnceCell};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use walrelay::demo::PrivatePostgres;
 use walrelay::demo::os_user::OsUser;
+use walrelay::demo::postgres::{Settings, Stop};
 
-use super::{directory, free_port, missing};
+use super::{directory, missing};
 use crate::support::certificates::Identity;
 use crate::support::guardian::run_directory;
-use crate::support::process::{Process, output_of};
 use crate::support::sql::Sql;
 use crate::support::wait::{self, LIMIT};
 
-const START_DEADLINE: Duration = LIMIT;
+/// Beside what every private Postgres has.
+const CONFIGURATION: &str = "max_connections = 200\nautovacuum = off\nmax_wal_size = 4GB\n";
 
 /// The role that has to show a password; every other one is trusted.
 pub(crate) const GUARDED_ROLE: &str = "guarded";
@@ -39,14 +41,7 @@ impl Lease {
         let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let server = free.unwrap_or_else(|| {
             Box::leak(Box::new(match std::env::var("WALRELAY_TEST_DATABASE_URL") {
-                Ok(url) => Postgres {
-                    major: 0,
-                    programs: PathBuf::new(),
-                    data: PathBuf::new(),
-                    log: PathBuf::new(),
-                    url,
-                    process: Mutex::new(None),
-                },
+                Ok(url) => Postgres { url, data: PathBuf::new(), server: None },
                 Err(_) => Postgres::private(15, &[("max_replication_slots", "60"), ("max_wal_senders", "60")]),
             }))
         });
@@ -64,13 +59,11 @@ impl Drop for Lease {
 
 /// A server with its data directory; the process comes and goes.
 pub(crate) struct Postgres {
-    major: u32,
-    programs: PathBuf,
-    data: PathBuf,
-    log: PathBuf,
     /// A URL of the database `postgres`.
     url: String,
-    process: Mutex<Option<Process>>,
+    data: PathBuf,
+    /// `None` where `WALRELAY_TEST_DATABASE_URL` names the server.
+    server: Option<Mutex<PrivatePostgres>>,
 }
 
 impl Postgres {
@@ -116,79 +109,68 @@ impl Postgres {
     /// With `files` copied into the data directory.
     #[track_caller]
     fn made(major: u32, settings: &[(&str, &str)], rules: &str, files: &[(&str, &Path)]) -> Postgres {
-        let (server, port) = Postgres::unmade(major);
-        let mut initdb = unprivileged(&server.programs.join("initdb"));
-        initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N", "-D"]).arg(&server.data);
-        initdb.current_dir("/");
-        let made = output_of(initdb, START_DEADLINE);
-        assert!(made.status.success(), "initdb failed: {}", String::from_utf8_lossy(&made.stderr));
-
-        let sockets = server.data.parent().expect("a directory around the data").display();
-        let mut configuration = format!(
-            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{sockets}'\nwal_level = logical\n\
-             max_replication_slots = 20\nmax_wal_senders = 20\nmax_connections = 200\nshared_buffers = 64MB\n\
-             fsync = off\nfull_page_writes = off\nautovacuum = off\nmax_wal_size = 4GB\nlc_messages = 'C'\n"
-        );
-        for (name, value) in settings {
-            configuration.push_str(&format!("{name} = '{value}'\n"));
-        }
-        append(&server.data.join("postgresql.conf"), &configuration);
-        std::fs::write(server.data.join("pg_hba.conf"), rules).expect("pg_hba.conf");
+        let settings = settings.iter().map(|(name, value)| format!("{name} = '{value}'\n")).collect::<String>();
+        let server = Postgres::unmade(major, format!("{CONFIGURATION}{settings}"));
+        server.initdb().expect("initdb");
+        let data = server.data_dir();
+        std::fs::write(data.join("pg_hba.conf"), rules).expect("pg_hba.conf");
         for (name, file) in files {
             // With its permissions: Postgres takes no key that others can read.
-            std::fs::copy(file, server.data.join(name)).expect("copy a file for a Postgres");
-            give(&server.data.join(name));
+            std::fs::copy(file, data.join(name)).expect("copy a file for a Postgres");
+            server.give(&data.join(name)).expect("chown");
         }
-        server.start();
-        server
+        Postgres::started(server)
     }
 
     /// A streaming standby of `primary`, through a physical slot of its own ([`STANDBY_SLOT`]: one per primary). From
     /// 17 on it keeps copies of the failover slots. As from `pg_basebackup`, which not every build of a server has.
     #[track_caller]
     pub(crate) fn standby_of(primary: &Postgres) -> Postgres {
-        let (server, port) = Postgres::unmade(primary.major);
+        let major = primary.server().major();
+        let server = Postgres::unmade(major, String::new());
+        let data = server.data_dir();
         let sql = primary.sql();
         sql.run(&format!("select pg_create_physical_replication_slot('{STANDBY_SLOT}', true)"));
         sql.run("select pg_backup_start('standby', true)");
-        let copied = Command::new("cp").arg("-a").args([&primary.data, &server.data]).status().expect("cp");
+        let copied = Command::new("cp").arg("-a").args([&primary.data, &data]).status().expect("cp");
         assert!(copied.success(), "the data of the primary could not be copied");
         let label = sql.text("select labelfile from pg_backup_stop(false)");
-        std::fs::remove_file(server.data.join("postmaster.pid")).expect("remove postmaster.pid");
-        for slot in std::fs::read_dir(server.data.join("pg_replslot")).expect("slots").flatten() {
+        std::fs::remove_file(data.join("postmaster.pid")).expect("remove postmaster.pid");
+        for slot in std::fs::read_dir(data.join("pg_replslot")).expect("slots").flatten() {
             std::fs::remove_dir_all(slot.path()).expect("remove a slot");
         }
         for (name, text) in [("backup_label", label.as_str()), ("standby.signal", "")] {
-            let path = server.data.join(name);
+            let path = data.join(name);
             std::fs::write(&path, text).expect("write a file of a Postgres");
-            give(&path);
+            server.give(&path).expect("chown");
         }
         let address = primary.address();
-        let (host, primary_port) = address.rsplit_once(':').expect("host and port");
-        let mut configuration = format!(
-            "port = {port}\nprimary_slot_name = '{STANDBY_SLOT}'\nhot_standby_feedback = on\n\
-             primary_conninfo = 'host={host} port={primary_port} user=postgres dbname=postgres'\n"
+        let (host, port) = address.rsplit_once(':').expect("host and port");
+        let sync = if major >= 17 { "sync_replication_slots = on\n" } else { "" };
+        let lines = format!(
+            "primary_slot_name = '{STANDBY_SLOT}'\nhot_standby_feedback = on\n{sync}\
+             primary_conninfo = 'host={host} port={port} user=postgres dbname=postgres'\n"
         );
-        if primary.major >= 17 {
-            configuration.push_str("sync_replication_slots = on\n");
-        }
-        append(&server.data.join("postgresql.conf"), &configuration);
-        server.start();
-        server
+        server.configure(&lines).expect("postgresql.conf");
+        Postgres::started(server)
     }
 
-    /// A server on a free port, which it gives too, in an empty directory.
+    /// A server without data, in a directory of this run.
     #[track_caller]
-    fn unmade(major: u32) -> (Postgres, u16) {
+    fn unmade(major: u32, configuration: String) -> PrivatePostgres {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let programs = programs(major);
-        let base = run_directory().join(format!("postgres-{major}-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
-        std::fs::create_dir(&base).expect("directory of a Postgres");
-        give(&base);
-        let port = free_port();
-        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
-        let (data, log) = (base.join("data"), base.join("log"));
-        (Postgres { major, programs, data, log, url, process: Mutex::new(None) }, port)
+        let bin = Some(programs(major));
+        let dir = run_directory().join(format!("postgres-{major}-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        std::fs::create_dir(&dir).expect("directory of a Postgres");
+        let settings = Settings { bin, dir: Some(dir), password: false, configuration };
+        PrivatePostgres::new(settings).expect("a private Postgres")
+    }
+
+    #[track_caller]
+    fn started(mut server: PrivatePostgres) -> Postgres {
+        server.launch().expect("Postgres starts");
+        let url = format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", server.port());
+        Postgres { url, data: server.data_dir(), server: Some(Mutex::new(server)) }
     }
 
     /// The oldest and the newest major, or with `WALRELAY_TEST_MAJORS=all` every one that `scripts/prerequisites` fetches.
@@ -249,33 +231,17 @@ impl Postgres {
 
     /// A program of this major, such as `pg_recvlogical` where it is there.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
-        self.programs.join(name)
+        self.server().program(name)
+    }
+
+    fn server(&self) -> MutexGuard<'_, PrivatePostgres> {
+        self.server.as_ref().expect("a server of this run").lock().expect("the server")
     }
 
     /// Starts it on the data and port it has, and waits until it answers.
     #[track_caller]
     pub(crate) fn start(&self) {
-        let started = Instant::now();
-        let mut slot = self.process.lock().expect("process");
-        assert!(slot.is_none(), "it already runs");
-        loop {
-            let mut command = unprivileged(&self.programs.join("postgres"));
-            command.arg("-D").arg(&self.data).current_dir(&self.data);
-            let mut process = Process::start("postgres", command, &self.log);
-            let answered = wait::until(START_DEADLINE, || {
-                if process.exited().is_some() {
-                    return Some(false);
-                }
-                Sql::try_connect(&self.url).is_ok().then_some(true)
-            });
-            if answered == Some(true) {
-                *slot = Some(process);
-                return;
-            }
-            // After kill -9 the backends of the one before may still be on their way out, holding the shared memory.
-            assert!(started.elapsed() < START_DEADLINE, "Postgres did not start:\n{}", process.log_tail(20));
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        self.server().launch().expect("Postgres starts");
     }
 
     /// Makes a standby a primary, and waits until it takes writes.
@@ -291,38 +257,21 @@ impl Postgres {
         sql.run(&format!("alter system set {name} = '{value}'"));
         sql.run("select pg_reload_conf()");
         let shown = || self.sql().text(&format!("select current_setting('{name}')"));
-        wait::eventually("a setting takes effect", START_DEADLINE, shown, |shown| shown == value);
+        wait::eventually("a setting takes effect", LIMIT, shown, |shown| shown == value);
     }
 
     /// SIGKILL to the postmaster; its backends notice and go.
     pub(crate) fn kill_hard(&self) {
-        if let Some(mut process) = self.process.lock().expect("process").take() {
-            process.kill_hard();
-        }
+        self.server().kill().expect("Postgres is killed");
     }
 
-    /// Begins a fast shutdown (SIGINT) without waiting for its end.
-    pub(crate) fn begin_fast_shutdown(&self) {
-        if let Some(process) = self.process.lock().expect("process").as_mut() {
-            process.signal("INT");
-        }
-    }
-
-    /// Fast shutdown; gives how long it took, or panics with the log after `deadline`.
+    /// Fast shutdown; gives how long it took, or panics with the end of the log after `deadline`.
     #[track_caller]
     pub(crate) fn stop_fast(&self, deadline: Duration) -> Duration {
         let started = Instant::now();
-        self.begin_fast_shutdown();
-        if let Some(mut process) = self.process.lock().expect("process").take() {
-            process.wait_exit(deadline);
-        }
+        self.server().stop(Stop::Fast, deadline).expect("Postgres stops");
         started.elapsed()
     }
-}
-
-fn append(path: &Path, text: &str) {
-    let before = std::fs::read_to_string(path).expect("read a file of a Postgres");
-    std::fs::write(path, before + text).expect("write a file of a Postgres");
 }
 
 /// `url` with another database in its path.
@@ -361,27 +310,13 @@ fn programs(major: u32) -> PathBuf {
     copy.join("bin")
 }
 
+/// Whether the user that runs Postgres, which refuses root, can run it there.
 fn reachable(programs: &Path) -> bool {
-    let mut version = unprivileged(&programs.join("postgres"));
+    let mut version = Command::new(programs.join("postgres"));
+    if let Some(user) = OsUser::instead_of_root().expect("a user to run Postgres") {
+        user.run(&mut version);
+    }
     version.arg("--version").current_dir("/").output().is_ok_and(|output| output.status.success())
-}
-
-/// A command that does not run as root: Postgres refuses to.
-fn unprivileged(program: &Path) -> Command {
-    let mut command = Command::new(program);
-    if let Some(user) = OsUser::instead_of_root().expect("a user to run Postgres") {
-        user.run(&mut command);
-    }
-    // The tests' own connection settings are no business of the server's.
-    command.env_remove("PGDATA").env_remove("PGPORT").env_remove("PGHOST");
-    command
-}
-
-/// Gives a file to the user that runs Postgres.
-fn give(path: &Path) {
-    if let Some(user) = OsUser::instead_of_root().expect("a user to run Postgres") {
-        user.own(path).expect("chown");
-    }
 }
 
 #[test]
