@@ -21,11 +21,10 @@ const OPEN_RETRY: Duration = Duration::from_millis(20);
 
 /// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
 pub(super) fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
-    read_newest(options, topic, key).map_err(|error| match error.kind() {
-        // No event waits for the topic.
-        Kind::TopicRefused => error.with_kind(Kind::KafkaRefused),
-        _ => error,
-    })
+    // No event waits for the topic.
+    let refused =
+        |error: Error| if error.kind() == Kind::TopicRefused { error.with_kind(Kind::KafkaRefused) } else { error };
+    read_newest(options, topic, key).map_err(refused)
 }
 
 fn read_newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
