@@ -18,7 +18,7 @@ use crate::upkeep::Marker;
 /// Nothing is stored and nothing confirmed: without a stream from the slot another relay may have it already.
 ///
 /// # Errors
-/// A delivery that failed in a way that needs a person; see [`Pipeline::delivered`].
+/// A delivery that failed in a way that needs a person; see `Publisher::delivered`.
 pub(super) async fn drain<S: Sink>(pipeline: &mut Pipeline<S>, until: Instant, stop: &mut StopSignal) -> Result<bool> {
     let mut deliveries = Vec::new();
     loop {

@@ -6,7 +6,7 @@
 //! 1. [`Publisher::publish`] routes an event and enqueues its record under the next ticket of the ledger. Where the sink has
 //!    no room, or the record has to travel alone, the record is *pending* and intake is closed.
 //! 2. [`Publisher::delivered`] takes in acks. The ledger releases events in order once all before them are acked.
-//! 3. What is to be written to the row of a released event waits in [`WriteBacks`].
+//! 3. What is to be written to the row of a released event waits in `WriteBacks`.
 //!
 //! An event that cannot be delivered becomes a dead letter, is skipped, or is parked, as `delivery.on_error` says. All
 //! three hold the position back like a record: the dead letter until its ack, the parked event until it is in its table.

@@ -23,7 +23,7 @@ pub(super) struct Published<'a> {
 /// Whether rows of this table are in a stream at all, whatever slot and publication there are.
 ///
 /// # Errors
-/// [`Kind::Publication`](crate::error::Kind::Publication).
+/// [`Kind::Publication`].
 pub(super) fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
     if !matches!(table.kind.as_str(), "r" | "p") {
         let what = match table.kind.as_str() {
