@@ -39,6 +39,9 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("socket.keepalive.enable", "true"),
     // A topic that does not exist, and may not be made on the fly, is reported after 10 s instead of 30.
     ("topic.metadata.propagation.max.ms", "10000"),
+    // A transaction with a record for a topic that was deleted is retried until the metadata says so, and nothing else asks
+    // for them: every 10 s instead of every 5 minutes.
+    ("topic.metadata.refresh.interval.ms", "10000"),
     // A broker that is back is noticed after 2 s instead of 10 s.
     ("reconnect.backoff.max.ms", "2000"),
     // What a broker accepts by default: whatever the topic takes is not refused by us.
