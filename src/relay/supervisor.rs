@@ -13,16 +13,14 @@ use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
-use crate::relay::backoff::Backoff;
-use crate::relay::batches::Batches;
 use crate::relay::begun::Begun;
 use crate::relay::delivered_before::DeliveredBefore;
 use crate::relay::lease::{Lease, Why};
+use crate::relay::outage::Outage;
 use crate::relay::pipeline::Pipeline;
-use crate::relay::poison::Poison;
 use crate::relay::publisher::Setup;
 use crate::relay::pulse::Pulse;
-use crate::relay::refusals::Refusals;
+use crate::relay::quarantine::Quarantine;
 use crate::relay::replication::{self, Ended};
 use crate::relay::retention::Known;
 use crate::relay::session::{Opened, Session};
@@ -52,7 +50,7 @@ const LASTED: Duration = Duration::from_secs(10);
 pub(super) struct Relay {
     /// The instant that times inside the pipeline are since.
     epoch: Instant,
-    backoff: Backoff,
+    outage: Outage,
     life: Option<Life>,
     /// Sessions so far.
     sessions: u64,
@@ -62,19 +60,10 @@ pub(super) struct Relay {
     served: Option<ServerIdentity>,
     /// What the operator was warned of: once, not at each try.
     warned: HashSet<String>,
-    /// What the current outage was reported as: one line per state, not per try (P9).
-    failing: Option<Kind>,
     /// Why the table is polled for a while, although there may be a slot.
     polls_instead: Option<String>,
-    /// What the last producer left to be known of events that the broker refuses.
-    poison: Poison,
-    /// How often something was learned of them so far.
-    learned: u64,
-    /// How often it was a batch that was too large, and none of its records.
-    in_vain: u64,
-    /// Topics that refuse records, and how often they did.
-    refusals: Refusals,
-    batches: Batches,
+    /// What is known of events that the broker refuses, while no producer runs.
+    quarantine: Quarantine,
     /// What is stored of what is published.
     pub(super) known: Known,
     /// Rows the slot delivered of the transaction it went in the middle of, until the table was read.
@@ -114,22 +103,17 @@ impl Relay {
     pub(super) fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
         Ok(Relay {
             epoch: Instant::now(),
-            backoff: Backoff::new(fastrand::Rng::new()),
+            outage: Outage::new(&config.kafka),
             life: None,
             sessions: 0,
             is_in_doubt: true,
             served: None,
             warned: HashSet::new(),
-            failing: None,
             told: true,
             walsender_pid: None,
             pulse: Pulse::start(config.source.wal_sender_timeout)?,
             polls_instead: None,
-            poison: Poison::default(),
-            learned: 0,
-            in_vain: 0,
-            refusals: Refusals::default(),
-            batches: Batches::of(&config.kafka),
+            quarantine: Quarantine::default(),
             inside: Vec::new(),
             begun: Begun::default(),
             asked: Vec::new(),
@@ -142,7 +126,9 @@ impl Relay {
     pub(super) async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
             let ended = self.one_session(stop).await;
-            let error = match ended.map_err(|error| self.unless_its_batch(error)) {
+            let quarantine = newest(&mut self.life, &mut self.quarantine);
+            let config = &mut self.config;
+            let error = match ended.map_err(|error| self.outage.unless_its_batch(error, quarantine, config)) {
                 Ok(Ended::Stopped) => return self.leave(stop).await,
                 // The next session is of another kind.
                 Ok(next) if next != Ended::ServerShutDown => {
@@ -171,7 +157,6 @@ impl Relay {
                 Err(error) => error,
             };
             if stop.asked() == Stop::No {
-                self.note_learned();
                 let wait = self.failed(&error)?;
                 if self.is_transactional() {
                     // What it has open is given up at once: readers do not wait for the next session.
@@ -179,8 +164,6 @@ impl Relay {
                 } else if error.kind().ends_producer() {
                     self.begin_new_life().await;
                 }
-                self.learn_of_topic(&error, wait);
-                let wait = wait.unwrap_or_default();
                 tokio::select! {
                     () = stop.at_least(Stop::Drain) => {}
                     () = tokio::time::sleep(wait) => {}
@@ -272,7 +255,8 @@ impl Relay {
         if std::mem::take(&mut self.is_in_doubt) {
             self.expect_again(&mut pipeline, &session);
         }
-        self.recovered(session.start_position());
+        self.telemetry.connected(Side::Postgres, true);
+        self.outage.streaming(session.start_position(), &self.config);
         let (acked, began) = (pipeline.publisher.counts().acked, Instant::now());
         self.walsender_pid = Some(session.walsender_pid);
         self.pulse.guard(pipeline.publisher.sink.producer());
@@ -280,7 +264,7 @@ impl Relay {
         let process = Process { config, telemetry, pulse, stop };
         let ended = replication::run(&mut pipeline, session, &self.known, self.epoch, process).await;
         if pipeline.publisher.counts().acked > acked || began.elapsed() > LASTED {
-            self.backoff.reset();
+            self.outage.is_over();
         }
         self.life = Some(Life::Running(pipeline));
         // Another relay may have the slot from here on.
@@ -304,7 +288,7 @@ impl Relay {
         }
         if !is_same {
             (self.inside, self.asked, self.begun) = (Vec::new(), Vec::new(), Begun::default());
-            self.poison = Poison::default();
+            self.quarantine = Quarantine::default();
         }
         Ok(())
     }
@@ -339,7 +323,7 @@ impl Relay {
         };
         let setup = Setup::of(&self.config);
         let mut pipeline = Pipeline::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?;
-        pipeline.publisher.remember(std::mem::take(&mut self.poison));
+        pipeline.publisher.remember(std::mem::take(&mut self.quarantine));
         if same_server {
             pipeline.begun = std::mem::take(&mut self.begun);
         }
@@ -374,7 +358,7 @@ impl Relay {
                 if let Err(error) = drain::write_back(pipeline, &self.config).await {
                     tracing::debug!(%error, "rows that were acked could not be marked");
                 }
-                self.poison = std::mem::take(&mut pipeline.publisher.poison);
+                self.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
                 Some(pipeline.publisher.completed())
             }
             // It has not produced anything; it may as well try again.
@@ -409,7 +393,7 @@ impl Relay {
             if pipeline.publisher.has_open_transaction() {
                 self.telemetry.metrics.given_up_transactions.inc();
             }
-            self.poison = std::mem::take(&mut pipeline.publisher.poison);
+            self.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
             self.inside = pipeline.inside(&pipeline.stored_position());
             self.begun = std::mem::take(&mut pipeline.begun);
         }
@@ -477,22 +461,20 @@ impl Relay {
         self.served = Some(lease.stored.server.clone());
         let sink = match self.life.take() {
             Some(Life::Running(mut pipeline)) => {
-                self.poison = std::mem::take(&mut pipeline.publisher.poison);
+                self.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
                 pipeline.publisher.sink
             }
             Some(Life::New(sink, _)) => *sink,
             None => return Err(Error::new(Kind::Bug, "the table without a producer")),
         };
-        if self.failing.take().is_some() {
-            tracing::info!(slot = %self.config.source.slot, tries = self.backoff.tries(), "at the table again");
-        }
+        self.outage.at_table(&self.config);
         let began = Instant::now();
         // Rows that are asked for again are meant to be.
         let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.inside.clone() };
         self.pulse.guard(sink.producer());
         let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.pulse, stop.clone());
         let process = Process { config, telemetry, pulse, stop };
-        let (sink, begun, ended) = Box::pin(table::run(lease, sink, delivered, &mut self.poison, process)).await;
+        let (sink, begun, ended) = Box::pin(table::run(lease, sink, delivered, &mut self.quarantine, process)).await;
         self.pulse.release();
         let sink = match sink {
             // It takes nothing any more.
@@ -513,115 +495,15 @@ impl Relay {
             self.polls_instead = None;
         }
         if ended.is_ok() || began.elapsed() > LASTED {
-            self.backoff.reset();
+            self.outage.is_over();
         }
         self.told = true;
         ended
     }
 
-    // Outages: what is logged, and how long the relay waits before the next try.
-
-    /// A producer that ended because events are being found out about ended for a reason: the next one need not wait.
-    fn note_learned(&mut self) {
-        let learned = self.newest_poison().learned();
-        if std::mem::replace(&mut self.learned, learned) < learned {
-            self.backoff.reset();
-        }
-    }
-
-    fn newest_poison(&self) -> &Poison {
-        match &self.life {
-            Some(Life::Running(pipeline)) => &pipeline.publisher.poison,
-            Some(Life::New(..)) | None => &self.poison,
-        }
-    }
-
-    /// What ended a session; another thing, where a record was called too large that may only have been in a batch that is. The
-    /// next batches are smaller then.
-    fn unless_its_batch(&mut self, error: Error) -> Error {
-        let in_vain = self.newest_poison().in_vain();
-        let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
-        let halts = error.kind() == Kind::RecordTooLarge;
-        let record_bytes = error.record_bytes().filter(|_| halts).or_else(|| is_batch.then_some(0));
-        let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) else {
-            return error;
-        };
-        self.batches.apply(&mut self.config.kafka);
-        tracing::warn!(
-            slot = %self.config.source.slot, batch_bytes = bytes, cause = %error,
-            "the broker refuses batches for their size; the next ones are smaller (to begin with that, set batch.size of the \
-             Kafka properties below max.message.bytes of the topic)"
-        );
-        if halts { Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")) } else { error }
-    }
-
-    /// Reports an outage once, and says how long to wait before the next try. None where a topic was tried often enough, and
-    /// events for it are to be given up.
-    ///
-    /// # Errors
-    /// The same, where the relay is to stop instead.
-    fn failed(&mut self, error: &Error) -> Result<Option<Duration>> {
-        if error.kind().halts() {
-            return Err(error.clone());
-        }
-        let wait = self.backoff.next_wait();
-        let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
-        self.telemetry.metrics.retry(side);
-        self.telemetry.metrics.error(error.kind());
-        self.telemetry.connected(side, false);
-        let slot = &self.config.source.slot;
-        if let Some(topic) = error.topic() {
-            let delivery = &self.config.delivery;
-            // There is nothing else to be done with a dead letter.
-            let is_of_letters = delivery.on_error == OnError::DeadLetter && topic == delivery.dead_letter_topic;
-            let max_attempts = if is_of_letters { Some(u32::MAX) } else { error.max_attempts() };
-            if self.newest_poison().took(topic) {
-                self.refusals.took(topic);
-            }
-            let retry = delivery.retry.within(max_attempts);
-            let (tries, wait) = self.refusals.refused(topic, &retry, Instant::now(), fastrand::f64());
-            let wait_ms = wait.map(|wait| wait.as_millis());
-            self.failing = Some(error.kind());
-            if is_of_letters {
-                let fix = error.what_to_do();
-                tracing::warn!(%slot, topic, %error, fix, tries, wait_ms, "the topic of dead letters refuses one; everything waits for it");
-                self.telemetry.health.dead_letters_refused(Some(topic.to_owned()));
-                return Ok(wait);
-            }
-            if wait.is_none() && delivery.on_error == OnError::Stop {
-                return Err(error.clone());
-            }
-            self.telemetry.health.topic_refused(wait.map(|_| topic.to_owned()));
-            tracing::warn!(%slot, %error, fix = error.what_to_do(), tries, wait_ms, "a topic refuses records");
-            return Ok(wait);
-        }
-        if self.failing.replace(error.kind()) == Some(error.kind()) {
-            tracing::debug!(%slot, %error, tries = self.backoff.tries(), wait_ms = wait.as_millis(), "still failing");
-        } else {
-            tracing::warn!(%slot, %error, fix = error.what_to_do(), "interrupted; trying again until it works");
-        }
-        Ok(Some(wait))
-    }
-
-    /// A topic refused a record: whether it takes one is looked out for by the next producer. Where it was tried often enough,
-    /// which is where there is no `wait`, events for it are given up for a while.
-    fn learn_of_topic(&mut self, error: &Error, wait: Option<Duration>) {
-        let Some(topic) = error.topic() else { return };
-        self.poison.watch(topic);
-        if wait.is_none() {
-            let told = error.clone().after(self.refusals.tries(topic));
-            self.poison.refuse(topic, &told, self.config.delivery.retry.cap);
-        }
-    }
-
-    fn recovered(&mut self, start: Position) {
-        self.telemetry.connected(Side::Postgres, true);
-        let slot = &self.config.source.slot;
-        match self.failing.take() {
-            Some(Kind::TopicRefused) => tracing::info!(%slot, position = %start, "streaming, to try the topic again"),
-            Some(_) => tracing::info!(%slot, tries = self.backoff.tries(), position = %start, "streaming again"),
-            None => tracing::info!(%slot, position = %start, "streaming"),
-        }
+    fn failed(&mut self, error: &Error) -> Result<Duration> {
+        let quarantine = newest(&mut self.life, &mut self.quarantine);
+        self.outage.failed(error, quarantine, &self.config, &self.telemetry)
     }
 
     // Stand-by: another relay has the slot, or its table.
@@ -756,6 +638,14 @@ impl Relay {
         let cause = format!("stopped with {events} of slot {slot} not acked{untold}");
         Err(Error::new(Kind::ShutdownTimeout, cause)
             .remedy("nothing is lost: what was not confirmed is sent (again) at the next start"))
+    }
+}
+
+/// What is known of events that the broker refuses: the producer that runs has it, or `kept` does.
+fn newest<'a>(life: &'a mut Option<Life>, kept: &'a mut Quarantine) -> &'a mut Quarantine {
+    match life {
+        Some(Life::Running(pipeline)) => &mut pipeline.publisher.quarantine,
+        Some(Life::New(..)) | None => kept,
     }
 }
 

@@ -23,8 +23,8 @@ use crate::position::{Lsn, Position};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::relay::fitness::{can_have_slot, can_poll, fits};
 use crate::relay::lease::{Lease, Task};
-use crate::relay::poison::Poison;
 use crate::relay::publisher::{Publisher, Setup};
+use crate::relay::quarantine::Quarantine;
 use crate::relay::recovery::{Plan, which};
 use crate::relay::replication::Ended;
 use crate::relay::report::OldestTransaction;
@@ -61,7 +61,7 @@ pub(super) async fn run(
     lease: Lease,
     sink: KafkaSink,
     delivered: Vec<RowId>,
-    poison: &mut Poison,
+    quarantine: &mut Quarantine,
     process: Process<'_>,
 ) -> (Option<KafkaSink>, bool, Result<Ended>) {
     let Process { config, telemetry, pulse, stop } = process.clone();
@@ -69,7 +69,7 @@ pub(super) async fn run(
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };
-    publisher.remember(std::mem::take(poison));
+    publisher.remember(std::mem::take(quarantine));
     publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
     let source = &config.source;
     let opened = async {
@@ -100,7 +100,7 @@ pub(super) async fn run(
     let (marker, waiting, reader, tables) = match pulse.throughout(opened).await {
         Ok(opened) => opened,
         Err(error) => {
-            *poison = std::mem::take(&mut publisher.poison);
+            *quarantine = std::mem::take(&mut publisher.quarantine);
             return (Some(publisher.sink), false, Err(error));
         }
     };
@@ -135,7 +135,7 @@ pub(super) async fn run(
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
     let (clean, begun) = (work.reading.publisher.is_drained(), work.reading.has_saved());
-    *poison = std::mem::take(&mut work.reading.publisher.poison);
+    *quarantine = std::mem::take(&mut work.reading.publisher.quarantine);
     let sink = work.reading.publisher.sink;
     let dead = matches!(&done, Err(error) if error.kind().ends_producer());
     if clean && !dead {

@@ -185,16 +185,15 @@ async fn driven(on_error: &str, (code, at): (RDKafkaErrorCode, At), row: &[Value
     for _ in 0..LIVES {
         let (start, sink) = (Position::default(), Failing(code, at, Vec::new()));
         let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        pipeline.publisher.remember(take(&mut relay.poison));
+        pipeline.publisher.remember(take(&mut relay.quarantine));
         let Err(error) = live(&mut pipeline, row).await else {
             return (Came::WentOn(pipeline.publisher.counts()), waits);
         };
-        relay.poison = std::mem::take(&mut pipeline.publisher.poison);
+        relay.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
         match relay.failed(&error) {
             Err(error) => return (Came::Ended(error), waits),
             Ok(wait) => {
-                relay.learn_of_topic(&error, wait);
-                waits.extend(wait);
+                waits.extend(Some(wait).filter(|wait| !wait.is_zero()));
                 // Longer than any wait: what is counted is tries, and a session may take long to open.
                 tokio::time::advance(Duration::from_secs(3_600)).await;
             }
