@@ -26,6 +26,7 @@ mod outage;
 mod pace;
 mod parking;
 pub mod pipeline;
+mod producer;
 pub mod publisher;
 mod pulse;
 pub mod quarantine;
@@ -66,7 +67,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         () = retention::keep(&retention, &known) => Err(Error::new(Kind::Bug, "the retention came to an end")),
     };
     if stop.asked() < Stop::Now {
-        relay.end_life().await;
+        relay.producer.end().await;
     }
     if let Err(error) = &result {
         relay.telemetry.health.halted(&error.to_string());

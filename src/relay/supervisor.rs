@@ -9,25 +9,22 @@ use tokio_postgres::Client;
 use crate::config::{Config, OnError, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
-use crate::ledger::trail::Published;
-use crate::position::{Lsn, Position};
+use crate::position::Lsn;
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
-use crate::relay::begun::Begun;
 use crate::relay::delivered_before::DeliveredBefore;
 use crate::relay::lease::{Lease, Why};
 use crate::relay::outage::Outage;
 use crate::relay::pipeline::Pipeline;
-use crate::relay::publisher::Setup;
+use crate::relay::producer::RelayProducer;
 use crate::relay::pulse::Pulse;
-use crate::relay::quarantine::Quarantine;
 use crate::relay::replication::{self, Ended};
 use crate::relay::retention::Known;
 use crate::relay::session::{Opened, Session};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::watch::{Process, at_once};
+use crate::relay::watch::Process;
 use crate::relay::{drain, report, table};
-use crate::sink::{KafkaSink, Producer};
+use crate::sink::KafkaSink;
 use crate::source::holder::{Holder, holder};
 use crate::source::row_key;
 use crate::state::ServerIdentity;
@@ -48,10 +45,8 @@ const LASTED: Duration = Duration::from_secs(10);
 
 /// What outlives a session.
 pub(super) struct Relay {
-    /// The instant that times inside the pipeline are since.
-    epoch: Instant,
     outage: Outage,
-    life: Option<Life>,
+    pub(super) producer: RelayProducer,
     /// Sessions so far.
     sessions: u64,
     /// Whether topics may have what comes again: an earlier process was killed, or this one stood still.
@@ -62,60 +57,31 @@ pub(super) struct Relay {
     warned: HashSet<String>,
     /// Why the table is polled for a while, although there may be a slot.
     polls_instead: Option<String>,
-    /// What is known of events that the broker refuses, while no producer runs.
-    quarantine: Quarantine,
     /// What is stored of what is published.
     pub(super) known: Known,
-    /// Rows the slot delivered of the transaction it went in the middle of, until the table was read.
-    inside: Vec<RowId>,
-    /// The transaction the last session was inside of.
-    begun: Begun,
     /// Rows that somebody set to pending again.
     asked: Vec<RowId>,
     /// Whether the last session ended with all that may be confirmed told to Postgres.
     told: bool,
     /// The server's side of the last stream of this process.
     walsender_pid: Option<i32>,
-    pulse: Pulse,
     config: Config,
     pub(super) telemetry: Telemetry,
-}
-
-/// A producer and everything that hangs on it.
-enum Life {
-    /// No session yet. It begins behind the position, or behind what is stored where there is none.
-    New(Box<KafkaSink>, Option<Position>),
-    /// Under way.
-    Running(Box<Pipeline<KafkaSink>>),
-}
-
-impl Life {
-    fn producer(&self) -> Producer {
-        match self {
-            Life::New(sink, _) => sink.producer(),
-            Life::Running(pipeline) => pipeline.publisher.sink.producer(),
-        }
-    }
 }
 
 impl Relay {
     /// Nothing is connected, and nothing is known.
     pub(super) fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
         Ok(Relay {
-            epoch: Instant::now(),
             outage: Outage::new(&config.kafka),
-            life: None,
+            producer: RelayProducer::new(Pulse::start(config.source.wal_sender_timeout)?),
             sessions: 0,
             is_in_doubt: true,
             served: None,
             warned: HashSet::new(),
             told: true,
             walsender_pid: None,
-            pulse: Pulse::start(config.source.wal_sender_timeout)?,
             polls_instead: None,
-            quarantine: Quarantine::default(),
-            inside: Vec::new(),
-            begun: Begun::default(),
             asked: Vec::new(),
             known: Known::default(),
             config,
@@ -126,8 +92,7 @@ impl Relay {
     pub(super) async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
             let ended = self.one_session(stop).await;
-            let quarantine = newest(&mut self.life, &mut self.quarantine);
-            let config = &mut self.config;
+            let (quarantine, config) = (self.producer.newest_quarantine(), &mut self.config);
             let error = match ended.map_err(|error| self.outage.unless_its_batch(error, quarantine, config)) {
                 Ok(Ended::Stopped) => return self.leave(stop).await,
                 // The next session is of another kind.
@@ -157,12 +122,13 @@ impl Relay {
                 Err(error) => error,
             };
             if stop.asked() == Stop::No {
-                let wait = self.failed(&error)?;
+                let wait =
+                    self.outage.failed(&error, self.producer.newest_quarantine(), &self.config, &self.telemetry)?;
                 if self.is_transactional() {
                     // What it has open is given up at once: readers do not wait for the next session.
                     self.retire().await;
                 } else if error.kind().ends_producer() {
-                    self.begin_new_life().await;
+                    self.producer.replace(&self.config).await;
                 }
                 tokio::select! {
                     () = stop.at_least(Stop::Drain) => {}
@@ -170,7 +136,7 @@ impl Relay {
                 }
             } else if error.kind().ends_producer() {
                 // The producer is finished, and nothing more will be acked.
-                return self.left(self.is_drained());
+                return self.left(self.producer.is_drained());
             }
             if stop.asked() != Stop::No {
                 return self.leave(stop).await;
@@ -180,16 +146,16 @@ impl Relay {
 
     /// From connecting to Postgres until the connection, the producer or the relay ends.
     async fn one_session(&mut self, stop: &mut StopSignal) -> Result<Ended> {
-        let given_up = self.pulse.take_given_up();
+        let given_up = self.producer.pulse.take_given_up();
         self.is_in_doubt |= given_up;
         if self.is_transactional() {
             // Every session fences, and goes on from what is committed.
             self.retire().await;
         } else if given_up {
-            self.begin_new_life().await;
+            self.producer.replace(&self.config).await;
         }
-        if self.life.is_none() && !self.is_transactional() {
-            self.life = Some(Life::New(Box::new(KafkaSink::connect(&self.config.kafka)?), None));
+        if self.producer.is_absent() && !self.is_transactional() {
+            self.producer.set_new(KafkaSink::connect(&self.config.kafka)?);
         }
         tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
@@ -204,13 +170,11 @@ impl Relay {
             Some(delivery.dead_letter_topic.as_str()).filter(|_| delivery.on_error == OnError::DeadLetter);
         let (needed, mut missing): (Vec<_>, Vec<String>) = (dead_letters.into_iter().collect(), Vec::new());
         let open = async {
-            match &self.life {
-                Some(Life::New(sink, _)) => missing.extend(sink.check(&needed, CHECK_TIMEOUT).await?.missing),
-                Some(Life::Running(_)) => {}
-                None => {
-                    let asks = KafkaSink::for_asking(&self.config.kafka)?;
-                    missing.extend(asks.check(&needed, CHECK_TIMEOUT).await?.missing);
-                }
+            if let Some(sink) = self.producer.new_sink() {
+                missing.extend(sink.check(&needed, CHECK_TIMEOUT).await?.missing);
+            } else if self.producer.is_absent() {
+                let asks = KafkaSink::for_asking(&self.config.kafka)?;
+                missing.extend(asks.check(&needed, CHECK_TIMEOUT).await?.missing);
             }
             let mut warn = |warning: String| {
                 if self.warned.insert(warning.clone()) {
@@ -220,7 +184,7 @@ impl Relay {
             missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
             Session::open(
                 &self.config,
-                self.life.as_ref().map(Life::producer),
+                self.producer.producer(),
                 Lsn::ZERO,
                 (self.polls_instead.as_deref(), &self.known),
                 &mut warn,
@@ -236,14 +200,14 @@ impl Relay {
             Opened::Table(why) => return Box::pin(self.at_table(why, stop)).await,
         };
         if let Some(sink) = session.sink.take() {
-            self.life = Some(Life::New(Box::new(sink), None));
+            self.producer.set_new(sink);
         }
-        let life = self.life.take();
         // What this process knows counts only on the server and timeline where it learned it.
         let same_server = self.served.as_ref().is_none_or(|served| served == session.server());
         self.served = Some(session.server().clone());
         self.config.state.adopt_slot = false;
-        let mut pipeline = self.enter(life, session.start_position(), session.published(), same_server)?;
+        let (start, published) = (session.start_position(), session.published());
+        let mut pipeline = self.producer.enter(&self.config, start, published, same_server)?;
         self.sessions += 1;
         if self.sessions > 1 {
             self.telemetry.metrics.reconnect(Side::Postgres);
@@ -256,17 +220,17 @@ impl Relay {
             self.expect_again(&mut pipeline, &session);
         }
         self.telemetry.connected(Side::Postgres, true);
-        self.outage.streaming(session.start_position(), &self.config);
+        self.outage.streaming(start, &self.config);
         let (acked, began) = (pipeline.publisher.counts().acked, Instant::now());
         self.walsender_pid = Some(session.walsender_pid);
-        self.pulse.guard(pipeline.publisher.sink.producer());
-        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.pulse, stop.clone());
+        self.producer.pulse.guard(pipeline.publisher.sink.producer());
+        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.producer.pulse, stop.clone());
         let process = Process { config, telemetry, pulse, stop };
-        let ended = replication::run(&mut pipeline, session, &self.known, self.epoch, process).await;
+        let ended = replication::run(&mut pipeline, session, &self.known, self.producer.epoch, process).await;
         if pipeline.publisher.counts().acked > acked || began.elapsed() > LASTED {
             self.outage.is_over();
         }
-        self.life = Some(Life::Running(pipeline));
+        self.producer.set_running(pipeline);
         // Another relay may have the slot from here on.
         self.known.send_replace(None);
         self.telemetry.health.over_budget(None);
@@ -283,51 +247,11 @@ impl Relay {
         let key = |outbox: &OutboxConfig| (outbox.columns.clone(), outbox.row_key.clone());
         let is_same = outboxes.iter().map(key).eq(self.config.outboxes.iter().map(key));
         self.config.outboxes = outboxes;
-        if !is_same && matches!(self.life, Some(Life::Running(_))) {
-            self.begin_new_life().await;
-        }
         if !is_same {
-            (self.inside, self.asked, self.begun) = (Vec::new(), Vec::new(), Begun::default());
-            self.quarantine = Quarantine::default();
+            self.producer.forget_rows(&self.config).await;
+            self.asked.clear();
         }
         Ok(())
-    }
-
-    /// The pipeline that goes on behind `stored`, which the store holds and which belongs to this server and slot.
-    fn enter(
-        &mut self,
-        life: Option<Life>,
-        stored: Position,
-        published: Option<Published>,
-        same_server: bool,
-    ) -> Result<Box<Pipeline<KafkaSink>>> {
-        let (sink, start) = match life {
-            Some(Life::Running(pipeline)) => {
-                match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
-                    Belongs::Here => return Ok(pipeline),
-                    Belongs::ToAnotherServer => {
-                        let what = "another server or timeline answers; starting again behind what is stored for it";
-                        return Err(Error::new(Kind::PostgresUnreachable, what));
-                    }
-                    Belongs::ToThePast => {
-                        let what = "another relay served the slot in between; starting behind it";
-                        return Err(Error::new(Kind::SlotActive, what));
-                    }
-                }
-            }
-            Some(Life::New(sink, Some(resume))) if belongs(resume, stored, same_server) == Belongs::Here => {
-                (sink, resume)
-            }
-            Some(Life::New(sink, _)) => (sink, stored),
-            None => return Err(Error::new(Kind::Bug, "a session without a producer")),
-        };
-        let setup = Setup::of(&self.config);
-        let mut pipeline = Pipeline::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?;
-        pipeline.publisher.remember(std::mem::take(&mut self.quarantine));
-        if same_server {
-            pipeline.begun = std::mem::take(&mut self.begun);
-        }
-        Ok(Box::new(pipeline))
     }
 
     /// What an earlier process published and did not store comes again, or what this one had sent when it stood still.
@@ -348,38 +272,6 @@ impl Relay {
         }
     }
 
-    // A producer's life, and the next one's.
-
-    /// A producer failed: nothing behind its failure counts, and the next one starts behind what was delivered.
-    async fn begin_new_life(&mut self) {
-        let resume = match &mut self.life {
-            Some(Life::Running(pipeline)) => {
-                // What cannot be marked now is published again, and marked then.
-                if let Err(error) = drain::write_back(pipeline, &self.config).await {
-                    tracing::debug!(%error, "rows that were acked could not be marked");
-                }
-                self.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
-                Some(pipeline.publisher.completed())
-            }
-            // It has not produced anything; it may as well try again.
-            Some(Life::New(..)) | None => return,
-        };
-        self.end_life().await;
-        match KafkaSink::connect(&self.config.kafka) {
-            Ok(sink) => self.life = Some(Life::New(Box::new(sink), resume)),
-            Err(error) => tracing::error!(%error, "a new producer could not be made"),
-        }
-    }
-
-    pub(super) async fn end_life(&mut self) {
-        self.pulse.release();
-        match self.life.take() {
-            Some(Life::New(sink, _)) => sink.close().await,
-            Some(Life::Running(pipeline)) => pipeline.publisher.sink.close().await,
-            None => {}
-        }
-    }
-
     // Exactly once: each session has a producer of its own.
 
     /// Whether every session has a producer of its own.
@@ -389,15 +281,10 @@ impl Relay {
 
     /// The end of a session's own producer. Nothing of it counts but what is committed.
     async fn retire(&mut self) {
-        if let Some(Life::Running(pipeline)) = &mut self.life {
-            if pipeline.publisher.has_open_transaction() {
-                self.telemetry.metrics.given_up_transactions.inc();
-            }
-            self.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
-            self.inside = pipeline.inside(&pipeline.stored_position());
-            self.begun = std::mem::take(&mut pipeline.begun);
+        if self.producer.running().is_some_and(|pipeline| pipeline.publisher.has_open_transaction()) {
+            self.telemetry.metrics.given_up_transactions.inc();
         }
-        self.end_life().await;
+        self.producer.end_uncommitted().await;
     }
 
     // The table, before a slot is streamed or instead.
@@ -418,10 +305,10 @@ impl Relay {
 
     /// Reads the table: before a slot is streamed, or instead.
     async fn at_table(&mut self, why: Why, stop: &mut StopSignal) -> Result<Ended> {
-        self.pulse.release();
+        self.producer.pulse.release();
         // What a stream left in flight is known to be published, or will come again.
         let mut known = None;
-        if let Some(Life::Running(pipeline)) = &mut self.life {
+        if let Some(pipeline) = self.producer.running_mut() {
             let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
             let drained = drain::drain(pipeline, until, stop).await;
             report::tell_counts(&self.telemetry, pipeline.publisher.counts(), before);
@@ -433,7 +320,7 @@ impl Relay {
             let position = pipeline.publisher.ledger.delivered();
             known = Some((position, pipeline.trail.published(&position).cloned(), pipeline.inside(&position)));
         }
-        let producer = self.life.as_ref().map(Life::producer);
+        let producer = self.producer.producer();
         let mut warn = |warning: String| {
             if self.warned.insert(warning.clone()) {
                 tracing::warn!(slot = %self.config.source.slot, "{warning}");
@@ -449,49 +336,40 @@ impl Relay {
         }
         let mut lease = lease?;
         if let Some(sink) = lease.sink.take() {
-            self.life = Some(Life::New(Box::new(sink), None));
+            self.producer.set_new(sink);
         }
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
         if let Some((position, Some(published), inside)) = known.filter(|_| same_server)
             && position.is_at_or_after(&lease.stored.position)
         {
             lease.knows(position, published);
-            self.inside = inside;
+            self.producer.inside = inside;
         }
         self.served = Some(lease.stored.server.clone());
-        let sink = match self.life.take() {
-            Some(Life::Running(mut pipeline)) => {
-                self.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
-                pipeline.publisher.sink
-            }
-            Some(Life::New(sink, _)) => *sink,
-            None => return Err(Error::new(Kind::Bug, "the table without a producer")),
-        };
+        let sink = self.producer.take_sink()?;
         self.outage.at_table(&self.config);
         let began = Instant::now();
         // Rows that are asked for again are meant to be.
-        let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.inside.clone() };
-        self.pulse.guard(sink.producer());
-        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.pulse, stop.clone());
+        let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.producer.inside.clone() };
+        self.producer.pulse.guard(sink.producer());
+        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.producer.pulse, stop.clone());
         let process = Process { config, telemetry, pulse, stop };
-        let (sink, begun, ended) = Box::pin(table::run(lease, sink, delivered, &mut self.quarantine, process)).await;
-        self.pulse.release();
-        let sink = match sink {
+        let quarantine = &mut self.producer.quarantine;
+        let (sink, begun, ended) = Box::pin(table::run(lease, sink, delivered, quarantine, process)).await;
+        self.producer.pulse.release();
+        match sink {
             // It takes nothing any more.
-            Some(sink) if self.pulse.take_given_up() => {
-                sink.close().await;
-                None
-            }
-            sink => sink,
-        };
-        self.life = sink.map(|sink| Life::New(Box::new(sink), None));
+            Some(sink) if self.producer.pulse.take_given_up() => sink.close().await,
+            Some(sink) => self.producer.set_new(sink),
+            None => {}
+        }
         self.known.send_replace(None);
         if begun {
             // What is stored from here on is what counts.
             self.config.state.adopt_slot = false;
         }
         if ended.is_ok() {
-            self.inside.clear();
+            self.producer.inside.clear();
             self.polls_instead = None;
         }
         if ended.is_ok() || began.elapsed() > LASTED {
@@ -499,11 +377,6 @@ impl Relay {
         }
         self.told = true;
         ended
-    }
-
-    fn failed(&mut self, error: &Error) -> Result<Duration> {
-        let quarantine = newest(&mut self.life, &mut self.quarantine);
-        self.outage.failed(error, quarantine, &self.config, &self.telemetry)
     }
 
     // Stand-by: another relay has the slot, or its table.
@@ -566,18 +439,10 @@ impl Relay {
             return;
         }
         tracing::info!(%slot, %holder, "standing by: another relay is at work");
-        if self.has_in_flight().await {
+        if self.producer.has_in_flight().await {
             tracing::warn!("what Kafka has not acked is given up: the other relay publishes it");
-            self.begin_new_life().await;
+            self.producer.replace(&self.config).await;
         }
-    }
-
-    /// Whether Kafka still has to say something about events of this process.
-    async fn has_in_flight(&mut self) -> bool {
-        let Some(Life::Running(pipeline)) = &mut self.life else { return false };
-        let mut deliveries = Vec::new();
-        let _none = at_once(pipeline.publisher.next_deliveries(&mut deliveries)).await;
-        pipeline.publisher.delivered(&mut deliveries).is_err() || !pipeline.publisher.is_drained()
     }
 
     // The end of a relay that was told to stop.
@@ -585,41 +450,26 @@ impl Relay {
     /// A stop ends here. What a session did not wait for because Postgres went away, or was away, is waited for now.
     async fn leave(&mut self, stop: &mut StopSignal) -> Result<()> {
         let until = stop.since().unwrap_or_else(Instant::now) + self.config.process.shutdown_timeout;
-        let acked = match &mut self.life {
+        let acked = match self.producer.running_mut() {
             // A session that ended because of the stop has waited.
-            Some(Life::Running(pipeline))
-                if !self.told && !pipeline.publisher.is_drained() && stop.asked() == Stop::Drain =>
-            {
+            Some(pipeline) if !self.told && !pipeline.publisher.is_drained() && stop.asked() == Stop::Drain => {
                 self.telemetry.health.stopping();
                 let in_flight = pipeline.publisher.ledger.in_flight_events();
                 tracing::info!(in_flight, "stopping without Postgres: waiting for acks all the same");
                 drain::drain(pipeline, until, stop).await?
             }
-            Some(Life::Running(_) | Life::New(..)) | None => self.is_drained(),
+            Some(_) | None => self.producer.is_drained(),
         };
         self.left(acked)
     }
 
-    /// Whether nothing is in flight. What a producer had that was given up is not counted.
-    fn is_drained(&self) -> bool {
-        match &self.life {
-            // What is acked and not committed is not there for anybody.
-            Some(Life::Running(pipeline)) => {
-                pipeline.publisher.is_drained() && !pipeline.publisher.has_open_transaction()
-            }
-            Some(Life::New(..)) | None => true,
-        }
-    }
-
     /// The last word: well where nothing was left in flight.
     fn left(&self, acked: bool) -> Result<()> {
-        let (left, settled) = match &self.life {
-            Some(Life::Running(pipeline)) => (
-                pipeline.publisher.ledger.in_flight_events() + usize::from(pipeline.publisher.is_pending()),
-                pipeline.is_settled(),
-            ),
-            Some(Life::New(..)) | None => (0, false),
-        };
+        let running = self.producer.running();
+        let left = running.map_or(0, |pipeline| {
+            pipeline.publisher.ledger.in_flight_events() + usize::from(pipeline.publisher.is_pending())
+        });
+        let settled = running.is_some_and(Pipeline::is_settled);
         // The slot alone remembers nothing it was not told.
         let remembered = self.told || settled && self.config.state.store != StoreKind::Slot;
         let slot = &self.config.source.slot;
@@ -638,34 +488,6 @@ impl Relay {
         let cause = format!("stopped with {events} of slot {slot} not acked{untold}");
         Err(Error::new(Kind::ShutdownTimeout, cause)
             .remedy("nothing is lost: what was not confirmed is sent (again) at the next start"))
-    }
-}
-
-/// What is known of events that the broker refuses: the producer that runs has it, or `kept` does.
-fn newest<'a>(life: &'a mut Option<Life>, kept: &'a mut Quarantine) -> &'a mut Quarantine {
-    match life {
-        Some(Life::Running(pipeline)) => &mut pipeline.publisher.quarantine,
-        Some(Life::New(..)) | None => kept,
-    }
-}
-
-/// Whether what this process has delivered is a position in the log that answers now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Belongs {
-    /// It is, and nobody went further.
-    Here,
-    /// It was learned of another server or timeline, where the same LSN is another place.
-    ToAnotherServer,
-    /// Another relay had the slot in between and went further.
-    ToThePast,
-}
-
-/// Judges `delivered`, which this process knows, by `stored`, which was just read and belongs here (P1).
-fn belongs(delivered: Position, stored: Position, same_server: bool) -> Belongs {
-    match (same_server, delivered.is_at_or_after(&stored)) {
-        (false, _) => Belongs::ToAnotherServer,
-        (true, true) => Belongs::Here,
-        (true, false) => Belongs::ToThePast,
     }
 }
 
