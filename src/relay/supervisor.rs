@@ -9,7 +9,8 @@ use tokio_postgres::Client;
 use crate::config::{Config, OnError, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
-use crate::position::Lsn;
+use crate::ledger::trail::Published;
+use crate::position::Position;
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
 use crate::relay::delivered_before::DeliveredBefore;
@@ -67,6 +68,14 @@ pub(super) struct Relay {
     walsender_pid: Option<i32>,
     config: Config,
     pub(super) telemetry: Telemetry,
+}
+
+/// What a stream delivered, and what is known of the tables there.
+struct Delivered {
+    position: Position,
+    published: Published,
+    /// Rows of the transaction that the position is inside of.
+    inside: Vec<RowId>,
 }
 
 impl Relay {
@@ -165,40 +174,41 @@ impl Relay {
             let asked = std::mem::take(&mut self.asked);
             return Box::pin(self.at_table(Why::Asked(asked), stop)).await;
         }
-        let delivery = &self.config.delivery;
-        let dead_letters =
-            Some(delivery.dead_letter_topic.as_str()).filter(|_| delivery.on_error == OnError::DeadLetter);
-        let (needed, mut missing): (Vec<_>, Vec<String>) = (dead_letters.into_iter().collect(), Vec::new());
-        let open = async {
-            if let Some(sink) = self.producer.new_sink() {
-                missing.extend(sink.check(&needed, CHECK_TIMEOUT).await?.missing);
-            } else if self.producer.is_absent() {
-                let asks = KafkaSink::for_asking(&self.config.kafka)?;
-                missing.extend(asks.check(&needed, CHECK_TIMEOUT).await?.missing);
-            }
-            let mut warn = |warning: String| {
-                if self.warned.insert(warning.clone()) {
-                    tracing::warn!(slot = %self.config.source.slot, "{warning}");
-                }
-            };
-            missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
-            Session::open(
-                &self.config,
-                self.producer.producer(),
-                Lsn::ZERO,
-                (self.polls_instead.as_deref(), &self.known),
-                &mut warn,
-            )
-            .await
-        };
         let opened = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
-            opened = open => opened?,
+            opened = self.open() => opened?,
         };
-        let mut session = match opened {
-            Opened::Stream(session) => *session,
-            Opened::Table(why) => return Box::pin(self.at_table(why, stop)).await,
+        match opened {
+            Opened::Stream(session) => self.stream(*session, stop).await,
+            Opened::Table(why) => Box::pin(self.at_table(why, stop)).await,
+        }
+    }
+
+    /// Looks at Kafka and Postgres, and begins to stream where the slot has everything.
+    async fn open(&mut self) -> Result<Opened> {
+        let Config { delivery, kafka, source, .. } = &self.config;
+        let dead_letters =
+            Some(delivery.dead_letter_topic.as_str()).filter(|_| delivery.on_error == OnError::DeadLetter);
+        let needed: Vec<_> = dead_letters.into_iter().collect();
+        let missing = if let Some(sink) = self.producer.new_sink() {
+            sink.check(&needed, CHECK_TIMEOUT).await?.missing
+        } else if self.producer.is_absent() {
+            KafkaSink::for_asking(kafka)?.check(&needed, CHECK_TIMEOUT).await?.missing
+        } else {
+            Vec::new()
         };
+        let mut warn = |warning: String| {
+            if self.warned.insert(warning.clone()) {
+                tracing::warn!(slot = %source.slot, "{warning}");
+            }
+        };
+        missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
+        let (producer, instead) = (self.producer.producer(), self.polls_instead.as_deref());
+        Session::open(&self.config, producer, instead, &self.known, &mut warn).await
+    }
+
+    /// Relays what the slot sends until the connection, the producer or the relay ends.
+    async fn stream(&mut self, mut session: Session, stop: &StopSignal) -> Result<Ended> {
         if let Some(sink) = session.sink.take() {
             self.producer.set_new(sink);
         }
@@ -306,20 +316,7 @@ impl Relay {
     /// Reads the table: before a slot is streamed, or instead.
     async fn at_table(&mut self, why: Why, stop: &mut StopSignal) -> Result<Ended> {
         self.producer.pulse.release();
-        // What a stream left in flight is known to be published, or will come again.
-        let mut known = None;
-        if let Some(pipeline) = self.producer.running_mut() {
-            let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
-            let drained = drain::drain(pipeline, until, stop).await;
-            report::tell_counts(&self.telemetry, pipeline.publisher.counts(), before);
-            if !drained? {
-                let what = "Kafka does not ack what is in flight; reading the table behind it";
-                return Err(Error::new(Kind::KafkaUnreachable, what));
-            }
-            drain::write_back(pipeline, &self.config).await?;
-            let position = pipeline.publisher.ledger.delivered();
-            known = Some((position, pipeline.trail.published(&position).cloned(), pipeline.inside(&position)));
-        }
+        let delivered = self.end_stream(stop).await?;
         let producer = self.producer.producer();
         let mut warn = |warning: String| {
             if self.warned.insert(warning.clone()) {
@@ -328,7 +325,7 @@ impl Relay {
         };
         let lease = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
-            lease = Lease::take(&self.config, producer, (&why, &self.known), &mut warn) => lease,
+            lease = Lease::take(&self.config, producer, &why, &self.known, &mut warn) => lease,
         };
         if lease.as_ref().is_err_and(|error| error.kind() == Kind::SlotActive) {
             // Whoever has it knows better.
@@ -339,7 +336,7 @@ impl Relay {
             self.producer.set_new(sink);
         }
         let same_server = self.served.as_ref().is_some_and(|served| *served == lease.stored.server);
-        if let Some((position, Some(published), inside)) = known.filter(|_| same_server)
+        if let Some(Delivered { position, published, inside }) = delivered.filter(|_| same_server)
             && position.is_at_or_after(&lease.stored.position)
         {
             lease.knows(position, published);
@@ -377,6 +374,22 @@ impl Relay {
         }
         self.told = true;
         ended
+    }
+
+    /// Waits for what a stream left in flight, which is known to be published then, or will come again.
+    async fn end_stream(&mut self, stop: &mut StopSignal) -> Result<Option<Delivered>> {
+        let Some(pipeline) = self.producer.running_mut() else { return Ok(None) };
+        let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
+        let drained = drain::drain(pipeline, until, stop).await;
+        report::tell_counts(&self.telemetry, pipeline.publisher.counts(), before);
+        if !drained? {
+            let what = "Kafka does not ack what is in flight; reading the table behind it";
+            return Err(Error::new(Kind::KafkaUnreachable, what));
+        }
+        drain::write_back(pipeline, &self.config).await?;
+        let position = pipeline.publisher.ledger.delivered();
+        let published = pipeline.trail.published(&position).cloned();
+        Ok(published.map(|published| Delivered { position, published, inside: pipeline.inside(&position) }))
     }
 
     // Stand-by: another relay has the slot, or its table.
