@@ -100,7 +100,7 @@ impl Relay {
 
     pub(super) async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
-            let ended = self.one_session(stop).await;
+            let ended = Box::pin(self.one_session(stop)).await;
             let (quarantine, config) = (self.producer.newest_quarantine(), &mut self.config);
             let error = match ended.map_err(|error| self.outage.unless_its_batch(error, quarantine, config)) {
                 Ok(Ended::Stopped) => return self.leave(stop).await,
@@ -204,7 +204,7 @@ impl Relay {
         };
         missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
         let (producer, instead) = (self.producer.producer(), self.polls_instead.as_deref());
-        Session::open(&self.config, producer, instead, &self.known, &mut warn).await
+        Box::pin(Session::open(&self.config, producer, instead, &self.known, &mut warn)).await
     }
 
     /// Relays what the slot sends until the connection, the producer or the relay ends.
