@@ -33,8 +33,8 @@ use crate::route::dead_letter::Reason;
 use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink};
 use crate::telemetry::IntakeClosed;
+use crate::upkeep::Failure;
 use crate::upkeep::parked::{Parked, Waiting};
-use crate::upkeep::{Batch, Failure};
 
 /// What does not change while a relay lives.
 #[derive(Debug, Clone)]
@@ -219,7 +219,8 @@ pub struct Publisher<S> {
     transaction: Option<Transaction>,
     /// Events that are delivered and not committed: what is known of them counts when they come again.
     uncommitted: Vec<InFlight>,
-    write_backs: WriteBacks,
+    /// What is to be written to the rows of delivered events.
+    pub(super) write_backs: WriteBacks,
     /// What is known of events that the broker refuses.
     pub(super) quarantine: Quarantine,
     /// Which events are parked.
@@ -746,24 +747,6 @@ impl<S: Sink> Publisher<S> {
             self.finish(&event);
         }
         Some(events)
-    }
-
-    // Write-backs out.
-
-    /// Begins a batch of up to `max` write-backs, in the order of their events; none where there is nothing to write, or a
-    /// batch is in progress.
-    pub(super) fn begin_write_back(&mut self, max: usize) -> Option<Batch> {
-        self.write_backs.begin(max, self.ledger.delivered())
-    }
-
-    /// The batch is written if `done`, and is written again otherwise.
-    pub(super) fn write_back_ended(&mut self, done: bool) {
-        if done { self.write_backs.finish() } else { self.write_backs.abandon() }
-    }
-
-    /// Whether nothing is to be written to the rows of delivered events.
-    pub(super) fn is_written_back(&self) -> bool {
-        self.write_backs.is_empty()
     }
 
     /// Up to where every event is delivered, and written back where rows are.
