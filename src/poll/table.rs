@@ -1,7 +1,6 @@
 //! What has to be known of the table to read its rows.
 
 use serde::Deserialize;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Statement};
 
@@ -9,9 +8,8 @@ use crate::config::{OutboxConfig, TableName};
 use crate::decode;
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::poll::select::{self, Selection, Which};
-use crate::postgres::fault::{self, While};
+use crate::postgres::query::{Param, QUERY_TIMEOUT, QueryError, bounded, one_json, one_text, parsed};
 use crate::postgres::quote::{quote_ident, quoted};
-use crate::source::query::{Param, QUERY_TIMEOUT, one_text};
 
 const TABLE_SQL: &str = include_str!("../../sql/poll/table.sql");
 const TYPE_SQL: &str = include_str!("../../sql/poll/type.sql");
@@ -209,14 +207,7 @@ async fn describe(client: &Client, name: &TableName) -> Result<Described> {
         return Err(Error::new(Kind::Publication, format_args!("there is no table {name} in this database"))
             .remedy(remedy.and(create).and("` makes a table where there is none")));
     };
-    parsed(&text)
-}
-
-fn parsed<'t, T: Deserialize<'t>>(text: &'t str) -> Result<T> {
-    serde_json::from_str(text).map_err(|error| {
-        Error::new(Kind::PostgresUnfit, format_args!("while {DOING}: the server's answer cannot be read: {error}"))
-            .remedy("walrelay needs PostgreSQL 14 or newer; other servers that speak its protocol are not supported")
-    })
+    parsed(DOING, &text)
 }
 
 /// What the catalog alone says.
@@ -303,7 +294,7 @@ async fn configured_order(client: &Client, described: &Described, from: &str, sq
         }
     };
     let params: [Param<'_>; 1] = [(&type_oid, Type::OID)];
-    let of: TypeFacts = parsed(&one_text(client, DOING, TYPE_SQL, &params).await?.unwrap_or_default())?;
+    let of: TypeFacts = one_json(client, DOING, TYPE_SQL, &params).await?;
     if !of.is_ordered {
         let cause = format!("outbox.order_by: {sql} is of type {}, which Postgres itself does not order", of.name);
         return Err(Error::new(Kind::Config, cause)
@@ -316,25 +307,24 @@ async fn configured_order(client: &Client, described: &Described, from: &str, sq
 /// Has Postgres read a statement with SQL of `setting` in it; none where a privilege is missing for that.
 async fn prepare(client: &Client, sql: &str, setting: &str, remedy: &str) -> Result<Option<Statement>> {
     let doing = format!("checking {setting}");
-    let error = match asked(&doing, client.prepare(sql)).await? {
+    let failed = match bounded(&doing, QUERY_TIMEOUT, client.prepare(sql)).await {
         Ok(statement) if statement.params().is_empty() => return Ok(Some(statement)),
         Ok(_) => {
             let cause = format!("{setting} has parameters such as $1, and nothing is put in for them");
             return Err(Error::new(Kind::Config, cause).remedy("write values where the parameters are"));
         }
-        Err(error) => error,
+        Err(failed) => failed,
     };
-    let told = fault::sql(While::Querying(&doing), &error);
-    match error.code().map(SqlState::code) {
+    match failed.sqlstate() {
         Some("42501") => Ok(None),
-        Some(_) if error.code().is_some_and(is_about_sql) => Err(Error::new(Kind::Config, told.cause()).remedy(remedy)),
-        Some(_) | None => Err(told),
+        Some(_) if is_about_sql(&failed) => Err(Error::new(Kind::Config, failed.error().cause()).remedy(remedy)),
+        Some(_) | None => Err(failed.into()),
     }
 }
 
 /// What Postgres says of SQL it cannot take: syntax and names, values, and what is not supported.
-fn is_about_sql(code: &SqlState) -> bool {
-    ["42", "22", "0A"].iter().any(|class| code.code().starts_with(class))
+fn is_about_sql(failed: &QueryError) -> bool {
+    failed.sqlstate().is_some_and(|sqlstate| ["42", "22", "0A"].iter().any(|class| sqlstate.starts_with(class)))
 }
 
 /// Asks for the plans of what will be asked for: that checks every privilege, of columns and functions too, and reads no
@@ -344,26 +334,20 @@ async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) 
     let mut all = vec![Which::Unpublished { snapshot: &none, also: &[] }];
     all.extend(outbox.upkeep.pending.as_ref().map(|_| Which::Pending));
     all.extend(facts.time.as_ref().map(|_| Which::Since("-infinity")));
+    let doing = if outbox.upkeep.order_by.is_some() { "checking outbox.order_by" } else { DOING };
     for which in all {
         let sql = format!("explain {}", select::rows(facts, outbox, &Selection::of(which))?);
-        match asked(DOING, client.batch_execute(&sql)).await? {
+        match bounded(doing, QUERY_TIMEOUT, client.batch_execute(&sql)).await {
             Ok(()) => {}
-            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Ok(false),
+            Err(failed) if failed.sqlstate() == Some("42501") => return Ok(false),
             // What stands there on its own and not behind ORDER BY, such as a constant.
-            Err(error) if outbox.upkeep.order_by.is_some() && error.code().is_some_and(is_about_sql) => {
-                let told = fault::sql(While::Querying("checking outbox.order_by"), &error);
-                return Err(Error::new(Kind::Config, told.cause()).remedy(ORDER_REMEDY));
+            Err(failed) if outbox.upkeep.order_by.is_some() && is_about_sql(&failed) => {
+                return Err(Error::new(Kind::Config, failed.error().cause()).remedy(ORDER_REMEDY));
             }
-            Err(error) => return Err(fault::sql(While::Querying(DOING), &error)),
+            Err(failed) => return Err(failed.into()),
         }
     }
     Ok(true)
-}
-
-/// Bounds an answer in time.
-async fn asked<T>(doing: &str, answer: impl Future<Output = T>) -> Result<T> {
-    let late = |_| fault::timeout(While::Querying(doing), QUERY_TIMEOUT);
-    tokio::time::timeout(QUERY_TIMEOUT, answer).await.map_err(late)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! | file | its room |
 //! |---|---|
 //! | [`fault`] | SQLSTATE, I/O and TLS errors to what the operator is told |
+//! | `query` | SQL with a time limit, and what a failure means for its session |
 //! | [`quote`] | names and texts on their way into SQL |
 //! | [`wire`] | bytes to protocol messages, within bounds |
 //! | [`socket`] | a socket that may be left unwatched |
@@ -12,6 +13,7 @@
 //! | [`replication`] | a walsender session, up to the start of its stream |
 
 pub mod fault;
+pub(crate) mod query;
 pub mod quote;
 pub mod replication;
 pub mod session;

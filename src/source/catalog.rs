@@ -15,7 +15,7 @@ use crate::config::TableName;
 pub(super) use fingerprint::look;
 pub use fingerprint::{Fingerprint, compare, notice, watch};
 
-use crate::source::query::{Param, QueryError, one_json};
+use crate::postgres::query::{Param, QueryError, one_json};
 
 const SQL: &str = include_str!("../../sql/source/catalog.sql");
 

@@ -21,11 +21,11 @@ pub use command::{OldTransaction, WalPosition};
 use crate::config::{SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
+use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_table};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
-use crate::source::query::{QueryError, bounded};
 
 /// After this much idleness at most the session is asked for a sign of life, so that a dead one is noticed within this and
 /// the query timeout.
@@ -226,10 +226,11 @@ async fn serve(session: &SqlSession, watched: &Watched, commands: &mut mpsc::Rec
     let closed = session.closed();
     tokio::pin!(closed);
     let idle = (watched.silence / 3).min(IDLE_MAX);
-    let mut done = bounded("bounding statements", session.client().batch_execute(STATEMENT_TIMEOUT)).await;
+    let mut done =
+        bounded("bounding statements", QUERY_TIMEOUT, session.client().batch_execute(STATEMENT_TIMEOUT)).await;
     loop {
         match done {
-            Ok(()) | Err(QueryError::Refused(_)) => {}
+            Ok(()) | Err(QueryError::Refused { .. }) => {}
             Err(QueryError::ShuttingDown(_)) => return ControlEnd::ServerShuttingDown,
             Err(QueryError::Broken(error)) if session.client().is_closed() => {
                 // The connection's own reason is better than "closed", where it has one.
@@ -247,7 +248,7 @@ async fn serve(session: &SqlSession, watched: &Watched, commands: &mut mpsc::Rec
             Ok(Some(command)) => command.carry_out(session.client(), watched).await,
             Ok(None) => return ControlEnd::Lost(gone()),
             // An empty statement: the server answers, and does nothing.
-            Err(_) => bounded("asking for a sign of life", session.client().batch_execute("")).await,
+            Err(_) => bounded("asking for a sign of life", QUERY_TIMEOUT, session.client().batch_execute("")).await,
         };
     }
 }

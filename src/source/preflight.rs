@@ -17,8 +17,8 @@ pub use warnings::Warning;
 
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::query::{one_json, one_text};
 use crate::source::catalog::Catalog;
-use crate::source::query::{one_json, one_text};
 
 const SERVER: &str = include_str!("../../sql/source/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");

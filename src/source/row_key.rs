@@ -9,8 +9,8 @@ use tokio_postgres::types::Type;
 
 use crate::config::{DeliveryConfig, EventSource, Mode, OnError, OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::query::{Param, one_text, parsed};
 use crate::postgres::quote::{quote_literal, quote_table, quoted};
-use crate::source::query::{Param, one_text, parsed};
 
 /// What to do where nothing names a row.
 pub const NEEDS_KEY: &str = "give it a primary key, or a unique index over columns that are not null";

@@ -8,10 +8,11 @@ use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::trail::Published;
+use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::published::Basis;
 use crate::upkeep::table::Table;
-use crate::upkeep::{Failed, answered, bound};
+use crate::upkeep::{ANSWER_TIMEOUT, bound};
 
 /// What a column with the event's time is called where nobody says it, likely ones first.
 const TIMES: [&str; 7] =
@@ -70,7 +71,7 @@ impl Sweeper {
     pub async fn look(client: &Client, outbox: &OutboxConfig, retention: Duration) -> Result<Option<Sweeper>> {
         let Some(name) = outbox.source.table() else { return Ok(None) };
         const DOING: &str = "preparing to delete rows by their places";
-        answered(DOING, client.batch_execute(BY_PLACE)).await.map_err(|failed| failed.told(DOING))?;
+        bounded(DOING, ANSWER_TIMEOUT, client.batch_execute(BY_PLACE)).await?;
         let table = Table::look(client, name).await?;
         let basis = Basis::of(outbox, &table);
         let (time, time_type) = time_of(name, outbox.upkeep.time.as_deref(), &table)?;
@@ -109,17 +110,18 @@ impl Sweeper {
 
     /// The one row of a statement that may take as long as it takes, alone in its session.
     pub(super) async fn unbounded(&self, client: &Client, doing: &str, sql: &str) -> Result<Row> {
-        let told = |failed: &Failed| self.told(doing, failed);
-        answered(doing, client.batch_execute("set statement_timeout = 0")).await.map_err(|failed| told(&failed))?;
-        let row = client.query_one(sql, &[]).await.map_err(|error| told(&Failed::of(doing, error)));
+        let told = |failed: QueryError| self.told(doing, &failed);
+        let limit = "set statement_timeout = 0";
+        bounded(doing, ANSWER_TIMEOUT, client.batch_execute(limit)).await.map_err(told)?;
+        let row = client.query_one(sql, &[]).await.map_err(|error| QueryError::of(doing, &error));
         bound(client).await?;
-        row
+        row.map_err(told)
     }
 
     /// Why rows could not be counted or deleted.
-    pub(super) fn told(&self, doing: &str, failed: &Failed) -> Error {
-        let error = failed.told(doing);
-        let Some(sqlstate) = failed.sqlstate() else { return error };
+    pub(super) fn told(&self, doing: &str, failed: &QueryError) -> Error {
+        let error = failed.error();
+        let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
         let (name, schema, role) = (&self.name, quoted_name(self.name.schema()), quoted_name(&self.table.role));
         let is_pending = matches!(self.basis, Basis::Pending(_));
         match (sqlstate, sqlstate.get(..2).unwrap_or_default()) {
@@ -139,7 +141,7 @@ impl Sweeper {
             }
             (_, "23") => Error::new(Kind::Publication, error.cause())
                 .remedy("other tables refer to these rows: give their foreign keys an on delete, or clean them up first"),
-            _ => error,
+            _ => error.clone(),
         }
     }
 }
@@ -165,7 +167,7 @@ pub async fn sweep(
     let sql = batch(sweeper, published, after, batch_rows)?;
     let mut attempt = 1;
     let row = loop {
-        match answered(&doing, client.query_one(&sql, &[])).await {
+        match bounded(&doing, ANSWER_TIMEOUT, client.query_one(&sql, &[])).await {
             Ok(row) => break row,
             Err(failed) if failed.is_passing() && attempt < ATTEMPTS => {
                 attempt += 1;

@@ -13,13 +13,14 @@ use crate::config::{Config, OnError, OutboxConfig, SlotName};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
+use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::upkeep::assignment::asks_by_pending;
 use crate::upkeep::parked::{FailedAgain, Failure, Parked, Room};
 use crate::upkeep::pipelined::{pipelined, together};
 use crate::upkeep::writer::{Writer, Written, ask_statement, writer};
-use crate::upkeep::{Failed, answered, bound};
+use crate::upkeep::{ANSWER_TIMEOUT, bound};
 
 /// Ids of one statement: what a server does in a fraction of a second.
 const ROWS_PER_STATEMENT: usize = 2_000;
@@ -123,8 +124,7 @@ impl Marker {
             return Ok(None);
         };
         let bound = format!("set lock_timeout = {}", MOMENT.as_millis());
-        let bounded = answered(DOING, marker.session.client().batch_execute(&bound)).await;
-        bounded.map_err(|failed| failed.told(DOING))?;
+        bounded(DOING, ANSWER_TIMEOUT, marker.session.client().batch_execute(&bound)).await?;
         Ok(Some(Marker { attempts: 1, ..marker }))
     }
 
@@ -215,13 +215,12 @@ impl Marker {
             }
             return Err(match part {
                 _ if failed.is_passing() => {
-                    let told = failed.told(doing);
                     let times = if attempt > 1 { format!(", {attempt} times in a row") } else { String::new() };
-                    Error::new(Kind::PostgresUnreachable, format!("{}{times}", told.cause()))
+                    Error::new(Kind::PostgresUnreachable, format!("{}{times}", failed.error().cause()))
                         .remedy("see in pg_stat_activity who holds locks on these rows for long")
                 }
                 Some(part) => part.writer.told(part.written, &failed),
-                None => failed.told(doing),
+                None => failed.into(),
             });
         }
     }
@@ -235,12 +234,12 @@ impl Marker {
         const SQL: &str = "select pg_catalog.pg_current_snapshot()::text";
         if !xids.is_empty() {
             // In a transaction that was left over, and failed, nothing is answered.
-            self.end_left_over(open).await.map_err(|failed| failed.told(DOING))?;
+            self.end_left_over(open).await?;
         }
         while !xids.is_empty() {
-            let answer = answered(DOING, self.session.client().query_one(SQL, &[])).await;
-            let text = answer.and_then(|row| row.try_get::<_, String>(0).map_err(Failed::Refused));
-            let snapshot = text.map_err(|failed| failed.told(DOING))?.parse::<Snapshot>();
+            let answer = bounded(DOING, ANSWER_TIMEOUT, self.session.client().query_one(SQL, &[])).await;
+            let text = answer?.try_get::<_, String>(0).map_err(|error| QueryError::of(DOING, &error))?;
+            let snapshot = text.parse::<Snapshot>();
             let snapshot =
                 snapshot.map_err(|error| Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}")))?;
             if xids.iter().all(|xid| snapshot.sees(snapshot.widen(*xid))) {
@@ -290,7 +289,7 @@ impl Marker {
         &self,
         open: &mut MutexGuard<'_, bool>,
         (parts, batch): (&'a [Part<'a>], &Batch),
-    ) -> Result<u64, (Option<&'a Part<'a>>, Failed)> {
+    ) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {
         let client = self.session.client();
         let plain = |failed| (None, failed);
         self.end_left_over(open).await.map_err(plain)?;
@@ -302,11 +301,14 @@ impl Marker {
             written = Err((None, failed));
         }
         if written.is_ok() {
-            let committed = answered("committing what was written to the outbox", client.batch_execute("commit")).await;
+            let doing = parts.last().map_or("committing what was written to the outbox", |part| &part.written.doing);
+            let committed = bounded(doing, ANSWER_TIMEOUT, client.batch_execute("commit")).await;
             written = committed.map_err(|failed| (parts.last(), failed)).and(written);
         }
-        if let Err((_, Failed::Refused(_))) = &written {
-            answered("giving up a transaction", client.batch_execute("rollback")).await.map_err(plain)?;
+        if let Err((_, QueryError::Refused { .. })) = &written {
+            bounded("giving up a transaction", ANSWER_TIMEOUT, client.batch_execute("rollback"))
+                .await
+                .map_err(plain)?;
         }
         **open = false;
         written
@@ -338,7 +340,7 @@ fn written_to<'a>(
 }
 
 /// Events begin to wait, wait on, or have waited.
-async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), Failed> {
+async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), QueryError> {
     for events in together(&batch.parked, |event| event.bytes()) {
         pipelined(events.iter().map(|event| room.park(client, event))).await?;
     }
@@ -348,10 +350,12 @@ async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), Failed
     if batch.unparked.is_empty() { Ok(()) } else { room.remove(client, &batch.unparked).await }
 }
 
-async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, (Option<&'a Part<'a>>, Failed)> {
+async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {
     // Whatever role, database and server prefer, and whatever session a pooler gives us.
     const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
-    answered("beginning a transaction", client.batch_execute(BEGIN)).await.map_err(|failed| (None, failed))?;
+    bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(BEGIN))
+        .await
+        .map_err(|failed| (None, failed))?;
     let mut count = 0;
     for part in parts {
         let Part { writer, written, rows } = part;
@@ -368,16 +372,17 @@ async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, 
         if !failures.is_empty() {
             values.extend([&causes as &(dyn ToSql + Sync), &classes, &attempts, &waits_ms]);
         }
-        let answer = answered(&written.doing, client.query(&written.statement, &values)).await.map_err(told)?;
+        let answer =
+            bounded(&written.doing, ANSWER_TIMEOUT, client.query(&written.statement, &values)).await.map_err(told)?;
         let mut numbers = HashSet::with_capacity(answer.len());
         for row in &answer {
             let read = || Ok((row.try_get::<_, i64>(0)?, row.try_get::<_, Option<bool>>(1)?));
-            let (number, is_pending) = read().map_err(|error| told(Failed::Refused(error)))?;
+            let (number, is_pending) = read().map_err(|error| told(QueryError::of(&written.doing, &error)))?;
             if is_pending == Some(true) {
-                return Err(told(Failed::Broken(writer.leaves_pending(written))));
+                return Err(told(QueryError::refused(writer.leaves_pending(written))));
             }
             if !numbers.insert(number) {
-                return Err(told(Failed::Broken(writer.not_one_row(written))));
+                return Err(told(QueryError::refused(writer.not_one_row(written))));
             }
         }
         count += answer.len() as u64;

@@ -5,8 +5,9 @@ use tokio_postgres::Client;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::position::Lsn;
+use crate::postgres::query::bounded;
 use crate::state::Stored;
-use crate::upkeep::answered;
+use crate::upkeep::ANSWER_TIMEOUT;
 
 const SERVER: &str = include_str!("../../sql/upkeep/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");
@@ -31,12 +32,12 @@ pub async fn published(client: &Client, stored: Stored, table_oid: u32) -> Resul
 
 async fn here(client: &Client) -> Result<Here> {
     const DOING: &str = "asking which server this is";
-    let row = answered(DOING, client.query_one(SERVER, &[])).await.map_err(|failed| failed.told(DOING))?;
+    let row = bounded(DOING, ANSWER_TIMEOUT, client.query_one(SERVER, &[])).await?;
     let bug = |error: tokio_postgres::Error| Error::new(Kind::Bug, format!("while {DOING}: {error}"));
     let (timeline, wal_end): (i64, i64) = (row.try_get("timeline").map_err(bug)?, row.try_get("wal_end").map_err(bug)?);
     let system_identifier = match row.try_get("may_read_control").map_err(bug)? {
         true => {
-            let row = answered(DOING, client.query_one(SYSTEM, &[])).await.map_err(|failed| failed.told(DOING))?;
+            let row = bounded(DOING, ANSWER_TIMEOUT, client.query_one(SYSTEM, &[])).await?;
             Some(row.try_get(0).map_err(bug)?)
         }
         false => None,

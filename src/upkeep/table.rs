@@ -5,7 +5,8 @@ use tokio_postgres::Client;
 
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
-use crate::upkeep::answered;
+use crate::postgres::query::bounded;
+use crate::upkeep::ANSWER_TIMEOUT;
 
 const TABLE: &str = include_str!("../../sql/upkeep/table.sql");
 
@@ -47,8 +48,7 @@ impl Table {
     /// [`Kind::Publication`] where there is no such table, and those of the connection.
     pub async fn look(client: &Client, name: &TableName) -> Result<Table> {
         let doing = format!("looking at table {name}");
-        let rows = answered(&doing, client.query(TABLE, &[&name.schema(), &name.table()])).await;
-        let rows = rows.map_err(|failed| failed.told(&doing))?;
+        let rows = bounded(&doing, ANSWER_TIMEOUT, client.query(TABLE, &[&name.schema(), &name.table()])).await?;
         let Some(row) = rows.first() else {
             return Err(Error::new(Kind::Publication, format!("there is no table {name} in the database"))
                 .remedy("name the outbox table with outbox.table, in SQL's quotes where it has capitals"));

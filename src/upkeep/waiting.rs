@@ -6,10 +6,11 @@ use tokio::sync::MutexGuard;
 use tokio_postgres::Client;
 
 use crate::error::Result;
+use crate::postgres::query::{QueryError, bounded};
+use crate::upkeep::ANSWER_TIMEOUT;
 use crate::upkeep::mark::Marker;
 use crate::upkeep::parked::Failure;
 use crate::upkeep::parked::{DOING, Head, Held, Limit, Room, Waiting, get};
-use crate::upkeep::{Failed, answered};
 
 const STILL: &str = include_str!("../../sql/parked/still.sql");
 
@@ -51,7 +52,7 @@ impl Marker {
         const DOING: &str = "looking for rows that wait and are pending";
         let Some((_, statement)) = self.asks.iter().find(|(of, _)| of == outbox) else { return Ok(0) };
         let ask = async |room: &Room, client: &Client| {
-            answered(DOING, client.execute(statement, &[&room.slot(), &outbox])).await
+            bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&room.slot(), &outbox])).await
         };
         self.in_room(ask).await
     }
@@ -75,7 +76,7 @@ impl Marker {
     /// As [`Marker::waiting`].
     pub async fn still(&self, ids: &[i64]) -> Result<Vec<i64>> {
         let still = async |_: &Room, client: &Client| {
-            let rows = answered(DOING, client.query(STILL, &[&ids])).await?;
+            let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(STILL, &[&ids])).await?;
             rows.iter().map(|row| get(row, 0)).collect()
         };
         self.in_room(still).await
@@ -89,13 +90,13 @@ impl Marker {
         const DOING: &str = "asking for a sign of life";
         let mut open = self.open.lock().await;
         let answered = match self.end_left_over(&mut open).await {
-            Ok(()) => answered(DOING, self.session.client().batch_execute("select 1")).await,
+            Ok(()) => bounded(DOING, ANSWER_TIMEOUT, self.session.client().batch_execute("select 1")).await,
             Err(failed) => Err(failed),
         };
-        answered.map_err(|failed| failed.told(DOING))
+        Ok(answered?)
     }
 
-    async fn in_room<T: Default>(&self, ask: impl AsyncFnOnce(&Room, &Client) -> Result<T, Failed>) -> Result<T> {
+    async fn in_room<T: Default>(&self, ask: impl AsyncFnOnce(&Room, &Client) -> Result<T, QueryError>) -> Result<T> {
         let Some(room) = &self.room else { return Ok(T::default()) };
         let mut open = self.open.lock().await;
         let ended = self.end_left_over(&mut open).await;
@@ -103,13 +104,13 @@ impl Marker {
             Ok(()) => ask(room, self.session.client()).await,
             Err(failed) => Err(failed),
         };
-        asked.map_err(|failed| failed.told(DOING))
+        Ok(asked?)
     }
 
     /// A call that was cancelled may have left a transaction.
-    pub(super) async fn end_left_over(&self, open: &mut MutexGuard<'_, bool>) -> Result<(), Failed> {
+    pub(super) async fn end_left_over(&self, open: &mut MutexGuard<'_, bool>) -> Result<(), QueryError> {
         if **open {
-            answered("giving up a transaction", self.session.client().batch_execute("rollback")).await?;
+            bounded("giving up a transaction", ANSWER_TIMEOUT, self.session.client().batch_execute("rollback")).await?;
             **open = false;
         }
         Ok(())

@@ -7,9 +7,10 @@ use tokio_postgres::{Client, Statement};
 
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::table::Table;
-use crate::upkeep::{Failed, answered, assignment};
+use crate::upkeep::{ANSWER_TIMEOUT, assignment};
 
 /// What is written to one table.
 #[derive(Debug, Clone)]
@@ -180,7 +181,7 @@ pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: 
              and exists (select from {} where {is_row} and ({pending}\n))",
         rows.table
     );
-    answered(&doing, client.prepare(&sql)).await.map_err(|failed| failed.told(&doing))
+    Ok(bounded(&doing, ANSWER_TIMEOUT, client.prepare(&sql)).await?)
 }
 
 impl Writer {
@@ -195,7 +196,7 @@ impl Writer {
         if let (Some(key), Some(mark)) = (key, mark) {
             stays_in_place(&self.table, (key, mark), &table.partition_keys)?;
         }
-        let prepared = answered(&doing, client.prepare(&text)).await;
+        let prepared = bounded(&doing, ANSWER_TIMEOUT, client.prepare(&text)).await;
         let statement = prepared.map_err(|failed| told(&self.table, (&doing, key), &self.role, &failed))?;
         if let Some(key) = key
             && statement.params().len() != parameters
@@ -206,7 +207,7 @@ impl Writer {
         let written = Written { doing, key, statement };
         // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
         // one starts without running.
-        let explained = answered(&written.doing, client.batch_execute(&explain)).await;
+        let explained = bounded(&written.doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await;
         explained.map_err(|failed| told(&self.table, (&written.doing, written.key), &self.role, &failed))?;
         Ok(written)
     }
@@ -226,19 +227,19 @@ impl Writer {
             .remedy("nothing was written to them; give the table the unique index back that it had")
     }
 
-    pub(super) fn told(&self, written: &Written, failed: &Failed) -> Error {
+    pub(super) fn told(&self, written: &Written, failed: &QueryError) -> Error {
         // The statement was taken when the session began: the table has changed since, and is looked at anew.
         if matches!(failed.sqlstate(), Some("42703" | "42P01")) {
-            return Error::new(Kind::PostgresUnreachable, failed.told(&written.doing).cause());
+            return Error::new(Kind::PostgresUnreachable, failed.error().cause());
         }
         told(&self.table, (&written.doing, written.key), &self.role, failed)
     }
 }
 
 /// Why rows of `table` could not be written to, and whose fault it is.
-fn told(table: &TableName, (doing, key): (&str, Option<&'static str>), role: &str, failed: &Failed) -> Error {
-    let error = failed.told(doing);
-    let Some(sqlstate) = failed.sqlstate() else { return error };
+fn told(table: &TableName, (doing, key): (&str, Option<&'static str>), role: &str, failed: &QueryError) -> Error {
+    let error = failed.error();
+    let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
     let name = quote_table(table).unwrap_or_else(|_| table.to_string());
     match (sqlstate, sqlstate.get(..2).unwrap_or_default(), key) {
         ("42501", ..) => {
@@ -266,7 +267,7 @@ fn told(table: &TableName, (doing, key): (&str, Option<&'static str>), role: &st
         }
         (_, "23", None) => Error::new(Kind::Publication, error.cause())
             .remedy("other tables refer to these rows: give their foreign keys an on delete, or leave rows where they are"),
-        _ => error,
+        _ => error.clone(),
     }
 }
 

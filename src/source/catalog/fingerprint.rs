@@ -5,9 +5,9 @@ use tokio_postgres::Client;
 
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
+use crate::postgres::query::QueryError;
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Member, Publication};
-use crate::source::query::QueryError;
 
 /// What must stay as it is for the stream to hold every event of the outbox.
 #[derive(Debug, Clone, PartialEq, Eq)]

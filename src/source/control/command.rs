@@ -8,11 +8,11 @@ use tokio_postgres::types::Type;
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
+use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_json, one_text};
 use crate::snapshot::Snapshot;
 use crate::source::catalog::{self, Fingerprint};
 use crate::source::control::{PendingRow, Watched, pending};
 use crate::source::preflight::{SLOT, Slot};
-use crate::source::query::{QueryError, bounded, one_json, one_text};
 
 const PAIR: &str = include_str!("../../../sql/source/pair.sql");
 const POSITION_EXISTS: &str = include_str!("../../../sql/source/position_exists.sql");
@@ -97,7 +97,8 @@ impl Command {
             }
             Command::StorePosition { key, value, reply } => {
                 let params = [(&key as _, Type::TEXT), (&value as _, Type::TEXT)];
-                let stored = bounded("storing the position", client.execute_typed(POSITION_STORE, &params)).await;
+                let stored =
+                    bounded("storing the position", QUERY_TIMEOUT, client.execute_typed(POSITION_STORE, &params)).await;
                 answer(reply, stored.and_then(written))
             }
         }
@@ -122,7 +123,7 @@ pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
     let sql = "select pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)";
     let text = one_text(client, "asking for the timeline", sql, &[]).await?.unwrap_or_default();
     u32::from_str_radix(&text, 16).map_err(|_| {
-        QueryError::Refused(Error::new(Kind::PostgresUnfit, "while asking for the timeline: the answer is no number"))
+        QueryError::refused(Error::new(Kind::PostgresUnfit, "while asking for the timeline: the answer is no number"))
     })
 }
 
@@ -130,7 +131,7 @@ async fn take_pair(client: &Client) -> Result<(Snapshot, Lsn), QueryError> {
     let text = one_text(client, "taking a snapshot", PAIR, &[]).await?.unwrap_or_default();
     let pair = text.split_once(' ').and_then(|(snapshot, lsn)| Some((snapshot.parse().ok()?, lsn.parse().ok()?)));
     pair.ok_or_else(|| {
-        QueryError::Refused(Error::new(Kind::PostgresUnfit, "while taking a snapshot: the answer is not as documented"))
+        QueryError::refused(Error::new(Kind::PostgresUnfit, "while taking a snapshot: the answer is not as documented"))
     })
 }
 
@@ -138,7 +139,7 @@ async fn take_pair(client: &Client) -> Result<(Snapshot, Lsn), QueryError> {
 fn answer<T>(reply: Reply<T>, outcome: Result<T, QueryError>) -> Result<(), QueryError> {
     let (told, session) = match outcome {
         Ok(value) => (Ok(value), Ok(())),
-        Err(QueryError::Refused(error)) => (Err(error), Ok(())),
+        Err(QueryError::Refused { error, .. }) => (Err(error), Ok(())),
         Err(QueryError::ShuttingDown(error)) => (Err(error.clone()), Err(QueryError::ShuttingDown(error))),
         Err(QueryError::Broken(error)) => (Err(error.clone()), Err(QueryError::Broken(error))),
     };
@@ -152,7 +153,7 @@ fn answer<T>(reply: Reply<T>, outcome: Result<T, QueryError>) -> Result<(), Quer
 fn written(rows: u64) -> Result<(), QueryError> {
     match rows {
         1 => Ok(()),
-        _ => Err(QueryError::Refused(
+        _ => Err(QueryError::refused(
             Error::new(
                 Kind::PostgresUnfit,
                 format!("while storing the position: {rows} rows were written instead of 1"),
@@ -169,11 +170,12 @@ async fn prepare_positions(client: &Client) -> Result<(), QueryError> {
         Usable::Forbidden => return Err(forbidden(client, "table walrelay.position may not be used").await),
         Usable::Missing => {}
     }
-    let created = bounded("creating table walrelay.position", client.batch_execute(POSITION_CREATE)).await;
+    let created =
+        bounded("creating table walrelay.position", QUERY_TIMEOUT, client.batch_execute(POSITION_CREATE)).await;
     match created {
         Ok(()) => Ok(()),
         // Another relay may have been faster, which is reported as a duplicate.
-        Err(QueryError::Refused(error)) => match usable(client).await? {
+        Err(QueryError::Refused { error, .. }) => match usable(client).await? {
             Usable::Yes => Ok(()),
             Usable::Missing | Usable::Forbidden => Err(forbidden(client, error.cause()).await),
         },
@@ -198,7 +200,7 @@ async fn usable(client: &Client) -> Result<Usable, QueryError> {
 
 async fn forbidden(client: &Client, cause: &str) -> QueryError {
     match one_text(client, "asking for the role's name", "select pg_catalog.quote_ident(current_user)", &[]).await {
-        Ok(role) => QueryError::Refused(may_not_keep(cause, role.as_deref().unwrap_or("current_user"))),
+        Ok(role) => QueryError::refused(may_not_keep(cause, role.as_deref().unwrap_or("current_user"))),
         Err(error) => error,
     }
 }
@@ -230,7 +232,9 @@ mod tests {
     fn a_position_that_was_swallowed_is_not_stored() {
         assert!(written(1).is_ok());
         for rows in [0, 2] {
-            assert!(matches!(written(rows), Err(QueryError::Refused(error)) if error.kind() == Kind::PostgresUnfit));
+            assert!(
+                matches!(written(rows), Err(QueryError::Refused { error, .. }) if error.kind() == Kind::PostgresUnfit)
+            );
         }
     }
 
@@ -243,7 +247,7 @@ mod tests {
             (told.try_recv().unwrap(), session.is_ok())
         };
         assert_eq!(outcome(Ok(())), (Ok(()), true));
-        assert_eq!(outcome(Err(QueryError::Refused(error()))), (Err(error()), true));
+        assert_eq!(outcome(Err(QueryError::refused(error()))), (Err(error()), true));
         assert_eq!(outcome(Err(QueryError::ShuttingDown(error()))), (Err(error()), false));
         assert_eq!(outcome(Err(QueryError::Broken(error()))), (Err(error()), false));
     }
