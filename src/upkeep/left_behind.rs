@@ -10,8 +10,8 @@ use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::SqlSession;
+use crate::upkeep::ANSWER_TIMEOUT;
 use crate::upkeep::parked::{DOING, get, key_by, role, usable};
-use crate::upkeep::{ANSWER_TIMEOUT, Marker};
 
 const COUNT: &str = include_str!("../../sql/parked/count.sql");
 const BY_KEY: &str = include_str!("../../sql/parked/by_key.sql");
@@ -60,18 +60,6 @@ pub async fn still_none_left_behind(config: &Config) -> Result<()> {
     let session =
         SqlSession::connect(&config.source.database, &format!("walrelay/{}/parked", config.source.slot)).await?;
     none_left_behind(session.client(), config).await
-}
-
-impl Marker {
-    /// [`none_left_behind`], through this session.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn none_left_behind(&self, config: &Config) -> Result<()> {
-        let mut open = self.open.lock().await;
-        self.end_left_over(&mut open).await?;
-        none_left_behind(self.session.client(), config).await
-    }
 }
 
 /// Whether there is a table of parked events that this role may read.

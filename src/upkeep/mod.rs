@@ -6,7 +6,7 @@
 //! | [`cleanup`] | rows that are published and old are deleted, in batches |
 //! | [`partition`] | the same for whole partitions |
 //! | `writer` | the statements that do that |
-//! | [`parked`], `waiting` | where events wait that cannot be delivered yet |
+//! | [`parked`] | where events wait that cannot be delivered yet |
 //! | `pipelined` | many statements in few round trips |
 //! | [`left_behind`] | whether some wait that a relay of another configuration parked |
 //! | [`published`] | which rows are published, as a condition in SQL |
@@ -27,7 +27,6 @@ mod pipelined;
 pub mod published;
 pub mod stored;
 pub mod table;
-mod waiting;
 mod writer;
 
 pub use mark::{Batch, Marker, Wanted};
