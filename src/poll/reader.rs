@@ -56,7 +56,7 @@ impl Reader {
     }
 
     /// The client, for questions outside of [`Reader::begin`] and [`Reader::end`] such as
-    /// [`TableFacts::read`](crate::poll::TableFacts::read).
+    /// [`table_facts`](crate::poll::table_facts).
     pub fn client(&self) -> &Client {
         self.session.client()
     }

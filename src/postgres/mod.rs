@@ -2,6 +2,7 @@
 //!
 //! | file | its room |
 //! |---|---|
+//! | [`catalog`] | a table as the catalogs describe it |
 //! | [`fault`] | SQLSTATE, I/O and TLS errors to what the operator is told |
 //! | `query` | SQL with a time limit, and what a failure means for its session |
 //! | [`quote`] | names and texts on their way into SQL |
@@ -12,6 +13,7 @@
 //! | [`session`] | a session in protocol messages: start-up, authentication, simple queries |
 //! | [`replication`] | a walsender session, up to the start of its stream |
 
+pub mod catalog;
 pub mod fault;
 pub(crate) mod query;
 pub mod quote;

@@ -24,7 +24,7 @@ use tokio_postgres::Client;
 
 use crate::config::{Config, OutboxConfig, SourceConfig};
 use crate::error::{Error, Kind, Result};
-use crate::poll::{Reader, TableFacts};
+use crate::poll::{Reader, TableFacts, table_facts};
 use crate::position::Lsn;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quoted;
@@ -64,7 +64,7 @@ impl<'c> Replay<'c> {
     ///
     /// # Errors
     /// [`Kind::Config`] for a condition that does not fit a table, with the flag it is from, and where no outbox is a
-    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`TableFacts::read`], and what the
+    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`](crate::poll::table_facts), and what the
     /// session gives.
     pub async fn open(config: &'c Config, reader: Reader, wanted: &Wanted) -> Result<Replay<'c>> {
         let client = reader.client();
@@ -77,7 +77,7 @@ impl<'c> Replay<'c> {
                 notes.push(format!("{} leave no rows behind, and none are replayed", outbox.source));
                 continue;
             }
-            let facts = TableFacts::read(client, outbox).await?;
+            let facts = table_facts(client, outbox).await?;
             if !facts.may_select {
                 return Err(unreadable(&facts, &config.source));
             }

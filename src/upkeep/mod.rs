@@ -11,7 +11,6 @@
 //! | [`left_behind`] | whether some wait that a relay of another configuration parked |
 //! | [`published`] | which rows are published, as a condition in SQL |
 //! | [`stored`] | whether what a relay stored may be believed here |
-//! | [`table`] | an outbox table as the catalogs describe it |
 //! | [`assignment`] | which columns SQL assignments set |
 //!
 //! None of it comes back as an event: updates and deletes are no events, whether the publication publishes them or not. The
@@ -26,7 +25,6 @@ pub mod partition;
 mod pipelined;
 pub mod published;
 pub mod stored;
-pub mod table;
 mod writer;
 
 pub use mark::{Batch, Marker, Wanted};

@@ -7,9 +7,9 @@ use tokio_postgres::{Client, Statement};
 
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::Table;
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
-use crate::upkeep::table::Table;
 use crate::upkeep::{ANSWER_TIMEOUT, assignment};
 
 /// What is written to one table.
@@ -59,12 +59,12 @@ struct Rows {
 impl Rows {
     fn of(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<Rows> {
         let column = |column: &String| {
-            let found = table.needed(name, column, "outbox.columns.id")?;
-            Ok((quote_ident(&found.name)?, found.type_name.clone()))
+            let found = table.needed_column(name, column)?;
+            Ok((quote_ident(&found.name)?, found.base_type.clone()))
         };
         let key = outbox.index_columns().map(column).collect::<Result<_>>()?;
         let transaction = outbox.transaction_column().map(|column| quote_ident(column)).transpose()?;
-        Ok(Rows { table: quote_own_rows(name, table.kind == "p")?, key, transaction })
+        Ok(Rows { table: quote_own_rows(name, table.is_partitioned())?, key, transaction })
     }
 
     /// The statement that marks rows by their keys, or deletes them; `mark` may use what is in [`OF_FAILURES`].
@@ -133,7 +133,7 @@ fn of_failures(mark: &str) -> String {
 }
 
 pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Writer> {
-    let table = Table::look(client, name).await?;
+    let table = Table::needed(client, name).await?;
     let rows = Rows::of(&table, name, outbox)?;
     let (upkeep, role, key_values) = (&outbox.upkeep, quoted_name(&table.role), rows.values());
     let mut writer = Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, key_values };
@@ -168,7 +168,7 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
 /// What asks for events that wait to be tried again where somebody set their rows to pending: what marked them as rows that
 /// wait had set them to something else. `$1` the slot, `$2` the outbox.
 pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Statement> {
-    let table = Table::look(client, name).await?;
+    let table = Table::needed(client, name).await?;
     let rows = Rows::of(&table, name, outbox)?;
     let pending = outbox.upkeep.pending.as_deref().unwrap_or("false");
     let doing = format!("looking for rows of {name} that wait and are pending");

@@ -2,8 +2,9 @@
 
 use crate::cli::session::{Session, column};
 use crate::cli::sql;
-use crate::config::{OutboxConfig, SourceConfig, TableName};
+use crate::config::{OutboxConfig, SourceConfig};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::Table;
 use crate::source::preflight::{self, Server, Slot};
 
 /// The majors that publish schemas start here.
@@ -51,19 +52,6 @@ pub struct Place {
     pub may_create_in_schema: Option<bool>,
 }
 
-/// A table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
-    /// `relkind`.
-    pub kind: String,
-    /// `relpersistence`.
-    pub persistence: String,
-    /// Whether the role has the rights of its owner.
-    pub owned: bool,
-    /// Columns that a publication streams: without generated ones.
-    pub columns: Vec<String>,
-}
-
 /// A publication.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publication {
@@ -98,7 +86,7 @@ pub async fn look(session: &Session, source: &SourceConfig, outboxes: &[OutboxCo
     let mut places = Vec::new();
     for name in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
         let (_, may_create_in_schema) = self::room(session, name.schema()).await?;
-        places.push(Place { table: table(session, name).await?, may_create_in_schema });
+        places.push(Place { table: Table::read(session.client(), name).await?, may_create_in_schema });
     }
     Ok(Found {
         outboxes: places,
@@ -119,17 +107,6 @@ async fn room(session: &Session, schema: &str) -> Result<(Room, Option<bool>)> {
         may_create: column(&row, "may_create")?,
     };
     Ok((room, column(&row, "may_create_in_schema")?))
-}
-
-async fn table(session: &Session, name: &TableName) -> Result<Option<Table>> {
-    let row = session.row("looking at the outbox table", sql::TABLE, &[&name.schema(), &name.table()]).await?;
-    let Some(row) = row else { return Ok(None) };
-    Ok(Some(Table {
-        kind: column(&row, "kind")?,
-        persistence: column(&row, "persistence")?,
-        owned: column(&row, "owned")?,
-        columns: column(&row, "columns")?,
-    }))
 }
 
 /// The publication `name`.

@@ -1,9 +1,10 @@
 //! What has to be done, decided from what is there. Pure.
 
-use crate::cli::setup::catalog::{Found, Place, Publication, Table};
+use crate::cli::setup::catalog::{Found, Place, Publication};
 use crate::cli::sql::{self, Value, fill};
 use crate::config::{OutboxConfig, SlotName, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::postgres::catalog::Table;
 use crate::source::preflight::{MAJOR_MIN, Server, Slot};
 
 /// A slot can be kept on standbys from here on.
@@ -212,7 +213,7 @@ fn table(
 
 fn table_fits(wanted: &Wanted<'_>, outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<()> {
     let unfit = |cause: String, remedy: String| Err(Error::new(Kind::Publication, cause).remedy(remedy));
-    if !matches!(table.kind.as_str(), "r" | "p") {
+    if !table.is_table() {
         return unfit(format!("{name} is not a table"), "name the outbox table with --table".to_owned());
     }
     if wanted.polls {
@@ -223,18 +224,17 @@ fn table_fits(wanted: &Wanted<'_>, outbox: &OutboxConfig, name: &TableName, tabl
         let sql = format!("alter table {name} set logged;");
         return unfit(format!("table {name} is unlogged or temporary, and so is in no write-ahead log"), sql);
     }
+    let streamed: Vec<&str> =
+        table.columns.iter().filter(|column| !column.generated).map(|column| column.name.as_str()).collect();
     let missing: Vec<&str> =
-        outbox.columns.iter().filter(|column| !table.columns.contains(column)).map(String::as_str).collect();
+        outbox.columns.iter().map(String::as_str).filter(|name| !streamed.contains(name)).collect();
     if !missing.is_empty() {
         let named = |missing: &&str| columns(outbox).find(|(_, column)| column == missing);
         let keys: Vec<_> = missing.iter().filter_map(named).map(|(key, _)| key).collect();
         let keys = if keys.is_empty() { "the templates of [route]".to_owned() } else { keys.join(", ") };
         return unfit(
             format!("table {name} has no column {} that can be published", missing.join(", ")),
-            format!(
-                "name the columns it has with {keys} in the configuration file; it has {}",
-                table.columns.join(", ")
-            ),
+            format!("name the columns it has with {keys} in the configuration file; it has {}", streamed.join(", ")),
         );
     }
     Ok(())
@@ -258,7 +258,7 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
     let name = wanted.publication;
     match (&found.publication, &found.slot) {
         (Some(publication), _) => {
-            let partitioned = found.tables().any(|table| table.kind == "p");
+            let partitioned = found.tables().any(Table::is_partitioned);
             let places = tables.iter().zip(&found.outboxes);
             let made: Vec<&TableName> =
                 places.filter(|(_, place)| place.table.is_none()).map(|(name, _)| *name).collect();
