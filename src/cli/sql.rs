@@ -24,8 +24,6 @@ pub const ROOM: &str = include_str!("../../sql/room.sql");
 pub const TABLES: &str = include_str!("../../sql/tables.sql");
 /// A publication.
 pub const PUBLICATION: &str = include_str!("../../sql/publication.sql");
-/// Whether it publishes schemas.
-pub const PUBLICATION_SCHEMAS: &str = include_str!("../../sql/publication_schemas.sql");
 /// What a backend waits for.
 pub const WAITS: &str = include_str!("../../sql/waits.sql");
 /// What a slot still has.

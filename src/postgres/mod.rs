@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`catalog`] | a table as the catalogs describe it |
 //! | [`fault`] | SQLSTATE, I/O and TLS errors to what the operator is told |
+//! | `own_table` | tables of walrelay's own beside the outbox |
 //! | `query` | SQL with a time limit, and what a failure means for its session |
 //! | [`quote`] | names and texts on their way into SQL |
 //! | [`wire`] | bytes to protocol messages, within bounds |
@@ -15,6 +16,7 @@
 
 pub mod catalog;
 pub mod fault;
+pub(crate) mod own_table;
 pub(crate) mod query;
 pub mod quote;
 pub mod replication;

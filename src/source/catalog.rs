@@ -13,7 +13,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::TableName;
 pub(super) use fingerprint::look;
-pub use fingerprint::{Fingerprint, compare, notice, watch};
+pub use fingerprint::{Fingerprint, compare, notice};
 
 use crate::postgres::query::{Param, QueryError, one_json};
 

@@ -24,10 +24,6 @@ use crate::source::catalog::{self, Fingerprint};
 use crate::source::preflight::{SLOT, Slot};
 
 const PAIR: &str = include_str!("../../sql/source/pair.sql");
-const POSITION_EXISTS: &str = include_str!("../../sql/source/position_exists.sql");
-const POSITION_CREATE: &str = include_str!("../../sql/source/position_create.sql");
-const POSITION_LOAD: &str = include_str!("../../sql/source/position_load.sql");
-const POSITION_STORE: &str = include_str!("../../sql/source/position_store.sql");
 
 /// The session is asked for a sign of life this often at least, so that a dead one is noticed within this and the
 /// query timeout.
@@ -227,37 +223,11 @@ impl Control {
         self.ask(|session| async move { take_pair(session.client()).await }).await
     }
 
-    /// Sees to it that the table of positions exists and may be used.
+    /// Runs `question`, in a task of its own: whoever waits for an answer and is not polled holds up nobody.
     ///
     /// # Errors
-    /// [`Kind::PostgresRefused`] with the SQL for somebody who may, and those of the connection.
-    pub async fn prepare_positions(&self) -> Result<()> {
-        self.ask(|session| async move { prepare_positions(session.client()).await }).await
-    }
-
-    /// The JSON text kept under `key`.
-    ///
-    /// # Errors
-    /// Of the connection, and of a table that is gone or forbidden.
-    pub async fn load_position(&self, key: &str) -> Result<Option<String>> {
-        let key = key.to_owned();
-        let load = |session: Arc<SqlSession>| async move {
-            one_text(session.client(), "loading the position", POSITION_LOAD, &[(&key as _, Type::TEXT)]).await
-        };
-        self.ask(load).await
-    }
-
-    /// Keeps `value`, a JSON text, under `key`: durable when this returns, whatever `synchronous_commit` says.
-    ///
-    /// # Errors
-    /// Of the connection, and of a table that is gone or forbidden.
-    pub async fn store_position(&self, key: &str, value: String) -> Result<()> {
-        let key = key.to_owned();
-        self.ask(|session| async move { store_position(session.client(), &key, &value).await }).await
-    }
-
-    /// Runs `question` in a task of its own: whoever waits for an answer and is not polled holds up nobody.
-    async fn ask<T, F>(&self, question: impl FnOnce(Arc<SqlSession>) -> F + Send + 'static) -> Result<T>
+    /// Those of the question; [`Kind::PostgresUnreachable`] once the session is over.
+    pub(crate) async fn ask<T, F>(&self, question: impl FnOnce(Arc<SqlSession>) -> F + Send + 'static) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, QueryError>> + Send + 'static,
@@ -425,77 +395,6 @@ async fn is_kept(client: &Client, table: &TableName, key: &[(String, String)]) -
     }
 }
 
-async fn store_position(client: &Client, key: &str, value: &str) -> Result<(), QueryError> {
-    let params = [(&key as _, Type::TEXT), (&value as _, Type::TEXT)];
-    let stored = client.execute_typed(POSITION_STORE, &params);
-    written(bounded("storing the position", QUERY_TIMEOUT, stored).await?)
-}
-
-/// A trigger or rule can swallow a row without an error: that would be a position nobody kept.
-fn written(rows: u64) -> Result<(), QueryError> {
-    match rows {
-        1 => Ok(()),
-        _ => Err(QueryError::refused(
-            Error::new(
-                Kind::PostgresUnfit,
-                format!("while storing the position: {rows} rows were written instead of 1"),
-            )
-            .remedy("remove the triggers and rules of table walrelay.position"),
-        )),
-    }
-}
-
-async fn prepare_positions(client: &Client) -> Result<(), QueryError> {
-    // Asked first: creating what exists needs the right to create it all the same.
-    match usable(client).await? {
-        Usable::Yes => return Ok(()),
-        Usable::Forbidden => return Err(forbidden(client, "table walrelay.position may not be used").await),
-        Usable::Missing => {}
-    }
-    let created =
-        bounded("creating table walrelay.position", QUERY_TIMEOUT, client.batch_execute(POSITION_CREATE)).await;
-    match created {
-        Ok(()) => Ok(()),
-        // Another relay may have been faster, which is reported as a duplicate.
-        Err(QueryError::Refused { error, .. }) => match usable(client).await? {
-            Usable::Yes => Ok(()),
-            Usable::Missing | Usable::Forbidden => Err(forbidden(client, error.cause()).await),
-        },
-        Err(broken) => Err(broken),
-    }
-}
-
-enum Usable {
-    Yes,
-    Forbidden,
-    Missing,
-}
-
-async fn usable(client: &Client) -> Result<Usable, QueryError> {
-    let answer = one_text(client, "looking for table walrelay.position", POSITION_EXISTS, &[]).await?;
-    Ok(match answer.as_deref() {
-        Some("usable") => Usable::Yes,
-        Some("forbidden") => Usable::Forbidden,
-        _ => Usable::Missing,
-    })
-}
-
-async fn forbidden(client: &Client, cause: &str) -> QueryError {
-    match one_text(client, "asking for the role's name", "select pg_catalog.quote_ident(current_user)", &[]).await {
-        Ok(role) => QueryError::refused(may_not_keep(cause, role.as_deref().unwrap_or("current_user"))),
-        Err(error) => error,
-    }
-}
-
-/// `role` as SQL writes it.
-fn may_not_keep(cause: &str, role: &str) -> Error {
-    let create = POSITION_CREATE.split_whitespace().collect::<Vec<_>>().join(" ");
-    Error::new(Kind::PostgresRefused, format!("the position cannot be kept in Postgres: {cause}")).remedy(format!(
-        "as a role that may: {create} grant usage on schema walrelay to {role}; grant select, insert, update on \
-         walrelay.position to {role}. Or keep the position in Kafka"
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -508,24 +407,5 @@ mod tests {
         let position = WalPosition { slot: Some(slot), ..gone.clone() };
         assert_eq!((position.unconfirmed_bytes(), position.retained_bytes()), (Some(200), Some(500)));
         assert_eq!((gone.unconfirmed_bytes(), gone.retained_bytes()), (None, None));
-    }
-
-    #[test]
-    fn a_position_that_was_swallowed_is_not_stored() {
-        assert!(written(1).is_ok());
-        for rows in [0, 2] {
-            assert!(
-                matches!(written(rows), Err(QueryError::Refused { error, .. }) if error.kind() == Kind::PostgresUnfit)
-            );
-        }
-    }
-
-    #[test]
-    fn who_may_not_create_the_table_is_told_the_sql_on_one_line() {
-        let error = may_not_keep("permission denied for database shop", "\"the relay\"");
-        let remedy = error.what_to_do().unwrap();
-        assert!(remedy.contains("create table if not exists walrelay.position ( key text primary key"), "{remedy}");
-        assert!(remedy.contains("grant select, insert, update on walrelay.position to \"the relay\". "), "{remedy}");
-        assert!(!remedy.contains('\n'));
     }
 }

@@ -7,11 +7,12 @@ use tokio_postgres::Client;
 
 use crate::config::{Config, OnError, OutboxConfig, SlotName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::postgres::own_table::role;
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::SqlSession;
 use crate::upkeep::ANSWER_TIMEOUT;
-use crate::upkeep::parked::{DOING, get, key_by, role, usable};
+use crate::upkeep::parked::{DOING, PARKED, get, key_by};
 
 const COUNT: &str = include_str!("../../sql/parked/count.sql");
 const BY_KEY: &str = include_str!("../../sql/parked/by_key.sql");
@@ -32,7 +33,7 @@ struct Left {
 /// connection.
 pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
     let (slot, parks) = (&config.source.slot, config.delivery.on_error == OnError::Park);
-    match (usable(client).await?.as_str(), parks) {
+    match (PARKED.state(client).await?.as_str(), parks) {
         ("missing", _) => Ok(()),
         ("forbidden", _) => Err(unknown(client, slot).await),
         (_, false) => {
@@ -67,7 +68,7 @@ pub async fn still_none_left_behind(config: &Config) -> Result<()> {
 /// # Errors
 /// Those of the connection.
 pub async fn may_look(client: &Client) -> Result<bool> {
-    let state = usable(client).await?;
+    let state = PARKED.state(client).await?;
     Ok(!matches!(state.as_str(), "missing" | "forbidden"))
 }
 

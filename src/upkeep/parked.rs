@@ -15,11 +15,10 @@ use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Place, RowId, Shown, Via};
 use crate::position::Lsn;
+use crate::postgres::own_table::OwnTable;
 use crate::postgres::query::{QueryError, bounded};
 use crate::upkeep::ANSWER_TIMEOUT;
 
-const CREATE: &str = include_str!("../../sql/parked/create.sql");
-const EXISTS: &str = include_str!("../../sql/parked/exists.sql");
 const INSERT: &str = include_str!("../../sql/parked/insert.sql");
 const INDEX: &str = include_str!("../../sql/parked/index.sql");
 const DUE: &str = include_str!("../../sql/parked/due.sql");
@@ -210,7 +209,14 @@ pub struct Room {
 }
 
 pub(super) const DOING: &str = "using table walrelay.parked";
-const NOT_OURS: &str = "table walrelay.parked may not be used";
+pub(super) const PARKED: OwnTable = OwnTable {
+    name: "walrelay.parked",
+    state: include_str!("../../sql/parked/exists.sql"),
+    create: include_str!("../../sql/parked/create.sql"),
+    privileges: "select, insert, update, delete",
+    lacking: "events cannot be parked",
+    otherwise: "; or set delivery.on_error to stop, dead-letter or skip",
+};
 /// Events of outboxes that are not configured, dropped in one go.
 const ORPHANS_MAX: i64 = 1_000;
 
@@ -220,7 +226,7 @@ impl Room {
     /// # Errors
     /// [`Kind::PostgresRefused`] with the SQL for somebody who may; those of the connection.
     pub async fn open(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Room> {
-        prepare(client).await?;
+        PARKED.prepare(client).await?;
         Room::new(client, slot, outboxes).await
     }
 
@@ -229,11 +235,11 @@ impl Room {
     /// # Errors
     /// As [`Room::open`].
     pub async fn look(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Option<Room>> {
-        match usable(client).await?.as_str() {
+        match PARKED.state(client).await?.as_str() {
             // One of before is changed when it is opened.
             "missing" | "old" => Ok(None),
             "usable" => Room::new(client, slot, outboxes).await.map(Some),
-            _ => Err(forbidden(client, NOT_OURS).await),
+            _ => Err(PARKED.forbidden(client).await),
         }
     }
 
@@ -455,44 +461,6 @@ fn held(row: &Row, of: RowId) -> Result<Held, QueryError> {
     let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
     let (class, error, is_dropped, version) = (get(row, 11)?, get(row, 12)?, get(row, 14)?, get(row, 15)?);
     Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
-}
-
-/// Makes sure that the table is there and ours to use.
-async fn prepare(client: &Client) -> Result<()> {
-    match usable(client).await?.as_str() {
-        "usable" => return Ok(()),
-        "missing" | "old" => {}
-        _ => return Err(forbidden(client, NOT_OURS).await),
-    }
-    let Err(failed) = bounded(DOING, ANSWER_TIMEOUT, client.batch_execute(CREATE)).await else { return Ok(()) };
-    // Another relay may have been faster, which is reported as a duplicate.
-    match usable(client).await?.as_str() {
-        "usable" => Ok(()),
-        // Somebody looks at one that is to be changed.
-        _ if failed.is_passing() => Err(Error::new(Kind::PostgresUnreachable, failed.error().cause())),
-        _ => Err(forbidden(client, failed.error().cause()).await),
-    }
-}
-
-pub(super) async fn usable(client: &Client) -> Result<String, QueryError> {
-    bounded(DOING, ANSWER_TIMEOUT, client.query_one(EXISTS, &[])).await.and_then(|row| get(&row, 0))
-}
-
-/// The role of the session, for a GRANT.
-pub(super) async fn role(client: &Client) -> String {
-    let asked =
-        bounded(DOING, ANSWER_TIMEOUT, client.query_one("select pg_catalog.quote_ident(current_user)", &[])).await;
-    let role: Result<String, QueryError> = asked.and_then(|row| get(&row, 0));
-    role.unwrap_or_else(|_| "the relay's role".to_owned())
-}
-
-async fn forbidden(client: &Client, cause: &str) -> Error {
-    let role = role(client).await;
-    let create = CREATE.split_whitespace().collect::<Vec<_>>().join(" ");
-    Error::new(Kind::PostgresRefused, format!("events cannot be parked: {cause}")).remedy(format!(
-        "as a role that may: {create} grant usage on schema walrelay to {role}; grant select, insert, update, delete on \
-         walrelay.parked to {role}; or set delivery.on_error to stop, dead-letter or skip"
-    ))
 }
 
 #[cfg(test)]

@@ -7,9 +7,6 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
 use crate::source::preflight::{self, Server, Slot};
 
-/// The majors that publish schemas start here.
-const PUBLISHES_SCHEMAS_SINCE: u32 = 15;
-
 /// Everything setup looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -81,7 +78,7 @@ pub struct Publication {
 /// What the session gives.
 pub async fn look(session: &Session, source: &SourceConfig, outboxes: &[OutboxConfig]) -> Result<Found> {
     let server = preflight::server(session.client()).await?;
-    let publication = publication(session, &source.publication, &server).await?;
+    let publication = publication(session, &source.publication).await?;
     let (room, _) = room(session, "").await?;
     let mut places = Vec::new();
     for name in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
@@ -113,22 +110,16 @@ async fn room(session: &Session, schema: &str) -> Result<(Room, Option<bool>)> {
 ///
 /// # Errors
 /// What the session gives.
-pub async fn publication(session: &Session, name: &str, server: &Server) -> Result<Option<Publication>> {
-    const DOING: &str = "looking at the publication";
-    let Some(row) = session.row(DOING, sql::PUBLICATION, &[&name]).await? else { return Ok(None) };
-    let publishes_schemas = match server.major() {
-        PUBLISHES_SCHEMAS_SINCE.. => match session.row(DOING, sql::PUBLICATION_SCHEMAS, &[&name]).await? {
-            Some(row) => column(&row, "publishes_schemas")?,
-            None => false,
-        },
-        _ => false,
+pub async fn publication(session: &Session, name: &str) -> Result<Option<Publication>> {
+    let Some(row) = session.row("looking at the publication", sql::PUBLICATION, &[&name]).await? else {
+        return Ok(None);
     };
     let schemas: Vec<String> = column(&row, "schemas")?;
     let tables: Vec<String> = column(&row, "tables")?;
     Ok(Some(Publication {
         owned: column(&row, "owned")?,
         all_tables: column(&row, "all_tables")?,
-        publishes_schemas,
+        publishes_schemas: column(&row, "publishes_schemas")?,
         inserts: column(&row, "inserts")?,
         other_than_inserts: column(&row, "other_than_inserts")?,
         via_root: column(&row, "via_root")?,

@@ -68,20 +68,10 @@ impl Fingerprint {
     }
 }
 
-/// Reads the catalogs again; `before` lets the answer name what something was renamed to.
+/// Reads the catalogs again; `before` lets the answer name what something was renamed to. Times out by itself.
 ///
 /// # Errors
-/// Of the connection only: what the answer means is [`compare`]'s business. Times out by itself.
-pub async fn watch(
-    client: &Client,
-    publication: &str,
-    table: &TableName,
-    before: Option<&Fingerprint>,
-) -> Result<Fingerprint> {
-    Ok(look(client, publication, table, before).await?)
-}
-
-/// [`watch`], for whoever has to know what an error means for the session.
+/// Of the connection only: what the answer means is [`compare`]'s business.
 pub(in crate::source) async fn look(
     client: &Client,
     publication: &str,
