@@ -1,12 +1,12 @@
--- A table by schema ($1) and name ($2) as one JSON text: its columns, its unique indexes, its place among partitions.
--- No row: there is none. Reads catalogs alone. pg_get_expr may wait for whoever alters the table.
+-- A table by schema ($1) and name ($2) as one JSON text: its columns, unique indexes and partitioning. No row: the table
+-- does not exist. Reads catalogs only. pg_get_expr can wait for a session that alters the table.
 with recursive tab as (
     select c.oid, c.relkind, c.relpersistence, c.relowner, c.relispartition
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = $1 and c.relname = $2
 ),
--- The type of each column, and what it is made of where it is a domain, perhaps of a domain.
+-- The type of each column. For a domain also its base type, through any number of domains.
 kinds as (
     select a.attnum, t.oid, t.typname, t.typnamespace, t.typcategory, t.typtype, t.typbasetype, t.typnotnull
     from tab
@@ -19,7 +19,7 @@ kinds as (
     join pg_catalog.pg_type t on t.oid = kinds.typbasetype
     where kinds.typtype = 'd'
 ),
--- pg_partition_tree() would wait for whoever alters a partition.
+-- pg_partition_tree() would wait for a session that alters a partition.
 parts as (
     select tab.oid as relid from tab
     union
@@ -34,9 +34,9 @@ uniques as (
     join pg_catalog.pg_index i on i.indrelid = tab.oid
     cross join lateral (
         select pg_catalog.array_agg(a.attname::text order by of.place) as columns,
-            -- A stored generated column is not streamed. An index may compare otherwise than the columns do.
+            -- Postgres does not stream a stored generated column. The index has to have the columns' own collation.
             pg_catalog.bool_and(a.attgenerated = '' and o.opcdefault and of.compared = a.attcollation) as is_plain,
-            -- Columns that may be NULL, or are compared by operators that are not on the search path.
+            -- Columns that can be NULL. Operators outside pg_catalog are not on the search path.
             pg_catalog.array_agg(a.attname::text order by of.place) filter (
                 where not a.attnotnull or o.opcnamespace <> 'pg_catalog'::pg_catalog.regnamespace
             ) as loose
@@ -65,7 +65,7 @@ select pg_catalog.jsonb_build_object(
             'domain', a.atttypid <> base.oid,
             'base', base.typname,
             'base_oid', base.oid::bigint,
-            -- With a modifier of -1: without one, "character" would be a cast to its first character.
+            -- With a modifier of -1. Without a modifier, "character" would be a cast to its first character.
             'base_type', pg_catalog.format_type(base.oid, -1),
             'category', base.typcategory,
             'is_ordered', base.typtype = 'e' or base.typnamespace = 'pg_catalog'::pg_catalog.regnamespace and (
@@ -96,7 +96,7 @@ select pg_catalog.jsonb_build_object(
         left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
         where a.attrelid = tab.oid and a.attnum > 0 and not a.attisdropped
     ),
-    -- The primary key, then those of the fewest columns.
+    -- Candidates for the row key: the primary key, then the indexes with the fewest columns.
     'unique_keys', (
         select coalesce(pg_catalog.jsonb_agg(
             pg_catalog.jsonb_build_object('columns', u.columns, 'loose', coalesce(u.loose, '{}'))
@@ -105,7 +105,7 @@ select pg_catalog.jsonb_build_object(
         from uniques u
         where u.indimmediate and u.is_plain
     ),
-    -- The table it is a partition of, and the OIDs of all above it.
+    -- The parent of a partition, and the OIDs of all its ancestors.
     'partition_of', (
         select i.inhparent::pg_catalog.regclass::text
         from pg_catalog.pg_inherits i
@@ -116,7 +116,7 @@ select pg_catalog.jsonb_build_object(
         from pg_catalog.pg_partition_ancestors(tab.oid) a
         where a.relid <> tab.oid
     ),
-    -- Any unique index of a partitioned table has these; one that is partitioned by an expression can have none.
+    -- A unique index of a partitioned table has to include these. A table partitioned by an expression cannot have one.
     'partition_columns', (
         select coalesce(pg_catalog.jsonb_agg(a.attname order by a.attnum), '[]')
         from pg_catalog.pg_partitioned_table p
