@@ -349,16 +349,21 @@ impl Work<'_> {
             }
             // What the slot delivered is read once at most; whoever asks for it again means it.
             self.reading.forget_delivered();
-            tokio::select! {
-                biased;
-                () = self.stop.at_least(Stop::Drain) => {
-                    self.reading.save().await?;
-                    return Ok(Ended::Stopped);
-                }
-                end = self.reading.lease.ended() => return Err(lease_lost(end)),
-                () = notified.notified() => {}
-                () = tokio::time::sleep(wait) => {}
+            if self.is_stopped_within(wait, &notified).await? {
+                self.reading.save().await?;
+                return Ok(Ended::Stopped);
             }
+        }
+    }
+
+    /// Waits this long, or until there is said to be a new row. Whether the relay was told to stop.
+    async fn is_stopped_within(&mut self, wait: Duration, notified: &Notify) -> Result<bool> {
+        tokio::select! {
+            biased;
+            () = self.stop.at_least(Stop::Drain) => Ok(true),
+            end = self.reading.lease.ended() => Err(lease_lost(end)),
+            () = notified.notified() => Ok(false),
+            () = tokio::time::sleep(wait) => Ok(false),
         }
     }
 
