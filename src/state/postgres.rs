@@ -64,7 +64,8 @@ pub(super) async fn load(config: &Config) -> Result<Option<Stored>> {
     match POSITIONS.state(session.client()).await?.as_str() {
         "missing" => Ok(None),
         "usable" => {
-            let (key, text) = (&config.state.key, text(session.client(), &config.state.key).await?);
+            let key = &config.state.key;
+            let text = text(session.client(), key).await?;
             text.map(|text| read(key, &text)).transpose()
         }
         _ => Err(Error::new(Kind::PostgresRefused, "table walrelay.position may not be used")

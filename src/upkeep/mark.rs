@@ -123,7 +123,7 @@ impl Marker {
         let source = &config.source;
         let name = format!("walrelay {} retries", source.slot);
         let Some(marker) =
-            Marker::start(&source.database, (&source.slot, &name), &config.outboxes, Wanted::by(config)).await?
+            Marker::start(&source.database, &source.slot, &name, &config.outboxes, Wanted::by(config)).await?
         else {
             return Ok(None);
         };
@@ -148,12 +148,13 @@ impl Marker {
         outboxes: &[OutboxConfig],
         wanted: Wanted,
     ) -> Result<Option<Marker>> {
-        Marker::start(database, (slot, &format!("walrelay {slot} upkeep")), outboxes, wanted).await
+        Marker::start(database, slot, &format!("walrelay {slot} upkeep"), outboxes, wanted).await
     }
 
     async fn start(
         database: &ConnInfo,
-        (slot, name): (&SlotName, &str),
+        slot: &SlotName,
+        name: &str,
         outboxes: &[OutboxConfig],
         wanted: Wanted,
     ) -> Result<Option<Marker>> {
@@ -206,7 +207,7 @@ impl Marker {
         self.until_visible(&mut open, &batch.xids).await?;
         let (mut attempt, mut pause) = (1, PAUSE);
         loop {
-            let (part, failed) = match self.attempt(&mut open, (&parts, batch)).await {
+            let (part, failed) = match self.attempt(&mut open, &parts, batch).await {
                 Ok(count) => return Ok(count),
                 Err(failed) => failed,
             };
@@ -363,18 +364,18 @@ impl Marker {
             let Some(writer) = writer else { continue };
             if let Some(written) = &writer.acked {
                 let of = batch.acked.iter().map(|row| (row, None));
-                parts.extend(written_to((writer, index), written, of)?);
+                parts.extend(written_to(writer, index, written, of)?);
             }
             if let Some(written) = &writer.failed {
                 let of = batch.failed.iter().map(|(row, failure)| (row, Some((failure, None))));
-                parts.extend(written_to((writer, index), written, of)?);
+                parts.extend(written_to(writer, index, written, of)?);
             }
             if let Some(written) = &writer.waiting {
                 let parked = batch.parked.iter();
                 let parked = parked.filter_map(|event| Some((&event.row, Some((event.tried()?, event.retry_in_ms)))));
                 let again = batch.failed_again.iter();
                 let again = again.map(|event| (&event.row, Some((&event.failure, event.retry_in_ms))));
-                parts.extend(written_to((writer, index), written, parked.chain(again))?);
+                parts.extend(written_to(writer, index, written, parked.chain(again))?);
             }
         }
         Ok(parts)
@@ -383,7 +384,8 @@ impl Marker {
     async fn attempt<'a>(
         &self,
         open: &mut MutexGuard<'_, bool>,
-        (parts, batch): (&'a [Part<'a>], &Batch),
+        parts: &'a [Part<'a>],
+        batch: &Batch,
     ) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {
         let client = self.session.client();
         let plain = |failed| (None, failed);
@@ -432,7 +434,8 @@ impl Marker {
 
 /// What is written to rows of outbox `index`.
 fn written_to<'a>(
-    (writer, index): (&'a Writer, usize),
+    writer: &'a Writer,
+    index: usize,
     written: &'a Written,
     rows: impl Iterator<Item = (&'a RowId, Option<(&'a Failure, Option<i64>)>)>,
 ) -> Result<Vec<Part<'a>>> {

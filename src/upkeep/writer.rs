@@ -146,21 +146,21 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
             None => (None, format!("deleting rows of {name}")),
         };
         let sql = rows.statement(mark, pending, false);
-        writer.acked = Some(writer.written(client, &table, (doing, key, mark), sql).await?);
+        writer.acked = Some(writer.written(client, &table, doing, key, mark, sql).await?);
     }
     if let Some(mark) = &upkeep.mark_failed {
         let doing = format!("marking rows of {name} that failed");
         let sql = rows.statement(Some(&of_failures(mark)), pending, true);
-        let of = (doing, Some("outbox.mark_failed"), Some(mark.as_str()));
-        writer.failed = Some(writer.written(client, &table, of, sql).await?);
+        let (key, mark) = (Some("outbox.mark_failed"), Some(mark.as_str()));
+        writer.failed = Some(writer.written(client, &table, doing, key, mark, sql).await?);
     }
     if let Some(mark) = &upkeep.mark_waiting {
         let doing = format!("marking rows of {name} that wait");
         // One that does not set what makes a row pending leaves the row pending.
         let pending = pending.filter(|_| assignment::asks_by_pending(upkeep));
         let sql = rows.statement(Some(&of_failures(mark)), pending, true);
-        let of = (doing, Some("outbox.mark_waiting"), Some(mark.as_str()));
-        writer.waiting = Some(writer.written(client, &table, of, sql).await?);
+        let (key, mark) = (Some("outbox.mark_waiting"), Some(mark.as_str()));
+        writer.waiting = Some(writer.written(client, &table, doing, key, mark, sql).await?);
     }
     Ok(writer)
 }
@@ -190,14 +190,16 @@ impl Writer {
         &self,
         client: &Client,
         table: &Table,
-        (doing, key, mark): (String, Option<&'static str>, Option<&str>),
+        doing: String,
+        key: Option<&'static str>,
+        mark: Option<&str>,
         Sql { text, explain, parameters }: Sql,
     ) -> Result<Written> {
         if let (Some(key), Some(mark)) = (key, mark) {
-            stays_in_place(&self.table, (key, mark), &table.partition_keys)?;
+            stays_in_place(&self.table, key, mark, &table.partition_keys)?;
         }
         let prepared = bounded(&doing, ANSWER_TIMEOUT, client.prepare(&text)).await;
-        let statement = prepared.map_err(|failed| told(&self.table, (&doing, key), &self.role, &failed))?;
+        let statement = prepared.map_err(|failed| told(&self.table, &doing, key, &self.role, &failed))?;
         if let Some(key) = key
             && statement.params().len() != parameters
         {
@@ -208,7 +210,7 @@ impl Writer {
         // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
         // one starts without running.
         let explained = bounded(&written.doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await;
-        explained.map_err(|failed| told(&self.table, (&written.doing, written.key), &self.role, &failed))?;
+        explained.map_err(|failed| told(&self.table, &written.doing, written.key, &self.role, &failed))?;
         Ok(written)
     }
 
@@ -232,12 +234,12 @@ impl Writer {
         if matches!(failed.sqlstate(), Some("42703" | "42P01")) {
             return Error::new(Kind::PostgresUnreachable, failed.error().cause());
         }
-        told(&self.table, (&written.doing, written.key), &self.role, failed)
+        told(&self.table, &written.doing, written.key, &self.role, failed)
     }
 }
 
 /// Why rows of `table` could not be written to, and whose fault it is.
-fn told(table: &TableName, (doing, key): (&str, Option<&'static str>), role: &str, failed: &QueryError) -> Error {
+fn told(table: &TableName, doing: &str, key: Option<&'static str>, role: &str, failed: &QueryError) -> Error {
     let error = failed.error();
     let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
     let name = quote_table(table).unwrap_or_else(|_| table.to_string());
@@ -272,7 +274,7 @@ fn told(table: &TableName, (doing, key): (&str, Option<&'static str>), role: &st
 }
 
 /// An update that moves a row to another partition is a delete and an insert in the log, and inserts are published.
-fn stays_in_place(table: &TableName, (key, mark): (&str, &str), partition_keys: &[String]) -> Result<()> {
+fn stays_in_place(table: &TableName, key: &str, mark: &str, partition_keys: &[String]) -> Result<()> {
     let keys: Vec<String> = partition_keys.iter().flat_map(|key| assignment::names(key)).collect();
     let Some(moved) = assignment::assigned(mark).into_iter().find(|column| keys.contains(column)) else {
         return Ok(());
@@ -320,8 +322,8 @@ mod tests {
     fn a_mark_that_moves_rows_to_other_partitions_is_refused() {
         let table: TableName = "outbox".parse().unwrap();
         let keys = ["RANGE (created_at)".to_owned(), "LIST (lower(status))".to_owned()];
-        assert!(stays_in_place(&table, ("outbox.mark", "sent = true, note = created_at::text"), &keys).is_ok());
-        let error = stays_in_place(&table, ("outbox.mark", "sent = true, Status = 'SENT'"), &keys).unwrap_err();
+        assert!(stays_in_place(&table, "outbox.mark", "sent = true, note = created_at::text", &keys).is_ok());
+        let error = stays_in_place(&table, "outbox.mark", "sent = true, Status = 'SENT'", &keys).unwrap_err();
         assert_eq!(error.kind(), Kind::Config);
         assert!(error.cause().starts_with("outbox.mark sets status, which table public.outbox is"), "{error}");
     }
