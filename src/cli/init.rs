@@ -12,7 +12,7 @@ use crate::config::file::Origin;
 use crate::config::layers::{Settings, may_hold_password};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::{Column, Table};
-use crate::source::preflight::{self, Server};
+use crate::source::preflight::{self, judge_version};
 use crate::suggest::{Fate, Known, suggest};
 
 /// Where the file is meant to be, where nobody says so.
@@ -34,6 +34,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
         let error = Error::new(Kind::Config, "the table is not named");
         return Err(error.remedy(name_one(&candidates(&session).await?)).into());
     }
+    // Older servers cannot answer.
     judge_version(&preflight::server(session.client()).await?)?;
     let found = match Table::read(session.client(), &wanted).await? {
         Some(found) => found,
@@ -58,15 +59,6 @@ pub async fn init(args: &InitArgs) -> Outcome {
     let has_transaction = found.columns.iter().any(Column::tells_transaction);
     note(told(&suggestion.columns, file.as_deref(), known.brokers.is_some(), has_transaction));
     Ok(())
-}
-
-/// Older servers cannot answer.
-fn judge_version(server: &Server) -> Result<()> {
-    if server.major() >= preflight::MAJOR_MIN {
-        return Ok(());
-    }
-    let cause = format!("the server is PostgreSQL {}, and walrelay needs {}", server.version, preflight::MAJOR_MIN);
-    Err(Error::new(Kind::PostgresUnfit, cause).remedy("upgrade the server"))
 }
 
 /// Up to ten tables that may be outboxes, likely ones first.

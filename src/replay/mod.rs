@@ -64,7 +64,7 @@ impl<'c> Replay<'c> {
     ///
     /// # Errors
     /// [`Kind::Config`] for a condition that does not fit a table, with the flag it is from, and where no outbox is a
-    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`](crate::poll::table_facts), and what the
+    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`], and what the
     /// session gives.
     pub async fn open(config: &'c Config, reader: Reader, wanted: &Wanted) -> Result<Replay<'c>> {
         let client = reader.client();

@@ -130,7 +130,7 @@ pub enum ControlEnd {
 
 /// A handle to the control session; clones share it, and it ends with the last of them.
 ///
-/// One statement runs at a time, in the order of the calls, each within [`QUERY_TIMEOUT`]. Every method answers
+/// One statement runs at a time, in the order of the calls, each within ten seconds. Every method answers
 /// [`Kind::PostgresUnreachable`] once the session is over. A call that is cancelled is still carried out.
 #[derive(Debug, Clone)]
 pub struct Control(Arc<Shared>);

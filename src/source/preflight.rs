@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 pub use facts::{Facts, Server, Slot};
-pub use judge::{MAJOR_MIN, judge, judge_backlog, server as judge_server};
+pub use judge::{MAJOR_MIN, judge, judge_backlog, server as judge_server, version as judge_version};
 pub use warnings::Warning;
 
 use crate::config::{OutboxConfig, SlotName};
