@@ -245,7 +245,8 @@ impl Shared {
         F: Future<Output = Result<T, QueryError>>,
     {
         let mut turn = self.session.lock().await;
-        let Some(session) = turn.clone() else { return Err(self.why_over()) };
+        let is_over = self.ended.borrow().is_some();
+        let Some(session) = turn.clone().filter(|_| !is_over) else { return Err(self.why_over()) };
         let answer = question(Arc::clone(&session)).await;
         let end = match &answer {
             Ok(_) | Err(QueryError::Refused { .. }) => None,
