@@ -23,7 +23,7 @@ use crate::config::{Config, DeliveryConfig, OutboxConfig, SlotName, SourceConfig
 use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
 use crate::poll::select::{extent, rows};
-use crate::poll::{NEEDS_ORDER, PolledRow, Reader, Rows, Selection, TableFacts, Which};
+use crate::poll::{NEEDS_ORDER, PolledRow, Reader, Rows, Selection, TableFacts, Which, table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
@@ -222,7 +222,7 @@ impl<'c> Replay<'c> {
     ///
     /// # Errors
     /// [`Kind::Config`] for a condition that does not fit a table, with the flag it is from, and where no outbox is a
-    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`TableFacts::read`], and what the
+    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`], and what the
     /// session gives.
     pub async fn open(config: &'c Config, reader: Reader, wanted: &Wanted) -> Result<Replay<'c>> {
         let client = reader.client();
@@ -235,7 +235,7 @@ impl<'c> Replay<'c> {
                 notes.push(format!("{} leave no rows behind, and none are replayed", outbox.source));
                 continue;
             }
-            let facts = TableFacts::read(client, outbox).await?;
+            let facts = table_facts(client, outbox).await?;
             if !facts.may_select {
                 return Err(unreadable(&facts, &config.source));
             }
