@@ -8,7 +8,6 @@
 //! within half a minute it says nothing. So one such line is enough for all that comes after it.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A commit is answered within milliseconds. One that took this long may have been sent twice without a word of that.
@@ -52,26 +51,6 @@ impl fmt::Display for Doubt {
     }
 }
 
-/// The first doubt of a producer, which stays.
-#[derive(Debug, Default)]
-pub(super) struct Doubts(Mutex<Option<Doubt>>);
-
-impl Doubts {
-    pub(super) fn note(&self, doubt: Option<Doubt>) {
-        let mut first = self.first();
-        *first = first.or(doubt);
-    }
-
-    /// Why no transaction is to begin, if none is.
-    pub(super) fn any(&self) -> Option<Doubt> {
-        *self.first()
-    }
-
-    fn first(&self) -> MutexGuard<'_, Option<Doubt>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,13 +77,8 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_that_took_long_counts_and_the_first_doubt_stays() {
-        let doubts = Doubts::default();
-        doubts.note(Doubt::of_commit(SLOW - Duration::from_millis(1)));
-        assert_eq!(doubts.any(), None);
-        doubts.note(Doubt::of_commit(SLOW));
-        doubts.note(Some(Doubt::Broke));
-        doubts.note(None);
-        assert_eq!(doubts.any(), Some(Doubt::Slow(SLOW)));
+    fn a_commit_that_took_long_counts() {
+        assert_eq!(Doubt::of_commit(SLOW - Duration::from_millis(1)), None);
+        assert_eq!(Doubt::of_commit(SLOW), Some(Doubt::Slow(SLOW)));
     }
 }

@@ -1,27 +1,23 @@
 //! [`Sink`] on librdkafka.
 
 use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer as _};
+use rdkafka::producer::Producer as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::apart::Apart;
-use super::connection::{Connection, Tracker};
+use super::connection::Connection;
 use super::context::{Context, Failure, Reports, Shared, code, opaque};
 use super::faults::{self, Subject};
 use super::opening::{Openings, Release, Waiting};
-use super::options::Options;
-use super::placement::{Placement, hash};
-use super::polled::Polled;
+use super::options::{Options, Transactional};
+use super::placement::hash;
 use super::probe::Probe;
-use super::producer::{FULL_RETRY, Inner, Producer, retire};
-use super::transaction::{Transaction, Transactional};
+use super::producer::{FULL_RETRY, Inner, Producer};
 use super::{Delivery, EnqueueError, Sink};
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
@@ -48,7 +44,6 @@ pub struct KafkaSink {
     held_up: Vec<usize>,
     /// Counts records without a key, which go to each partition in turn.
     turn: u32,
-    message_max_bytes: usize,
     /// Swapped with the vectors the polling thread fills, so that no report allocates.
     spare: Reports,
     failures: Vec<Failure>,
@@ -71,7 +66,7 @@ impl KafkaSink {
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
     pub fn connect(config: &KafkaConfig) -> Result<KafkaSink> {
-        Self::with_options(Options::producer(config)?, false, None)
+        Self::with_options(Options::producer(config)?)
     }
 
     /// The same for asking on behalf of another: it does not log what it finds.
@@ -79,36 +74,31 @@ impl KafkaSink {
     /// # Errors
     /// As [`KafkaSink::connect`].
     pub fn for_asking(config: &KafkaConfig) -> Result<KafkaSink> {
-        Self::with_options(Options::producer(config)?, true, None)
+        Self::with_options(Options { quiet: true, ..Options::producer(config)? })
     }
 
-    pub(super) fn with_options(options: Options, quiet: bool, of: Option<Transactional>) -> Result<KafkaSink> {
-        let (suspicion, suspected) = std::sync::mpsc::sync_channel(1);
-        let shared = Arc::new(Shared::default());
-        let tracker = Arc::new(Tracker::new(quiet));
-        let closing = Arc::new(AtomicBool::new(false));
-        let last_error = Arc::new(Mutex::new(String::new()));
-        let context = |apart| Context {
-            shared: Arc::clone(&shared),
-            tracker: Arc::clone(&tracker),
-            redactor: options.redactor.clone(),
-            id_headers: options.id_headers.clone(),
-            suspicion: suspicion.clone(),
-            last_error: Arc::clone(&last_error),
-            closing: Arc::clone(&closing),
-            quiet,
-            heard: options.heard,
-            placement: Placement::new(),
-            apart,
-        };
-        let apart = Apart::new(context(true), options.clone().apart());
-        let context = context(false);
-        drop(suspicion);
-        let client =
-            Polled::new(&options.client, context, of.is_some()).map_err(|error| options.creation_error(&error))?;
-        let (gone, transaction) = (watch::Sender::new(()), of.map(Transaction::new));
-        let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone, transaction, apart });
+    /// Makes a producer that writes in transactions. When it returns, no older producer of this id can write any more,
+    /// and what it left open is committed or given up for good: read where to go on *after* that.
+    ///
+    /// # Errors
+    /// As [`KafkaSink::connect`]; [`Kind::KafkaUnreachable`] where no coordinator answers; [`Kind::KafkaRefused`] where it
+    /// refuses us.
+    pub async fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<KafkaSink> {
+        let sink = Self::with_options(Options::transactional(config, of)?)?;
+        let inner = Arc::clone(&sink.inner);
+        let init = tokio::task::spawn_blocking(move || inner.init_transactions());
+        tokio::select! {
+            done = init => done.map_err(|error| Error::new(Kind::Bug, error))??,
+            refusal = sink.inner.shared.tracker.unusable() => return Err(refusal),
+        }
+        Ok(sink)
+    }
+
+    fn with_options(options: Options) -> Result<KafkaSink> {
         let servers = options.bootstrap_servers()?;
+        let (suspicion, suspected) = std::sync::mpsc::sync_channel(1);
+        let shared = Arc::new(Shared::new(options.quiet));
+        let inner = Arc::new(Inner::new(Context::new(shared, options, suspicion))?);
         let probe = Probe::new(&inner, suspected, servers);
         std::thread::Builder::new()
             .name("kafka-probe".to_owned())
@@ -119,7 +109,6 @@ impl KafkaSink {
             openings: Openings::new(Instant::now()),
             held_up: Vec::new(),
             turn: 0,
-            message_max_bytes: options.message_max_bytes,
             spare: Reports::default(),
             failures: Vec::new(),
             report_failures_at: None,
@@ -129,21 +118,17 @@ impl KafkaSink {
 
     /// A handle for records that are not events.
     pub fn producer(&self) -> Producer {
-        Producer { inner: Arc::downgrade(&self.inner), tracker: Arc::clone(&self.inner.tracker) }
-    }
-
-    pub(super) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
+        Producer::of(&self.inner)
     }
 
     /// Whether Kafka answers.
     pub fn connection(&self) -> Connection {
-        self.inner.tracker.now()
+        self.inner.shared.tracker.now()
     }
 
     /// The same, to be woken at each change.
     pub fn watch_connection(&self) -> watch::Receiver<Connection> {
-        self.inner.tracker.subscribe()
+        self.inner.shared.tracker.subscribe()
     }
 
     /// Records librdkafka has and has not reported on: queued, sent, or waiting to be sent again. Positions included.
@@ -160,7 +145,7 @@ impl KafkaSink {
         let asked = tokio::task::spawn_blocking(move || inner.metadata(None, timeout));
         let metadata = tokio::select! {
             answer = asked => answer.map_err(|error| Error::new(Kind::Bug, error))??,
-            refusal = self.inner.tracker.unusable() => return Err(refusal),
+            refusal = self.inner.shared.tracker.unusable() => return Err(refusal),
         };
         let exists =
             |topic: &str| metadata.topics().iter().any(|known| known.name() == topic && known.error().is_none());
@@ -170,7 +155,7 @@ impl KafkaSink {
 
     /// Gives up what was not acked and frees the producer. Dropping does the same without waiting for the end.
     pub async fn close(self) {
-        let mut gone = self.inner.gone.subscribe();
+        let mut gone = self.inner.gone();
         drop(self);
         // The sender is never used: the only change is its end.
         if tokio::time::timeout(CLOSE_TIMEOUT, gone.changed()).await.is_err() {
@@ -210,7 +195,7 @@ impl KafkaSink {
         for topic in mem::take(&mut self.held_up).into_iter().chain(opened) {
             let through = self.openings.release(topic, placement, |waiting, way| {
                 placement.expect(way.count, waiting.hash);
-                let sent = waiting.record.with_record(|record| send(&self.inner, record, waiting.ticket));
+                let sent = waiting.record.with_record(|record| self.inner.send_event(record, waiting.ticket));
                 match sent {
                     Ok(()) => Release::Sent,
                     Err(error) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) => Release::Full,
@@ -263,9 +248,28 @@ impl KafkaSink {
         }
     }
 
-    fn next_turn(&mut self) -> u32 {
-        self.turn = self.turn.wrapping_add(1);
-        self.turn
+    /// Refuses a record that can never be sent. The hash that chooses the record's partition, otherwise.
+    fn admit(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<u32, EnqueueError> {
+        if self.inner.shared.failed.load(Ordering::Acquire) {
+            return Err(EnqueueError::Finished);
+        }
+        if let Some(error) = self.too_large(record) {
+            return Err(EnqueueError::Refused(error));
+        }
+        opaque(ticket, false).map_err(EnqueueError::Refused)?;
+        self.inner.shared.sends_to(record.topic);
+        Ok(record.key.map_or_else(
+            || {
+                self.turn = self.turn.wrapping_add(1);
+                self.turn
+            },
+            hash,
+        ))
+    }
+
+    fn refused(&self, error: &KafkaError, record: &Record<'_>) -> EnqueueError {
+        let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
+        EnqueueError::Refused(self.inner.refusal(error, subject))
     }
 
     fn too_large(&self, record: &Record<'_>) -> Option<Error> {
@@ -274,7 +278,7 @@ impl KafkaSink {
             headers.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len) + HEADER_OVERHEAD_BYTES).sum();
         let size =
             record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len) + headers + RECORD_OVERHEAD_BYTES;
-        let limit = self.message_max_bytes;
+        let limit = self.inner.options().message_max_bytes;
         (size > limit).then(|| {
             let cause = format!("a record for topic {} has {size} bytes, more than message.max.bytes, {limit}", record.topic);
             Error::new(Kind::RecordTooLarge, cause).remedy(format!(
@@ -288,28 +292,16 @@ impl KafkaSink {
 
 impl Sink for KafkaSink {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
-        if self.inner.shared.failed.load(Ordering::Acquire) {
-            return Err(EnqueueError::Finished);
-        }
-        if let Some(error) = self.too_large(record) {
-            return Err(EnqueueError::Refused(error));
-        }
-        opaque(ticket, false).map_err(EnqueueError::Refused)?;
-        let hash = record.key.map_or_else(|| self.next_turn(), hash);
+        let hash = self.admit(record, ticket)?;
         let placement = &self.inner.client.context().placement;
-        let (given, topics) = (record.partition, self.openings.topics());
-        let way = self.openings.way(record.topic, hash, given, placement);
-        if self.openings.topics() > topics {
-            self.inner.shared.sends_to(record.topic);
-        }
-        let Some(way) = way else {
+        let given = record.partition;
+        let Some(way) = self.openings.way(record.topic, hash, given, placement) else {
             let waiting = Waiting { ticket, hash, given, record: OwnedRecord::of(record) };
             self.openings.wait(record.topic, waiting);
             return Ok(());
         };
         placement.expect(way.count, hash);
-        let Err(error) = send(&self.inner, record, ticket) else {
+        let Err(error) = self.inner.send_event(record, ticket) else {
             self.openings.sent(way, ticket, placement);
             return Ok(());
         };
@@ -317,23 +309,16 @@ impl Sink for KafkaSink {
             self.full = true;
             return Err(EnqueueError::Full);
         }
-        Err(EnqueueError::Refused(self.inner.refusal(&error, subject)))
+        Err(self.refused(&error, record))
     }
 
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        if self.inner.transaction.is_some() || self.inner.shared.failed.load(Ordering::Acquire) {
+        if self.inner.is_transactional() {
             // Only what belongs to a transaction may be seen.
             return self.enqueue(record, ticket);
         }
-        if let Some(error) = self.too_large(record) {
-            return Err(EnqueueError::Refused(error));
-        }
-        opaque(ticket, false).map_err(EnqueueError::Refused)?;
-        self.inner.shared.sends_to(record.topic);
-        let hash = record.key.map_or_else(|| self.next_turn(), hash);
-        let Err(error) = self.inner.send_apart(record, ticket, hash) else { return Ok(()) };
-        let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
-        Err(EnqueueError::Refused(self.inner.refusal(&error, subject)))
+        let hash = self.admit(record, ticket)?;
+        self.inner.send_apart(record, ticket, hash).map_err(|error| self.refused(&error, record))
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
@@ -362,34 +347,9 @@ impl Sink for KafkaSink {
     }
 }
 
-/// Hands a record to librdkafka, which copies it.
-fn send(inner: &Inner, record: &Record<'_>, ticket: Ticket) -> Result<(), KafkaError> {
-    inner.send(for_librdkafka(record, ticket)?)
-}
-
-/// A record as librdkafka wants it.
-pub(super) fn for_librdkafka<'a>(
-    record: &Record<'a>,
-    ticket: Ticket,
-) -> Result<BaseRecord<'a, [u8], [u8], usize>, KafkaError> {
-    let headers = (!record.headers.is_empty()).then(|| {
-        let headers = OwnedHeaders::new_with_capacity(record.headers.len());
-        record.headers.iter().fold(headers, |headers, (key, value)| headers.insert(Header { key, value: *value }))
-    });
-    Ok(BaseRecord {
-        topic: record.topic,
-        partition: record.partition,
-        payload: record.value,
-        key: record.key,
-        timestamp: record.timestamp_ms,
-        headers,
-        delivery_opaque: opaque(ticket, record.partition.is_some()).map_err(|_| KafkaError::Canceled)?,
-    })
-}
-
 impl Drop for KafkaSink {
     fn drop(&mut self) {
-        retire(Arc::clone(&self.inner));
+        Arc::clone(&self.inner).retire();
     }
 }
 

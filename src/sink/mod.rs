@@ -9,18 +9,16 @@
 //! | `topic_reader`, [`tail`] | reading: topics between known offsets, and the newest records of a topic |
 //! | [`redact`] | secrets out of librdkafka's words |
 //! | `context` | librdkafka's callbacks, on its polling thread |
-//! | `apart` | records that may be refused, through a producer beside the other |
 //! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
 //! | `polled` | a producer with the thread that takes its reports |
 //! | `probe`, `bootstrap` | whether a broker answers a producer; its bootstrap servers, once librdkafka has forgotten them |
-//! | [`producer`] | the producer's life, and a handle on it for the position |
+//! | [`producer`] | the producer, its transactions, and a handle on it for the position |
 //! | `denied` | which topic a transaction failed for |
-//! | `transaction`, `doubt` | records and the position behind them, visible together; who may write, and who no more |
+//! | `doubt` | whether something of a producer may reach a broker late |
 //! | [`kafka`] | [`Sink`] |
 
 use std::future::Future;
 
-mod apart;
 mod bootstrap;
 mod closing;
 pub mod connection;
@@ -40,15 +38,14 @@ pub mod properties;
 pub mod redact;
 pub mod tail;
 pub(crate) mod topic_reader;
-mod transaction;
 
 pub(crate) use closing::close_aside;
 pub use connection::Connection;
 pub(crate) use context::code;
 pub use kafka::KafkaSink;
+pub use options::Transactional;
 pub(crate) use placement::{hash, partition};
 pub use producer::Producer;
-pub use transaction::Transactional;
 
 use crate::error::Error;
 use crate::ledger::Ticket;

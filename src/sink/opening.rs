@@ -97,11 +97,6 @@ impl<R> Openings<R> {
         self.now = now;
     }
 
-    /// How many topics were met.
-    pub(super) fn topics(&self) -> usize {
-        self.topics.len()
-    }
-
     /// Where a record for `topic` goes; none while the first record of its partition is on its way.
     ///
     /// `given` is a partition that was chosen by the row; without it the hash of the key chooses.

@@ -1,6 +1,7 @@
 //! From the configuration to what librdkafka is told.
 
 use std::ffi::CString;
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
@@ -12,7 +13,6 @@ use crate::error::{Error, Kind, Result};
 use super::files;
 pub use super::properties::check_properties;
 use super::redact::Redactor;
-use super::transaction::Transactional;
 
 /// What the promises need; no property may change it.
 const FIXED: &[(&str, &str)] = &[
@@ -67,6 +67,15 @@ const CONNECTION_PREFIXES: &[&str] = &[
     "ssl.",
 ];
 
+/// Who a transactional producer is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transactional {
+    /// `transactional.id`: the same for every relay of a slot, and for nobody else.
+    pub id: String,
+    /// `transaction.timeout.ms`: the coordinator gives up a transaction that is open for longer.
+    pub timeout: Duration,
+}
+
 /// What librdkafka is told, and what the sink itself needs to know of it.
 #[derive(Clone)]
 pub struct Options {
@@ -78,8 +87,12 @@ pub struct Options {
     pub redactor: Redactor,
     /// What is said aloud of librdkafka's log.
     pub(super) heard: RDKafkaLogLevel,
+    /// Whether a client that only asks on behalf of another logs what it finds at the level debug alone.
+    pub(super) quiet: bool,
     /// Names of headers that hold an event's id.
     pub id_headers: Vec<String>,
+    /// Of a producer that writes in transactions.
+    pub(super) transactional: Option<Transactional>,
 }
 
 impl Options {
@@ -121,6 +134,7 @@ impl Options {
         if (options.client.log_level as i32) < RDKafkaLogLevel::Info as i32 {
             options.client.set_log_level(RDKafkaLogLevel::Info);
         }
+        options.transactional = Some(of.clone());
         Ok(options)
     }
 
@@ -186,8 +200,15 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
     };
     client.set_log_level(level);
     let redactor = Redactor::new(&config.properties);
-    let mut options =
-        Options { client, message_max_bytes: 0, redactor, heard: level, id_headers: config.id_headers.clone() };
+    let mut options = Options {
+        client,
+        message_max_bytes: 0,
+        redactor,
+        heard: level,
+        quiet: false,
+        id_headers: config.id_headers.clone(),
+        transactional: None,
+    };
     let native = options.client.create_native_config().map_err(|error| options.creation_error(&error))?;
     let limit = native.get("message.max.bytes").map_err(|error| options.creation_error(&error))?;
     options.message_max_bytes =

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
 use rdkafka::error::KafkaError;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 
@@ -34,8 +33,9 @@ pub(super) struct Polled {
 }
 
 impl Polled {
-    /// `always`: whether it is polled although nothing is on its way.
-    pub(super) fn new(config: &ClientConfig, context: Context, always: bool) -> Result<Polled, KafkaError> {
+    pub(super) fn new(context: Context) -> Result<Polled, KafkaError> {
+        let always = context.options.transactional.is_some();
+        let config = context.options.client.clone();
         let client: Arc<Client> = Arc::new(config.create_with_context(context)?);
         let ends = Arc::new(AtomicBool::new(false));
         let (polled, told) = (Arc::clone(&client), Arc::clone(&ends));

@@ -48,7 +48,7 @@ impl Probe {
         let mut is_suspected = true;
         while let Some(alive) = self.alive() {
             self.look(&alive, is_suspected);
-            let wait = if alive.tracker.is_up() { LOOK_EVERY } else { ASK_EVERY };
+            let wait = if alive.shared.tracker.is_up() { LOOK_EVERY } else { ASK_EVERY };
             drop(alive);
             is_suspected = match self.suspicion.recv_timeout(wait) {
                 Ok(()) => true,
@@ -64,10 +64,10 @@ impl Probe {
         let reported = inner.shared.reported.swap(false, Ordering::Relaxed);
         let waits = inner.shared.outstanding.load(Ordering::Relaxed) > 0;
         let is_silent = !reported && self.heard.elapsed() >= if waits { SILENT } else { IDLE };
-        let is_doubtful = is_suspected || is_silent || knows_no_broker || !inner.tracker.is_up();
+        let is_doubtful = is_suspected || is_silent || knows_no_broker || !inner.shared.tracker.is_up();
         // One topic, where there is one: a cluster may have very many.
         if is_doubtful && let Err(error) = inner.metadata(inner.shared.topic(), ANSWER_TIMEOUT) {
-            inner.tracker.down(error.to_string());
+            inner.shared.tracker.down(error.to_string());
         }
         if is_doubtful || reported {
             self.heard = Instant::now();
@@ -87,6 +87,6 @@ impl Probe {
     }
 
     fn alive(&self) -> Option<Arc<Inner>> {
-        self.inner.upgrade().filter(|inner| !inner.closing.load(Ordering::Relaxed))
+        self.inner.upgrade().filter(|inner| !inner.shared.closing.load(Ordering::Relaxed))
     }
 }

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::message::{Headers, Message};
+use rdkafka::message::{Header, Headers, Message};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
@@ -208,7 +208,7 @@ async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_del
     let cluster = cluster(1);
     let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
     options.client.set("queue.buffering.max.messages", "10");
-    let mut sink = KafkaSink::with_options(options, false, None).unwrap();
+    let mut sink = KafkaSink::with_options(options).unwrap();
     let (mut deliveries, mut full) = (open(&mut sink).await, 0);
     for number in OPENED..1_000 {
         while let Err(error) = sink.enqueue(&record(b"o-1", number.to_string().as_bytes()), Ticket(number)) {
@@ -228,7 +228,7 @@ async fn a_full_queue_is_offered_again_even_if_nothing_is_ever_delivered() {
     let cluster = cluster(1);
     let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
     options.client.set("queue.buffering.max.messages", "10");
-    let mut sink = KafkaSink::with_options(options, false, None).unwrap();
+    let mut sink = KafkaSink::with_options(options).unwrap();
     open(&mut sink).await;
     cluster.broker_down(-1).unwrap();
     let refused = (OPENED..OPENED + 11).find_map(|number| sink.enqueue(&record(b"o-1", b""), Ticket(number)).err());
