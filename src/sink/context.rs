@@ -14,12 +14,10 @@ use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tokio::sync::{Notify, oneshot};
 
 use super::connection::Tracker;
-use super::denied::Denied;
-use super::doubt::Doubt;
-use super::faults::{self, Subject};
+use super::faults::{self, Subject, code};
+use super::log_lines::{self, Denied, Doubt};
 use super::options::Options;
-use super::placement::Placement;
-use super::redact::Redactor;
+use super::partitions::Placement;
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::Shown;
 use crate::ledger::Ticket;
@@ -271,7 +269,7 @@ impl ClientContext for Context {
             || self.options.quiet
             || level as i32 > self.options.heard as i32
             || self.shared.closing.load(Ordering::Relaxed);
-        log(&self.options.redactor, if unheard { RDKafkaLogLevel::Debug } else { level }, facility, text);
+        log_lines::write(&self.options.redactor, if unheard { RDKafkaLogLevel::Debug } else { level }, facility, text);
     }
 
     fn stats_raw(&self, statistics: &[u8]) {
@@ -312,35 +310,9 @@ fn refuses_connection(code: RDKafkaErrorCode) -> bool {
     .contains(&code)
 }
 
-/// The code of an error; errors without one are faults of the client.
-pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
-    // The library keeps this one to itself.
-    if let KafkaError::AdminOp(code) = error {
-        return *code;
-    }
-    error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
-}
-
 fn subject<'a>(message: &'a rdkafka::message::BorrowedMessage<'_>) -> Subject<'a> {
     let record_bytes = Some(message.payload_len() + message.key_len());
     Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes, ..Subject::default() }
-}
-
-/// librdkafka's log, with secrets taken out; what is an error to it is a warning here, because it goes on.
-pub(crate) fn log(redactor: &Redactor, level: RDKafkaLogLevel, facility: &str, text: &str) {
-    use RDKafkaLogLevel as Level;
-    match level {
-        Level::Emerg | Level::Alert | Level::Critical => {
-            tracing::error!(target: "librdkafka", facility, "{}", redactor.clean(text));
-        }
-        Level::Error | Level::Warning => tracing::warn!(target: "librdkafka", facility, "{}", redactor.clean(text)),
-        Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{}", redactor.clean(text)),
-        Level::Debug => {
-            if tracing::enabled!(target: "librdkafka", tracing::Level::DEBUG) {
-                tracing::debug!(target: "librdkafka", facility, "{}", redactor.clean(text));
-            }
-        }
-    }
 }
 
 #[cfg(test)]

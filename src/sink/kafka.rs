@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::connection::Connection;
-use super::context::{Context, Failure, Reports, Shared, code, opaque};
-use super::faults::{self, Subject};
-use super::opening::{Openings, Release, Waiting};
+use super::context::{Context, Failure, Reports, Shared, opaque};
+use super::faults::{self, Subject, code};
 use super::options::{Options, Transactional};
-use super::placement::hash;
+use super::partitioning::hash;
+use super::partitions::{Openings, Release, Waiting};
 use super::probe::Probe;
 use super::producer::{FULL_RETRY, Inner, Producer};
 use super::{Delivery, EnqueueError, Sink};

@@ -1,50 +1,40 @@
 //! The Kafka producer.
 //!
-//! | file | its room |
+//! | file | what is in it |
 //! |---|---|
-//! | [`options`], [`properties`] | what librdkafka is told, and what nobody may tell it |
-//! | [`faults`] | error code to what becomes of the relay |
-//! | [`connection`] | whether Kafka answers |
-//! | `closing` | letting go of a client without waiting for its threads |
-//! | `topic_reader`, [`tail`] | reading: topics between known offsets, and the newest records of a topic |
-//! | [`redact`] | secrets out of librdkafka's words |
-//! | `context` | librdkafka's callbacks, on its polling thread |
-//! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
-//! | `polled` | a producer with the thread that takes its reports |
-//! | `probe`, `bootstrap` | whether a broker answers a producer; its bootstrap servers, once librdkafka has forgotten them |
+//! | [`kafka`] | [`Sink`] on librdkafka |
 //! | [`producer`] | the producer, its transactions, and a handle on it for the position |
-//! | `denied` | which topic a transaction failed for |
-//! | `doubt` | whether something of a producer may reach a broker late |
-//! | [`kafka`] | [`Sink`] |
+//! | `client`, `context` | librdkafka's clients and their threads; what librdkafka calls back into |
+//! | `partitioning`, `partitions` | which partition a key belongs to; why the first record of each travels alone |
+//! | [`options`], [`properties`] | what librdkafka is told, and what nobody may tell it |
+//! | [`faults`], `log_lines` | error code to what becomes of the relay; what only librdkafka's log says |
+//! | [`connection`], `probe` | whether Kafka answers; the thread that asks |
+//! | `topic_reader`, [`tail`] | reading: topics between known offsets, and the newest records of a topic |
 
 use std::future::Future;
 
-mod bootstrap;
-mod closing;
+mod client;
 pub mod connection;
 mod context;
-pub(crate) mod denied;
-mod doubt;
 pub mod faults;
 mod files;
 pub mod kafka;
-mod opening;
+mod log_lines;
 pub mod options;
-mod placement;
-mod polled;
+mod partitioning;
+mod partitions;
 mod probe;
 pub mod producer;
 pub mod properties;
-pub mod redact;
 pub mod tail;
 pub(crate) mod topic_reader;
 
-pub(crate) use closing::close_aside;
+pub(crate) use client::close_aside;
 pub use connection::Connection;
-pub(crate) use context::code;
+pub(crate) use faults::code;
 pub use kafka::KafkaSink;
 pub use options::Transactional;
-pub(crate) use placement::{hash, partition};
+pub(crate) use partitioning::{hash, partition};
 pub use producer::Producer;
 
 use crate::error::Error;
@@ -54,6 +44,14 @@ use crate::route::Record;
 /// What a record with two headers costs in memory beside its own bytes until it is acked: librdkafka's message and list of
 /// headers with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured.
 pub const RECORD_COST_BYTES: usize = 512;
+
+/// Topics of Kafka's own. To a transaction the brokers deny them like those one has no right to.
+const INTERNAL_TOPICS: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
+
+/// Whether it is one of Kafka's own, which take no records from anybody.
+pub(crate) fn is_internal(topic: &str) -> bool {
+    INTERNAL_TOPICS.contains(&topic)
+}
 
 /// What became of one record.
 #[derive(Debug)]

@@ -11,8 +11,7 @@ use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 
 use super::files;
-pub use super::properties::check_properties;
-use super::redact::Redactor;
+use super::properties::{Redactor, check_properties};
 
 /// What the promises need; no property may change it.
 const FIXED: &[(&str, &str)] = &[

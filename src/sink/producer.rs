@@ -24,12 +24,11 @@ use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig};
 use tokio::sync::{oneshot, watch};
 
 use super::Connection;
-use super::bootstrap;
-use super::context::{Context, Shared, code, opaque};
-use super::doubt::Doubt;
-use super::faults::{self, Subject};
+use super::client::PolledProducer;
+use super::context::{Context, Shared, opaque};
+use super::faults::{self, Subject, code};
+use super::log_lines::Doubt;
 use super::options::Options;
-use super::polled::Polled;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::Ticket;
@@ -54,12 +53,12 @@ const DOUBTFUL: RDKafkaErrorCode = RDKafkaErrorCode::State;
 
 /// librdkafka's producer and what belongs to it.
 pub(super) struct Inner {
-    pub(super) client: Polled,
+    pub(super) client: PolledProducer,
     pub(super) shared: Arc<Shared>,
     /// Whether a transaction is open, where records are sent in transactions.
     in_transaction: Mutex<bool>,
     /// The second producer, made with the first record that may be refused.
-    apart: Mutex<Option<Polled>>,
+    apart: Mutex<Option<PolledProducer>>,
     /// Dropped when the producer is gone.
     gone: watch::Sender<()>,
 }
@@ -67,7 +66,7 @@ pub(super) struct Inner {
 impl Inner {
     pub(super) fn new(context: Context) -> Result<Inner> {
         let (shared, options) = (Arc::clone(&context.shared), context.options.clone());
-        let client = Polled::new(context).map_err(|error| options.creation_error(&error))?;
+        let client = PolledProducer::new(context).map_err(|error| options.creation_error(&error))?;
         let (in_transaction, apart, gone) = (Mutex::default(), Mutex::default(), watch::Sender::new(()));
         Ok(Inner { client, shared, in_transaction, apart, gone })
     }
@@ -96,7 +95,7 @@ impl Inner {
         let mut apart = self.apart();
         let client = match apart.take() {
             Some(client) => client,
-            None => Polled::new(self.client.context().apart())?,
+            None => PolledProducer::new(self.client.context().apart())?,
         };
         client.context().placement.expect(None, hash);
         let sent = self.counted(&client, record);
@@ -112,7 +111,7 @@ impl Inner {
     }
 
     /// A record is counted first: its report can come before `send` returns.
-    fn counted(&self, client: &Polled, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
+    fn counted(&self, client: &PolledProducer, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
         self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
         client.send(record).inspect_err(|_| {
             self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
@@ -215,7 +214,7 @@ impl Inner {
         self.in_transaction.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn apart(&self) -> MutexGuard<'_, Option<Polled>> {
+    fn apart(&self) -> MutexGuard<'_, Option<PolledProducer>> {
         self.apart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -252,17 +251,16 @@ impl Inner {
         }
     }
 
-    /// Whether librdkafka knows of no broker of the cluster: none has answered yet, or all are forgotten.
+    /// Whether one of the producers knows of no broker of the cluster.
     pub(super) fn knows_no_broker(&self) -> bool {
-        let forgot = |client: &Polled| bootstrap::knows_no_broker(client.client());
-        forgot(&self.client) || self.apart().as_ref().is_some_and(forgot)
+        self.client.knows_no_broker() || self.apart().as_ref().is_some_and(PolledProducer::knows_no_broker)
     }
 
     /// Has librdkafka ask these servers for the cluster again.
     pub(super) fn add_servers(&self, servers: &CStr) {
-        bootstrap::add(self.client.client(), servers);
+        self.client.add_servers(servers);
         if let Some(client) = &*self.apart() {
-            bootstrap::add(client.client(), servers);
+            client.add_servers(servers);
         }
     }
 

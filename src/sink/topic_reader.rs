@@ -13,11 +13,11 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::{Offset, TopicPartitionList};
 
-use super::closing::close_aside;
-use super::context::{code, log};
-use super::faults::{self, Subject};
+use super::client::close_aside;
+use super::faults::{self, Subject, code};
+use super::log_lines;
 use super::options::Options;
-use super::redact::Redactor;
+use super::properties::Redactor;
 use crate::error::{Error, Kind, Result};
 
 /// How long one question to the brokers may take.
@@ -287,7 +287,7 @@ impl Listening {
 
 impl ClientContext for Listening {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        log(&self.redactor, level, facility, text);
+        log_lines::write(&self.redactor, level, facility, text);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {

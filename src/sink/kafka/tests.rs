@@ -11,9 +11,6 @@ use rdkafka::{Offset, TopicPartitionList};
 use super::*;
 use crate::secret::Secret;
 
-mod committing;
-mod placing;
-
 type Cluster = MockCluster<'static, DefaultProducerContext>;
 
 const TOPIC: &str = "outbox.event.order";
@@ -439,4 +436,100 @@ async fn an_ack_that_does_not_say_where_the_record_lies_is_no_delivery() {
     let Delivery::Failed(Ticket(2), error) = &failed[0] else { panic!("acked") };
     assert_eq!(error.kind(), Kind::KafkaUnreachable);
     assert!(error.cause().contains("without an offset"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_without_a_key_go_to_every_partition() {
+    let cluster = cluster(3);
+    let mut sink = sink(&cluster);
+    let mut deliveries = Vec::new();
+    for ticket in 0..30 {
+        let record = Record { topic: TOPIC, key: None, value: Some(b"x"), headers: &[], ..Record::default() };
+        while sink.enqueue(&record, Ticket(ticket)).is_err() {
+            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
+        }
+    }
+    delivered_too(&mut sink, deliveries, 30).await;
+    let placed = read(&cluster, 3, 30);
+    for partition in 0..3 {
+        assert!(placed.iter().any(|record| record.partition == partition), "none in partition {partition}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_may_have_a_partition_and_a_timestamp_of_its_own() {
+    let cluster = cluster(3);
+    let mut sink = sink(&cluster);
+    let mut deliveries = Vec::new();
+    for ticket in 0..10 {
+        let own = Record { partition: Some(2), timestamp_ms: Some(1_714_979_289_123), ..record(b"o-1", b"x") };
+        while sink.enqueue(&own, Ticket(ticket)).is_err() {
+            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
+        }
+    }
+    delivered_too(&mut sink, deliveries, 10).await;
+    for read in read(&cluster, 3, 10) {
+        assert_eq!((read.partition, read.timestamp_ms), (2, Some(1_714_979_289_123)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_not_there_is_a_refusal() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    open(&mut sink).await;
+    let nowhere = Record { partition: Some(7), ..record(b"o-1", b"x") };
+    let error = match sink.enqueue(&nowhere, Ticket(9)) {
+        Err(EnqueueError::Refused(error)) => error,
+        Err(error) => panic!("{error:?}"),
+        Ok(()) => match delivered(&mut sink, 1).await.remove(0) {
+            Delivery::Refused(_, error) | Delivery::Failed(_, error) => error,
+            Delivery::Acked(_) => panic!("acked"),
+        },
+    };
+    assert_eq!(error.kind(), Kind::Record);
+}
+
+fn of() -> Transactional {
+    Transactional { id: "walrelay-7-orders".to_owned(), timeout: Duration::from_secs(10) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_committed_ends_one_transaction_and_the_next_record_begins_another() {
+    let cluster = cluster(1);
+    let config = config(cluster.bootstrap_servers(), &[]);
+    let mut sink = KafkaSink::transactional(&config, &of()).await.unwrap();
+    for number in 0..3 {
+        enqueue_numbers(&mut sink, number..number + 1);
+        assert_eq!(acked(&delivered(&mut sink, 1).await), [number]);
+        sink.producer().commit(TOPIC, 0, b"position", b"behind it").await.unwrap();
+    }
+    // A position alone.
+    sink.producer().commit(TOPIC, 0, b"position", b"alone").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_is_refused_ends_the_producer_and_says_who_took_over() {
+    let cluster = cluster(1);
+    let config = config(cluster.bootstrap_servers(), &[]);
+    let mut sink = KafkaSink::transactional(&config, &of()).await.unwrap();
+    enqueue_numbers(&mut sink, 0..1);
+    delivered(&mut sink, 1).await;
+    cluster.request_errors(RDKafkaApiKey::EndTxn, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_PRODUCER_FENCED]);
+    let error = sink.producer().commit(TOPIC, 0, b"position", b"behind it").await.unwrap_err();
+    assert_eq!(error.kind(), Kind::KafkaUnreachable);
+    assert!(error.cause().contains("another relay of the slot took over"), "{error}");
+    let refused = sink.enqueue(&record(b"o-1", b"later"), Ticket(1)).unwrap_err();
+    assert!(matches!(refused, EnqueueError::Finished), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_we_may_not_use_is_a_refusal_with_the_acl_it_needs() {
+    let cluster = cluster(1);
+    let config = config(cluster.bootstrap_servers(), &[]);
+    let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
+    cluster.request_errors(RDKafkaApiKey::InitProducerId, &[refusal]);
+    let error = KafkaSink::transactional(&config, &of()).await.err().unwrap();
+    assert_eq!(error.kind(), Kind::KafkaRefused);
+    assert!(error.what_to_do().unwrap().ends_with("--transactional-id walrelay-7-orders"), "{error:?}");
 }

@@ -1,4 +1,4 @@
-//! The first record of each partition travels alone.
+//! The partitions of each topic: how many librdkafka knows of, and why the first record of each travels alone.
 //!
 //! A broker that knows nothing of a producer takes its records from any sequence number on. Of two batches on their way
 //! to such a partition the first can be refused, because the broker is not yet its leader, and the second taken:
@@ -11,12 +11,80 @@
 //! bounds what is in flight.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use rdkafka::producer::Partitioner;
 use tokio::time::Instant;
 
-use super::placement::{Placement, partition};
+use super::partitioning::{hash, partition, positive};
 use crate::ledger::Ticket;
+
+/// No count: no partition has this many before it.
+const UNKNOWN: i32 = -1;
+
+/// librdkafka's partitioner: asked of each record without a partition of its own, on whichever thread knows first how
+/// many partitions its topic has. What it was told is there for the sink to read, which cannot ask librdkafka.
+///
+/// One word of memory and one name per topic that was produced to; librdkafka keeps more of each.
+#[derive(Debug)]
+pub(super) struct Placement {
+    counts: Mutex<HashMap<String, i32>>,
+    /// Goes up with every change to `counts`.
+    version: AtomicU64,
+    /// What the record being sent is expected to find: where it does, there is nothing to note.
+    expected: AtomicI32,
+    /// Where a record without a key goes, counted modulo the partitions.
+    turn: AtomicI32,
+}
+
+impl Placement {
+    pub(super) fn new() -> Self {
+        Placement {
+            counts: Mutex::default(),
+            version: AtomicU64::new(0),
+            expected: AtomicI32::new(UNKNOWN),
+            turn: AtomicI32::new(0),
+        }
+    }
+
+    /// The next record to be sent is for a topic of `count` partitions, and has this hash.
+    pub(super) fn expect(&self, count: Option<i32>, hash: u32) {
+        self.turn.store(positive(hash), Ordering::Relaxed);
+        self.expected.store(count.unwrap_or(UNKNOWN), Ordering::Relaxed);
+    }
+
+    /// How many partitions the topic has, if librdkafka has said so.
+    pub(super) fn count(&self, topic: &str) -> Option<i32> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
+    }
+
+    /// Changes with any count.
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    fn note(&self, topic: &str, count: i32) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.insert(topic.to_owned(), count) != Some(count) {
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+impl Partitioner for Placement {
+    fn partition(&self, topic: &str, key: Option<&[u8]>, count: i32, _available: impl Fn(i32) -> bool) -> i32 {
+        if self.expected.load(Ordering::Relaxed) != count {
+            self.note(topic, count);
+        }
+        // Also where the leader is away: the order of a key is worth the wait.
+        match key {
+            Some(key) => partition(hash(key), count),
+            None => self.turn.load(Ordering::Relaxed).checked_rem(count).unwrap_or(0),
+        }
+    }
+}
 
 /// How long after its last record a partition counts as known to the broker. Brokers forget a producer after
 /// `producer.id.expiration.ms`, a day by default; opening again costs nothing to a partition that was idle so long.
@@ -75,7 +143,7 @@ pub(super) struct Way {
     pub(super) count: Option<i32>,
 }
 
-/// See the module's documentation.
+/// Which partitions are open to a producer, and the records that wait for the others.
 #[derive(Debug)]
 pub(super) struct Openings<R> {
     names: HashMap<String, usize>,
@@ -235,8 +303,6 @@ impl<R> Openings<R> {
 
 #[cfg(test)]
 mod tests {
-    use rdkafka::producer::Partitioner;
-
     use super::*;
 
     const TOPIC: &str = "t";
@@ -421,5 +487,28 @@ mod tests {
         assert!(lab.release(0, 9, &mut released));
         assert_eq!(released, [2, 3, 4]);
         assert!(lab.enqueue(0, 5));
+    }
+
+    #[test]
+    fn a_count_is_noted_once_and_again_when_it_changes() {
+        let placement = Placement::new();
+        let ask = |count| placement.partition("t", Some(b"abc"), count, |_| true);
+        assert_eq!((placement.count("t"), placement.version()), (None, 0));
+        assert_eq!(ask(6), partition(hash(b"abc"), 6));
+        assert_eq!((placement.count("t"), placement.version()), (Some(6), 1));
+        placement.expect(Some(6), 0);
+        ask(6);
+        assert_eq!(placement.version(), 1);
+        ask(7);
+        assert_eq!((placement.count("t"), placement.version()), (Some(7), 2));
+    }
+
+    #[test]
+    fn a_record_without_a_key_goes_where_it_was_expected() {
+        let placement = Placement::new();
+        for hash in [0, 5, 6, u32::MAX] {
+            placement.expect(Some(6), hash);
+            assert_eq!(placement.partition("t", None, 6, |_| true), partition(hash, 6));
+        }
     }
 }
