@@ -4,8 +4,6 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-use rdkafka::message::{BorrowedMessage, Message as _};
-
 use super::settled::Marker;
 use crate::config::is_topic;
 use crate::route::dead_letter::{
@@ -13,7 +11,7 @@ use crate::route::dead_letter::{
     ROW_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
 };
 use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
-use crate::sink::topic_reader;
+use crate::sink::kafka::topic_reader::Message;
 
 /// A header's name and value.
 pub type Header<'m> = (&'m str, Option<&'m [u8]>);
@@ -63,13 +61,13 @@ pub struct Incoming<'m> {
 
 impl<'m> Incoming<'m> {
     /// The record in `message`.
-    pub(super) fn of(message: &'m BorrowedMessage<'_>) -> Incoming<'m> {
+    pub(super) fn of(message: Message<'m>) -> Incoming<'m> {
         Incoming {
-            at: At { partition: message.partition(), offset: message.offset() },
-            time_ms: message.timestamp().to_millis(),
-            key: message.key(),
-            value: message.payload(),
-            headers: topic_reader::headers(message),
+            at: At { partition: message.partition, offset: message.offset },
+            time_ms: message.time_ms,
+            key: message.key,
+            value: message.value,
+            headers: message.headers,
         }
     }
 }

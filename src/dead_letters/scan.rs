@@ -9,8 +9,8 @@ use super::letter::{At, Entry, Incoming, Letter};
 use super::settled::{Marker, Outcome, Settled};
 use super::wanted::{Fit, Wanted};
 use crate::error::Result;
-use crate::sink::options::Options;
-use crate::sink::topic_reader::{Isolation, Spans, TopicReader};
+use crate::sink::kafka::options::Options;
+use crate::sink::kafka::topic_reader::{Isolation, Spans, TopicReader};
 
 /// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
 const GROUP: &str = "walrelay-dead-letters";

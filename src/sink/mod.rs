@@ -1,41 +1,15 @@
-//! The Kafka producer.
-//!
-//! | file | what is in it |
-//! |---|---|
-//! | [`kafka`] | [`Sink`] on librdkafka |
-//! | [`producer`] | the producer, its transactions, and a handle on it for the position |
-//! | `client`, `context` | librdkafka's clients and their threads; what librdkafka calls back into |
-//! | `partitioning`, `partitions` | which partition a key belongs to; why the first record of each travels alone |
-//! | [`options`], [`properties`] | what librdkafka is told, and what nobody may tell it |
-//! | [`faults`], `log_lines` | error code to what becomes of the relay; what only librdkafka's log says |
-//! | [`connection`], `probe` | whether Kafka answers; the thread that asks |
-//! | `topic_reader`, [`tail`] | reading: topics between known offsets, and the newest records of a topic |
+//! Where records go: what a sink is, and the one there is, Kafka.
 
 use std::future::Future;
+use std::time::Instant;
 
-mod client;
-pub mod connection;
-mod context;
-pub mod faults;
-mod files;
 pub mod kafka;
-mod log_lines;
-pub mod options;
 mod partitioning;
-mod partitions;
-mod probe;
-pub mod producer;
-pub mod properties;
-pub mod tail;
-pub(crate) mod topic_reader;
 
-pub(crate) use client::close_aside;
-pub use connection::Connection;
-pub(crate) use faults::code;
 pub use kafka::KafkaSink;
-pub use options::Transactional;
+pub use kafka::options::Transactional;
+pub use kafka::producer::Producer;
 pub(crate) use partitioning::{hash, partition};
-pub use producer::Producer;
 
 use crate::error::Error;
 use crate::ledger::Ticket;
@@ -51,6 +25,24 @@ const INTERNAL_TOPICS: [&str; 3] = ["__consumer_offsets", "__transaction_state",
 /// Whether it is one of Kafka's own, which take no records from anybody.
 pub(crate) fn is_internal(topic: &str) -> bool {
     INTERNAL_TOPICS.contains(&topic)
+}
+
+/// Whether Kafka answers, as far as anybody knows.
+///
+/// Records are never given up because of it: they wait in the queue. Whether to wait or to stop is the reader's choice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Connection {
+    /// A broker answers.
+    Up,
+    /// None does.
+    Down {
+        /// Since when.
+        since: Instant,
+        /// The last thing librdkafka said about it.
+        cause: String,
+    },
+    /// A broker answers and refuses us: credentials, TLS. librdkafka goes on trying, so this can end by itself.
+    Refused(Error),
 }
 
 /// What became of one record.

@@ -6,7 +6,7 @@ pub(crate) fn partition(hash: u32, count: i32) -> i32 {
 }
 
 /// Java's `Utils.toPositive`.
-pub(super) fn positive(hash: u32) -> i32 {
+fn positive(hash: u32) -> i32 {
     i32::try_from(hash & 0x7fff_ffff).unwrap_or(0)
 }
 

@@ -3,12 +3,10 @@
 use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
-use rdkafka::message::Message;
-
 use super::PARTITION;
 use crate::error::{Error, Kind, Result};
-use crate::sink::options::Options;
-use crate::sink::topic_reader::{Isolation, TopicReader};
+use crate::sink::kafka::options::Options;
+use crate::sink::kafka::topic_reader::{Isolation, TopicReader};
 
 /// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
 pub(super) const GROUP: &str = "walrelay-state-reader";
@@ -34,8 +32,8 @@ fn read_newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u
     let spans = [(PARTITION, extent(&reader, topic, end)?)].into();
     let mut newest = None;
     reader.read(topic, &spans, &mut |message| {
-        if message.key() == Some(key) {
-            newest = message.payload().map(<[u8]>::to_vec);
+        if message.key == Some(key) {
+            newest = message.value.map(<[u8]>::to_vec);
         }
         ControlFlow::Continue(())
     })?;

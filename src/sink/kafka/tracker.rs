@@ -6,27 +6,10 @@ use tokio::sync::watch;
 
 use super::faults;
 use crate::error::Error;
+use crate::sink::Connection;
 
 /// A broker that restarts can refuse for a moment; what lasts longer than this is meant.
 const REFUSAL_GRACE: Duration = Duration::from_secs(2);
-
-/// Whether Kafka answers, as far as anybody knows.
-///
-/// Records are never given up because of it: they wait in the queue. Whether to wait or to stop is the reader's choice.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Connection {
-    /// A broker answers.
-    Up,
-    /// None does.
-    Down {
-        /// Since when.
-        since: Instant,
-        /// The last thing librdkafka said about it.
-        cause: String,
-    },
-    /// A broker answers and refuses us: credentials, TLS. librdkafka goes on trying, so this can end by itself.
-    Refused(Error),
-}
 
 /// The cause before anything was tried.
 const NOT_YET: &str = "not connected yet";

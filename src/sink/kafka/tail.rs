@@ -4,10 +4,8 @@
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
-use rdkafka::message::{BorrowedMessage, Message};
-
 use super::options::Options;
-use super::topic_reader::{Isolation, Spans, TopicReader, headers};
+use super::topic_reader::{Isolation, Message, Spans, TopicReader};
 use crate::error::Result;
 use crate::route::Record;
 
@@ -43,11 +41,11 @@ pub fn read_back(
     while let Some(looked_at) = look_back(&mut partitions, window, left) {
         let spans: Spans = partitions.iter().map(|partition| (partition.id, partition.from..partition.to)).collect();
         reader.read(topic, &spans, &mut |message| {
-            bytes += message.payload_len() + message.key_len();
-            if shown(message, take)
-                && let Some(partition) = partitions.iter_mut().find(|partition| partition.id == message.partition())
+            bytes += message.value.map_or(0, <[u8]>::len) + message.key.map_or(0, <[u8]>::len);
+            if shown(topic, &message, take)
+                && let Some(partition) = partitions.iter_mut().find(|partition| partition.id == message.partition)
             {
-                partition.oldest.get_or_insert(message.offset());
+                partition.oldest.get_or_insert(message.offset);
             }
             if bytes > BYTES_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
@@ -109,10 +107,9 @@ fn look_back(partitions: &mut [Partition], window: i64, left: i64) -> Option<i64
     Some(looked_at)
 }
 
-fn shown(message: &BorrowedMessage<'_>, take: &mut dyn FnMut(&Record<'_>) -> bool) -> bool {
-    let Some(headers) = headers(message) else { return false };
-    let (topic, partition) = (message.topic(), Some(message.partition()));
-    let (key, value, headers) = (message.key(), message.payload(), headers.as_slice());
+fn shown(topic: &str, message: &Message<'_>, take: &mut dyn FnMut(&Record<'_>) -> bool) -> bool {
+    let Some(headers) = &message.headers else { return false };
+    let (key, value, partition) = (message.key, message.value, Some(message.partition));
     take(&Record { topic, key, value, headers, partition, timestamp_ms: None })
 }
 

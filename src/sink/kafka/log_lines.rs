@@ -8,8 +8,8 @@ use std::time::Duration;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::RDKafkaErrorCode;
 
-use super::is_internal;
 use super::properties::Redactor;
+use crate::sink::is_internal;
 
 /// Writes a line of librdkafka's log to ours, with secrets taken out. What is an error to librdkafka is a warning here, because
 /// librdkafka goes on.

@@ -23,7 +23,6 @@ use rdkafka::metadata::Metadata;
 use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig};
 use tokio::sync::{oneshot, watch};
 
-use super::Connection;
 use super::client::PolledProducer;
 use super::context::{Context, Shared, opaque};
 use super::faults::{self, Subject, code};
@@ -33,6 +32,7 @@ use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::Ticket;
 use crate::route::Record;
+use crate::sink::Connection;
 
 /// How long a full queue is left alone before the same record is offered again.
 pub(super) const FULL_RETRY: Duration = Duration::from_millis(1);

@@ -1,4 +1,30 @@
-//! [`Sink`] on librdkafka.
+//! [`Sink`] on librdkafka. Nothing outside of this module knows librdkafka.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | [`producer`] | the producer, its transactions, and a handle on it for the position |
+//! | `client`, `context` | librdkafka's clients and their threads; what librdkafka calls back into |
+//! | `partitions` | how many there are, and why the first record of each travels alone |
+//! | [`options`], [`properties`] | what librdkafka is told, and what nobody may tell it |
+//! | [`faults`], `log_lines` | error code to what becomes of the relay; what only librdkafka's log says |
+//! | `tracker`, `probe` | whether Kafka answers; the thread that asks |
+//! | `topic_reader`, [`tail`] | reading: topics between known offsets, and the newest records of a topic |
+//! | `admin` | creating topics, and their settings |
+
+pub(crate) mod admin;
+mod client;
+mod context;
+pub mod faults;
+mod files;
+mod log_lines;
+pub mod options;
+mod partitions;
+mod probe;
+pub mod producer;
+pub mod properties;
+pub mod tail;
+pub(crate) mod topic_reader;
+mod tracker;
 
 use std::mem;
 use std::sync::Arc;
@@ -10,15 +36,14 @@ use rdkafka::producer::Producer as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::connection::Connection;
-use super::context::{Context, Failure, Reports, Shared, opaque};
-use super::faults::{self, Subject, code};
-use super::options::{Options, Transactional};
-use super::partitioning::hash;
-use super::partitions::{Openings, Release, Waiting};
-use super::probe::Probe;
-use super::producer::{FULL_RETRY, Inner, Producer};
-use super::{Delivery, EnqueueError, Sink};
+use context::{Context, Failure, Reports, Shared, opaque};
+use faults::{Subject, code};
+use options::{Options, Transactional};
+use partitions::{Openings, Release, Waiting};
+use probe::Probe;
+use producer::{FULL_RETRY, Inner, Producer};
+
+use super::{Connection, Delivery, EnqueueError, Sink, hash};
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;

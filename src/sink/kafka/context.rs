@@ -13,11 +13,11 @@ use rdkafka::message::Message;
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tokio::sync::{Notify, oneshot};
 
-use super::connection::Tracker;
 use super::faults::{self, Subject, code};
 use super::log_lines::{self, Denied, Doubt};
 use super::options::Options;
 use super::partitions::Placement;
+use super::tracker::Tracker;
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::Shown;
 use crate::ledger::Ticket;

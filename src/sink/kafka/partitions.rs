@@ -11,15 +11,15 @@
 //! bounds what is in flight.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rdkafka::producer::Partitioner;
 use tokio::time::Instant;
 
-use super::partitioning::{hash, partition, positive};
 use crate::ledger::Ticket;
+use crate::sink::{hash, partition};
 
 /// No count: no partition has this many before it.
 const UNKNOWN: i32 = -1;
@@ -36,7 +36,7 @@ pub(super) struct Placement {
     /// What the record being sent is expected to find: where it does, there is nothing to note.
     expected: AtomicI32,
     /// Where a record without a key goes, counted modulo the partitions.
-    turn: AtomicI32,
+    turn: AtomicU32,
 }
 
 impl Placement {
@@ -45,13 +45,13 @@ impl Placement {
             counts: Mutex::default(),
             version: AtomicU64::new(0),
             expected: AtomicI32::new(UNKNOWN),
-            turn: AtomicI32::new(0),
+            turn: AtomicU32::new(0),
         }
     }
 
     /// The next record to be sent is for a topic of `count` partitions, and has this hash.
     pub(super) fn expect(&self, count: Option<i32>, hash: u32) {
-        self.turn.store(positive(hash), Ordering::Relaxed);
+        self.turn.store(hash, Ordering::Relaxed);
         self.expected.store(count.unwrap_or(UNKNOWN), Ordering::Relaxed);
     }
 
@@ -81,7 +81,7 @@ impl Partitioner for Placement {
         // Also where the leader is away: the order of a key is worth the wait.
         match key {
             Some(key) => partition(hash(key), count),
-            None => self.turn.load(Ordering::Relaxed).checked_rem(count).unwrap_or(0),
+            None => partition(self.turn.load(Ordering::Relaxed), count),
         }
     }
 }
