@@ -10,8 +10,6 @@ use crate::route::REPLAY_HEADER;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Message, Spans, TopicReader};
 
-/// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
-const GROUP: &str = "walrelay-verify";
 /// Between two looks for what has not arrived yet.
 const PAUSE: Duration = Duration::from_millis(300);
 
@@ -37,7 +35,7 @@ impl Reader {
     /// # Errors
     /// `Kind::Config` where no client can be made.
     pub fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<Reader> {
-        let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, None)?;
+        let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         Ok(Reader { reader, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
     }
 

@@ -5,7 +5,6 @@
 //! is on its way, but for a producer with transactions: what it says of a connection that broke under a commit has to be heard
 //! before the next transaction begins (see [`Doubt`](super::log_lines::Doubt)), and after the acks nothing counts as on its way.
 
-use std::ffi::CStr;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,14 +73,15 @@ impl PolledProducer {
         count == 0
     }
 
-    /// Adds these servers to those that are asked for the cluster. A server that is known already gets no second thread.
+    /// Gives librdkafka its bootstrap servers once more. A server that is known already gets no second thread.
     ///
     /// librdkafka keeps a copy of the list for each call: do not call this all the time.
     #[expect(unsafe_code, reason = "the rdkafka crate has no safe call for this function of librdkafka")]
-    pub(super) fn add_servers(&self, servers: &CStr) {
+    pub(super) fn add_servers(&self) {
+        let (handle, servers) = (self.client.client().native_ptr(), &self.client.context().options.servers);
         // SAFETY: the handle is valid while the client is borrowed, and may be used by any thread. librdkafka copies the list.
         unsafe {
-            bindings::rd_kafka_brokers_add(self.client.client().native_ptr(), servers.as_ptr());
+            bindings::rd_kafka_brokers_add(handle, servers.as_ptr());
         }
     }
 

@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::Headers as _;
-use rdkafka::message::Message;
+use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tokio::sync::{Notify, oneshot};
 
@@ -66,7 +65,7 @@ impl Reports {
 }
 
 /// Shared between the sink and the polling threads.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Shared {
     pub(super) tracker: Tracker,
     /// The last thing librdkafka said about why no broker answers.
@@ -94,21 +93,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(quiet: bool) -> Shared {
-        Shared {
-            tracker: Tracker::new(quiet),
-            last_error: Mutex::default(),
-            closing: AtomicBool::default(),
-            reports: Mutex::default(),
-            wake: Notify::default(),
-            failed: AtomicBool::default(),
-            doubt: OnceLock::default(),
-            denied: Denied::default(),
-            outstanding: AtomicUsize::default(),
-            reported: AtomicBool::default(),
-            topic: OnceLock::default(),
-            awaited: Mutex::default(),
-            next_awaited: AtomicUsize::default(),
-        }
+        Shared { tracker: Tracker::new(quiet), ..Shared::default() }
     }
 
     pub(super) fn last_error(&self) -> MutexGuard<'_, Option<String>> {
@@ -186,7 +171,7 @@ impl Context {
         Context { is_apart: true, ..Context::new(shared, options, self.suspicion.clone()) }
     }
 
-    fn label(&self, message: &rdkafka::message::BorrowedMessage<'_>) -> Option<Shown> {
+    fn label(&self, message: &BorrowedMessage<'_>) -> Option<Shown> {
         let headers = message.headers()?;
         let first = (headers.count() > 0).then(|| headers.get(0))?;
         self.label_in(first.key, first.value)
@@ -209,13 +194,15 @@ impl ProducerContext<Placement> for Context {
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
         self.shared.reported.store(true, Ordering::Relaxed);
+        let (code, message) = match result {
+            Ok(message) if message.offset() >= 0 => (None, message),
+            Ok(message) => (Some(UNKNOWN_OFFSET), message),
+            Err((error, message)) => (Some(code(error)), message),
+        };
         if opaque & AWAITED != 0 {
-            let outcome = match result {
-                Ok(message) if message.offset() >= 0 => Ok(()),
-                Ok(message) => Err(faults::explain(UNKNOWN_OFFSET, subject(message))),
-                // Its partition is one that was seen.
-                Err((error, message)) => Err(faults::explain(faults::of_known(code(error)), subject(message))),
-            };
+            // The record's partition is one that was seen.
+            let error = code.map(|code| faults::explain(faults::of_known(code), subject(message)));
+            let outcome = error.map_or(Ok(()), Err);
             if let Some(sender) = self.shared.awaited().remove(&opaque) {
                 // Whoever waited has gone; the record is where it is.
                 sender.send(outcome).ok();
@@ -225,15 +212,7 @@ impl ProducerContext<Placement> for Context {
         let ticket = Ticket((opaque & !CHOSEN) as u64);
         let mut reports = self.shared.reports();
         let first = reports.is_empty();
-        let code = match result {
-            Ok(message) if message.offset() >= 0 => {
-                reports.acked.push(ticket);
-                None
-            }
-            Ok(message) => Some((UNKNOWN_OFFSET, message)),
-            Err((error, message)) => Some((code(error), message)),
-        };
-        if let Some((code, message)) = code {
+        if let Some(code) = code {
             let record_bytes = message.payload_len() + message.key_len();
             let (topic, partition) = (message.topic().to_owned(), message.partition());
             let code = faults::of_record(self.shared.denied.reason(&topic, code), opaque & CHOSEN != 0);
@@ -244,6 +223,8 @@ impl ProducerContext<Placement> for Context {
                 self.shared.failed.store(true, Ordering::Release);
                 reports.failed.push(failure);
             }
+        } else {
+            reports.acked.push(ticket);
         }
         drop(reports);
         if first {
@@ -300,17 +281,11 @@ impl ClientContext for Context {
 /// Whether a broker answered and would not have us, so that waiting alone does not help.
 fn refuses_connection(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
-    [
-        Code::Authentication,
-        Code::SaslAuthenticationFailed,
-        Code::UnsupportedSASLMechanism,
-        Code::IllegalSASLState,
-        Code::SSL,
-    ]
-    .contains(&code)
+    let of_sasl = [Code::SaslAuthenticationFailed, Code::UnsupportedSASLMechanism, Code::IllegalSASLState];
+    code == Code::Authentication || code == Code::SSL || of_sasl.contains(&code)
 }
 
-fn subject<'a>(message: &'a rdkafka::message::BorrowedMessage<'_>) -> Subject<'a> {
+fn subject<'a>(message: &'a BorrowedMessage<'_>) -> Subject<'a> {
     let record_bytes = Some(message.payload_len() + message.key_len());
     Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes, ..Subject::default() }
 }

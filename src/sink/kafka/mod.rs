@@ -15,7 +15,6 @@ pub(crate) mod admin;
 mod client;
 mod context;
 pub mod faults;
-mod files;
 mod log_lines;
 pub mod options;
 mod partitions;
@@ -120,11 +119,10 @@ impl KafkaSink {
     }
 
     fn with_options(options: Options) -> Result<KafkaSink> {
-        let servers = options.bootstrap_servers()?;
         let (suspicion, suspected) = std::sync::mpsc::sync_channel(1);
         let shared = Arc::new(Shared::new(options.quiet));
         let inner = Arc::new(Inner::new(Context::new(shared, options, suspicion))?);
-        let probe = Probe::new(&inner, suspected, servers);
+        let probe = Probe::new(&inner, suspected);
         std::thread::Builder::new()
             .name("kafka-probe".to_owned())
             .spawn(move || probe.run())
@@ -180,7 +178,7 @@ impl KafkaSink {
 
     /// Gives up what was not acked and frees the producer. Dropping does the same without waiting for the end.
     pub async fn close(self) {
-        let mut gone = self.inner.gone();
+        let mut gone = self.inner.gone.subscribe();
         drop(self);
         // The sender is never used: the only change is its end.
         if tokio::time::timeout(CLOSE_TIMEOUT, gone.changed()).await.is_err() {
@@ -246,20 +244,16 @@ impl KafkaSink {
         self.full |= !self.held_up.is_empty();
     }
 
-    fn report_failures(&mut self, into: &mut Vec<Delivery>) {
-        self.order_failures();
-        for failure in mem::take(&mut self.failures) {
-            into.push(Delivery::Failed(failure.ticket, self.explain(&failure, false)));
-        }
-    }
-
     /// What stops the relay first; of a batch that was refused for its size, the largest record first.
-    fn order_failures(&mut self) {
+    fn report_failures(&mut self, into: &mut Vec<Delivery>) {
         self.failures.sort_by_key(|failure| {
             let kind = faults::kind(failure.code);
             let says_most = kind.halts() || kind == Kind::TopicRefused;
             (!says_most, std::cmp::Reverse(failure.record_bytes), failure.ticket)
         });
+        for failure in mem::take(&mut self.failures) {
+            into.push(Delivery::Failed(failure.ticket, self.explain(&failure, false)));
+        }
     }
 
     fn explain(&self, failure: &Failure, alone: bool) -> Error {

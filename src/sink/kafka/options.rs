@@ -10,8 +10,7 @@ use rdkafka::error::KafkaError;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 
-use super::files;
-use super::properties::{Redactor, check_properties};
+use super::properties::{Redactor, check_files, check_properties};
 
 /// What the promises need; no property may change it.
 const FIXED: &[(&str, &str)] = &[
@@ -80,6 +79,8 @@ pub struct Transactional {
 pub struct Options {
     /// The producer's configuration.
     pub client: ClientConfig,
+    /// The servers that are asked for the cluster at first.
+    pub(super) servers: CString,
     /// The largest record taken, in bytes: key, value, headers and what Kafka adds.
     pub message_max_bytes: usize,
     /// Takes secrets out of what librdkafka says.
@@ -143,14 +144,6 @@ impl Options {
         self
     }
 
-    /// The servers that are asked for the cluster at first, as librdkafka takes them.
-    ///
-    /// # Errors
-    /// [`Kind::Config`]: there are none, or a name holds a NUL character.
-    pub(super) fn bootstrap_servers(&self) -> Result<CString> {
-        CString::new(self.client.get("bootstrap.servers").unwrap_or_default()).map_err(|_| no_broker())
-    }
-
     /// Options for a client that only reads, describes and creates: the same brokers, seen with the same eyes.
     ///
     /// # Errors
@@ -171,24 +164,24 @@ impl Options {
     /// What librdkafka says when it cannot make a client of these options.
     pub fn creation_error(&self, error: &KafkaError) -> Error {
         // The library's own text for a property holds its value.
-        let text = if let KafkaError::ClientConfig(_, text, name, _) = error {
+        let cause = if let KafkaError::ClientConfig(_, text, name, _) = error {
             format!("{name}: {text}")
         } else if let KafkaError::ClientCreation(text) = error {
             text.clone()
         } else {
             error.to_string()
         };
-        let cause = self.redactor.clean(&text);
+        let cause = self.redactor.clean(&cause);
         Error::new(Kind::Config, format!("no Kafka client can be made of this configuration: {cause}"))
             .remedy("check the Kafka properties and the files they name")
     }
 }
 
 fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
-    files::check(&config.properties)?;
-    if config.brokers.trim().is_empty() || CString::new(config.brokers.as_str()).is_err() {
-        return Err(no_broker());
-    }
+    check_files(&config.properties)?;
+    let servers = CString::new(config.brokers.as_str()).ok().filter(|_| !config.brokers.trim().is_empty());
+    let servers = servers
+        .ok_or_else(|| Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …"))?;
     client.set("bootstrap.servers", &config.brokers);
     let level = match (client.get("debug"), client.get("log_level")) {
         (Some(debug), _) if !debug.is_empty() => RDKafkaLogLevel::Debug,
@@ -201,6 +194,7 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
     let redactor = Redactor::new(&config.properties);
     let mut options = Options {
         client,
+        servers,
         message_max_bytes: 0,
         redactor,
         heard: level,
@@ -213,10 +207,6 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
     options.message_max_bytes =
         limit.parse().map_err(|_| Error::new(Kind::Bug, "librdkafka's message.max.bytes is not a number"))?;
     Ok(options)
-}
-
-fn no_broker() -> Error {
-    Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …")
 }
 
 /// Names the settings that make a connection weaker than it looks, for a warning at start.

@@ -1,6 +1,5 @@
 //! Looks after a producer, on a thread of its own: whether a broker answers, and whether librdkafka knows of one to ask.
 
-use std::ffi::CString;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
@@ -28,8 +27,6 @@ pub(super) struct Probe {
     inner: Weak<Inner>,
     /// Somebody doubts whether a broker answers.
     suspicion: Receiver<()>,
-    /// `bootstrap.servers`.
-    servers: CString,
     /// When something was last reported, or a broker asked.
     heard: Instant,
     /// When the servers may be given again, while no broker is known.
@@ -38,9 +35,9 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    pub(super) fn new(inner: &Arc<Inner>, suspicion: Receiver<()>, servers: CString) -> Probe {
+    pub(super) fn new(inner: &Arc<Inner>, suspicion: Receiver<()>) -> Probe {
         let (inner, now) = (Arc::downgrade(inner), Instant::now());
-        Probe { inner, suspicion, servers, heard: now, next_add: now + FIRST_WAIT, wait: FIRST_WAIT }
+        Probe { inner, suspicion, heard: now, next_add: now + FIRST_WAIT, wait: FIRST_WAIT }
     }
 
     /// Goes on until the producer is gone.
@@ -80,7 +77,7 @@ impl Probe {
         if !knows_no_broker {
             (self.next_add, self.wait) = (now, FIRST_WAIT);
         } else if self.next_add <= now {
-            inner.add_servers(&self.servers);
+            inner.add_servers();
             self.next_add = now + self.wait;
             self.wait = LONGEST_WAIT.min(self.wait * 2);
         }

@@ -11,7 +11,6 @@
 //! sent when nothing else is in flight, and nothing is sent before it is reported. So a refusal leaves no gap, and librdkafka
 //! goes on with a new epoch. The order of such a record among others is kept by waiting, not by sequence numbers.
 
-use std::ffi::CStr;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -60,7 +59,7 @@ pub(super) struct Inner {
     /// The second producer, made with the first record that may be refused.
     apart: Mutex<Option<PolledProducer>>,
     /// Dropped when the producer is gone.
-    gone: watch::Sender<()>,
+    pub(super) gone: watch::Sender<()>,
 }
 
 impl Inner {
@@ -77,11 +76,6 @@ impl Inner {
 
     pub(super) fn is_transactional(&self) -> bool {
         self.options().transactional.is_some()
-    }
-
-    /// Is told when the producer is gone: by an error, because nothing is ever sent.
-    pub(super) fn gone(&self) -> watch::Receiver<()> {
-        self.gone.subscribe()
     }
 
     /// Hands the record of an event to librdkafka, which copies it.
@@ -257,10 +251,10 @@ impl Inner {
     }
 
     /// Has librdkafka ask these servers for the cluster again.
-    pub(super) fn add_servers(&self, servers: &CStr) {
-        self.client.add_servers(servers);
+    pub(super) fn add_servers(&self) {
+        self.client.add_servers();
         if let Some(client) = &*self.apart() {
-            client.add_servers(servers);
+            client.add_servers();
         }
     }
 

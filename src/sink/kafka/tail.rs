@@ -9,9 +9,6 @@ use super::topic_reader::{Isolation, Message, Spans, TopicReader};
 use crate::error::Result;
 use crate::route::Record;
 
-/// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
-const GROUP: &str = "walrelay-tail-reader";
-
 /// The first look at a partition: more than one gets of a relay between two stores, and a single fetch.
 const WINDOW: i64 = 1_000;
 /// How much larger each further look is.
@@ -34,7 +31,7 @@ pub fn read_back(
     deadline: Instant,
     take: &mut dyn FnMut(&Record<'_>) -> bool,
 ) -> Result<()> {
-    let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, Some(deadline))?;
+    let reader = TopicReader::open(options, Isolation::ReadCommitted, Some(deadline))?;
     let spans = reader.spans(topic)?;
     let mut partitions: Vec<Partition> = spans.into_iter().map(|(id, span)| Partition::new(id, span)).collect();
     let (mut window, mut left, mut bytes) = (WINDOW, RECORDS_MAX, 0);

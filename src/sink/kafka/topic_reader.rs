@@ -29,6 +29,8 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_TIMEOUT: Duration = Duration::from_millis(100);
 /// How soon a partition without a leader is asked for again.
 const LEADER_PAUSE: Duration = Duration::from_millis(100);
+/// librdkafka wants the name of a group even where nobody joins one; nothing is ever committed in its name.
+const GROUP: &str = "walrelay-reader";
 /// Records that are fetched ahead, in KiB. A relay holds them beside what is in flight.
 const AHEAD_KIB: &str = "8192";
 
@@ -96,18 +98,30 @@ pub(crate) struct TopicReader {
 }
 
 impl TopicReader {
-    /// Makes a reader. `options` are those of [`Options::reader`]. Without a `deadline`, a question to the brokers may take
-    /// 15 s, and reading gives up after 30 s of silence.
+    /// Makes a reader, which is in no group, commits nothing and creates no topic. `options` are those of
+    /// [`Options::reader`]. Without a `deadline`, a question to the brokers may take 15 s, and reading gives up after 30 s
+    /// of silence.
     ///
     /// # Errors
     /// [`Kind::Config`] where no client can be made.
-    pub(crate) fn open(
-        options: Options,
-        group: &str,
-        isolation: Isolation,
-        deadline: Option<Instant>,
-    ) -> Result<TopicReader> {
-        Ok(TopicReader { client: Some(consumer(options, group, isolation)?), deadline })
+    pub(crate) fn open(mut options: Options, isolation: Isolation, deadline: Option<Instant>) -> Result<TopicReader> {
+        let level = match isolation {
+            Isolation::ReadCommitted => "read_committed",
+            Isolation::ReadUncommitted => "read_uncommitted",
+        };
+        options
+            .client
+            .set("group.id", GROUP)
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("isolation.level", level)
+            .set("enable.partition.eof", "true")
+            // Retention may delete the first records of a span while they are read.
+            .set("auto.offset.reset", "earliest")
+            .set("allow.auto.create.topics", "false")
+            .set("queued.max.messages.kbytes", AHEAD_KIB);
+        let client = options.client.create_with_context(Listening::new(options.redactor.clone()));
+        Ok(TopicReader { client: Some(client.map_err(|error| options.creation_error(&error))?), deadline })
     }
 
     /// The topic's partitions and replicas, and the brokers. Does not create the topic.
@@ -292,31 +306,6 @@ impl Drop for TopicReader {
             close_aside(client);
         }
     }
-}
-
-/// Makes a consumer that is in no group, commits nothing and creates no topic. librdkafka wants the name of a `group` even
-/// so.
-///
-/// # Errors
-/// [`Kind::Config`] where no client can be made.
-fn consumer(mut options: Options, group: &str, isolation: Isolation) -> Result<BaseConsumer<Listening>> {
-    let level = match isolation {
-        Isolation::ReadCommitted => "read_committed",
-        Isolation::ReadUncommitted => "read_uncommitted",
-    };
-    options
-        .client
-        .set("group.id", group)
-        .set("enable.auto.commit", "false")
-        .set("enable.auto.offset.store", "false")
-        .set("isolation.level", level)
-        .set("enable.partition.eof", "true")
-        // Retention may delete the first records of a span while they are read.
-        .set("auto.offset.reset", "earliest")
-        .set("allow.auto.create.topics", "false")
-        .set("queued.max.messages.kbytes", AHEAD_KIB);
-    let context = Listening::new(options.redactor.clone());
-    options.client.create_with_context(context).map_err(|error| options.creation_error(&error))
 }
 
 /// Logs what librdkafka says, and keeps why a broker refuses the client.

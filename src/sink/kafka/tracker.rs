@@ -22,6 +22,12 @@ pub(super) struct Tracker {
     quiet: bool,
 }
 
+impl Default for Tracker {
+    fn default() -> Self {
+        Tracker::new(false)
+    }
+}
+
 impl Tracker {
     /// Down until something answers.
     pub(super) fn new(quiet: bool) -> Self {
@@ -43,7 +49,7 @@ impl Tracker {
 
     /// A broker answered.
     pub(super) fn up(&self) {
-        self.change(|state| {
+        self.state.send_if_modified(|state| {
             if matches!(state, Connection::Up) {
                 return false;
             }
@@ -59,7 +65,7 @@ impl Tracker {
 
     /// No broker answers. A refusal stays: it is the better explanation.
     pub(super) fn down(&self, cause: String) {
-        self.change(|state| match state {
+        self.state.send_if_modified(|state| match state {
             Connection::Up => {
                 self.say_down(&cause, true);
                 *state = Connection::Down { since: Instant::now(), cause };
@@ -84,7 +90,7 @@ impl Tracker {
 
     /// A broker answers and refuses us.
     pub(super) fn refused(&self, error: Error) {
-        self.change(|state| {
+        self.state.send_if_modified(|state| {
             let is_known = matches!(state, Connection::Refused(known) if known.kind() == error.kind());
             if is_known {
                 return false;
@@ -109,10 +115,6 @@ impl Tracker {
                 return error;
             }
         }
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Connection) -> bool) {
-        self.state.send_if_modified(change);
     }
 }
 

@@ -8,9 +8,6 @@ use crate::error::{Error, Kind, Result};
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, TopicReader};
 
-/// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
-pub(super) const GROUP: &str = "walrelay-state-reader";
-
 /// How long transactions of others are waited for.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -26,9 +23,9 @@ pub(super) fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option
 }
 
 fn read_newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
-    let everything = TopicReader::open(options.clone(), GROUP, Isolation::ReadUncommitted, None)?;
+    let everything = TopicReader::open(options.clone(), Isolation::ReadUncommitted, None)?;
     let end = everything.span(topic, PARTITION)?.end;
-    let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, None)?;
+    let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
     let spans = [(PARTITION, extent(&reader, topic, end)?)].into();
     let mut newest = None;
     reader.read(topic, &spans, &mut |message| {

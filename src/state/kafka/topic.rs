@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::reader::GROUP;
 use crate::error::{Error, Kind, Result};
 use crate::sink::kafka::admin::TopicAdmin;
 use crate::sink::kafka::options::Options;
@@ -21,7 +20,7 @@ const SETTINGS: &[(&str, &str)] =
 /// Creates the topic where it is missing; otherwise says whether it is fit.
 pub(super) fn prepare(options: Options, topic: &str) -> Result<()> {
     let admin = TopicAdmin::open(&options)?;
-    let prepared = TopicReader::open(options, GROUP, Isolation::ReadCommitted, None)
+    let prepared = TopicReader::open(options, Isolation::ReadCommitted, None)
         .and_then(|reader| create_missing(&admin, &reader, topic));
     admin.close();
     prepared
@@ -46,7 +45,7 @@ fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Resu
 
 /// Whether there is such a topic.
 pub(super) fn exists(options: Options, topic: &str) -> Result<bool> {
-    let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, None)?;
+    let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
     Ok(!look(&reader, topic)?.partitions.is_empty())
 }
 
