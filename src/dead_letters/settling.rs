@@ -163,9 +163,9 @@ impl<'c> Settling<'c> {
     /// Which of `topics` the cluster does not have.
     ///
     /// # Errors
-    /// As [`KafkaSink::check`].
+    /// As [`KafkaSink::missing`].
     pub async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
-        Ok(self.markers.check(topics, timeout).await?.missing)
+        self.markers.missing(topics, timeout).await
     }
 
     /// Settles what comes from `incoming` until it ends, or `stop` is asked for. Also tells how far it came, however it

@@ -222,11 +222,11 @@ impl Relay {
         let (needed, mut missing): (Vec<_>, Vec<String>) = (dead_letters.into_iter().collect(), Vec::new());
         let open = async {
             match &self.life {
-                Some(Life::New(sink, _)) => missing.extend(sink.check(&needed, CHECK_TIMEOUT).await?.missing),
+                Some(Life::New(sink, _)) => missing.extend(sink.missing(&needed, CHECK_TIMEOUT).await?),
                 Some(Life::Running(_)) => {}
                 None => {
                     let asks = KafkaSink::for_asking(&self.config.kafka)?;
-                    missing.extend(asks.check(&needed, CHECK_TIMEOUT).await?.missing);
+                    missing.extend(asks.missing(&needed, CHECK_TIMEOUT).await?);
                 }
             }
             let mut warn = |warning: String| {

@@ -75,17 +75,8 @@ pub struct KafkaSink {
     full: bool,
 }
 
-/// What a cluster said of itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reach {
-    /// Brokers in the cluster.
-    pub brokers: usize,
-    /// Topics that were asked for and are not there (or hidden from this user).
-    pub missing: Vec<String>,
-}
-
 impl KafkaSink {
-    /// Makes the producer. Connects in the background: see [`KafkaSink::connection`] and [`KafkaSink::check`].
+    /// Makes the producer. Connects in the background: see [`KafkaSink::connection`] and [`KafkaSink::missing`].
     ///
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
@@ -154,16 +145,11 @@ impl KafkaSink {
         self.inner.shared.tracker.subscribe()
     }
 
-    /// Records librdkafka has and has not reported on: queued, sent, or waiting to be sent again. Positions included.
-    pub fn in_librdkafka(&self) -> usize {
-        self.inner.shared.outstanding.load(Ordering::Relaxed)
-    }
-
-    /// Asks any broker for the cluster's metadata and says which of `topics` it does not have. Creates none.
+    /// Asks any broker which of `topics` the cluster does not have, or hides from this user. Creates none.
     ///
     /// # Errors
     /// [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
-    pub async fn check(&self, topics: &[&str], timeout: Duration) -> Result<Reach> {
+    pub async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         let inner = Arc::clone(&self.inner);
         let asked = tokio::task::spawn_blocking(move || inner.metadata(None, timeout));
         let metadata = tokio::select! {
@@ -172,8 +158,7 @@ impl KafkaSink {
         };
         let exists =
             |topic: &str| metadata.topics().iter().any(|known| known.name() == topic && known.error().is_none());
-        let missing = topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect();
-        Ok(Reach { brokers: metadata.brokers().len(), missing })
+        Ok(topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect())
     }
 
     /// Gives up what was not acked and frees the producer. Dropping does the same without waiting for the end.
