@@ -162,7 +162,7 @@ pub(super) struct Context {
 
 impl Context {
     pub(super) fn new(shared: Arc<Shared>, options: Options, suspicion: SyncSender<()>) -> Context {
-        Context { shared, options, suspicion, placement: Placement::new(), is_apart: false }
+        Context { shared, options, suspicion, placement: Placement::default(), is_apart: false }
     }
 
     /// The context of a second producer, for records that may be refused.

@@ -35,6 +35,7 @@ const DENIED_FACILITY: &str = "ADDPARTS";
 const AROUND: (&str, &str) = ("Failed to add partition \"", "\" [");
 /// What such a line ends with.
 const DENIED: &str = "Topic authorization failed";
+
 /// Topics that were denied to a producer: the brokers keep their partitions out of a transaction.
 ///
 /// librdkafka gives the whole transaction up then, and says of every record in it that it was purged. Only a line of its log

@@ -64,8 +64,6 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct KafkaSink {
     inner: Arc<Inner>,
     openings: Openings<OwnedRecord>,
-    /// Topics in which a release found the queue full.
-    held_up: Vec<usize>,
     /// Counts records without a key, which go to each partition in turn.
     turn: u32,
     /// Swapped with the vectors the polling thread fills, so that no report allocates.
@@ -121,7 +119,6 @@ impl KafkaSink {
         Ok(KafkaSink {
             inner,
             openings: Openings::new(Instant::now()),
-            held_up: Vec::new(),
             turn: 0,
             spare: Reports::default(),
             failures: Vec::new(),
@@ -176,8 +173,8 @@ impl KafkaSink {
         mem::swap(&mut self.spare, &mut *self.inner.shared.reports());
         let mut any = !self.spare.acked.is_empty() || !self.spare.refused.is_empty();
         self.openings.at(Instant::now());
-        let opened = self.openings.acked(&self.spare.acked);
-        self.release(opened);
+        let releasable = self.openings.acked(&self.spare.acked);
+        self.release(releasable);
         into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
         for failure in mem::take(&mut self.spare.refused) {
             into.push(Delivery::Refused(failure.ticket, self.explain(&failure, true)));
@@ -193,15 +190,15 @@ impl KafkaSink {
         any
     }
 
-    /// Sends what waited in topics of which a partition was opened, and what found the queue full before.
-    fn release(&mut self, opened: Vec<usize>) {
-        if opened.is_empty() && self.held_up.is_empty() || self.inner.shared.failed.load(Ordering::Acquire) {
+    /// Sends what waits in these topics, as far as it can go.
+    fn release(&mut self, topics: Vec<usize>) {
+        if topics.is_empty() || self.inner.shared.failed.load(Ordering::Acquire) {
             return;
         }
         let context = self.inner.client.context();
         let placement = &context.placement;
-        for topic in mem::take(&mut self.held_up).into_iter().chain(opened) {
-            let through = self.openings.release(topic, placement, |waiting, way| {
+        for topic in topics {
+            self.openings.release(topic, placement, |waiting, way| {
                 placement.expect(way.count, waiting.hash);
                 let sent = waiting.record.with_record(|record| self.inner.send_event(record, waiting.ticket));
                 match sent {
@@ -222,11 +219,8 @@ impl KafkaSink {
                     }
                 }
             });
-            if !through && !self.held_up.contains(&topic) {
-                self.held_up.push(topic);
-            }
         }
-        self.full |= !self.held_up.is_empty();
+        self.full |= self.openings.is_held_up();
     }
 
     /// What stops the relay first; of a batch that was refused for its size, the largest record first.

@@ -21,38 +21,26 @@ use tokio::time::Instant;
 use crate::ledger::Ticket;
 use crate::sink::{hash, partition};
 
-/// No count: no partition has this many before it.
-const UNKNOWN: i32 = -1;
-
 /// librdkafka's partitioner: asked of each record without a partition of its own, on whichever thread knows first how
 /// many partitions its topic has. What it was told is there for the sink to read, which cannot ask librdkafka.
 ///
 /// One word of memory and one name per topic that was produced to; librdkafka keeps more of each.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Placement {
     counts: Mutex<HashMap<String, i32>>,
     /// Goes up with every change to `counts`.
     version: AtomicU64,
-    /// What the record being sent is expected to find: where it does, there is nothing to note.
+    /// What the record being sent is expected to find: where it does, there is nothing to note. 0 where nothing is.
     expected: AtomicI32,
     /// Where a record without a key goes, counted modulo the partitions.
     turn: AtomicU32,
 }
 
 impl Placement {
-    pub(super) fn new() -> Self {
-        Placement {
-            counts: Mutex::default(),
-            version: AtomicU64::new(0),
-            expected: AtomicI32::new(UNKNOWN),
-            turn: AtomicU32::new(0),
-        }
-    }
-
     /// The next record to be sent is for a topic of `count` partitions, and has this hash.
     pub(super) fn expect(&self, count: Option<i32>, hash: u32) {
         self.turn.store(hash, Ordering::Relaxed);
-        self.expected.store(count.unwrap_or(UNKNOWN), Ordering::Relaxed);
+        self.expected.store(count.unwrap_or_default(), Ordering::Relaxed);
     }
 
     /// How many partitions the topic has, if librdkafka has said so.
@@ -109,8 +97,6 @@ struct Topic<R> {
     /// Whether a record is on its way that was sent without knowing how many there are.
     unplaced: bool,
     waiting: VecDeque<Waiting<R>>,
-    /// Whether a release ended before all that could go had gone: nothing may overtake what is left.
-    held_up: bool,
 }
 
 /// A record that waits for its partition to be opened.
@@ -148,6 +134,8 @@ pub(super) struct Way {
 pub(super) struct Openings<R> {
     names: HashMap<String, usize>,
     topics: Vec<Topic<R>>,
+    /// Topics in which a release ended before all that could go had gone: nothing may overtake what is left.
+    held_up: Vec<usize>,
     /// Records that open a partition, until they are acked.
     firsts: HashMap<Ticket, Way>,
     /// The placement's version that `topics` has.
@@ -157,7 +145,8 @@ pub(super) struct Openings<R> {
 
 impl<R> Openings<R> {
     pub(super) fn new(now: Instant) -> Self {
-        Openings { names: HashMap::new(), topics: Vec::new(), firsts: HashMap::new(), version: 0, now }
+        let (names, topics, held_up, firsts) = Default::default();
+        Openings { names, topics, held_up, firsts, version: 0, now }
     }
 
     /// The time is told when acks are taken, not asked for each record.
@@ -174,7 +163,7 @@ impl<R> Openings<R> {
             Some(index) => *index,
             None => self.add(topic, placement),
         };
-        self.way_in(index, hash, given).filter(|_| self.topics.get(index).is_some_and(|topic| !topic.held_up))
+        self.way_in(index, hash, given).filter(|_| !self.held_up.contains(&index))
     }
 
     fn way_in(&mut self, index: usize, hash: u32, given: Option<i32>) -> Option<Way> {
@@ -201,18 +190,22 @@ impl<R> Openings<R> {
         }
     }
 
-    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are open. Whether it got
-    /// through all of them.
+    /// Whether a release ended before all that could go had gone.
+    pub(super) fn is_held_up(&self) -> bool {
+        !self.held_up.is_empty()
+    }
+
+    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are open.
     pub(super) fn release(
         &mut self,
         index: usize,
         placement: &Placement,
         mut send: impl FnMut(&Waiting<R>, Way) -> Release,
-    ) -> bool {
-        let Some(topic) = self.topics.get_mut(index) else { return true };
+    ) {
+        self.held_up.retain(|held_up| *held_up != index);
+        let Some(topic) = self.topics.get_mut(index) else { return };
         let mut waiting = std::mem::take(&mut topic.waiting);
         let mut kept = VecDeque::new();
-        let mut through = true;
         while let Some(next) = waiting.pop_front() {
             self.refresh(placement);
             let Some(way) = self.way_in(index, next.hash, next.given) else {
@@ -224,16 +217,14 @@ impl<R> Openings<R> {
                 Release::Full => {
                     kept.push_back(next);
                     kept.append(&mut waiting);
-                    through = false;
+                    self.held_up.push(index);
                 }
                 Release::Failed => waiting.clear(),
             }
         }
         if let Some(topic) = self.topics.get_mut(index) {
             topic.waiting = kept;
-            topic.held_up = !through;
         }
-        through
     }
 
     /// The record was sent.
@@ -254,7 +245,7 @@ impl<R> Openings<R> {
 
     /// These were acked. Gives the topics in which something may be released.
     pub(super) fn acked(&mut self, tickets: &[Ticket]) -> Vec<usize> {
-        let mut opened = Vec::new();
+        let mut opened = self.held_up.clone();
         if self.firsts.is_empty() {
             return opened;
         }
@@ -280,7 +271,6 @@ impl<R> Openings<R> {
             partitions: Vec::new(),
             unplaced: false,
             waiting: VecDeque::new(),
-            held_up: false,
         });
         index
     }
@@ -316,7 +306,7 @@ mod tests {
     impl Lab {
         /// librdkafka knows of a topic with `count` partitions.
         fn with(count: i32) -> Lab {
-            let lab = Lab { openings: Openings::new(Instant::now()), placement: Placement::new(), sent: 0 };
+            let lab = Lab { openings: Openings::new(Instant::now()), placement: Placement::default(), sent: 0 };
             lab.told(count);
             lab
         }
@@ -352,7 +342,7 @@ mod tests {
     #[test]
     fn of_a_topic_nobody_knows_one_record_finds_out() {
         let mut lab = Lab::with(6);
-        lab.placement = Placement::new();
+        lab.placement = Placement::default();
         let first = lab.send(1).expect("the first goes");
         lab.told(2);
         assert!(lab.send(1).is_none() && lab.send(2).is_none(), "where the first lies is not known");
@@ -367,7 +357,7 @@ mod tests {
     #[test]
     fn a_given_partition_is_opened_without_knowing_how_many_there_are() {
         let mut lab = Lab::with(6);
-        lab.placement = Placement::new();
+        lab.placement = Placement::default();
         let send = |lab: &mut Lab, ticket, partition| {
             let way = lab.openings.way(TOPIC, 0, Some(partition), &lab.placement)?;
             lab.openings.sent(way, Ticket(ticket), &lab.placement);
@@ -440,14 +430,14 @@ mod tests {
             released
         }
 
-        fn release(&mut self, topic: usize, room: usize, released: &mut Vec<u64>) -> bool {
+        fn release(&mut self, topic: usize, room: usize, released: &mut Vec<u64>) {
             self.openings.release(topic, &self.placement, |waiting, _| {
                 if released.len() == room {
                     return Release::Full;
                 }
                 released.push(waiting.record);
                 Release::Sent
-            })
+            });
         }
     }
 
@@ -467,7 +457,7 @@ mod tests {
     #[test]
     fn what_waits_for_an_unknown_topic_opens_its_partitions_one_by_one() {
         let mut lab = Lab::with(2);
-        lab.placement = Placement::new();
+        lab.placement = Placement::default();
         assert!(lab.enqueue(0, 0));
         assert!((1..5).all(|ticket| !lab.enqueue(u32::try_from(ticket).unwrap() % 2, ticket)));
         lab.told(2);
@@ -484,14 +474,15 @@ mod tests {
         assert_eq!(lab.ack(0, 1), [1]);
         assert!(!lab.enqueue(0, 4), "2 and 3 come first");
         let mut released = Vec::new();
-        assert!(lab.release(0, 9, &mut released));
+        lab.release(0, 9, &mut released);
+        assert!(!lab.openings.is_held_up());
         assert_eq!(released, [2, 3, 4]);
         assert!(lab.enqueue(0, 5));
     }
 
     #[test]
     fn a_count_is_noted_once_and_again_when_it_changes() {
-        let placement = Placement::new();
+        let placement = Placement::default();
         let ask = |count| placement.partition("t", Some(b"abc"), count, |_| true);
         assert_eq!((placement.count("t"), placement.version()), (None, 0));
         assert_eq!(ask(6), partition(hash(b"abc"), 6));
@@ -505,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_record_without_a_key_goes_where_it_was_expected() {
-        let placement = Placement::new();
+        let placement = Placement::default();
         for hash in [0, 5, 6, u32::MAX] {
             placement.expect(Some(6), hash);
             assert_eq!(placement.partition("t", None, 6, |_| true), partition(hash, 6));

@@ -11,7 +11,6 @@
 //! sent when nothing else is in flight, and nothing is sent before it is reported. So a refusal leaves no gap, and librdkafka
 //! goes on with a new epoch. The order of such a record among others is kept by waiting, not by sequence numbers.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -332,7 +331,7 @@ type Reply = oneshot::Receiver<Result<()>>;
 /// A handle on the sink's producer for records that are not events: the position. Cheap to clone.
 ///
 /// It does not keep the producer alive: when the sink is closed or dropped, it fails with [`Kind::KafkaUnreachable`].
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Producer {
     inner: Weak<Inner>,
     shared: Arc<Shared>,
@@ -415,12 +414,6 @@ impl Producer {
     /// The producer, unless it was closed.
     fn alive(&self) -> Result<Arc<Inner>> {
         self.inner.upgrade().filter(|_| !self.shared.closing.load(Ordering::Relaxed)).ok_or_else(closed)
-    }
-}
-
-impl fmt::Debug for Producer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Producer")
     }
 }
 
