@@ -16,14 +16,14 @@ use rdkafka::error::KafkaError;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 
 use super::context::Context;
-use super::partitions::Placement;
+use super::partitions::KeyPartitioner;
 
 /// How long reports are waited for in one go, which nothing interrupts. Dropping the producer waits for the end of it.
 const POLL: Duration = Duration::from_millis(100);
 /// How often it is looked for errors of a client that has no record on its way.
 const LOOK: Duration = Duration::from_millis(100);
 
-type Client = BaseProducer<Context, Placement>;
+type Client = BaseProducer<Context, KeyPartitioner>;
 
 /// librdkafka's producer, whose reports are given to its [`Context`] on a thread of its own. Dropping it gives up what was not
 /// acked, and waits for the thread.

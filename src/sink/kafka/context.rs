@@ -15,7 +15,7 @@ use tokio::sync::{Notify, oneshot};
 use super::faults::{self, Subject, code};
 use super::log_lines::{self, Denied, Doubt};
 use super::options::Options;
-use super::partitions::Placement;
+use super::partitions::KeyPartitioner;
 use super::tracker::Tracker;
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::Shown;
@@ -155,14 +155,14 @@ pub(super) struct Context {
     pub(super) options: Options,
     /// Asks the probe to look whether a broker still answers; dropped with the producer, which ends the probe.
     pub(super) suspicion: SyncSender<()>,
-    pub(super) placement: Placement,
+    pub(super) partitioner: KeyPartitioner,
     /// Whether what is refused ends nothing.
     is_apart: bool,
 }
 
 impl Context {
     pub(super) fn new(shared: Arc<Shared>, options: Options, suspicion: SyncSender<()>) -> Context {
-        Context { shared, options, suspicion, placement: Placement::default(), is_apart: false }
+        Context { shared, options, suspicion, partitioner: KeyPartitioner::default(), is_apart: false }
     }
 
     /// The context of a second producer, for records that may be refused.
@@ -184,11 +184,11 @@ impl Context {
     }
 }
 
-impl ProducerContext<Placement> for Context {
+impl ProducerContext<KeyPartitioner> for Context {
     type DeliveryOpaque = usize;
 
-    fn get_custom_partitioner(&self) -> Option<&Placement> {
-        Some(&self.placement)
+    fn get_custom_partitioner(&self) -> Option<&KeyPartitioner> {
+        Some(&self.partitioner)
     }
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {

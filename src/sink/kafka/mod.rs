@@ -196,10 +196,10 @@ impl KafkaSink {
             return;
         }
         let context = self.inner.client.context();
-        let placement = &context.placement;
+        let partitioner = &context.partitioner;
         for topic in topics {
-            self.openings.release(topic, placement, |waiting, way| {
-                placement.expect(way.count, waiting.hash);
+            self.openings.release(topic, partitioner, |waiting, destination| {
+                partitioner.expect(destination.count, waiting.hash);
                 let sent = waiting.record.with_record(|record| self.inner.send_event(record, waiting.ticket));
                 match sent {
                     Ok(()) => Release::Sent,
@@ -291,16 +291,16 @@ impl KafkaSink {
 impl Sink for KafkaSink {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         let hash = self.admit(record, ticket)?;
-        let placement = &self.inner.client.context().placement;
+        let partitioner = &self.inner.client.context().partitioner;
         let given = record.partition;
-        let Some(way) = self.openings.way(record.topic, hash, given, placement) else {
+        let Some(destination) = self.openings.destination(record.topic, hash, given, partitioner) else {
             let waiting = Waiting { ticket, hash, given, record: OwnedRecord::of(record) };
             self.openings.wait(record.topic, waiting);
             return Ok(());
         };
-        placement.expect(way.count, hash);
+        partitioner.expect(destination.count, hash);
         let Err(error) = self.inner.send_event(record, ticket) else {
-            self.openings.sent(way, ticket, placement);
+            self.openings.sent(destination, ticket, partitioner);
             return Ok(());
         };
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {

@@ -3,7 +3,7 @@
 //! In transactions, records and the position behind them become visible together, and of two producers with one
 //! transactional id only the younger may write. A transaction begins with the first record after a commit. Whatever goes
 //! wrong with one ends its producer, and so does what may have gone wrong unseen: librdkafka does not have KIP-890, so a
-//! commit that was sent twice can end a *later* transaction of the same producer (see [`Doubt`]). The next producer
+//! commit that was sent twice can end a *later* transaction of the same producer (see `Doubt`). The next producer
 //! settles what became of the transaction, and what was committed says where to go on.
 //!
 //! Records that the broker may refuse are sent apart: through a second producer, one at a time. To the first producer a
@@ -90,7 +90,7 @@ impl Inner {
             Some(client) => client,
             None => PolledProducer::new(self.client.context().apart())?,
         };
-        client.context().placement.expect(None, hash);
+        client.context().partitioner.expect(None, hash);
         let sent = self.counted(&client, record);
         *apart = Some(client);
         sent
