@@ -1,25 +1,25 @@
--- The outbox table. A writer gives aggregatetype, aggregateid, type and payload, and may give id; the rest fills itself.
--- Migrations only go forward: this file never changes once it was released.
+-- The outbox table. A writer sets aggregatetype, aggregateid, type and payload, and may set id. Defaults fill the other columns.
+-- Migrations only go forward: this file never changes after its release.
 create table {table} (
     id uuid not null primary key default gen_random_uuid(),
-    -- It becomes part of a topic's name. One row that cannot be routed would stop the line, so it is not let in.
+    -- This becomes part of a topic's name. The check rejects a row that could not be routed, because such a row would stop the relay.
     aggregatetype text not null
         constraint aggregatetype_fits_a_topic_name check (aggregatetype ~ '^[a-zA-Z0-9._-]{1,200}$'),
     aggregateid text,
     type text,
     payload jsonb,
-    -- For reading the table itself: the order of insertion, which is not that of commits, and the transaction.
+    -- For reads from the table: the order of insertion, which differs from that of commits, and the transaction.
     seq bigint not null generated always as identity,
     xid xid8 not null default pg_current_xact_id(),
     created_at timestamptz not null default now(),
-    -- Producers and brokers take records of about 1 MB; what is above 900 000 bytes is left for key, headers and framing.
+    -- Producers and brokers accept records of about 1 MB. The bytes above 900 000 are for key, headers and framing.
     constraint payload_fits_a_kafka_record check (octet_length(payload::text) <= 900000),
     constraint key_and_type_fit_a_kafka_record check (
         octet_length(coalesce(aggregateid, '')) + octet_length(coalesce(type, '')) <= 32768
     )
 );
 
--- For reading what was not published, where a slot cannot serve, and for deleting what is published and old.
+-- For reads of unpublished rows if a slot cannot serve, and for the deletion of old published rows.
 create index on {table} (xid);
 create index on {table} (created_at);
 

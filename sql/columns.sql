@@ -1,11 +1,11 @@
--- A table by schema ($1) and name ($2), and its columns as one JSON text. No row: it does not exist.
+-- A table by schema ($1) and name ($2), and its columns as one JSON text. No row: the table does not exist.
 with recursive tab as (
     select c.oid, c.relkind, c.relispartition
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = $1::text and c.relname = $2::text
 ),
--- The type of each column, and what it is made of where it is a domain, perhaps of a domain.
+-- The type of each column. For a domain also its base type, through any number of domains.
 kinds as (
     select a.attnum, t.oid, t.typname, t.typcategory, t.typtype, t.typbasetype, t.typnotnull
     from tab

@@ -1,5 +1,5 @@
--- The column of a table, by schema ($1) and name ($2), that takes a number of a sequence for each row: an identity column,
--- else the first whose default does. No row: there is none.
+-- The column of a table, by schema ($1) and name ($2), that takes a number from a sequence for each row: an identity column,
+-- else the first column with such a default. No row: there is none.
 select a.attname::text as name
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace

@@ -1,6 +1,6 @@
--- How many events the slot ($1) still has for the publication ($2, quoted as an identifier), looking at some messages
--- ($3) at least. Confirms nothing. The first byte of a pgoutput message is its type; 73 is 'I', an insert, and 77 is 'M',
--- what pg_logical_emit_message wrote: whether in the transaction, an LSN, and the prefix, which is to be one of $4.
+-- The number of events that the slot ($1) still has for the publication ($2, quoted as an identifier). The query reads
+-- at least $3 messages, if there are as many. Confirms nothing. The first byte of a pgoutput message is its type; 73 is 'I', an insert, and 77 is 'M',
+-- a message of pg_logical_emit_message: whether it is transactional, an LSN, and the prefix, which has to be one of $4.
 select count(*) filter (
            where pg_catalog.get_byte(c.data, 0) = 73
               or pg_catalog.get_byte(c.data, 0) = 77 and pg_catalog.get_byte(c.data, 1) = 1 and exists (

@@ -1,4 +1,4 @@
--- A publication, by name ($1). No row: it does not exist. Columns that older majors lack are read through jsonb.
+-- A publication, by name ($1). No row: it does not exist. Columns that older major versions lack are read through jsonb.
 select
     pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
     p.puballtables as all_tables,

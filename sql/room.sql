@@ -1,5 +1,5 @@
--- What is left on the server for one more slot, and whether the role may create objects in the database, and in the
--- schema $1: null where that does not exist. One row.
+-- The server's capacity for one more slot, and whether the role may create objects in the database and in
+-- schema $1: null if the schema does not exist. One row.
 select
     current_setting('max_replication_slots')::bigint
         - (select count(*) from pg_catalog.pg_replication_slots) as free_slots,

@@ -1,6 +1,6 @@
--- A slot ($1), its relay and how far behind it is. One row; without kind: it does not exist. $2, $3: the advisory lock whose
--- exclusive holder reads the table. Columns that older majors lack are read
--- through jsonb and are null there. Any role may read this; another role's session shows as null without pg_monitor.
+-- A slot ($1), its relay and its lag. One row. Without kind: the slot does not exist. $2, $3: the advisory lock whose
+-- exclusive holder reads the table. Columns that older major versions lack are read
+-- through jsonb and are null there. Any role may read this. Without pg_monitor, another role's session is null.
 select
     $1::text as slot,
     s.slot_type as kind,
@@ -9,7 +9,7 @@ select
     coalesce(s.active, false) as active,
     s.active_pid as pid,
     nullif(r.application_name, '') as application,
-    -- A port is known where the address may be seen, and is -1 for a local socket.
+    -- The port is visible if the address is, and is -1 for a local socket.
     coalesce(host(r.client_addr), case when r.client_port = -1 then '[local]' end) as client,
     s.confirmed_flush_lsn::text as confirmed_lsn,
     s.restart_lsn::text as restart_lsn,
@@ -18,7 +18,7 @@ select
     greatest(pg_catalog.pg_wal_lsn_diff(w.lsn, s.confirmed_flush_lsn), 0)::bigint as lag_bytes,
     case
         when s.confirmed_flush_lsn >= w.lsn then 0
-        -- Of a relay that runs, one look cannot tell: flush_lag stands still while nothing is confirmed.
+        -- One query cannot measure the lag of a running relay: flush_lag does not change while the relay confirms nothing.
         when not s.active then extract(epoch from now() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)
     end::float8 as lag_seconds,
     extract(epoch from now() - r.reply_time)::float8 as reply_age_seconds,
@@ -29,12 +29,12 @@ select
     coalesce(s.two_phase, false) as two_phase,
     (to_jsonb(s) ->> 'failover')::boolean as failover,
     l.pid as table_reader_pid,
-    -- Those of other roles are not seen without pg_monitor.
+    -- Without pg_monitor, those of other roles are invisible.
     array(
         select a.pid from pg_catalog.pg_stat_activity a
         where a.application_name = 'walrelay/' || $1::text || '/stand-by' order by a.pid
     ) as stand_by_pids,
-    -- The session beside the stream, or the one that reads the table, says so by its name. One that was cut off says nothing.
+    -- The application name identifies the session beside the stream, or the one that reads the table. A truncated name identifies none.
     (
         select case a.application_name
             when 'walrelay/' || $1::text || '/exactly-once' then 'exactly-once'

@@ -1,4 +1,4 @@
--- Tables that events may be written into, as SQL writes their names; those that are called so come first.
+-- Candidates for an outbox table, with their names in SQL syntax. Tables with a typical name come first.
 select t.name
 from (
     select pg_catalog.format('%I.%I', n.nspname, c.relname) as name,

@@ -1,4 +1,4 @@
--- What a backend ($1) waits for. A blocking pid of 0 stands for a prepared transaction.
+-- The transactions that block a backend ($1). A blocking pid of 0 means a prepared transaction.
 select
     b.pid as pid,
     coalesce(a.usename::text, '?') as role,

@@ -1,4 +1,4 @@
--- $1 slot. How many events wait, by their outbox and by what their keys are made of, but for those that are to be dropped.
+-- $1 slot. The number of events that wait, by outbox and by the source of their keys, without those with a request to drop.
 select p.outbox, p.key_by, count(*)
 from walrelay.parked p
 where p.slot = $1 and p.asked is distinct from 'drop'

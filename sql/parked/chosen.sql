@@ -1,5 +1,5 @@
--- The beginning of a query: events that are meant, and their aggregates. $1 slot, $2 ids of rows, $3 keys, $4 classes, $5 topics,
--- $6 outboxes, each null for any; $7 the first time and $8 the first behind it, in milliseconds since 1970, null where open.
+-- The beginning of a query: the selected events, and their aggregates. $1 slot, $2 ids of rows, $3 keys, $4 classes, $5 topics,
+-- $6 outboxes, each null for any; $7 the first time and $8 the end (exclusive), in milliseconds since 1970, null for no limit.
 with chosen as not materialized (
     select p.id, p.outbox, p.row_id, p.key, p.topic, p.class, p.error, p.attempts, p.parked_at, p.next_at, p.asked,
         case when p.key is null then p.id end as alone

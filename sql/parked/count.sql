@@ -1,2 +1,2 @@
--- $1 slot. How many events wait.
+-- $1 slot. The number of events that wait.
 select count(*) from walrelay.parked p where p.slot = $1

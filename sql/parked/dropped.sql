@@ -1,4 +1,4 @@
--- $1 slot, $2 how many, $3 ids that are left out. Events somebody asked to be dropped.
+-- $1 slot, $2 limit, $3 ids to exclude. Events with a request to drop.
 select p.id, p.outbox, p.row_id, p.key, p.class, p.error, p.attempts, p.commit_lsn::text,
     p.index, p.via, p.row_key::text
 from walrelay.parked p

@@ -1,6 +1,6 @@
--- $1 slot, $2 how many, $3 ids that are left out. The first event of each aggregate, one without a key by itself, where it may be
--- tried now. What is to be dropped is not. What somebody asked for is among them first, and then what has waited longest; tried
--- last are those whose topics refuse, which may take long.
+-- $1 slot, $2 limit, $3 ids to exclude. The first event of each aggregate, and each event without a key, if an attempt is due
+-- and no drop is requested. Requested events come first, then those that have waited longest. Events whose topics refuse come
+-- last, because their attempts may take long.
 select d.id, d.outbox, d.key
 from (
     select h.id, h.outbox, h.key, h.class, h.asked, h.next_at

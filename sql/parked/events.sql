@@ -1,5 +1,6 @@
--- $1 slot, $2 outbox, $3 key, $4 the least id, $5 how many, $6 how many bytes their values may have; the first is given whatever it
--- has. Events of one aggregate in their order; without a key only that one. No more is read of the table than is given, and one.
+-- $1 slot, $2 outbox, $3 key, $4 the least id, $5 limit, $6 limit on the bytes of their values. The first event is returned
+-- whatever its size. Events of one aggregate in their order, or one event without a key. The query reads at most one row more than it
+-- returns.
 with recursive taken (id, number, bytes) as (
     (
         select p.id, 1::bigint, (select coalesce(sum(octet_length(t.value)), 0) from unnest(p.texts) t (value))

@@ -1,5 +1,5 @@
--- What may be done with the table of parked events, in a word. No parameters. One row.
--- From the catalogs: looking the name up would be an error for a role that may not use the schema.
+-- The rights on the table of parked events, as one word. No parameters. One row.
+-- Read from the catalogs, because a lookup of the name fails for a role that may not use the schema.
 select coalesce((
     select case
         when not pg_catalog.has_schema_privilege(n.oid, 'usage')

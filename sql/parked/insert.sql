@@ -1,7 +1,7 @@
--- $1 slot, $2 outbox, $3 id of the event, $4 key, $5 topic, $6 commit LSN, $7 index, $8 how it came, $9 microseconds since 1970,
--- $10 names, $11 types and $12 texts of its columns, $13 class, $14 error, $15 attempts, $16 milliseconds until it is tried again,
--- $17 what its key is made of, $18 the columns that name its row, with their values. Nothing where the event waits already: by the
--- slot it has one place for ever, and a row that is read from the table was committed before.
+-- $1 slot, $2 outbox, $3 id of the event, $4 key, $5 topic, $6 commit LSN, $7 index, $8 its source, $9 microseconds since 1970,
+-- $10 names, $11 types and $12 texts of its columns, $13 class, $14 error, $15 attempts, $16 milliseconds until the next attempt,
+-- $17 the source of its key, $18 the columns of its row key, with their values. Inserts nothing if the event waits already: an event
+-- from the slot keeps its place, and a row that is read from the table was committed before.
 insert into walrelay.parked as p (
     slot, outbox, row_id, key, topic, commit_lsn, index, via, committed_at, names, types, texts, class, error, attempts,
     next_at, key_by, row_key

@@ -1,4 +1,4 @@
--- Behind chosen.sql. $9 with those that wait behind another, $10 how many. The oldest first.
+-- Follows chosen.sql. $9 whether to include events behind another, $10 limit. The oldest first.
 select c.id, c.outbox, c.row_id, c.key, c.topic, c.class, c.error, c.attempts, c.asked,
     (extract(epoch from c.parked_at) * 1000)::bigint as parked_ms,
     (extract(epoch from c.next_at) * 1000)::bigint as next_ms,

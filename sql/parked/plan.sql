@@ -1,5 +1,5 @@
--- Behind chosen.sql. What a retry or a drop is about. One row: the first event of each aggregate, the events that are meant, and
--- how many events the aggregates have.
+-- Follows chosen.sql. The effect of a retry or a drop. One row: the ids of the first event of each aggregate, the ids of the selected
+-- events, and the number of all events of the aggregates.
 , aggregates as (
     select a.first, a.events
     from (select distinct c.outbox, c.key, c.alone from chosen c) d

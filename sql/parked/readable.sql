@@ -1,4 +1,4 @@
--- Whether there is a table of parked events that this role may read. No parameters. One row. From the catalogs, which any role may read.
+-- Whether a table of parked events exists that this role may read. No parameters. One row. Read from the catalogs, which any role may read.
 select exists (
     select from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace

@@ -1,4 +1,4 @@
--- Behind chosen.sql. $9 with values, $10 how many. The oldest first.
+-- Follows chosen.sql. $9 whether to include values, $10 limit. The oldest first.
 select p.id, p.outbox, p.row_id, p.key, p.topic, p.class, p.error, p.attempts, p.asked, p.via, p.index,
     p.commit_lsn::text as commit_lsn,
     (extract(epoch from p.committed_at) * 1000)::bigint as committed_ms,

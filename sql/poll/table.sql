@@ -1,11 +1,11 @@
--- A table by schema ($1) and name ($2) as one JSON text: what has to be known to read its rows. No row: it does not exist.
+-- A table by schema ($1) and name ($2) as one JSON text: the facts needed to read its rows. No row: the table does not exist.
 with recursive tab as (
     select c.oid, c.relkind
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = $1 and c.relname = $2
 ),
--- The type of each column, and what it is made of where it is a domain, perhaps of a domain.
+-- The type of each column. For a domain also its base type, through any number of domains.
 kinds as (
     select a.attnum, t.*
     from tab

@@ -1,4 +1,4 @@
--- A type by its OID ($1) as one JSON text: how it is written, and whether Postgres' own operators compare it.
+-- A type by its OID ($1) as one JSON text: its SQL name, and whether built-in operators compare it.
 select pg_catalog.jsonb_build_object(
     'name', pg_catalog.format_type(t.oid, -1),
     'is_ordered', t.typtype = 'e' or t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace and (

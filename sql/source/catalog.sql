@@ -1,7 +1,7 @@
--- The publication, the outbox table, and how the one comes to be in the other. One row, one JSON text.
+-- The publication, the outbox table, and the reason why the publication contains the table. One row, one JSON text.
 -- $1 publication, $2 schema, $3 table, $4 and $5 the OIDs both had when last seen (0: never seen).
--- to_jsonb takes the columns the server has, so that one text serves every major: row filters, column lists and
--- schemas in publications came with 15, generated columns with 18.
+-- to_jsonb reads the columns that the server has, so that one text serves every major version: row filters, column lists and
+-- schemas in publications exist from 15 on, generated columns from 18 on.
 with recursive pub as (
     select p.oid, p.xmin, p.pubname, p.puballtables, pg_catalog.to_jsonb(p) as attributes
     from pg_catalog.pg_publication p
@@ -13,14 +13,14 @@ tab as (
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = $2 and c.relname = $3
 ),
--- The table, and above it the partitioned tables it is a part of.
+-- The table, and its ancestors: the partitioned tables that contain it.
 chain as (
     select tab.oid as relid, 0::bigint as level from tab
     union
     select a.relid, a.ordinality - 1
     from tab, lateral pg_catalog.pg_partition_ancestors(tab.oid) with ordinality as a (relid, ordinality)
 ),
--- And below it its partitions. pg_partition_tree() would wait for whoever alters one of them; catalogs wait for nobody.
+-- The table's partitions. pg_partition_tree() would wait for a session that alters one of them. Catalog queries do not wait.
 parts as (
     select i.inhrelid as relid
     from tab
@@ -31,7 +31,7 @@ parts as (
     from parts
     join pg_catalog.pg_inherits i on i.inhparent = parts.relid
 ),
--- Relation messages name a column's domain and not the type under it, which decides what a value's text means.
+-- Relation messages name a column's domain and not its base type, which decides the meaning of a value's text.
 bases as (
     select t.oid as type, t.typbasetype as base
     from pg_catalog.pg_type t
@@ -53,8 +53,8 @@ direct as (
     from pub
     join pg_catalog.pg_publication_rel r on r.prpubid = pub.oid
 ),
--- pg_publication_namespace does not exist before 15, and naming it would be an error there. Each of its rows leaves
--- two in pg_depend, one to the publication and one to the schema; no such catalog, no rows.
+-- pg_publication_namespace does not exist before 15, and a query of it would fail there. Each of its rows has
+-- two rows in pg_depend, one for the publication and one for the schema. Without that catalog there are no such rows.
 schemas as (
     select to_pub.objid as oid, to_schema.refobjid as nspid
     from pub
@@ -104,7 +104,7 @@ select pg_catalog.jsonb_build_object(
             'inherited_by', (
                 select pg_catalog.count(*) from pg_catalog.pg_inherits i where i.inhparent = tab.oid and tab.relkind = 'r'
             ),
-            -- Parts that are never in the stream, whatever the publication says: unlogged and foreign ones.
+            -- Partitions that are never in the stream, whatever the publication: unlogged and foreign ones.
             'silent_partitions', (
                 select coalesce(pg_catalog.jsonb_agg(c.oid::pg_catalog.regclass::text order by c.oid), '[]')
                 from parts

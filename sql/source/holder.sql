@@ -1,6 +1,6 @@
--- Who keeps other relays of slot $1 waiting: the walsender that streams from it, or the session that reads its table
--- alone ($2, $3: the advisory lock of that). One row, one JSON text; null where nobody does. Another role's session has no
--- application and no client here without pg_monitor.
+-- The session for which other relays of slot $1 wait: the walsender that streams from the slot, or the session that reads the table
+-- ($2, $3: its advisory lock). One row, one JSON text, null if there is none. Without pg_monitor, another role's session
+-- has no application and no client here.
 select coalesce(
     (
         select pg_catalog.jsonb_build_object(

@@ -1,5 +1,5 @@
--- Whether the table of positions is there and ours to use. No parameters. One row.
--- From the catalogs: looking the name up would be an error for a role that may not use the schema.
+-- Whether the table of positions exists and this role may use it. No parameters. One row.
+-- Read from the catalogs, because a lookup of the name fails for a role that may not use the schema.
 select coalesce((
     select case
         when pg_catalog.has_schema_privilege(n.oid, 'usage')

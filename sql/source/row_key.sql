@@ -1,7 +1,7 @@
--- What names one row of a table, by schema ($1) and name ($2), beside the column of the event's id ($3). One JSON text; no row: there
--- is no such table.
--- A row is named by the columns of a unique index over all rows, of columns that are never NULL but for the id, compared as the
--- columns are. Of several, the one over the id alone comes first, then the primary key, then the one of the fewest columns.
+-- The row key of a table, by schema ($1) and name ($2), beside the column of the event's id ($3). One JSON text. No row: the table
+-- does not exist.
+-- A row key is the columns of a unique index over all rows. Its columns are never NULL, except the id, and have the columns' own
+-- collation. An index over the id alone comes first, then the primary key, then the index with the fewest columns.
 with tab as (
     select c.oid, c.relkind
     from pg_catalog.pg_class c
@@ -14,10 +14,10 @@ keys as (
     join pg_catalog.pg_index i on i.indrelid = tab.oid
     cross join lateral (
         select pg_catalog.array_agg(a.attname::text order by of.place) as columns,
-            -- A stored generated column is not streamed.
+            -- Postgres does not stream a stored generated column.
             pg_catalog.count(*) filter (
                 where a.attgenerated = '' and o.opcdefault and of.compared = a.attcollation
-                    -- A row without an id is no event. Operators elsewhere are not on the search path.
+                    -- A row without an id is no event. Operators outside pg_catalog are not on the search path.
                     and (a.attname = $3 or a.attnotnull and o.opcnamespace = 'pg_catalog'::pg_catalog.regnamespace)
             ) as fit
         from rows from (
@@ -37,7 +37,7 @@ select pg_catalog.jsonb_build_object(
         order by keys.columns <> array[$3], not keys.indisprimary, keys.indnkeyatts, keys.indexrelid
         limit 1
     ),
-    -- It tells a row from one of another transaction that had its key before.
+    -- This column distinguishes a row from an earlier one with the same key, of another transaction.
     'transaction', (
         select pg_catalog.min(a.attname::text)
         from pg_catalog.pg_attribute a
@@ -46,7 +46,7 @@ select pg_catalog.jsonb_build_object(
           and a.atttypid = 'pg_catalog.xid8'::pg_catalog.regtype
           and pg_catalog.pg_get_expr(d.adbin, d.adrelid) in ('pg_current_xact_id()', 'pg_catalog.pg_current_xact_id()')
     ),
-    -- What counts rows, where something does.
+    -- The column that numbers the rows, if one exists.
     'counter', (
         select pg_catalog.min(a.attname::text)
         from pg_catalog.pg_attribute a
@@ -54,13 +54,13 @@ select pg_catalog.jsonb_build_object(
         where a.attrelid = tab.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
           and (a.attidentity <> '' or pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%')
     ),
-    -- The tables it is a partition of.
+    -- The ancestors of a partition.
     'ancestors', (
         select coalesce(pg_catalog.jsonb_agg(a.relid::bigint), '[]')
         from pg_catalog.pg_partition_ancestors(tab.oid) a
         where a.relid <> tab.oid
     ),
-    -- Any unique index of a partitioned table has these, too; where it is partitioned by an expression it can have none.
+    -- A unique index of a partitioned table has to include these. A table partitioned by an expression cannot have one.
     'partition_columns', (
         select coalesce(pg_catalog.jsonb_agg(a.attname order by a.attnum), '[]')
         from pg_catalog.pg_partitioned_table p

@@ -1,4 +1,4 @@
--- What the server says of itself. No parameters. One row, one JSON text.
+-- Version, settings and state of the server, and rights of the role. No parameters. One row, one JSON text.
 select pg_catalog.jsonb_build_object(
     'backend_pid', pg_catalog.pg_backend_pid(),
     'version_num', pg_catalog.current_setting('server_version_num')::int,

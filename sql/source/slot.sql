@@ -1,8 +1,8 @@
--- The slot, who holds it, and where the log ends. $1 slot name. One row, one JSON text.
--- to_jsonb takes the columns the server has, so that one text serves every major: conflicting came with 16,
--- failover, synced and invalidation_reason with 17.
--- The end of the log is for people and metrics, and never confirmed from here: what another session wrote a moment ago
--- says nothing about what the stream has handed over.
+-- The slot, its holder, and the end of the WAL. $1 slot name. One row, one JSON text.
+-- to_jsonb reads the columns that the server has, so that one text serves every major version: conflicting exists from 16 on,
+-- failover, synced and invalidation_reason from 17 on.
+-- The end of the WAL is for operators and metrics. The relay never confirms that LSN: other sessions may have written events
+-- that the stream has not delivered yet.
 select pg_catalog.jsonb_build_object(
     'backend_pid', pg_catalog.pg_backend_pid(),
     'snapshot', pg_catalog.pg_current_snapshot()::text,
@@ -16,8 +16,8 @@ select pg_catalog.jsonb_build_object(
         left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
         where s.slot_name = $1
     ),
-    -- The transaction that has an id for longest: WAL is kept from its start on, and a new slot waits for its end. From
-    -- the locks, because others' activity is hidden from most roles. Without a pid: it is prepared.
+    -- The transaction that has had an id for the longest time: the server keeps WAL from its start on, and a new slot waits for its
+    -- end. Read from the locks, because most roles may not see the activity of others. Without a pid: a prepared transaction.
     'oldest_transaction', (
         select pg_catalog.jsonb_build_object(
             'pid', l.pid,

@@ -1,4 +1,4 @@
--- Whether an index of this name ($2) in this schema ($1) was left half made.
+-- Whether an index of this name ($2) in this schema ($1) is invalid because its creation did not finish.
 select exists (
     select from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace

@@ -1,4 +1,4 @@
--- Partitions of table $1 that hold rows, and whether an index of each begins with column $2.
+-- Partitions of table $1 that store rows, and whether an index of each begins with column $2.
 select n.nspname::text as schema, c.relname::text as name,
        exists (
            select from pg_catalog.pg_index i

@@ -1,5 +1,5 @@
--- Partitions of table $1 that end $3 seconds ago or earlier, oldest first: of a table that is partitioned by ranges of
--- column $2 and nothing else. A bound is text, and in this session's time zone it is in UTC.
+-- Partitions of table $1 that end $3 seconds ago or earlier, oldest first, for a table that is partitioned by ranges of
+-- column $2 alone. A bound is text in the session's time zone, which is UTC.
 select c.oid::bigint as oid, n.nspname::text as schema, c.relname::text as name, b.bounds,
        i.inhdetachpending as detaching,
        pg_catalog.pg_has_role(c.relowner, 'usage') and pg_catalog.pg_has_role(r.relowner, 'usage') as owned,

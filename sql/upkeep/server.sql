@@ -1,4 +1,4 @@
--- Which timeline the server writes, how far its log is, and whether the role may ask for the system identifier. One row.
+-- The server's timeline, the end of its WAL, and whether the role may read the system identifier. One row.
 select
     ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8))
         ::bit(32)::bigint as timeline,

@@ -1,4 +1,4 @@
--- An outbox table, by schema ($1) and name ($2), as what is done to its rows needs it. No row: it does not exist.
+-- An outbox table, by schema ($1) and name ($2), with the facts needed to change its rows. No row: it does not exist.
 -- One JSON text.
 with recursive tab as (
     select c.oid, c.relkind, c.relowner
@@ -6,7 +6,7 @@ with recursive tab as (
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = $1::text and c.relname = $2::text
 ),
--- The type of each column, and what it is made of where it is a domain, perhaps of a domain.
+-- The type of each column. For a domain also its base type, through any number of domains.
 kinds as (
     select a.attnum, t.oid, t.typtype, t.typbasetype
     from tab
@@ -27,7 +27,7 @@ select pg_catalog.jsonb_build_object(
     'columns', (
         select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
             'name', a.attname,
-            -- With a modifier of -1: without one, "character" would be a cast to its first character.
+            -- With a modifier of -1. Without a modifier, "character" would be a cast to its first character.
             'type', (
                 select pg_catalog.format_type(kinds.oid, -1)
                 from kinds

@@ -172,11 +172,6 @@ impl<T> Ledger<T> {
         self.limits
     }
 
-    /// The oldest ticket that is not delivered: of all below it, every one is.
-    pub fn next_undelivered(&self) -> Ticket {
-        Ticket(self.base)
-    }
-
     /// The ticket the next event gets.
     pub fn next(&self) -> Ticket {
         Ticket(self.next_ticket())

@@ -54,17 +54,18 @@ const WRITE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// Those of the marker.
 pub(super) async fn write_back<S: Sink>(pipeline: &mut Pipeline<S>, config: &Config) -> Result<()> {
-    if pipeline.publisher.is_written_back() {
+    let publisher = &mut pipeline.publisher;
+    if publisher.write_backs.is_empty() {
         return Ok(());
     }
     // What a session did not come to the end of.
-    pipeline.publisher.write_back_ended(false);
+    publisher.write_backs.abandon();
     let Some(marker) = Marker::of(config).await? else { return Ok(()) };
-    while let Some(batch) = pipeline.publisher.begin_write_back(usize::MAX) {
+    while let Some(batch) = publisher.write_backs.begin(usize::MAX, publisher.ledger.delivered()) {
         let settled = tokio::time::timeout(WRITE_BACK_TIMEOUT, marker.settle(&batch)).await;
         settled
             .map_err(|_| Error::new(Kind::PostgresUnreachable, "rows that were acked could not be marked in time"))??;
-        pipeline.publisher.write_back_ended(true);
+        publisher.write_backs.finish();
     }
     Ok(())
 }

@@ -73,6 +73,8 @@ pub(super) struct Jobs {
     probing_row: Option<Job>,
     reading: Option<Job>,
     next_pair: Instant,
+    /// Events acked when the last snapshot was taken.
+    paired_at: u64,
     look_asked: bool,
     next_look: Instant,
     next_measure: Instant,
@@ -91,6 +93,7 @@ impl Jobs {
             probing_row: None,
             reading: None,
             next_pair: now,
+            paired_at: u64::MAX,
             look_asked: false,
             next_look: now + LOOK_INTERVAL,
             next_measure: now,
@@ -121,13 +124,18 @@ impl Jobs {
         due
     }
 
-    /// Takes a snapshot where one is due and none is under way.
-    pub(super) fn begin_pair(&mut self, session: &Session, now: Instant) {
-        if self.next_pair <= now && self.pairing.is_none() {
+    /// Takes a snapshot where one is due, none is under way, and events were `acked` since the last.
+    pub(super) fn begin_pair(&mut self, session: &Session, acked: u64, now: Instant) {
+        if self.next_pair <= now && self.pairing.is_none() && self.paired_at != acked {
             self.next_pair = now + PAIR_INTERVAL;
             let control = session.control.clone();
             self.pairing = Some(Box::pin(async move { Done::Paired(control.take_pair().await) }));
         }
+    }
+
+    /// A snapshot was taken, after so many events were acked.
+    pub(super) fn paired(&mut self, acked: u64) {
+        self.paired_at = acked;
     }
 
     /// Looks for pending rows where that is due; everything up to `settled` is delivered and marked.

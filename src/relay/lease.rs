@@ -71,7 +71,8 @@ impl Lease {
     pub(super) async fn take(
         config: &Config,
         producer: Option<Producer>,
-        (why, known): (&Why, &Known),
+        why: &Why,
+        known: &Known,
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Lease> {
         let source = &config.source;

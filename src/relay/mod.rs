@@ -12,8 +12,6 @@ use crate::telemetry::Telemetry;
 
 mod again;
 mod alarm;
-pub mod backoff;
-mod batches;
 mod begun;
 mod budget;
 pub mod delivered_before;
@@ -24,14 +22,15 @@ mod found;
 mod jobs;
 mod kept;
 mod lease;
+mod outage;
 mod pace;
 mod parking;
 pub mod pipeline;
-pub mod poison;
+mod producer;
 pub mod publisher;
 mod pulse;
+pub mod quarantine;
 mod recovery;
-mod refusals;
 mod replication;
 mod report;
 mod retention;
@@ -43,6 +42,7 @@ mod store;
 mod supervisor;
 mod table;
 mod table_loop;
+pub mod topics;
 mod transaction;
 mod watch;
 mod write_back;
@@ -67,7 +67,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         () = retention::keep(&retention, &known) => Err(Error::new(Kind::Bug, "the retention came to an end")),
     };
     if stop.asked() < Stop::Now {
-        relay.end_life().await;
+        relay.producer.end().await;
     }
     if let Err(error) = &result {
         relay.telemetry.health.halted(&error.to_string());

@@ -180,7 +180,7 @@ impl<S: Sink> Pipeline<S> {
 
     /// Whether everything taken in is acked, written back, stored, and so confirmable.
     pub fn is_settled(&self) -> bool {
-        self.publisher.is_written_back() && self.is_stored_as_far_as_written_back()
+        self.publisher.write_backs.is_empty() && self.is_stored_as_far_as_written_back()
     }
 
     /// Whether everything taken in is acked, and what of it is written back is stored.

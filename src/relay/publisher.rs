@@ -25,7 +25,7 @@ use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
 use crate::position::{Lsn, Position};
 use crate::relay::delivered_before::{DeliveredBefore, Tail, Verdict as Before};
 use crate::relay::parking::{Behind, Parking};
-use crate::relay::poison::{EventId, Like, Poison, Verdict};
+use crate::relay::quarantine::{EventId, Quarantine, Verdict};
 use crate::relay::retrying::Tried;
 use crate::relay::transaction::Transaction;
 use crate::relay::write_back::{RowPolicy, WriteBack, WriteBacks};
@@ -33,8 +33,8 @@ use crate::route::dead_letter::Reason;
 use crate::route::{OwnedRecord, Record, Router};
 use crate::sink::{Delivery, EnqueueError, RECORD_COST_BYTES, Sink};
 use crate::telemetry::IntakeClosed;
+use crate::upkeep::Failure;
 use crate::upkeep::parked::{Parked, Waiting};
-use crate::upkeep::{Batch, Failure};
 
 /// What does not change while a relay lives.
 #[derive(Debug, Clone)]
@@ -105,14 +105,20 @@ pub struct InFlight {
     instead: Option<Instead>,
     /// Its record and what is parked of it, where it travels alone because the broker may refuse it.
     isolated: Option<(OwnedRecord, Isolated)>,
+    /// Its topic, where that refused the record before.
+    refusing: Option<String>,
 }
 
 impl InFlight {
     /// Nothing has to be known of most events.
     fn needed(self) -> Option<Box<InFlight>> {
-        let InFlight { write_back, id, max_attempts, instead, isolated, .. } = &self;
-        let is_needed =
-            write_back.is_some() || id.is_some() || max_attempts.is_some() || instead.is_some() || isolated.is_some();
+        let InFlight { write_back, id, max_attempts, instead, isolated, refusing, .. } = &self;
+        let is_needed = write_back.is_some()
+            || id.is_some()
+            || max_attempts.is_some()
+            || instead.is_some()
+            || isolated.is_some()
+            || refusing.is_some();
         is_needed.then(|| Box::new(self))
     }
 
@@ -170,8 +176,6 @@ enum PendingFor {
 #[derive(Debug)]
 struct Refusal {
     ticket: Ticket,
-    /// Its event, where such events are given up.
-    id: Option<EventId>,
     error: Error,
 }
 
@@ -215,9 +219,10 @@ pub struct Publisher<S> {
     transaction: Option<Transaction>,
     /// Events that are delivered and not committed: what is known of them counts when they come again.
     uncommitted: Vec<InFlight>,
-    write_backs: WriteBacks,
+    /// What is to be written to the rows of delivered events.
+    pub(super) write_backs: WriteBacks,
     /// What is known of events that the broker refuses.
-    pub(super) poison: Poison,
+    pub(super) quarantine: Quarantine,
     /// Which events are parked.
     pub(super) parking: Parking,
     /// What an earlier process may have published, while its events come again.
@@ -247,7 +252,7 @@ impl<S: Sink> Publisher<S> {
             transaction: setup.delivery.transactions.as_ref().map(Transaction::new),
             uncommitted: Vec::new(),
             write_backs: WriteBacks::new(start),
-            poison: Poison::default(),
+            quarantine: Quarantine::default(),
             parking: Parking::default(),
             before: None,
             xid: None,
@@ -261,9 +266,9 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// What the last producer learned of events that the broker refuses.
-    pub(crate) fn remember(&mut self, poison: Poison) {
-        self.poison = poison;
-        self.poison.begin();
+    pub(crate) fn remember(&mut self, quarantine: Quarantine) {
+        self.quarantine = quarantine;
+        self.quarantine.begin();
     }
 
     /// A new connection to the server begins, and sends again what was not taken in.
@@ -280,7 +285,7 @@ impl<S: Sink> Publisher<S> {
 
     /// What was counted.
     pub fn counts(&self) -> Counts {
-        Counts { topics_taking: self.poison.taken(), ..self.counts }
+        Counts { topics_taking: self.quarantine.topics.taking(), ..self.counts }
     }
 
     /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first one counts.
@@ -346,7 +351,7 @@ impl<S: Sink> Publisher<S> {
             warn_of_left_out(event, header, &rows.outbox, &self.slot);
         }
         let decision = routed.with_record(|record| {
-            if let Some(verdict) = id.as_ref().and_then(|id| self.poison.verdict(id)) {
+            if let Some(verdict) = id.as_ref().and_then(|id| self.quarantine.verdict(id)) {
                 return Ok(Decision::GiveUp(OwnedRecord::of(record), verdict.clone()));
             }
             if self.parking.is_any()
@@ -357,14 +362,13 @@ impl<S: Sink> Publisher<S> {
                 return Ok(Decision::Wait { key, topic, behind });
             }
             let retry = self.delivery.retry.within(max_attempts);
+            let topics = &mut self.quarantine.topics;
             if id.is_some()
-                && self.poison.has_refusing()
-                && let Some(error) =
-                    self.poison.refusal(record.topic, Instant::now(), |attempts| attempts > retry.attempts)
+                && let Some(error) = topics.given_up(record.topic, |attempts| attempts > retry.attempts)
             {
                 return Ok(Decision::GiveUp(OwnedRecord::of(record), Verdict { error, without_value: false }));
             }
-            let isolated = id.as_ref().is_some_and(|id| self.poison.is_suspect(id, record)).then(|| {
+            let isolated = id.as_ref().is_some_and(|id| self.quarantine.is_suspect(id, record)).then(|| {
                 let parks = self.delivery.on_error == OnError::Park;
                 Isolated { parked: parks.then(|| Box::new(Parked::of(event, &rows.columns, None, None))) }
             });
@@ -379,6 +383,7 @@ impl<S: Sink> Publisher<S> {
                 max_attempts,
                 instead: None,
                 isolated: None,
+                refusing: None,
             };
             let pending = |event_in_flight, why| {
                 let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
@@ -396,7 +401,7 @@ impl<S: Sink> Publisher<S> {
             match self.sink.enqueue(record, ticket) {
                 Ok(()) => {
                     failpoint::reached("enqueued");
-                    self.poison.sent_to(record.topic, ticket);
+                    let sent = InFlight { refusing: self.quarantine.topics.refusing(record.topic), ..sent };
                     self.counts.enqueued += 1;
                     self.ledger.enqueued(bytes_of(record), committed_at_us, sent.needed()).map_err(contradiction)?;
                     Ok(Decision::Enqueued)
@@ -442,7 +447,7 @@ impl<S: Sink> Publisher<S> {
         let error = error.of_row(row).of_event(place.commit_lsn, place.index);
         let Some(id) = id.filter(|_| error.kind().disposition() == Disposition::GiveUp) else { return Err(error) };
         // It is given up when it comes again.
-        Err(match self.poison.condemn(id, error.clone()) {
+        Err(match self.quarantine.reject(id, error.clone()) {
             true => Error::new(Kind::KafkaUnreachable, format!("giving an event up: {error}")),
             false => self.dead_letter_refused(&error),
         })
@@ -482,7 +487,7 @@ impl<S: Sink> Publisher<S> {
         let ticket = pending.ticket.unwrap_or(self.ledger.next());
         let enqueued = pending.record.with_record(|record| {
             self.sink.enqueue(record, ticket)?;
-            self.poison.sent_to(record.topic, ticket);
+            pending.event.refusing = self.quarantine.topics.refusing(record.topic);
             Ok(bytes_of(record))
         });
         match enqueued {
@@ -495,19 +500,18 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// The same for a record that the broker may refuse: it waits until nothing is in flight.
-    fn offer_isolated(&mut self, pending: Pending, isolated: Isolated) -> Result<Option<(Pending, Error)>> {
+    fn offer_isolated(&mut self, mut pending: Pending, isolated: Isolated) -> Result<Option<(Pending, Error)>> {
         let ticket = self.ledger.next();
         let sent = match self.ledger.in_flight_events() {
             0 => pending.record.with_record(|record| {
                 self.sink.enqueue_apart(record, ticket)?;
-                self.poison.sent_to(record.topic, ticket);
-                Ok((bytes_of(record), Like::of(record)))
+                pending.event.refusing = self.quarantine.topics.refusing(record.topic);
+                Ok(bytes_of(record))
             }),
             _ => Err(EnqueueError::Full),
         };
         match sent {
-            Ok((bytes, like)) => {
-                self.poison.sent_alone(ticket, like);
+            Ok(bytes) => {
                 let isolated = Some((pending.record, isolated));
                 self.enqueued(bytes, InFlight { isolated, ..pending.event })?;
                 Ok(None)
@@ -549,7 +553,6 @@ impl<S: Sink> Publisher<S> {
         let mut failure = None;
         self.write_backs.note(self.ledger.delivered());
         self.limit_attempts(deliveries);
-        // What was acked is cleared of suspicion before anything is suspected.
         let (mut refused, gives_up) = (Vec::new(), self.delivery.on_error != OnError::Stop);
         for delivery in deliveries.drain(..) {
             match delivery {
@@ -566,8 +569,7 @@ impl<S: Sink> Publisher<S> {
                 }
                 Delivery::Failed(ticket, error) => {
                     if gives_up && error.kind().disposition() == Disposition::GiveUp {
-                        let id = self.event(ticket).and_then(|event| event.id.clone());
-                        refused.push(Refusal { ticket, id, error: error.clone() });
+                        refused.push(Refusal { ticket, error: error.clone() });
                     }
                     if let Some(refusal) = self.refused_by_topic(&error) {
                         failure.get_or_insert(refusal);
@@ -580,12 +582,6 @@ impl<S: Sink> Publisher<S> {
                     });
                 }
             }
-        }
-        let below = self.ledger.next_undelivered();
-        match self.transaction {
-            // What is not committed comes again, and what is known of it counts then.
-            Some(_) => self.poison.clear_alone(below),
-            None => self.poison.acked_below(below),
         }
         self.release();
         match failure {
@@ -643,6 +639,9 @@ impl<S: Sink> Publisher<S> {
     fn release(&mut self) {
         while let Some(event) = self.ledger.take_delivered() {
             let Some(mut event) = event else { continue };
+            if let Some((record, _)) = event.isolated.take() {
+                record.with_record(|record| self.quarantine.took_isolated(record));
+            }
             if let Some(write_back) = event.write_back.take() {
                 self.write_backs.push(event.place, write_back, event.xid);
             }
@@ -655,8 +654,11 @@ impl<S: Sink> Publisher<S> {
 
     /// This event does not come again.
     fn finish(&mut self, event: &InFlight) {
+        if let Some(topic) = &event.refusing {
+            self.quarantine.topics.took(topic);
+        }
         if let Some(id) = &event.id {
-            self.poison.delivered(id);
+            self.quarantine.delivered(id);
         }
         match event.instead {
             None => {}
@@ -686,8 +688,17 @@ impl<S: Sink> Publisher<S> {
 
     /// An event of which no record is sent.
     fn unsent(&self, place: Place, committed_at_us: i64, write_back: Option<WriteBack>) -> InFlight {
-        let (xid, id, max_attempts) = (self.xid, None, None);
-        InFlight { place, committed_at_us, xid, write_back, id, max_attempts, instead: None, isolated: None }
+        InFlight {
+            place,
+            committed_at_us,
+            xid: self.xid,
+            write_back,
+            id: None,
+            max_attempts: None,
+            instead: None,
+            isolated: None,
+            refusing: None,
+        }
     }
 
     // Transactions of Kafka, where events are committed together with the position behind them.
@@ -732,29 +743,10 @@ impl<S: Sink> Publisher<S> {
     /// The transaction is committed: what was acked will not come again. Gives the number of events in it.
     pub(super) fn committed(&mut self) -> Option<u64> {
         let events = self.transaction.as_mut()?.committed(self.counts.enqueued);
-        self.poison.acked_below(self.ledger.next_undelivered());
         for event in std::mem::take(&mut self.uncommitted) {
             self.finish(&event);
         }
         Some(events)
-    }
-
-    // Write-backs out.
-
-    /// Begins a batch of up to `max` write-backs, in the order of their events; none where there is nothing to write, or a
-    /// batch is in progress.
-    pub(super) fn begin_write_back(&mut self, max: usize) -> Option<Batch> {
-        self.write_backs.begin(max, self.ledger.delivered())
-    }
-
-    /// The batch is written if `done`, and is written again otherwise.
-    pub(super) fn write_back_ended(&mut self, done: bool) {
-        if done { self.write_backs.finish() } else { self.write_backs.abandon() }
-    }
-
-    /// Whether nothing is to be written to the rows of delivered events.
-    pub(super) fn is_written_back(&self) -> bool {
-        self.write_backs.is_empty()
     }
 
     /// Up to where every event is delivered, and written back where rows are.
@@ -816,11 +808,15 @@ impl<S: Sink> Publisher<S> {
         let Some(first) = refused.first() else { return failure };
         let cause = format!("the broker refused a record; finding out which: {}", first.error);
         if refused.len() > 1 {
-            self.poison.with_others();
+            self.quarantine.with_others();
         }
         let mut judged = true;
-        for Refusal { ticket, id, error } in refused {
-            judged &= id.as_ref().is_some_and(|id| self.poison.refused(*ticket, id, error));
+        for Refusal { ticket, error } in refused {
+            let event = self.ledger.event(*ticket).and_then(Option::as_deref);
+            judged &= event.is_some_and(|event| {
+                let isolated = event.isolated.as_ref().map(|(record, _)| record);
+                event.id.as_ref().is_some_and(|id| self.quarantine.refused(id, isolated, error))
+            });
         }
         if judged { Error::new(Kind::KafkaUnreachable, cause) } else { self.dead_letter_refused(&failure) }
     }
@@ -828,7 +824,7 @@ impl<S: Sink> Publisher<S> {
     /// A topic refuses records: where such events are parked, those for it are from now on. What follows then heals.
     fn refused_by_topic(&mut self, error: &Error) -> Option<Error> {
         let topic = error.topic().filter(|_| self.delivery.on_error == OnError::Park)?;
-        self.poison.refuse_once(topic, error);
+        self.quarantine.topics.give_up_next(topic, error.clone());
         Some(Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {error}")))
     }
 
@@ -846,7 +842,7 @@ impl<S: Sink> Publisher<S> {
         let (Some(id), Some((record, Isolated { parked }))) = (id, isolated) else {
             return Err(error.of_event(place.commit_lsn, place.index));
         };
-        self.poison.refused_alone(ticket, &id, &error);
+        self.quarantine.refused_isolated(&id, &record, &error);
         let of = GivenUp { place, committed_at_us, ticket: Some(ticket), max_attempts };
         if let Some(parked) = parked {
             return self.park(*parked, &of, id, &record, &error);
@@ -895,14 +891,14 @@ impl<S: Sink> Publisher<S> {
         let (outbox, row, place) = (rows.outbox.as_str(), Shown::of(id.row.id()), event.place);
         let dead_letters = self.delivery.on_error == OnError::DeadLetter;
         let outcome = if dead_letters { "dead-letter" } else { "skip" };
-        let again = dead_letters && self.poison.give_up(&id, verdict);
+        let again = dead_letters && self.quarantine.give_up(&id, verdict);
         if again {
             tracing::debug!(slot = %self.slot, outbox, row = %row, "sending a dead letter again");
         } else {
             tracing::warn!(slot = %self.slot, outbox, row = %row, %place, class, cause, outcome, "an event was given up");
         }
         if !dead_letters {
-            self.poison.forget(&id);
+            self.quarantine.forget(&id);
             let unsent = self.unsent(place, event.committed_at_us, write_back);
             return self.done(event.ticket, InFlight { instead: Some(Instead::Skipped), ..unsent });
         }
@@ -964,7 +960,7 @@ impl<S: Sink> Publisher<S> {
         record: &OwnedRecord,
         error: &Error,
     ) -> Result<()> {
-        self.poison.forget(&id);
+        self.quarantine.forget(&id);
         if self.parking.holds(&parked.row, &parked.place) {
             self.came_again(&parked.row, &parked.place)?;
             return self.done(of.ticket, self.unsent(parked.place, parked.committed_at_us, None));

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::failpoint;
@@ -28,12 +27,11 @@ use crate::relay::jobs::{Done, Jobs};
 use crate::relay::kept::Kept;
 use crate::relay::pace::Pace;
 use crate::relay::pipeline::{Pipeline, Taken};
-use crate::relay::pulse::Pulse;
 use crate::relay::report::Report;
 use crate::relay::retention::Known;
 use crate::relay::retrying::{Retrying, Tried};
 use crate::relay::session::Session;
-use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process};
 use crate::sink::Delivery;
@@ -43,7 +41,7 @@ use crate::source::catalog::{Fingerprint, compare};
 use crate::source::control::{ControlEnd, PendingRow, WalPosition};
 use crate::source::feedback::{Action, Feedback};
 use crate::source::{Io, Notice, Status, WalMessage, WalSource, notice};
-use crate::telemetry::{Side, Telemetry};
+use crate::telemetry::Side;
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
 const SERVER_SHUTDOWN_GRACE: Duration = Duration::from_millis(1_500);
@@ -106,7 +104,7 @@ pub(super) async fn run(
     epoch: Instant,
     process: Process<'_>,
 ) -> Result<Ended> {
-    let (now, Process { config, telemetry, pulse, stop }) = (Instant::now(), process);
+    let (now, Process { config, telemetry, pulse, .. }) = (Instant::now(), process.clone());
     let mut this = ReplicationLoop {
         feedback: Feedback::new(config.source.wal_sender_timeout, now),
         report: Report::new(pipeline),
@@ -119,33 +117,31 @@ pub(super) async fn run(
         control: ControlWatch::new(&session.control),
         catalog_unsound: false,
         unmarkable: false,
-        pulse,
         again: Again::of(config),
         budget: Budget::new(&config.source),
         kept: Kept::default(),
-        paired_at: u64::MAX,
         noticed: None,
         backlog: false,
         pace: Pace::new(now),
         alarm: Alarm::new(),
         pipeline,
         session,
-        config,
-        telemetry,
         epoch,
-        stop,
+        process,
     };
     telemetry.metrics.dropped_events.inc_by(this.session.marker.as_ref().map_or(0, |marker| marker.take_dropped()));
     let ended = this.run().await;
     match &ended {
         // The slot is ours as long as the stream is not ended.
-        Ok(how) if *how != Ended::ServerShutDown && this.stop.asked() < Stop::Now => this.retrying.finish().await,
+        Ok(how) if *how != Ended::ServerShutDown && this.process.stop.asked() < Stop::Now => {
+            this.retrying.finish().await
+        }
         Ok(_) | Err(_) => this.retrying.give_up().await,
     }
     this.retrying.count(&telemetry.metrics);
     this.report.tell(this.pipeline, this.session.stream.received(), telemetry, Instant::now());
     this.pipeline.publisher.forget_unread();
-    let (confirmed, at_once) = (this.pipeline.confirmable(), this.stop.asked() == Stop::Now);
+    let (confirmed, at_once) = (this.pipeline.confirmable(), this.process.stop.asked() == Stop::Now);
     let stream = this.session.stream;
     let deadline = Instant::now() + if at_once { Duration::ZERO } else { FINISH_TIMEOUT };
     let last = Status { received: stream.received(), confirmed, reply_requested: false };
@@ -159,10 +155,8 @@ pub(super) async fn run(
 struct ReplicationLoop<'a> {
     pipeline: &'a mut Pipeline<KafkaSink>,
     session: Session,
-    config: &'a Config,
-    telemetry: &'a Telemetry,
+    process: Process<'a>,
     epoch: Instant,
-    stop: StopSignal,
     feedback: Feedback,
     report: Report,
     deliveries: Vec<Delivery>,
@@ -176,13 +170,10 @@ struct ReplicationLoop<'a> {
     catalog_unsound: bool,
     /// Whether rows were refused to be marked or deleted for good.
     unmarkable: bool,
-    pulse: &'a Pulse,
     /// Rows that were set to pending again, where rows say that they are pending.
     again: Option<Again>,
     budget: Budget,
     kept: Kept,
-    /// Events acked when the last snapshot was taken.
-    paired_at: u64,
     /// What the server last said beside the changes, since the last change: one that waits for a standby repeats itself.
     noticed: Option<Notice>,
     /// Whether messages were left in the buffer for the next turn.
@@ -209,7 +200,7 @@ impl ReplicationLoop<'_> {
             self.begin_jobs(now);
             let feedback = self.tell_server(now)?;
             if self.report.next <= now {
-                self.report.tell(self.pipeline, self.session.stream.received(), self.telemetry, now);
+                self.report.tell(self.pipeline, self.session.stream.received(), self.process.telemetry, now);
             }
             let left_over = self.has_left_over();
             if let Some(leaving) = self.leaving.take_if(|leaving| leaving.until <= now || !left_over) {
@@ -220,7 +211,7 @@ impl ReplicationLoop<'_> {
                 tokio::task::yield_now().await;
             }
             let input = self.next_input(self.wake_at(now, feedback), rest, gathers).await;
-            self.pulse.beat()?;
+            self.process.pulse.beat()?;
             if let Input::Deliveries = input {
                 // On failure the producer is finished, and nothing that waits for it would come to an end.
                 self.pipeline.publisher.delivered(&mut self.deliveries)?;
@@ -263,7 +254,7 @@ impl ReplicationLoop<'_> {
                 }
                 WalMessage::Notice(notice) if self.noticed.as_ref() == Some(&notice) => {}
                 WalMessage::Notice(notice) => {
-                    notice::judge(&notice, &self.config.source)?;
+                    notice::judge(&notice, &self.process.config.source)?;
                     self.noticed = Some(notice);
                 }
                 WalMessage::ParameterStatus { name, value } => tracing::debug!(name, value, "a setting changed"),
@@ -295,15 +286,16 @@ impl ReplicationLoop<'_> {
             }
             Due::Idle(position) if !self.jobs.is_looking() && self.may_look() => {
                 self.pipeline.store_begun(since);
-                self.telemetry.metrics.catalog_checks.inc();
+                self.process.telemetry.metrics.catalog_checks.inc();
                 self.jobs.begin_look(&self.session, Some(position), now);
             }
             Due::Idle(_) => {}
         }
+        let delivered = self.pipeline.publisher.ledger.delivered();
         if let Some(marker) = &self.session.marker
             && !self.jobs.is_writing_back()
             && !self.unmarkable
-            && let Some(batch) = self.pipeline.publisher.begin_write_back(usize::MAX)
+            && let Some(batch) = self.pipeline.publisher.write_backs.begin(usize::MAX, delivered)
         {
             self.jobs.begin_write_back(marker, batch);
         }
@@ -311,19 +303,15 @@ impl ReplicationLoop<'_> {
             self.retrying.begin_due(self.pipeline.publisher.parking.count(), || self.pipeline.publisher.census(), now);
         }
         if self.again.is_some() && self.may_look() && self.leaving.is_none() {
-            let every = self.config.source.poll.pending_interval;
+            let every = self.process.config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
-        self.jobs.begin_tail(&self.config.kafka, || self.pipeline.publisher.unread());
-        // Nothing came since the last one: it says all there is to say.
-        if self.may_look()
-            && self.pipeline.trail.wants_pair()
-            && self.pipeline.publisher.counts().acked != self.paired_at
-        {
-            self.jobs.begin_pair(&self.session, now);
+        self.jobs.begin_tail(&self.process.config.kafka, || self.pipeline.publisher.unread());
+        if self.may_look() && self.pipeline.trail.wants_pair() {
+            self.jobs.begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);
         }
         if self.may_look() && self.jobs.begin_due(&self.session, now) {
-            self.telemetry.metrics.catalog_checks.inc();
+            self.process.telemetry.metrics.catalog_checks.inc();
         }
     }
 
@@ -379,7 +367,7 @@ impl ReplicationLoop<'_> {
         let next_stop = if self.stop_heard { Stop::Now } else { Stop::Drain };
         tokio::select! {
             biased;
-            () = self.stop.at_least(next_stop) => Input::Stop,
+            () = self.process.stop.at_least(next_stop) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => Input::Clock,
             () = self.pipeline.publisher.next_deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
@@ -407,9 +395,9 @@ impl ReplicationLoop<'_> {
     async fn handle(&mut self, input: Input) -> Result<()> {
         match input {
             Input::Stop => {
-                self.telemetry.health.stopping();
-                let at_once = std::mem::replace(&mut self.stop_heard, true) || self.stop.asked() == Stop::Now;
-                let grace = if at_once { Duration::ZERO } else { self.config.process.shutdown_timeout };
+                self.process.telemetry.health.stopping();
+                let at_once = std::mem::replace(&mut self.stop_heard, true) || self.process.stop.asked() == Stop::Now;
+                let grace = if at_once { Duration::ZERO } else { self.process.config.process.shutdown_timeout };
                 self.leave(grace, Ok(Ended::Stopped));
                 Ok(())
             }
@@ -420,13 +408,13 @@ impl ReplicationLoop<'_> {
             }
             Input::Job(done) => self.job_done(*done).await,
             Input::Retried(tried) => {
-                self.retrying.count(&self.telemetry.metrics);
+                self.retrying.count(&self.process.telemetry.metrics);
                 self.pipeline.publisher.tried(&tried);
                 Ok(())
             }
             Input::Control(end) => self.control_ended(end),
             Input::Kafka(answers) => {
-                self.telemetry.connected(Side::Kafka, answers?);
+                self.process.telemetry.connected(Side::Kafka, answers?);
                 Ok(())
             }
             Input::Socket(result) => {
@@ -454,24 +442,24 @@ impl ReplicationLoop<'_> {
             // A table that is read through each time takes too long, and must not hold up the stream.
             Done::Pending(Err(error), _) => {
                 if let Some(again) = &mut self.again {
-                    again.warn(&self.config.source.slot, &error);
+                    again.warn(&self.process.config.source.slot, &error);
                 }
                 self.jobs.put_off_watch(Instant::now());
             }
             Done::Kept(found, outbox) => self.looked_for_row(found?, outbox),
             Done::WrittenBack(Ok(())) => {
-                self.pipeline.publisher.write_back_ended(true);
+                self.pipeline.publisher.write_backs.finish();
                 failpoint::reached("marked");
             }
             Done::WrittenBack(Err(error)) => {
-                self.pipeline.publisher.write_back_ended(false);
+                self.pipeline.publisher.write_backs.abandon();
                 // Nothing is marked any more, and nothing that waits for a mark is waited for.
                 self.unmarkable = error.kind().halts();
                 return Err(error);
             }
             Done::Paired(pair) => {
                 let (snapshot, lsn) = pair?;
-                self.paired_at = self.pipeline.publisher.counts().acked;
+                self.jobs.paired(self.pipeline.publisher.counts().acked);
                 self.pipeline.trail.took(snapshot, lsn);
             }
             Done::Tail(topic, tail, result) => self.tail_read(&topic, tail, result),
@@ -492,10 +480,10 @@ impl ReplicationLoop<'_> {
             }
             return Err(error);
         }
-        self.telemetry.metrics.positions_stored.inc();
+        self.process.telemetry.metrics.positions_stored.inc();
         failpoint::reached("stored");
         if let Some(events) = self.pipeline.stored(position) {
-            self.telemetry.metrics.transaction(events, took);
+            self.process.telemetry.metrics.transaction(events, took);
         }
         Ok(())
     }
@@ -530,14 +518,14 @@ impl ReplicationLoop<'_> {
         asked.retain(|row| !self.pipeline.publisher.parking.holds_row(row));
         if !asked.is_empty() {
             let rows = asked.len();
-            tracing::info!(slot = %self.config.source.slot, rows, "rows are pending again; publishing them again");
-            self.leave(self.config.process.shutdown_timeout, Ok(Ended::Asked(asked)));
+            tracing::info!(slot = %self.process.config.source.slot, rows, "rows are pending again; publishing them again");
+            self.leave(self.process.config.process.shutdown_timeout, Ok(Ended::Asked(asked)));
         }
     }
 
     /// The row of an event that was delivered a while ago is in its table, or is not, or nobody may know.
     fn looked_for_row(&mut self, found: Option<bool>, outbox: usize) {
-        let Some(of) = self.config.outboxes.get(outbox) else { return };
+        let Some(of) = self.process.config.outboxes.get(outbox) else { return };
         if self.kept.found(outbox, found) {
             self.session.stream_only(of);
         } else if found == Some(true) {
@@ -546,7 +534,7 @@ impl ReplicationLoop<'_> {
     }
 
     fn tail_read(&mut self, topic: &str, tail: Option<Tail>, result: Result<()>) {
-        let (slot, records) = (&self.config.source.slot, tail.as_ref().map_or(0, Tail::count));
+        let (slot, records) = (&self.process.config.source.slot, tail.as_ref().map_or(0, Tail::count));
         tracing::debug!(%slot, topic, records, "looked for what was published before");
         if let Err(error) = &result {
             let fix = error.what_to_do();
@@ -563,9 +551,9 @@ impl ReplicationLoop<'_> {
         if let Some(retained) = measured.retained_bytes() {
             self.judge_retained(retained);
         }
-        self.report.oldest.tell(self.telemetry, measured.oldest_transaction.as_ref());
+        self.report.oldest.tell(self.process.telemetry, measured.oldest_transaction.as_ref());
         if let Some(restart_lsn) = measured.slot.as_ref().and_then(|slot| slot.restart_lsn) {
-            self.telemetry.metrics.slot_restart_lsn.set(restart_lsn);
+            self.process.telemetry.metrics.slot_restart_lsn.set(restart_lsn);
         }
         self.begin_kept();
     }
@@ -585,9 +573,9 @@ impl ReplicationLoop<'_> {
     fn judge_retained(&mut self, retained: u64) {
         let (verdict, news) = self.budget.judge(retained);
         if let Some(news) = news {
-            tracing::warn!(slot = %self.config.source.slot, "{news}");
+            tracing::warn!(slot = %self.process.config.source.slot, "{news}");
         }
-        self.telemetry.health.over_budget(match verdict {
+        self.process.telemetry.health.over_budget(match verdict {
             Verdict::Over { retained, max } => Some((retained, max)),
             Verdict::Within | Verdict::GiveUp => None,
         });
@@ -605,11 +593,11 @@ impl ReplicationLoop<'_> {
     /// Looks whether the row of an event that was delivered a while ago is in its table.
     fn begin_kept(&mut self) {
         let newest = self.pipeline.begun.newest().filter(|row| {
-            let of = self.config.outboxes.get(row.outbox);
+            let of = self.process.config.outboxes.get(row.outbox);
             of.is_some_and(|of| of.source.table().is_some() && !of.upkeep.delete)
         });
         let Some(row) = self.kept.due(newest) else { return };
-        let Some(outbox) = self.config.outboxes.get(row.outbox) else { return };
+        let Some(outbox) = self.process.config.outboxes.get(row.outbox) else { return };
         let values = row.values().map(|value| String::from_utf8(value.to_vec()));
         let key = outbox.key_columns().cloned().zip(values).map(|(column, value)| Some((column, value.ok()?)));
         if let Some(table) = outbox.source.table().cloned()
@@ -669,7 +657,7 @@ impl ReplicationLoop<'_> {
         if self.leaving.is_none() && !self.pipeline.publisher.is_drained() {
             tracing::error!(%error, "stopping: waiting for acks of what came before");
         }
-        self.leave(self.config.process.shutdown_timeout, Err(error));
+        self.leave(self.process.config.process.shutdown_timeout, Err(error));
         Ok(())
     }
 

@@ -14,38 +14,28 @@ mod line;
 mod memory;
 mod pass;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 pub(super) use self::memory::Memory;
-use self::pass::Pass;
+pub(super) use self::pass::Tried;
+use self::pass::{LOOK_INTERVAL, Shared, Summary};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::relay::pulse::Beside;
 use crate::relay::retention::Known;
 use crate::telemetry::Metrics;
-use crate::upkeep::Marker;
-use crate::upkeep::parked::Waiting;
 
-/// How often it is looked whether any is due, while any waits.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// After a pass that could not be made.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Looks take this small a part of the time, however many events wait. The tries that follow have waits of their own.
 const LOOK_SHARE: u32 = 20;
-/// Aggregates of one pass.
-const HEADS_MAX: i64 = 200;
-/// Events sent before their acks are waited for.
-const BATCH_EVENTS: i64 = 200;
-/// How long acks are waited for: a topic that is not there is known to be missing after half of it.
-const SEND_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// How often what waits is compared with the table, and how soon the first time: what another relay, or a pass of a session before,
 /// had sent to Postgres may take effect a little later.
 const CENSUS_INTERVAL: Duration = Duration::from_secs(60);
@@ -54,50 +44,16 @@ const CENSUS_SOON: Duration = Duration::from_secs(5);
 /// How long the end of a session waits for a pass.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a pass has come to so far. It is told at once: until then more begins to wait behind what waits no more.
-#[derive(Debug, Default)]
-pub(super) struct Tried {
-    /// Events that wait no more: sent or dropped.
-    pub(super) released: Vec<Waiting>,
-    /// Topics that took records.
-    pub(super) accepting: Vec<String>,
-    /// What is in the table, by a look after this census.
-    pub(super) table: Option<(u64, Vec<Waiting>)>,
-}
-
-/// What a pass came to.
-#[derive(Debug, Default)]
-struct Summary {
-    /// Events that were sent.
-    sent: u64,
-    /// Events that were dropped.
-    dropped: u64,
-    /// What it took to find out which are due.
-    looked: Duration,
-}
-
 /// The passes, one at a time.
 #[derive(Debug)]
 pub(super) struct Retrying {
-    of: Arc<Of>,
+    shared: Arc<Shared>,
     pass: Option<Running>,
     next_pass: Instant,
     next_census: Instant,
     told: bool,
     /// Whether there is something to let go of once nothing waits.
     is_used: bool,
-}
-
-/// What passes share.
-#[derive(Debug)]
-struct Of {
-    config: Config,
-    known: Known,
-    beside: Option<Beside>,
-    /// Theirs alone: a lock that is waited for in it holds up neither marks nor positions.
-    session: Mutex<Option<Marker>>,
-    /// Whether the pass is to end with what it is at.
-    ends: AtomicBool,
 }
 
 /// A pass. Ends with whoever holds it.
@@ -117,15 +73,22 @@ impl Retrying {
     /// `beside`, where the loop has a pulse.
     pub(super) fn new(config: &Config, known: &Known, beside: Option<Beside>) -> Retrying {
         let now = Instant::now();
-        let of = Of {
+        let shared = Shared {
             config: config.clone(),
             known: Arc::clone(known),
             beside,
             session: Mutex::default(),
             ends: AtomicBool::default(),
         };
-        let is_used = of.memory().is_any_leaving();
-        Retrying { of: Arc::new(of), pass: None, next_pass: now, next_census: now + CENSUS_SOON, told: false, is_used }
+        let is_used = shared.memory().is_any_leaving();
+        Retrying {
+            shared: Arc::new(shared),
+            pass: None,
+            next_pass: now,
+            next_census: now + CENSUS_SOON,
+            told: false,
+            is_used,
+        }
     }
 
     /// Begins a pass where one is due: `waiting` events wait, of which a census can be taken.
@@ -133,21 +96,21 @@ impl Retrying {
         if self.pass.is_some() || self.next_pass > now {
             return;
         }
-        let is_any = waiting > 0 || self.is_used && self.of.memory().is_any_leaving();
+        let is_any = waiting > 0 || self.is_used && self.shared.memory().is_any_leaving();
         if !is_any && std::mem::take(&mut self.is_used) {
-            self.of.memory().clear();
-            if let Ok(mut session) = self.of.session.try_lock() {
+            self.shared.memory().clear();
+            if let Ok(mut session) = self.shared.session.try_lock() {
                 *session = None;
             }
         }
         if is_any {
             self.is_used = true;
             let census = (self.next_census <= now).then(census);
-            let of = Arc::clone(&self.of);
+            let shared = Arc::clone(&self.shared);
             let (tell, tried) = unbounded_channel();
             let ended = tokio::spawn(async move {
                 let mut summary = Summary::default();
-                let ended = of.pass(&mut summary, census, tell).await;
+                let ended = shared.pass(&mut summary, census, tell).await;
                 (summary, ended)
             });
             self.pass = Some(Running { tried, ended });
@@ -156,7 +119,7 @@ impl Retrying {
 
     /// The session ends, and slot or lease are still ours: a pass gets a moment for what it is at, and there is no other.
     pub(super) async fn finish(&mut self) {
-        self.of.ends.store(true, Ordering::Relaxed);
+        self.shared.ends.store(true, Ordering::Relaxed);
         let ending = async {
             while self.pass.is_some() {
                 self.next().await;
@@ -179,8 +142,8 @@ impl Retrying {
 
     /// Tells the metrics what became of events that waited.
     pub(super) fn count(&self, metrics: &Metrics) {
-        metrics.unparked_events.inc_by(self.of.known.unparked.swap(0, Ordering::Relaxed));
-        metrics.dropped_events.inc_by(self.of.known.dropped.swap(0, Ordering::Relaxed));
+        metrics.unparked_events.inc_by(self.shared.known.unparked.swap(0, Ordering::Relaxed));
+        metrics.dropped_events.inc_by(self.shared.known.dropped.swap(0, Ordering::Relaxed));
     }
 
     /// Waits for what comes of the pass, or its end. Safe to cancel; without one, for ever.
@@ -203,7 +166,7 @@ impl Retrying {
     }
 
     fn ended(&mut self, (Summary { sent, dropped, looked }, ended): (Summary, Result<()>)) {
-        let (now, slot) = (Instant::now(), &self.of.config.source.slot);
+        let (now, slot) = (Instant::now(), &self.shared.config.source.slot);
         if sent > 0 {
             tracing::info!(%slot, events = sent, "events that waited were delivered");
         }
@@ -226,33 +189,5 @@ impl Retrying {
                 }
             }
         }
-    }
-}
-
-impl Of {
-    async fn pass(&self, summary: &mut Summary, census: Option<u64>, tell: UnboundedSender<Tried>) -> Result<()> {
-        let Some(stored) = self.known.borrow().clone() else { return Ok(()) };
-        let mut session = self.session.lock().await;
-        let marker = match session.take().filter(|marker| !marker.is_closed()) {
-            Some(marker) => marker,
-            None => match Marker::impatient(&self.config).await? {
-                Some(marker) => marker,
-                None => return Ok(()),
-            },
-        };
-        let ended = Pass::new(self, &marker, stored, tell).run(summary, census).await;
-        if ended.is_ok() || marker.answers().await.is_ok() {
-            *session = Some(marker);
-        }
-        ended
-    }
-
-    fn ends(&self) -> bool {
-        self.ends.load(Ordering::Relaxed)
-    }
-
-    /// What this process remembers. Never held while anything is waited for.
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.known.tried.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

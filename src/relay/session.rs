@@ -75,35 +75,22 @@ pub(super) enum Opened {
 }
 
 impl Session {
-    /// Looks, connects, owns the slot, and finds out where to go on. `confirmed` is repeated to the server meanwhile.
-    /// Without a producer the session gets one of its own.
+    /// Looks, connects, owns the slot, and finds out where to go on. Without a producer the session gets one of its own.
+    /// `polls_instead` is why the table is to be polled for a while, although there may be a slot.
     pub(super) async fn open(
         config: &Config,
         producer: Option<Producer>,
-        confirmed: Lsn,
-        (polls_instead, known): (Option<&str>, &Known),
+        polls_instead: Option<&str>,
+        known: &Known,
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Opened> {
         let source = &config.source;
         let sql = SqlSession::connect(&source.database, &fence::session_name(config)).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
-        if let Some(why) = polls(config, &facts, polls_instead) {
+        if let Some(why) = table_instead(config, &facts, polls_instead)? {
             return Ok(Opened::Table(why));
         }
-        // One that is being made has no position yet.
-        let needs_making = |slot: &Slot| {
-            slot.is_ours(&facts.server.database) && (slot.lost().is_some() || slot.confirmed_flush_lsn.is_none())
-        };
-        if facts.slot.as_ref().is_none_or(needs_making) {
-            preflight::judge_server(&facts.server)?;
-            return Ok(Opened::Table(Why::Gap));
-        }
-        let (warnings, vanished) =
-            preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outboxes)?;
-        warnings.iter().for_each(|warning| warn(warning.to_string()));
-        if let Some(error) = &vanished {
-            warn(format!("{error}; relaying what was written while it had it, then stopping"));
-        }
+        let vanished = judge(config, &facts, warn)?;
         if source.give_up_over_budget || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
             fitness::look(config, warn).await?;
         }
@@ -117,6 +104,7 @@ impl Session {
         let marker = Marker::of(config).await?;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;
+        let server = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
         let walsender_pid = wal.backend_pid().await?;
         let history = match server.timeline {
             1 => Vec::new(),
@@ -130,75 +118,31 @@ impl Session {
             started => started?,
         };
 
-        let status = Status { received: confirmed, confirmed, reply_requested: false };
-        let own = fence::own(config, producer, &server.system_identifier);
-        let (producer, sink) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, own).await?;
-        let read = read_position(config, producer, &control, known);
-        let (mut store, loaded) = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, read).await?;
-        // Of the time since the slot is ours: whoever had it before may have gone on while this one connected.
-        let now = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, control.wal_position()).await?;
-        let confirmed_flush = now.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
-        let identity = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
+        let owned = Owned { config, facts: &facts, server, history, control: &control, marker: marker.as_ref() };
+        let found = owned.find_start(producer, known, warn);
+        let Some(start) = hold(&mut stream, source.wal_sender_timeout / 3, &control, found).await? else {
+            return Ok(Opened::Table(Why::Gap));
+        };
         let base_types = facts.catalogs.iter().flat_map(|catalog| &catalog.base_types);
         let base_types = BaseTypes::new(base_types.map(|(oid, base)| (*oid, *base)).collect(), facts.wal_end);
         let of_tables = config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
         let table_oids = of_tables.zip(&fingerprints).filter_map(|((number, _), now)| Some((now.table_oid()?, number)));
         let table_oids = table_oids.collect();
-        let slot = slot_now(config, &facts, confirmed_flush);
-        if needs_table(config, loaded.as_ref(), &identity, &slot, now.wal_end, &history) {
-            return Ok(Opened::Table(Why::Gap));
-        }
-        let start = reconcile(loaded.as_ref(), &identity, &slot, now.wal_end, &history, config.state.adopt_slot)?;
-        start.notes.into_iter().for_each(warn);
-        let identity = Stored {
-            server: identity,
-            slot: slot.name,
-            position: start.position,
-            publication_oid: slot.publication_oid,
-            table_oids: slot.table_oids,
-            membership_oids: slot.membership_oids,
-            message_prefixes: slot.message_prefixes,
-            published: start.published.or_else(|| begins(&now, start.position)),
-            stream_only: loaded.as_ref().map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
-            catch_up: None,
-        };
-        known.send_replace(Some(identity.clone()));
-        if loaded.as_ref() != Some(&identity) {
-            // What follows must not be confirmed against a record of something else.
-            let write = store.store(&identity);
-            hold(&mut stream, source.wal_sender_timeout / 3, status, &control, write).await?;
-        }
-        // Before the slot was ours, another relay could still park events.
-        let waiting = async {
-            match &marker {
-                Some(marker) => {
-                    marker.none_left_behind(config).await?;
-                    marker.waiting().await
-                }
-                None => still_none_left_behind(config).await.map(|()| Vec::new()),
-            }
-        };
-        let waiting = hold(&mut stream, source.wal_sender_timeout / 3, status, &control, waiting).await?;
-        let vanished = vanished.map(|error| (now.wal_end, error));
-        let marker = marker.map(Arc::new);
-        let may_give_up =
-            source.give_up_over_budget && loaded.as_ref().is_none_or(|stored| stored.stream_only.is_empty());
-        let store = Some(store);
         let session = Session {
             stream,
             control,
-            store,
+            store: Some(start.store),
             fingerprints,
             base_types,
             table_oids,
-            vanished,
-            marker,
-            waiting,
-            may_give_up,
+            vanished: vanished.map(|error| (start.wal_end, error)),
+            marker: marker.map(Arc::new),
+            waiting: start.waiting,
+            may_give_up: source.give_up_over_budget && start.had_whole_table,
             walsender_pid,
-            wal_end: now.wal_end,
-            sink,
-            identity,
+            wal_end: start.wal_end,
+            sink: start.sink,
+            identity: start.identity,
         };
         Ok(Opened::Stream(Box::new(session)))
     }
@@ -245,19 +189,124 @@ impl Session {
     }
 }
 
+/// A slot that is ours, because we stream from it.
+struct Owned<'a> {
+    config: &'a Config,
+    facts: &'a Facts,
+    server: ServerIdentity,
+    /// The timelines of the server up to this one.
+    history: Vec<TimelineSwitch>,
+    control: &'a Control,
+    marker: Option<&'a Marker>,
+}
+
+/// Where a stream goes on.
+struct Start {
+    store: AnyStore,
+    sink: Option<KafkaSink>,
+    identity: Stored,
+    wal_end: Lsn,
+    waiting: Vec<Waiting>,
+    /// Whether no table was known from which rows vanish right after they are written.
+    had_whole_table: bool,
+}
+
+impl Owned<'_> {
+    /// Fences other producers, reads what is stored, and finds out where to go on; none where the table has to be read first.
+    async fn find_start(
+        self,
+        producer: Option<Producer>,
+        known: &Known,
+        warn: &mut (dyn FnMut(String) + Send),
+    ) -> Result<Option<Start>> {
+        let Owned { config, facts, server, history, control, marker } = self;
+        let (producer, sink) = fence::own(config, producer, &server.system_identifier).await?;
+        let (mut store, loaded) = read_position(config, producer, control, known).await?;
+        // Of the time since the slot is ours: whoever had it before may have gone on while this one connected.
+        let now = control.wal_position().await?;
+        let confirmed_flush = now.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
+        let slot = slot_now(config, facts, confirmed_flush);
+        if needs_table(config, loaded.as_ref(), &server, &slot, now.wal_end, &history) {
+            return Ok(None);
+        }
+        let start = reconcile(loaded.as_ref(), &server, &slot, now.wal_end, &history, config.state.adopt_slot)?;
+        start.notes.into_iter().for_each(warn);
+        let identity = Stored {
+            server,
+            slot: slot.name,
+            position: start.position,
+            publication_oid: slot.publication_oid,
+            table_oids: slot.table_oids,
+            membership_oids: slot.membership_oids,
+            message_prefixes: slot.message_prefixes,
+            published: start.published.or_else(|| begins(&now, start.position)),
+            stream_only: loaded.as_ref().map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
+            catch_up: None,
+        };
+        known.send_replace(Some(identity.clone()));
+        if loaded.as_ref() != Some(&identity) {
+            // What follows must not be confirmed against a record of something else.
+            store.store(&identity).await?;
+        }
+        // Before the slot was ours, another relay could still park events.
+        let waiting = match marker {
+            Some(marker) => {
+                marker.none_left_behind(config).await?;
+                marker.waiting().await?
+            }
+            None => still_none_left_behind(config).await.map(|()| Vec::new())?,
+        };
+        let had_whole_table = loaded.is_none_or(|stored| stored.stream_only.is_empty());
+        Ok(Some(Start { store, sink, identity, wal_end: now.wal_end, waiting, had_whole_table }))
+    }
+}
+
 /// What is known of the tables before anything of a slot was delivered.
 fn begins(now: &WalPosition, position: Position) -> Option<Published> {
     let oldest = now.slot.as_ref()?.catalog_xmin.as_ref()?.parse().ok()?;
     Some(Published::from_slot(oldest, now.snapshot.clone()?, position.end_lsn))
 }
 
+/// Why the table has to be read first, or instead, as far as server and slot tell.
+///
+/// # Errors
+/// The server cannot have a slot.
+fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Result<Option<Why>> {
+    if let Some(why) = polls(config, facts, instead) {
+        return Ok(Some(Why::Poll(why)));
+    }
+    // One that is being made has no position yet.
+    let needs_making = |slot: &Slot| {
+        slot.is_ours(&facts.server.database) && (slot.lost().is_some() || slot.confirmed_flush_lsn.is_none())
+    };
+    if facts.slot.as_ref().is_none_or(needs_making) {
+        preflight::judge_server(&facts.server)?;
+        return Ok(Some(Why::Gap));
+    }
+    Ok(None)
+}
+
+/// Warns of what is not as it should be, and gives what to stop with once everything written so far is relayed.
+///
+/// # Errors
+/// The slot cannot be streamed.
+fn judge(config: &Config, facts: &Facts, warn: &mut (dyn FnMut(String) + Send)) -> Result<Option<Error>> {
+    let source = &config.source;
+    let (warnings, vanished) = preflight::judge_backlog(facts, &source.slot, &source.publication, &config.outboxes)?;
+    warnings.iter().for_each(|warning| warn(warning.to_string()));
+    if let Some(error) = &vanished {
+        warn(format!("{error}; relaying what was written while it had it, then stopping"));
+    }
+    Ok(vanished)
+}
+
 /// Why there is to be no slot, if there is not.
-fn polls(config: &Config, facts: &Facts, instead: Option<&str>) -> Option<Why> {
+fn polls(config: &Config, facts: &Facts, instead: Option<&str>) -> Option<String> {
     if let Some(why) = instead {
-        return Some(Why::Poll(why.to_owned()));
+        return Some(why.to_owned());
     }
     let source = &config.source;
-    let why = match source.mode {
+    match source.mode {
         Mode::Slot => None,
         Mode::Poll => Some("slot.mode is poll".to_owned()),
         Mode::Auto => match preflight::judge_server(&facts.server) {
@@ -265,8 +314,7 @@ fn polls(config: &Config, facts: &Facts, instead: Option<&str>) -> Option<Why> {
             Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.to_string()),
             _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
         },
-    };
-    why.map(Why::Poll)
+    }
 }
 
 /// Whether events are in the table that the slot does not have.
@@ -293,7 +341,6 @@ fn needs_table(
 async fn hold<T>(
     stream: &mut WalStream,
     every: Duration,
-    status: Status,
     control: &Control,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
@@ -305,7 +352,8 @@ async fn hold<T>(
             done = &mut work => return done,
             end = control.closed() => return Err(ended(end)),
             _ = tick.tick() => {
-                stream.queue_status(status);
+                // Nothing is confirmed before it is known where delivery goes on.
+                stream.queue_status(Status { received: Lsn::ZERO, confirmed: Lsn::ZERO, reply_requested: false });
                 stream.flush_output().await?;
             }
         }

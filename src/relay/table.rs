@@ -23,8 +23,8 @@ use crate::position::{Lsn, Position};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::relay::fitness::{can_have_slot, can_poll, fits};
 use crate::relay::lease::{Lease, Task};
-use crate::relay::poison::Poison;
 use crate::relay::publisher::{Publisher, Setup};
+use crate::relay::quarantine::Quarantine;
 use crate::relay::recovery::{Plan, which};
 use crate::relay::replication::Ended;
 use crate::relay::report::OldestTransaction;
@@ -39,6 +39,7 @@ use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
 use crate::upkeep::left_behind::none_left_behind;
+use crate::upkeep::parked::Waiting;
 
 /// How long an idle poller may go without storing where it stands: it is nothing but a newer snapshot.
 const IDLE_STORE: Duration = Duration::from_secs(10);
@@ -61,7 +62,7 @@ pub(super) async fn run(
     lease: Lease,
     sink: KafkaSink,
     delivered: Vec<RowId>,
-    poison: &mut Poison,
+    quarantine: &mut Quarantine,
     process: Process<'_>,
 ) -> (Option<KafkaSink>, bool, Result<Ended>) {
     let Process { config, telemetry, pulse, stop } = process.clone();
@@ -69,38 +70,13 @@ pub(super) async fn run(
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };
-    publisher.remember(std::mem::take(poison));
+    publisher.remember(std::mem::take(quarantine));
     publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
     let source = &config.source;
-    let opened = async {
-        let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
-        let mut tables = Vec::new();
-        for (number, outbox) in config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some())
-        {
-            let facts = TableFacts::read(reader.client(), outbox).await?;
-            fits(&facts, outbox, &lease.task, config)?;
-            if config.delivery.transactions.is_some() && facts.xid_column.is_none() {
-                tracing::warn!(slot = %source.slot, table = %facts.name, "rows do not tell their transaction: those that are \
-                     read from the table again after a crash may come twice: alter table {} add column xid xid8 not null \
-                     default pg_current_xact_id()", facts.name);
-            }
-            tables.push(OutboxTable { number, facts });
-        }
-        // Behind the tables, so that a setting Postgres does not take is named.
-        let marker = Marker::of(config).await?;
-        none_left_behind(reader.client(), config).await?;
-        // The order in which they are read, whatever the configuration's is next time.
-        tables.sort_by_key(|table| table.facts.oid);
-        let waiting = match &marker {
-            Some(marker) => marker.waiting().await?,
-            None => Vec::new(),
-        };
-        Ok::<_, Error>((marker.map(Arc::new), waiting, reader, tables))
-    };
-    let (marker, waiting, reader, tables) = match pulse.throughout(opened).await {
+    let Opened { marker, waiting, reader, tables } = match pulse.throughout(open(config, &lease.task)).await {
         Ok(opened) => opened,
         Err(error) => {
-            *poison = std::mem::take(&mut publisher.poison);
+            *quarantine = std::mem::take(&mut publisher.quarantine);
             return (Some(publisher.sink), false, Err(error));
         }
     };
@@ -135,7 +111,7 @@ pub(super) async fn run(
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
     let (clean, begun) = (work.reading.publisher.is_drained(), work.reading.has_saved());
-    *poison = std::mem::take(&mut work.reading.publisher.poison);
+    *quarantine = std::mem::take(&mut work.reading.publisher.quarantine);
     let sink = work.reading.publisher.sink;
     let dead = matches!(&done, Err(error) if error.kind().ends_producer());
     if clean && !dead {
@@ -143,6 +119,40 @@ pub(super) async fn run(
     }
     sink.close().await;
     (None, begun, done)
+}
+
+/// The tables, and who reads them and writes to their rows.
+struct Opened {
+    marker: Option<Arc<Marker>>,
+    waiting: Vec<Waiting>,
+    reader: Reader,
+    tables: Vec<OutboxTable>,
+}
+
+async fn open(config: &Config, task: &Task) -> Result<Opened> {
+    let source = &config.source;
+    let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
+    let mut tables = Vec::new();
+    for (number, outbox) in config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some()) {
+        let facts = TableFacts::read(reader.client(), outbox).await?;
+        fits(&facts, outbox, task, config)?;
+        if config.delivery.transactions.is_some() && facts.xid_column.is_none() {
+            tracing::warn!(slot = %source.slot, table = %facts.name, "rows do not tell their transaction: those that are \
+                 read from the table again after a crash may come twice: alter table {} add column xid xid8 not null \
+                 default pg_current_xact_id()", facts.name);
+        }
+        tables.push(OutboxTable { number, facts });
+    }
+    // Behind the tables, so that a setting Postgres does not take is named.
+    let marker = Marker::of(config).await?;
+    none_left_behind(reader.client(), config).await?;
+    // The order in which they are read, whatever the configuration's is next time.
+    tables.sort_by_key(|table| table.facts.oid);
+    let waiting = match &marker {
+        Some(marker) => marker.waiting().await?,
+        None => Vec::new(),
+    };
+    Ok(Opened { marker: marker.map(Arc::new), waiting, reader, tables })
 }
 
 struct Work<'a> {
@@ -339,16 +349,21 @@ impl Work<'_> {
             }
             // What the slot delivered is read once at most; whoever asks for it again means it.
             self.reading.forget_delivered();
-            tokio::select! {
-                biased;
-                () = self.stop.at_least(Stop::Drain) => {
-                    self.reading.save().await?;
-                    return Ok(Ended::Stopped);
-                }
-                end = self.reading.lease.ended() => return Err(lease_lost(end)),
-                () = notified.notified() => {}
-                () = tokio::time::sleep(wait) => {}
+            if self.is_stopped_within(wait, &notified).await? {
+                self.reading.save().await?;
+                return Ok(Ended::Stopped);
             }
+        }
+    }
+
+    /// Waits this long, or until there is said to be a new row. Whether the relay was told to stop.
+    async fn is_stopped_within(&mut self, wait: Duration, notified: &Notify) -> Result<bool> {
+        tokio::select! {
+            biased;
+            () = self.stop.at_least(Stop::Drain) => Ok(true),
+            end = self.reading.lease.ended() => Err(lease_lost(end)),
+            () = notified.notified() => Ok(false),
+            () = tokio::time::sleep(wait) => Ok(false),
         }
     }
 

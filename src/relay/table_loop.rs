@@ -12,7 +12,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::clock::now_us;
-use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Fault, Place, Polled, RowId, Via};
 use crate::failpoint;
@@ -24,7 +23,7 @@ use crate::relay::publisher::{Counts, Publisher, contradiction};
 use crate::relay::replication::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
 use crate::relay::retrying::Retrying;
-use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process, at_once, end_of, lease_lost, told_to_leave};
 use crate::sink::Delivery;
@@ -32,7 +31,7 @@ use crate::sink::kafka::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::control::{Control, ControlEnd};
 use crate::state::Stored;
-use crate::telemetry::{Side, Telemetry};
+use crate::telemetry::Side;
 use crate::upkeep::Marker;
 
 /// How long what was delivered waits to be stored: what comes again after a crash.
@@ -73,9 +72,7 @@ pub(super) struct TableLoop<'a> {
     delivered: HashSet<RowId>,
     /// Rows a poller has published and may find again, and those it has just found.
     found: Found,
-    config: &'a Config,
-    telemetry: &'a Telemetry,
-    stop: StopSignal,
+    process: Process<'a>,
     /// The session that holds the lease on the table.
     pub(super) lease: ControlWatch,
     kafka: KafkaWatch,
@@ -163,7 +160,7 @@ impl<'a> TableLoop<'a> {
         control: &Control,
         process: Process<'a>,
     ) -> Self {
-        let (now, Process { config, telemetry, pulse, stop }) = (Instant::now(), process);
+        let (now, Process { config, telemetry, pulse, .. }) = (Instant::now(), process.clone());
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         TableLoop {
             retrying: Retrying::new(config, store.known(), Some(pulse.beside())),
@@ -176,9 +173,7 @@ impl<'a> TableLoop<'a> {
             marker,
             delivered,
             found: Found::default(),
-            config,
-            telemetry,
-            stop,
+            process,
             lease: ControlWatch::new(control),
             deliveries: Vec::new(),
             next_store: now,
@@ -197,7 +192,7 @@ impl<'a> TableLoop<'a> {
     /// stored where that is possible.
     pub(super) async fn table(&mut self, reader: &Reader, query: &Query<'_>) -> Result<Read> {
         let Query { sql, total, facts, outbox: number, lsn, via } = *query;
-        let outbox = self.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
+        let outbox = self.process.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
         let polled = Polled::new(outbox, facts.columns.clone())
             .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
         let commit_lsn = lsn.max(self.publisher.ledger.received().end_lsn);
@@ -255,7 +250,7 @@ impl<'a> TableLoop<'a> {
             if scan.next_tell <= now {
                 self.log_progress(scan, now);
             }
-            let drained = self.publisher.is_drained() && self.publisher.is_written_back();
+            let drained = self.publisher.is_drained() && self.publisher.write_backs.is_empty();
             if scan.leaving.is_some_and(|until| drained || until <= now) {
                 self.save_to_last(scan).await?;
                 return if drained { Ok(Read::Stopped) } else { Err(self.late()) };
@@ -287,7 +282,7 @@ impl<'a> TableLoop<'a> {
         let asked = if scan.leaving.is_some() { Stop::Now } else { Stop::Drain };
         tokio::select! {
             biased;
-            () = self.stop.at_least(asked) => Input::Stop,
+            () = self.process.stop.at_least(asked) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.publisher.next_deliveries(&mut self.deliveries) => Input::Deliveries,
             done = end_of(&mut scan.writing_back) => Input::WrittenBack(done),
@@ -301,22 +296,25 @@ impl<'a> TableLoop<'a> {
         match input {
             Input::Clock => {}
             Input::Stop => {
-                let grace = match self.stop.asked() {
+                let grace = match self.process.stop.asked() {
                     Stop::Now => Duration::ZERO,
-                    Stop::No | Stop::Drain => self.config.process.shutdown_timeout,
+                    Stop::No | Stop::Drain => self.process.config.process.shutdown_timeout,
                 };
-                self.telemetry.health.stopping();
+                self.process.telemetry.health.stopping();
                 scan.leaving = Some(Instant::now() + grace);
             }
             Input::Deliveries => self.publisher.delivered(&mut self.deliveries)?,
             Input::WrittenBack(done) => {
                 scan.writing_back = None;
-                self.publisher.write_back_ended(done.is_ok());
+                match done {
+                    Ok(()) => self.publisher.write_backs.finish(),
+                    Err(_) => self.publisher.write_backs.abandon(),
+                }
                 done?;
                 failpoint::reached("marked");
             }
             Input::LeaseLost(end) => return Err(lease_lost(end)),
-            Input::Kafka(answers) => self.telemetry.connected(Side::Kafka, answers?),
+            Input::Kafka(answers) => self.process.telemetry.connected(Side::Kafka, answers?),
             Input::Row(row) => self.take_rows(scan, row?).await?,
         }
         Ok(())
@@ -342,7 +340,8 @@ impl<'a> TableLoop<'a> {
 
     /// One row on its way.
     fn take(&mut self, scan: &mut Scan, row: &PolledRow) -> Result<()> {
-        let outbox = self.config.outboxes.get(scan.outbox).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
+        let outbox =
+            self.process.config.outboxes.get(scan.outbox).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
         let place = Place { commit_lsn: scan.commit_lsn, index: scan.sent, via: scan.via };
         let event = scan.polled.event(place, scan.outbox, row.values());
         let mut event = match event {
@@ -370,7 +369,7 @@ impl<'a> TableLoop<'a> {
 
     fn begin_write_back(&mut self, scan: &mut Scan) {
         if let Some(marker) = &self.marker
-            && let Some(batch) = self.publisher.begin_write_back(WRITE_BACK_ROWS)
+            && let Some(batch) = self.publisher.write_backs.begin(WRITE_BACK_ROWS, self.publisher.ledger.delivered())
         {
             let marker = Arc::clone(marker);
             scan.writing_back = Some(Box::pin(async move {
@@ -383,7 +382,7 @@ impl<'a> TableLoop<'a> {
     fn log_progress(&self, scan: &mut Scan, now: Instant) {
         scan.next_tell = now + TELL_INTERVAL;
         let acked = scan.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64);
-        let (slot, table, rows) = (&self.config.source.slot, &scan.table, scan.read);
+        let (slot, table, rows) = (&self.process.config.source.slot, &scan.table, scan.read);
         tracing::info!(%slot, table, rows, acked, of = scan.total, "reading the table");
     }
 
@@ -407,30 +406,34 @@ impl<'a> TableLoop<'a> {
     pub(super) fn tell(&mut self, now: Instant) {
         self.next_report = now + REPORT_INTERVAL;
         let (counts, before) = (self.publisher.counts(), self.counts);
-        tell_counts(self.telemetry, counts, before);
-        self.retrying.count(&self.telemetry.metrics);
+        tell_counts(self.process.telemetry, counts, before);
+        self.retrying.count(&self.process.telemetry.metrics);
         self.counts = counts;
         let (events, bytes) = (self.publisher.ledger.in_flight_events(), self.publisher.ledger.in_flight_bytes());
-        self.telemetry.metrics.in_flight_events.set(i64::try_from(events).unwrap_or(i64::MAX));
-        self.telemetry.metrics.in_flight_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-        self.telemetry.metrics.intake_closed(self.publisher.intake_closed());
-        self.telemetry.metrics.waiting_events.set(i64::try_from(self.publisher.parking.count()).unwrap_or(i64::MAX));
-        self.telemetry.health.report(!self.publisher.is_drained(), counts.acked > before.acked);
+        self.process.telemetry.metrics.in_flight_events.set(i64::try_from(events).unwrap_or(i64::MAX));
+        self.process.telemetry.metrics.in_flight_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        self.process.telemetry.metrics.intake_closed(self.publisher.intake_closed());
+        self.process
+            .telemetry
+            .metrics
+            .waiting_events
+            .set(i64::try_from(self.publisher.parking.count()).unwrap_or(i64::MAX));
+        self.process.telemetry.health.report(!self.publisher.is_drained(), counts.acked > before.acked);
         let now_us = now_us();
         for committed_at_us in self.publisher.ledger.take_finished() {
-            self.telemetry.metrics.observe_commit_to_ack(committed_at_us, now_us);
+            self.process.telemetry.metrics.observe_commit_to_ack(committed_at_us, now_us);
         }
     }
 
     fn late(&self) -> Error {
-        let (left, slot) = (self.publisher.ledger.in_flight_events(), &self.config.source.slot);
+        let (left, slot) = (self.publisher.ledger.in_flight_events(), &self.process.config.source.slot);
         let cause = format!("stopped with {left} rows of slot {slot} not acked");
         Error::new(Kind::ShutdownTimeout, cause).remedy("nothing is lost: they are read again at the next start")
     }
 
     fn unfit(&self, scan: &Scan, column: usize, fault: Fault) -> Error {
-        let (slot, row, table) = (&self.config.source.slot, scan.read, &scan.table);
-        let name = self.config.outboxes.get(scan.outbox).and_then(|outbox| outbox.columns.get(column));
+        let (slot, row, table) = (&self.process.config.source.slot, scan.read, &scan.table);
+        let name = self.process.config.outboxes.get(scan.outbox).and_then(|outbox| outbox.columns.get(column));
         let name = name.map(|name| quoted(name)).unwrap_or_default();
         let cause = format!("slot {slot}: row {row} of those read from table {table}: column {name} {fault}");
         let which = if fault == Fault::Null { format!(" (where {name} is null)") } else { String::new() };
@@ -476,16 +479,16 @@ impl<'a> TableLoop<'a> {
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
             end = self.lease.ended() => return Err(lease_lost(end)),
-            () = told_to_leave(&mut self.stop, self.config.process.shutdown_timeout) => {
-                let cause = format!("stopped before the progress of slot {} was stored", self.config.source.slot);
+            () = told_to_leave(&mut self.process.stop, self.process.config.process.shutdown_timeout) => {
+                let cause = format!("stopped before the progress of slot {} was stored", self.process.config.source.slot);
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
                     .remedy("nothing is lost: what was not stored is read (again) at the next start"));
             }
         }
-        self.telemetry.metrics.positions_stored.inc();
+        self.process.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
         if let Some(events) = self.publisher.committed() {
-            self.telemetry.metrics.transaction(events, self.store.took);
+            self.process.telemetry.metrics.transaction(events, self.store.took);
         }
         Ok(())
     }
@@ -493,7 +496,7 @@ impl<'a> TableLoop<'a> {
     /// Nothing more is read. What of it is not committed never will be.
     pub(super) fn count_given_up(&self) {
         if self.publisher.has_open_transaction() {
-            self.telemetry.metrics.given_up_transactions.inc();
+            self.process.telemetry.metrics.given_up_transactions.inc();
         }
     }
 
@@ -521,7 +524,7 @@ impl<'a> TableLoop<'a> {
     /// # Errors
     /// Somebody may.
     pub(super) async fn finish_retrying(&mut self) -> Result<()> {
-        if self.stop.asked() == Stop::Now {
+        if self.process.stop.asked() == Stop::Now {
             return Ok(());
         }
         tokio::select! {
@@ -533,6 +536,6 @@ impl<'a> TableLoop<'a> {
 
     /// What is being tried of events that wait is given up at once: somebody else may try them.
     pub(super) fn drop_retrying(&mut self) {
-        self.retrying = Retrying::new(self.config, self.store.known(), None);
+        self.retrying = Retrying::new(self.process.config, self.store.known(), None);
     }
 }

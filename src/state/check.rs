@@ -70,7 +70,7 @@ pub fn reconcile(
         );
         return Ok(Start { position: from_slot, published: None, notes: vec![note] });
     };
-    let (position, mut notes, mismatches) = compare(stored, now, slot, wal_end, history);
+    let Comparison { position, mut notes, mismatches } = compare(stored, now, slot, wal_end, history);
     match mismatches.first() {
         None => {
             // Of an outbox that is new, rows from before it are not published, whatever a snapshot sees.
@@ -117,7 +117,7 @@ pub fn gap(
     wal_end: Lsn,
     history: &[TimelineSwitch],
 ) -> Result<Option<Gap>> {
-    let (_, notes, mismatches) = compare(stored, now, slot, wal_end, history);
+    let Comparison { notes, mismatches, .. } = compare(stored, now, slot, wal_end, history);
     if let Some(other) = mismatches.iter().find(|mismatch| !mismatch.is_in_the_table()) {
         return Err(other.refusal(slot));
     }
@@ -137,92 +137,112 @@ pub fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) 
     published.until(switch.switch_lsn)
 }
 
-/// The position as far as it exists on this server's timeline, what to say of it, and all that does not belong.
+/// What is stored, beside the server, slot and log that are there.
+struct Comparison {
+    /// The stored position, as far as it exists on this server's timeline.
+    position: Position,
+    /// What the operator should know, a sentence each.
+    notes: Vec<String>,
+    /// What does not belong.
+    mismatches: Vec<Mismatch>,
+}
+
 fn compare(
     stored: &Stored,
     now: &ServerIdentity,
     slot: &SlotNow,
     wal_end: Lsn,
     history: &[TimelineSwitch],
-) -> (Position, Vec<String>, Vec<Mismatch>) {
-    let mut position = stored.position;
-    let mut notes = Vec::new();
-    let mut mismatches = Vec::new();
-    if stored.server.system_identifier != now.system_identifier {
-        mismatches.push(Mismatch::Server {
-            stored: stored.server.system_identifier.clone(),
-            now: now.system_identifier.clone(),
-        });
-    }
+) -> Comparison {
+    let mut comparison = Comparison { position: stored.position, notes: Vec::new(), mismatches: Vec::new() };
     if stored.slot != slot.name {
-        mismatches.push(Mismatch::Slot { stored: stored.slot.clone() });
+        comparison.mismatches.push(Mismatch::Slot { stored: stored.slot.clone() });
     }
-    // LSNs and OIDs of another server say nothing here.
-    if stored.server.system_identifier != now.system_identifier {
-        return (position, notes, mismatches);
-    }
-    let (then, timeline) = (stored.server.timeline, now.timeline);
-    if then > timeline {
-        mismatches.push(Mismatch::TimelineNewer { stored: then, now: timeline });
-        return (position, notes, mismatches);
-    }
-    if then < timeline {
-        let Some(switch) = history.iter().find(|switch| switch.timeline == then) else {
-            mismatches.push(Mismatch::TimelineNotAncestor { stored: then, now: timeline });
-            return (position, notes, mismatches);
-        };
-        position = clamped(position, switch.switch_lsn);
-        if position != stored.position {
-            notes.push(phantoms(&stored.position, &position, timeline, switch.switch_lsn));
+    // LSNs and OIDs of another server or timeline say nothing here.
+    match comparison.of_server(stored, now, history) {
+        Some(elsewhere) => comparison.mismatches.insert(0, elsewhere),
+        None => {
+            comparison.of_log(stored, now, slot, wal_end);
+            comparison.of_outboxes(stored, slot);
         }
     }
-    if ends_beyond(&position, wal_end) {
-        mismatches.push(Mismatch::BeyondLog { stored: position, wal_end });
+    comparison
+}
+
+impl Comparison {
+    /// Why nothing else can be compared, if nothing can. Takes the position back to where the timelines parted.
+    fn of_server(&mut self, stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Mismatch> {
+        if stored.server.system_identifier != now.system_identifier {
+            return Some(Mismatch::Server {
+                stored: stored.server.system_identifier.clone(),
+                now: now.system_identifier.clone(),
+            });
+        }
+        let (then, timeline) = (stored.server.timeline, now.timeline);
+        if then > timeline {
+            return Some(Mismatch::TimelineNewer { stored: then, now: timeline });
+        }
+        if then < timeline {
+            let Some(switch) = history.iter().find(|switch| switch.timeline == then) else {
+                return Some(Mismatch::TimelineNotAncestor { stored: then, now: timeline });
+            };
+            self.position = clamped(self.position, switch.switch_lsn);
+            if self.position != stored.position {
+                self.notes.push(phantoms(&stored.position, &self.position, timeline, switch.switch_lsn));
+            }
+        }
+        None
     }
-    // A poller has no position, and knows how far the log was all the same.
-    let flushed = stored.published.as_ref().and_then(|published| published.flushed).filter(|_| then == timeline);
-    if let Some(flushed) = flushed.filter(|flushed| *flushed > wal_end) {
-        mismatches.push(Mismatch::BeyondLog { stored: Position::at(flushed), wal_end });
+
+    fn of_log(&mut self, stored: &Stored, now: &ServerIdentity, slot: &SlotNow, wal_end: Lsn) {
+        if ends_beyond(&self.position, wal_end) {
+            self.mismatches.push(Mismatch::BeyondLog { stored: self.position, wal_end });
+        }
+        // A poller has no position, and knows how far the log was all the same.
+        let same_timeline = stored.server.timeline == now.timeline;
+        let flushed = stored.published.as_ref().and_then(|published| published.flushed).filter(|_| same_timeline);
+        if let Some(flushed) = flushed.filter(|flushed| *flushed > wal_end) {
+            self.mismatches.push(Mismatch::BeyondLog { stored: Position::at(flushed), wal_end });
+        }
+        if slot.confirmed_flush > self.position.end_lsn {
+            self.mismatches.push(Mismatch::SlotAhead { stored: self.position, confirmed: slot.confirmed_flush });
+        }
     }
-    if slot.confirmed_flush > position.end_lsn {
-        mismatches.push(Mismatch::SlotAhead { stored: position, confirmed: slot.confirmed_flush });
-    }
-    if stored.publication_oid != slot.publication_oid {
-        mismatches.push(Mismatch::Recreated {
-            what: "publication",
-            stored: stored.publication_oid,
-            now: slot.publication_oid,
-        });
-    }
-    let absent = |before: &[u32], now: &[u32]| before.iter().find(|oid| !now.contains(oid)).copied();
-    let gone = absent(&stored.table_oids, &slot.table_oids);
-    let new = absent(&slot.table_oids, &stored.table_oids);
-    if let Some(gone) = gone {
-        let now = new.unwrap_or_default();
-        mismatches.push(Mismatch::Recreated { what: "outbox table", stored: gone, now });
-    }
-    let same = stored.publication_oid == slot.publication_oid && gone.is_none();
-    if same && absent(&stored.membership_oids, &slot.membership_oids).is_some() {
-        mismatches.push(Mismatch::Readded);
-    }
-    if let Some(prefix) = stored.message_prefixes.iter().find(|prefix| !slot.message_prefixes.contains(prefix)) {
-        mismatches.push(Mismatch::MessagesGone { prefix: prefix.clone() });
-    }
-    let more_messages = slot.message_prefixes.iter().any(|prefix| !stored.message_prefixes.contains(prefix));
-    if same && (new.is_some() || more_messages) {
-        // An index counts the events of all outboxes there are.
-        if let Some(partial) = position.partial.take() {
-            notes.push(format!(
-                "an outbox is new to slot {}: events of the transaction at {} that were delivered come again",
-                slot.name, partial.commit_lsn
+
+    fn of_outboxes(&mut self, stored: &Stored, slot: &SlotNow) {
+        if stored.publication_oid != slot.publication_oid {
+            let (stored, now) = (stored.publication_oid, slot.publication_oid);
+            self.mismatches.push(Mismatch::Recreated { what: "publication", stored, now });
+        }
+        let absent = |before: &[u32], now: &[u32]| before.iter().find(|oid| !now.contains(oid)).copied();
+        let gone = absent(&stored.table_oids, &slot.table_oids);
+        let new = absent(&slot.table_oids, &stored.table_oids);
+        if let Some(gone) = gone {
+            let now = new.unwrap_or_default();
+            self.mismatches.push(Mismatch::Recreated { what: "outbox table", stored: gone, now });
+        }
+        let same = stored.publication_oid == slot.publication_oid && gone.is_none();
+        if same && absent(&stored.membership_oids, &slot.membership_oids).is_some() {
+            self.mismatches.push(Mismatch::Readded);
+        }
+        if let Some(prefix) = stored.message_prefixes.iter().find(|prefix| !slot.message_prefixes.contains(prefix)) {
+            self.mismatches.push(Mismatch::MessagesGone { prefix: prefix.clone() });
+        }
+        let more_messages = slot.message_prefixes.iter().any(|prefix| !stored.message_prefixes.contains(prefix));
+        if same && (new.is_some() || more_messages) {
+            // An index counts the events of all outboxes there are.
+            if let Some(partial) = self.position.partial.take() {
+                self.notes.push(format!(
+                    "an outbox is new to slot {}: events of the transaction at {} that were delivered come again",
+                    slot.name, partial.commit_lsn
+                ));
+            }
+            self.notes.push(format!(
+                "an outbox is new to slot {}: it is relayed from {} on, and what was written before is not",
+                slot.name, self.position
             ));
         }
-        notes.push(format!(
-            "an outbox is new to slot {}: it is relayed from {position} on, and what was written before is not",
-            slot.name
-        ));
     }
-    (position, notes, mismatches)
 }
 
 /// A commit record that starts at `end` has not been written yet.

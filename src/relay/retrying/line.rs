@@ -1,11 +1,11 @@
 //! The producer of a pass over events that wait, and the records it sends.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
-use super::SEND_TIMEOUT;
 use crate::config::delivery::max_attempts;
 use crate::config::{Config, OutboxConfig, RetryConfig};
 use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
@@ -17,6 +17,9 @@ use crate::route::{OwnedRecord, Router};
 use crate::sink::{Delivery, EnqueueError, KafkaSink, Sink as _};
 use crate::state::Stored;
 use crate::upkeep::parked::{BEHIND, Held};
+
+/// How long acks are waited for: a topic that is not there is known to be missing after half of it.
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// See the module's documentation.
 pub(super) struct Line<'a> {

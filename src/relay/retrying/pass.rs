@@ -4,24 +4,33 @@
 //! it is told of once and comes again after a pause. Only Kafka, or a session that is gone, ends a pass.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use super::line::{Item, Line, Refusal, Sent, replay_instead};
-use super::memory::{How, Left, Who};
-use super::{BATCH_EVENTS, HEADS_MAX, LOOK_INTERVAL, Of, Summary, Tried};
+use super::memory::{How, Left, Memory, Who};
 use crate::config::Config;
 use crate::error::{Disposition, Error, NextCommand, Remedy, Result};
 use crate::event::{Place, RowId, Shown, Via};
 use crate::failpoint;
+use crate::relay::pulse::Beside;
+use crate::relay::retention::Known;
 use crate::route::OwnedRecord;
 use crate::state::Stored;
 use crate::upkeep::parked::{Head, Held, Limit, Waiting};
 use crate::upkeep::{Batch, FailedAgain, Failure, Marker};
 
+/// How often it is looked whether any is due, while any waits.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Aggregates of one pass.
+const HEADS_MAX: i64 = 200;
+/// Events sent before their acks are waited for.
+const BATCH_EVENTS: i64 = 200;
 /// One event is this many times in memory on its way: as it comes from Postgres, as it was kept, as a record, and as
 /// librdkafka's copy of that.
 const COPIES: usize = 4;
@@ -30,9 +39,76 @@ const LONG: Duration = Duration::from_secs(5);
 /// And so long what is to be dropped.
 const DROPS: Duration = Duration::from_secs(5);
 
+/// What a pass has come to so far. It is told at once: until then more begins to wait behind what waits no more.
+#[derive(Debug, Default)]
+pub(in crate::relay) struct Tried {
+    /// Events that wait no more: sent or dropped.
+    pub(in crate::relay) released: Vec<Waiting>,
+    /// Topics that took records.
+    pub(in crate::relay) accepting: Vec<String>,
+    /// What is in the table, by a look after this census.
+    pub(in crate::relay) table: Option<(u64, Vec<Waiting>)>,
+}
+
+/// What a pass came to.
+#[derive(Debug, Default)]
+pub(super) struct Summary {
+    /// Events that were sent.
+    pub(super) sent: u64,
+    /// Events that were dropped.
+    pub(super) dropped: u64,
+    /// What it took to find out which are due.
+    pub(super) looked: Duration,
+}
+
+/// What passes share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: Config,
+    pub(super) known: Known,
+    pub(super) beside: Option<Beside>,
+    /// Theirs alone: a lock that is waited for in it holds up neither marks nor positions.
+    pub(super) session: Mutex<Option<Marker>>,
+    /// Whether the pass is to end with what it is at.
+    pub(super) ends: AtomicBool,
+}
+
+impl Shared {
+    pub(super) async fn pass(
+        &self,
+        summary: &mut Summary,
+        census: Option<u64>,
+        tell: UnboundedSender<Tried>,
+    ) -> Result<()> {
+        let Some(stored) = self.known.borrow().clone() else { return Ok(()) };
+        let mut session = self.session.lock().await;
+        let marker = match session.take().filter(|marker| !marker.is_closed()) {
+            Some(marker) => marker,
+            None => match Marker::impatient(&self.config).await? {
+                Some(marker) => marker,
+                None => return Ok(()),
+            },
+        };
+        let ended = Pass::new(self, &marker, stored, tell).run(summary, census).await;
+        if ended.is_ok() || marker.answers().await.is_ok() {
+            *session = Some(marker);
+        }
+        ended
+    }
+
+    fn ends(&self) -> bool {
+        self.ends.load(Ordering::Relaxed)
+    }
+
+    /// What this process remembers. Never held while anything is waited for.
+    pub(super) fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.known.tried.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// See the module's documentation.
 pub(super) struct Pass<'a> {
-    of: &'a Of,
+    shared: &'a Shared,
     marker: &'a Marker,
     stored: Stored,
     tell: UnboundedSender<Tried>,
@@ -59,8 +135,13 @@ fn unreadable() -> Remedy {
 }
 
 impl<'a> Pass<'a> {
-    pub(super) fn new(of: &'a Of, marker: &'a Marker, stored: Stored, tell: UnboundedSender<Tried>) -> Pass<'a> {
-        Pass { of, marker, stored, tell, sent: 0, dropped: 0 }
+    pub(super) fn new(
+        shared: &'a Shared,
+        marker: &'a Marker,
+        stored: Stored,
+        tell: UnboundedSender<Tried>,
+    ) -> Pass<'a> {
+        Pass { shared, marker, stored, tell, sent: 0, dropped: 0 }
     }
 
     /// Does what was asked and tries what is due.
@@ -68,8 +149,8 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// What concerns all: Kafka, or the session.
     pub(super) async fn run(&mut self, summary: &mut Summary, census: Option<u64>) -> Result<()> {
-        let (of, stored) = (self.of, self.stored.clone());
-        let mut line = Line::new(&of.config, &stored, of.beside.as_ref());
+        let (shared, stored) = (self.shared, self.stored.clone());
+        let mut line = Line::new(&shared.config, &stored, shared.beside.as_ref());
         let ended = self.go(&mut line, summary, census).await;
         (summary.sent, summary.dropped) = (self.sent, self.dropped);
         line.end().await;
@@ -80,7 +161,7 @@ impl<'a> Pass<'a> {
         self.look_back().await?;
         if let Some(census) = census {
             let table = self.marker.waiting().await?;
-            self.of.known.dropped.fetch_add(self.marker.take_dropped(), Ordering::Relaxed);
+            self.shared.known.dropped.fetch_add(self.marker.take_dropped(), Ordering::Relaxed);
             self.tell(Tried { table: Some((census, table)), ..Tried::default() });
         }
         let began = Instant::now();
@@ -91,16 +172,16 @@ impl<'a> Pass<'a> {
             line.forget_refusals();
             let (looks, sent) = (Instant::now(), self.sent);
             let mut looked = looks;
-            let resting = self.of.memory().resting(looks);
+            let resting = self.shared.memory().resting(looks);
             let mut due = self.marker.due(HEADS_MAX, &resting).await?;
             summary.looked = looks.elapsed();
             // What something stood in the way of comes last: it may take its time again.
-            due.sort_by_cached_key(|head| self.of.memory().was_hindered(head.id));
+            due.sort_by_cached_key(|head| self.shared.memory().was_hindered(head.id));
             for mut head in due {
-                if self.of.ends() {
+                if self.shared.ends() {
                     return Ok(());
                 }
-                if began.elapsed() > LONG && self.of.memory().was_hindered(head.id) {
+                if began.elapsed() > LONG && self.shared.memory().was_hindered(head.id) {
                     break;
                 }
                 // A try may take long, and whoever asks for a drop waits for it.
@@ -117,7 +198,7 @@ impl<'a> Pass<'a> {
             if self.sent == sent || began.elapsed() > LONG {
                 return Ok(());
             }
-            match &*self.of.known.borrow() {
+            match &*self.shared.known.borrow() {
                 Some(newest) => self.stored.clone_from(newest),
                 // Slot or lease is ours no more.
                 None => return Ok(()),
@@ -127,14 +208,14 @@ impl<'a> Pass<'a> {
 
     /// What was being taken from the table when its session was lost, or its pass was given up, and is gone, is done.
     async fn look_back(&mut self) -> Result<()> {
-        let leaving = self.of.memory().leaving();
+        let leaving = self.shared.memory().leaving();
         if leaving.is_empty() {
             return Ok(());
         }
         let ids: Vec<i64> = leaving.iter().map(|(id, ..)| *id).collect();
         let still: HashSet<i64> = self.marker.still(&ids).await?.into_iter().collect();
         let (stay, gone): (Vec<_>, Vec<_>) = leaving.into_iter().partition(|(id, ..)| still.contains(id));
-        stay.iter().for_each(|(id, ..)| self.of.memory().stays(*id));
+        stay.iter().for_each(|(id, ..)| self.shared.memory().stays(*id));
         let (delivered, dropped): (Vec<_>, Vec<_>) = gone.into_iter().partition(|(.., left)| *left == Left::Delivered);
         self.gone(delivered.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Delivered);
         self.gone(dropped.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Dropped);
@@ -144,7 +225,7 @@ impl<'a> Pass<'a> {
     /// What somebody asked to be dropped goes, and its row counts as given up. There may be much of it.
     async fn drop_asked(&mut self, until: Instant) -> Result<()> {
         loop {
-            let resting = self.of.memory().resting(Instant::now());
+            let resting = self.shared.memory().resting(Instant::now());
             let dropped = self.marker.dropped(BATCH_EVENTS, &resting).await?;
             if dropped.is_empty() {
                 return Ok(());
@@ -184,9 +265,9 @@ impl<'a> Pass<'a> {
 
     fn drop_in(&self, batch: &mut Batch, (id, waiting, failure): &(i64, Waiting, Failure)) {
         batch.unparked.push(*id);
-        let Some(outbox) = self.of.config.outboxes.get(waiting.row.outbox) else { return };
+        let Some(outbox) = self.shared.config.outboxes.get(waiting.row.outbox) else { return };
         // It was delivered before somebody asked.
-        let is_sent = self.of.memory().is_sent(*id, &waiting.row);
+        let is_sent = self.shared.memory().is_sent(*id, &waiting.row);
         if outbox.upkeep.mark_failed.is_some() && !is_sent {
             batch.failed.push((waiting.row.clone(), failure.clone()));
         } else if outbox.upkeep.writes() {
@@ -196,9 +277,9 @@ impl<'a> Pass<'a> {
 
     /// It is told of before it is done: whatever ends this process, none goes without a word.
     fn drops(&self, (id, waiting, failure): &(i64, Waiting, Failure)) {
-        let mut memory = self.of.memory();
+        let mut memory = self.shared.memory();
         if !memory.was_hindered(*id) {
-            let (slot, row) = (&self.of.config.source.slot, Shown::of(waiting.row.id()));
+            let (slot, row) = (&self.shared.config.source.slot, Shown::of(waiting.row.id()));
             tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "an event that waits is dropped, as was asked");
         }
         memory.leaves(*id, waiting.clone(), Left::Dropped);
@@ -207,10 +288,10 @@ impl<'a> Pass<'a> {
     /// These wait no more.
     fn gone(&mut self, events: impl IntoIterator<Item = (i64, Waiting)>, left: Left) {
         let (ids, released): (Vec<i64>, Vec<Waiting>) = events.into_iter().unzip();
-        ids.iter().for_each(|id| self.of.memory().written(*id));
+        ids.iter().for_each(|id| self.shared.memory().written(*id));
         let (count, told) = match left {
-            Left::Delivered => (&mut self.sent, &self.of.known.unparked),
-            Left::Dropped => (&mut self.dropped, &self.of.known.dropped),
+            Left::Delivered => (&mut self.sent, &self.shared.known.unparked),
+            Left::Dropped => (&mut self.dropped, &self.shared.known.dropped),
         };
         *count += ids.len() as u64;
         told.fetch_add(ids.len() as u64, Ordering::Relaxed);
@@ -219,22 +300,22 @@ impl<'a> Pass<'a> {
 
     /// Rows of events that wait may be pending again, which asks for a try.
     async fn ask_for_pending(&mut self) -> Result<()> {
-        let slot = &self.of.config.source.slot;
+        let slot = &self.shared.config.source.slot;
         for outbox in self.marker.asked_by_pending() {
             let who = Who::Pending(outbox.to_owned());
-            if self.of.memory().rests(&who, Instant::now()) {
+            if self.shared.memory().rests(&who, Instant::now()) {
                 continue;
             }
             match self.marker.ask_for_pending(outbox).await {
                 Ok(asked) => {
-                    self.of.memory().unhinder(&who);
+                    self.shared.memory().unhinder(&who);
                     if asked > 0 {
                         tracing::info!(%slot, outbox, events = asked, "rows of events that wait are pending again; trying them");
                     }
                 }
                 Err(error) => {
                     self.marker.answers().await?;
-                    let (pause, is_new) = self.of.memory().hinder(who, Instant::now(), true);
+                    let (pause, is_new) = self.shared.memory().hinder(who, Instant::now(), true);
                     if is_new {
                         tracing::warn!(%slot, outbox, %error, fix = error.what_to_do(), pause_ms = millis(pause),
                             "whether rows of events that wait are pending again cannot be seen");
@@ -251,13 +332,13 @@ impl<'a> Pass<'a> {
     /// It stands in the way of all.
     async fn hindered(&self, head: &Head, trouble: Trouble) -> Result<()> {
         let is_whole = matches!(trouble, Trouble::Whole(_));
-        let (pause, is_new) = self.of.memory().hinder(Who::Event(head.id), Instant::now(), !is_whole);
+        let (pause, is_new) = self.shared.memory().hinder(Who::Event(head.id), Instant::now(), !is_whole);
         let (doing, row, error) = match trouble {
             Trouble::Own { doing, row, error } => (doing, row, error),
             Trouble::Whole(error) => return Err(error),
         };
         self.marker.answers().await?;
-        let Config { source, outboxes, .. } = &self.of.config;
+        let Config { source, outboxes, .. } = &self.shared.config;
         let outbox = outboxes.get(head.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
         let row = row.map(|row| Shown::of(row.id()).to_string()).unwrap_or_default();
         let (slot, parked, pause_ms) = (&source.slot, head.id, millis(pause));
@@ -289,7 +370,7 @@ impl<'a> Pass<'a> {
             let items: Vec<Item> = held.iter().map(|held| line.item(held)).collect();
             let Some((first, last)) = items.first().zip(items.last().map(|item| item.id)) else { return Ok(()) };
             (head.id, is_row) = (first.id, true);
-            let before = self.of.memory().how(first.id, &first.row, first.place, &first.version).cloned();
+            let before = self.shared.memory().how(first.id, &first.row, first.place, &first.version).cloned();
             let (done, failure) = match before {
                 Some(How::Sent) => (items.len(), None),
                 Some(How::Failed { failure, again, .. }) => return self.note(first, failure, again).await,
@@ -329,13 +410,14 @@ impl<'a> Pass<'a> {
     /// The next events of an aggregate, of which all were delivered and that is not written down, or none.
     async fn read(&self, head: &Head, alone: bool) -> Result<Vec<Held>> {
         let events = if alone { 1 } else { BATCH_EVENTS };
-        let limit = Limit { events, bytes: self.of.config.kafka.max_in_flight_bytes / COPIES };
+        let limit = Limit { events, bytes: self.shared.config.kafka.max_in_flight_bytes / COPIES };
         let mut held = self
             .marker
             .held(head, limit)
             .await
             .map_err(|error| if error.any_remedy().is_none() { error.remedy(unreadable()) } else { error })?;
-        let of = |held: &Held| self.of.memory().how(held.id, &held.event.row, held.event.place, &held.version).cloned();
+        let of =
+            |held: &Held| self.shared.memory().how(held.id, &held.event.row, held.event.place, &held.version).cloned();
         let first = held.first().and_then(of);
         let goes = |held: &&Held| !held.is_dropped && is_stored(held.event.place, &self.stored) && of(held) == first;
         held.truncate(held.iter().take_while(goes).count());
@@ -343,7 +425,7 @@ impl<'a> Pass<'a> {
     }
 
     fn remember(&self, items: &[Item], acked: &[bool]) {
-        let mut memory = self.of.memory();
+        let mut memory = self.shared.memory();
         for (item, _) in items.iter().zip(acked).filter(|(_, acked)| **acked) {
             memory.done(item.id, &item.row, item.place, How::Sent);
         }
@@ -356,7 +438,7 @@ impl<'a> Pass<'a> {
             let (row, key) = (item.row.clone(), item.key.clone());
             (item.id, Waiting { row, place: item.place, key, refused_by: None })
         };
-        let leaves = |(id, waiting)| self.of.memory().leaves(id, waiting, Left::Delivered);
+        let leaves = |(id, waiting)| self.shared.memory().leaves(id, waiting, Left::Delivered);
         items.iter().map(waiting).for_each(leaves);
         if items.len() > 1 && self.marker.settle(&self.delivered(items)).await.is_ok() {
             self.gone(items.iter().map(waiting), Left::Delivered);
@@ -375,7 +457,7 @@ impl<'a> Pass<'a> {
 
     fn delivered(&self, items: &[Item]) -> Batch {
         let writes =
-            |row: &&RowId| self.of.config.outboxes.get(row.outbox).is_some_and(|outbox| outbox.upkeep.writes());
+            |row: &&RowId| self.shared.config.outboxes.get(row.outbox).is_some_and(|outbox| outbox.upkeep.writes());
         Batch {
             acked: items.iter().map(|item| &item.row).filter(writes).cloned().collect(),
             unparked: items.iter().map(|item| item.id).collect(),
@@ -405,7 +487,7 @@ impl<'a> Pass<'a> {
         };
         // What its topic said of another was told.
         if !is_told {
-            let (slot, row) = (&self.of.config.source.slot, Shown::of(item.row.id()));
+            let (slot, row) = (&self.shared.config.source.slot, Shown::of(item.row.id()));
             let wait_ms = wait.map(millis);
             tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms, "an event that waits failed again");
         }
@@ -415,14 +497,14 @@ impl<'a> Pass<'a> {
     /// Writes down that it failed, and when it is tried again.
     async fn note(&self, item: &Item, failure: Failure, again: Option<Instant>) -> Result<(), Trouble> {
         let how = How::Failed { failure: failure.clone(), again, version: item.version.clone() };
-        self.of.memory().done(item.id, &item.row, item.place, how);
+        self.shared.memory().done(item.id, &item.row, item.place, how);
         let retry_in_ms = again.map(|again| millis(again.saturating_duration_since(Instant::now())));
         let failed =
             FailedAgain { id: item.id, version: item.version.clone(), row: item.row.clone(), failure, retry_in_ms };
         let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
         let doing = "noting that it failed again";
         settled.map_err(|error| Trouble::Own { doing, row: Some(item.row.clone()), error })?;
-        self.of.memory().written(item.id);
+        self.shared.memory().written(item.id);
         Ok(())
     }
 }

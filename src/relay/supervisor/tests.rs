@@ -12,7 +12,7 @@ use crate::decode::{Value, wire};
 use crate::error::{Disposition, Kind};
 use crate::event::replay::COLUMNS;
 use crate::ledger::Ticket;
-use crate::position::Lsn;
+use crate::position::{Lsn, Position};
 use crate::relay::pipeline::Pipeline;
 use crate::relay::publisher::{Counts, Setup};
 use crate::route::Record;
@@ -161,6 +161,10 @@ fn relay(on_error: &str) -> Relay {
     Relay::new(config, Telemetry::new(Duration::from_secs(60))).unwrap()
 }
 
+fn failed(relay: &mut Relay, error: &Error) -> Result<Duration> {
+    relay.outage.failed(error, relay.producer.newest_quarantine(), &relay.config, &relay.telemetry)
+}
+
 /// One event through a producer's life: what ended that.
 async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()> {
     for message in
@@ -185,16 +189,15 @@ async fn driven(on_error: &str, (code, at): (RDKafkaErrorCode, At), row: &[Value
     for _ in 0..LIVES {
         let (start, sink) = (Position::default(), Failing(code, at, Vec::new()));
         let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        pipeline.publisher.remember(take(&mut relay.poison));
+        pipeline.publisher.remember(take(&mut relay.producer.quarantine));
         let Err(error) = live(&mut pipeline, row).await else {
             return (Came::WentOn(pipeline.publisher.counts()), waits);
         };
-        relay.poison = std::mem::take(&mut pipeline.publisher.poison);
-        match relay.failed(&error) {
+        relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
+        match failed(&mut relay, &error) {
             Err(error) => return (Came::Ended(error), waits),
             Ok(wait) => {
-                relay.learn_of_topic(&error, wait);
-                waits.extend(wait);
+                waits.extend(Some(wait).filter(|wait| !wait.is_zero()));
                 // Longer than any wait: what is counted is tries, and a session may take long to open.
                 tokio::time::advance(Duration::from_secs(3_600)).await;
             }
@@ -317,8 +320,8 @@ async fn every_kind_of_error_ends_the_relay_with_its_code_and_remedy_or_is_tried
         let error = Error::new(kind, "the test says so").of_topic(TOPIC).remedy("mend it");
         // Only a topic is tried a number of times.
         let error = if kind == Kind::TopicRefused { error } else { Error::new(kind, error.cause()).remedy("mend it") };
-        let tries = (0..LIVES).take_while(|_| relay.failed(&error).is_ok()).count();
-        let ended = relay.failed(&error).err();
+        let tries = (0..LIVES).take_while(|_| failed(&mut relay, &error).is_ok()).count();
+        let ended = failed(&mut relay, &error).err();
         let code =
             ended.as_ref().map(|ended| (ended.kind().exit_code(), ended.what_to_do().unwrap_or_default().to_owned()));
         seen.push((kind, tries, code.as_ref().map(|(code, _)| *code)));
@@ -375,7 +378,7 @@ async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
             }
             let mut deliveries = Vec::new();
             pipeline.publisher.next_deliveries(&mut deliveries).await;
-            match relay.failed(&pipeline.publisher.delivered(&mut deliveries).unwrap_err()) {
+            match failed(&mut relay, &pipeline.publisher.delivered(&mut deliveries).unwrap_err()) {
                 Ok(_) => tried += 1,
                 Err(error) => break error,
             }
@@ -385,12 +388,3 @@ async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
 }
 
 mod letters;
-
-#[test]
-fn what_was_delivered_before_a_failover_says_nothing_of_the_new_timeline() {
-    let at = |lsn| Position::at(Lsn::new(lsn));
-    // P1: the old primary was at 300, the new one branched off at 200: its commits below 300 are new events.
-    assert_eq!(belongs(at(300), at(200), false), Belongs::ToAnotherServer);
-    assert_eq!(belongs(at(300), at(200), true), Belongs::Here);
-    assert_eq!(belongs(at(200), at(300), true), Belongs::ToThePast);
-}

@@ -59,7 +59,7 @@ async fn no_letters(code: RDKafkaErrorCode, at: At) {
     loop {
         let start = Position::default();
         let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        pipeline.publisher.remember(take(&mut relay.poison));
+        pipeline.publisher.remember(take(&mut relay.producer.quarantine));
         pipeline.data(Lsn::new(5), &wire::begin(100, 9, 1)).unwrap();
         pipeline.data(Lsn::new(5), &wire::relation(16_384, "public", "outbox", &COLUMNS)).unwrap();
         let mut deliveries = Vec::new();
@@ -72,14 +72,13 @@ async fn no_letters(code: RDKafkaErrorCode, at: At) {
         pipeline.publisher.next_deliveries(&mut deliveries).await;
         failure = failure.or(pipeline.publisher.delivered(&mut deliveries).err());
         letters += pipeline.publisher.counts().dead_lettered;
-        relay.poison = std::mem::take(&mut pipeline.publisher.poison);
+        relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
         sink = pipeline.publisher.sink;
         sink.2.clear();
         tokio::time::advance(Duration::from_secs(3_600)).await;
         let Some(error) = failure else { break };
-        let wait = relay.failed(&error).unwrap();
-        relay.learn_of_topic(&error, wait);
-        waits.push(wait.unwrap().as_secs());
+        let wait = failed(&mut relay, &error).unwrap();
+        waits.push(wait.as_secs());
         assert!(refused() && error.what_to_do().is_some_and(|fix| fix.contains("walrelay-dead-letters")), "{error:?}");
     }
     assert_eq!(waits, [1, 2, 4, 8, 8, 8, 8, 8, 8]);

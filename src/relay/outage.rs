@@ -1,0 +1,224 @@
+//! Outages: what is logged of one, how long the relay waits before the next try, and how small batches have to be.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::{Config, KafkaConfig, OnError};
+use crate::error::{Error, Kind, Result};
+use crate::position::Position;
+use crate::relay::quarantine::Quarantine;
+use crate::secret::Secret;
+use crate::telemetry::{Side, Telemetry};
+
+/// The first wait: a restarted server is back within a second, and four tries fit into one.
+const FIRST: Duration = Duration::from_millis(100);
+/// The longest wait: an operator who has mended something does not wait longer than this for the relay to notice.
+const LONGEST: Duration = Duration::from_secs(15);
+
+/// Exponential back-off with jitter, so that relays that lost the same server do not come back in step.
+#[derive(Debug)]
+struct Backoff {
+    tries: u32,
+    random: fastrand::Rng,
+}
+
+impl Backoff {
+    /// The wait before the next try: doubled each time up to 15 s, of which a random half is taken off.
+    fn next_wait(&mut self) -> Duration {
+        let full = FIRST.saturating_mul(2_u32.saturating_pow(self.tries.min(16))).min(LONGEST);
+        self.tries = self.tries.saturating_add(1);
+        full.mul_f64(0.5 + self.random.f64() / 2.0)
+    }
+}
+
+/// librdkafka's property, and its default in bytes.
+const BATCH_SIZE: &str = "batch.size";
+const BATCH_BYTES: usize = 1_000_000;
+/// How much smaller the next batches are: few tries, and not many more batches than it takes.
+const SMALLER: usize = 8;
+
+/// How much a batch may hold, learned from brokers that refuse one for its size.
+///
+/// librdkafka makes batches of up to `batch.size`, a topic takes them up to its `max.message.bytes`, and a broker says of a
+/// batch the same as of a record: too large. So before a record is called that, it has to have been alone. A record that
+/// is as large as batches may be always is: nothing else fits in with it.
+#[derive(Debug)]
+struct Batches {
+    bytes: usize,
+}
+
+impl Batches {
+    /// As they are configured.
+    fn of(config: &KafkaConfig) -> Batches {
+        let given = config.properties.get(BATCH_SIZE).and_then(|size| size.expose().trim().parse().ok());
+        Batches { bytes: given.unwrap_or(BATCH_BYTES) }
+    }
+
+    /// A batch was refused for its size; the largest record in it has so many bytes. How large the next ones are to be; none
+    /// where it was the record.
+    fn refused(&mut self, record_bytes: usize) -> Option<usize> {
+        if record_bytes >= self.bytes || self.bytes <= 1 {
+            return None;
+        }
+        self.bytes = (self.bytes / SMALLER).max(1);
+        Some(self.bytes)
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Outage {
+    backoff: Backoff,
+    batches: Batches,
+    /// What the current outage was reported as: one line per state, not per try (P9).
+    reported: Option<Kind>,
+    /// How often something was learned of events that the broker refuses.
+    learned: u64,
+    /// How often it was a batch that was too large, and none of its records.
+    in_vain: u64,
+}
+
+impl Outage {
+    /// Nothing has failed yet.
+    pub(super) fn new(config: &KafkaConfig) -> Outage {
+        let backoff = Backoff { tries: 0, random: fastrand::Rng::new() };
+        Outage { backoff, batches: Batches::of(config), reported: None, learned: 0, in_vain: 0 }
+    }
+
+    /// It works: the next outage is another.
+    pub(super) fn is_over(&mut self) {
+        self.backoff.tries = 0;
+    }
+
+    /// What ended a session; another thing, where a record was called too large that may only have been in a batch that is. The
+    /// next batches are smaller then, as `config` says from then on.
+    pub(super) fn unless_its_batch(&mut self, error: Error, quarantine: &Quarantine, config: &mut Config) -> Error {
+        let in_vain = quarantine.in_vain();
+        let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
+        let halts = error.kind() == Kind::RecordTooLarge;
+        let record_bytes = error.record_bytes().filter(|_| halts).or_else(|| is_batch.then_some(0));
+        let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) else {
+            return error;
+        };
+        config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
+        tracing::warn!(
+            slot = %config.source.slot, batch_bytes = bytes, cause = %error,
+            "the broker refuses batches for their size; the next ones are smaller (to begin with that, set batch.size of the \
+             Kafka properties below max.message.bytes of the topic)"
+        );
+        if halts { Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")) } else { error }
+    }
+
+    /// Reports an outage once, and says how long to wait before the next try: not at all where a topic was tried often
+    /// enough, and events for it are given up from now on.
+    ///
+    /// # Errors
+    /// The same, where the relay is to stop instead.
+    pub(super) fn failed(
+        &mut self,
+        error: &Error,
+        quarantine: &mut Quarantine,
+        config: &Config,
+        telemetry: &Telemetry,
+    ) -> Result<Duration> {
+        if error.kind().halts() {
+            return Err(error.clone());
+        }
+        // A producer that ended because events are being found out about ended for a reason: the next one need not wait.
+        if std::mem::replace(&mut self.learned, quarantine.learned()) < quarantine.learned() {
+            self.backoff.tries = 0;
+        }
+        let wait = self.backoff.next_wait();
+        let side = if error.kind().ends_producer() { Side::Kafka } else { Side::Postgres };
+        telemetry.metrics.retry(side);
+        telemetry.metrics.error(error.kind());
+        telemetry.connected(side, false);
+        let slot = &config.source.slot;
+        if let Some(topic) = error.topic() {
+            self.reported = Some(error.kind());
+            return refused_by(topic, error, quarantine, config, telemetry);
+        }
+        if self.reported.replace(error.kind()) == Some(error.kind()) {
+            tracing::debug!(%slot, %error, tries = self.backoff.tries, wait_ms = wait.as_millis(), "still failing");
+        } else {
+            tracing::warn!(%slot, %error, fix = error.what_to_do(), "interrupted; trying again until it works");
+        }
+        Ok(wait)
+    }
+
+    /// A session streams from `start`.
+    pub(super) fn streaming(&mut self, start: Position, config: &Config) {
+        let slot = &config.source.slot;
+        match self.reported.take() {
+            Some(Kind::TopicRefused) => tracing::info!(%slot, position = %start, "streaming, to try the topic again"),
+            Some(_) => tracing::info!(%slot, tries = self.backoff.tries, position = %start, "streaming again"),
+            None => tracing::info!(%slot, position = %start, "streaming"),
+        }
+    }
+
+    /// The table is read.
+    pub(super) fn at_table(&mut self, config: &Config) {
+        if self.reported.take().is_some() {
+            tracing::info!(slot = %config.source.slot, tries = self.backoff.tries, "at the table again");
+        }
+    }
+}
+
+/// `topic` refused a record, which is tried again in place. Gives the wait before that.
+fn refused_by(
+    topic: &str,
+    error: &Error,
+    quarantine: &mut Quarantine,
+    config: &Config,
+    telemetry: &Telemetry,
+) -> Result<Duration> {
+    let (slot, delivery) = (&config.source.slot, &config.delivery);
+    // There is nothing else to be done with a dead letter.
+    let is_of_letters = delivery.on_error == OnError::DeadLetter && topic == delivery.dead_letter_topic;
+    let max_attempts = if is_of_letters { Some(u32::MAX) } else { error.max_attempts() };
+    let retry = delivery.retry.within(max_attempts);
+    let (tries, wait) = quarantine.topics.refused(topic, &retry, Instant::now(), fastrand::f64());
+    let wait_ms = wait.map(|wait| wait.as_millis());
+    if is_of_letters {
+        let fix = error.what_to_do();
+        tracing::warn!(%slot, topic, %error, fix, tries, wait_ms, "the topic of dead letters refuses one; everything waits for it");
+        telemetry.health.dead_letters_refused(Some(topic.to_owned()));
+        return Ok(wait.unwrap_or_default());
+    }
+    if wait.is_none() && delivery.on_error == OnError::Stop {
+        return Err(error.clone());
+    }
+    telemetry.health.topic_refused(wait.map(|_| topic.to_owned()));
+    tracing::warn!(%slot, %error, fix = error.what_to_do(), tries, wait_ms, "a topic refuses records");
+    if wait.is_none() {
+        quarantine.topics.give_up(topic, error.clone(), delivery.retry.cap);
+    }
+    Ok(wait.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_the_longest_and_start_over() {
+        let mut backoff = Backoff { tries: 0, random: fastrand::Rng::with_seed(1) };
+        let waits: Vec<_> = (0..40).map(|_| backoff.next_wait()).collect();
+        assert!(waits.first().is_some_and(|wait| *wait <= FIRST));
+        assert!(waits.iter().all(|wait| (FIRST / 2..=LONGEST).contains(wait)));
+        assert!(waits.iter().skip(10).all(|wait| *wait >= LONGEST / 2));
+        backoff.tries = 0;
+        assert!(backoff.next_wait() <= FIRST);
+    }
+
+    #[test]
+    fn batches_become_smaller_until_a_record_is_alone() {
+        let mut batches = Batches { bytes: BATCH_BYTES };
+        assert_eq!([(); 3].map(|()| batches.refused(2_000)), [Some(125_000), Some(15_625), Some(1_953)]);
+        assert_eq!(batches.refused(2_000), None);
+        assert_eq!(Batches { bytes: BATCH_BYTES }.refused(BATCH_BYTES), None);
+        let mut batches = Batches { bytes: 9 };
+        assert_eq!([(); 3].map(|()| batches.refused(0)), [Some(1), None, None]);
+    }
+}
