@@ -21,8 +21,7 @@ use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::route::OwnedRecord;
-use crate::sink::kafka::KafkaSink;
-use crate::sink::{Connection, Delivery, EnqueueError, Producer, Sink};
+use crate::sink::{Connection, Delivery, EnqueueError, KafkaSink, Producer, Sink};
 
 /// How often a record that found the producer full is offered again, where nothing else happens.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);

@@ -20,8 +20,7 @@ use crate::poll::{PolledRow, Rows, Selection, Which};
 use crate::position::{Lsn, Position};
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::stop::{Stop, StopSignal};
-use crate::sink::kafka::KafkaSink;
-use crate::sink::{Connection, Delivery};
+use crate::sink::{Connection, Delivery, KafkaSink};
 
 /// How often a record that found the producer full is offered again, where nothing else happens.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);

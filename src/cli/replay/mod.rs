@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::poll::Reader;
 use crate::relay::stop::on_signals;
 use crate::replay::{Ended, Replay, Wanted};
-use crate::sink::kafka::KafkaSink;
+use crate::sink::KafkaSink;
 use report::Report;
 
 /// `replay`.
