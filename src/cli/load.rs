@@ -7,8 +7,8 @@ use crate::config::Config;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
 use crate::error::Result;
-use crate::sink::options::weakened;
-use crate::sink::properties::check_properties;
+use crate::sink::kafka::options::weakened;
+use crate::sink::kafka::properties::check_properties;
 
 /// The settings of this process.
 #[derive(Debug)]

@@ -3,8 +3,6 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use rdkafka::message::{BorrowedMessage, Message as _};
-
 use super::settled::Marker;
 use super::{At, Header};
 use crate::config::is_topic;
@@ -13,7 +11,7 @@ use crate::route::dead_letter::{
     ROW_HEADER, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
 };
 use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
-use crate::sink::topic_reader;
+use crate::sink::kafka::topic_reader::Message;
 
 /// A record, for as long as it is looked at.
 #[derive(Debug, Clone)]
@@ -32,13 +30,13 @@ pub struct Incoming<'m> {
 
 impl<'m> Incoming<'m> {
     /// The record in `message`.
-    pub(super) fn of(message: &'m BorrowedMessage<'_>) -> Incoming<'m> {
+    pub(super) fn of(message: Message<'m>) -> Incoming<'m> {
         Incoming {
-            at: At { partition: message.partition(), offset: message.offset() },
-            time_ms: message.timestamp().to_millis(),
-            key: message.key(),
-            value: message.payload(),
-            headers: topic_reader::headers(message),
+            at: At { partition: message.partition, offset: message.offset },
+            time_ms: message.time_ms,
+            key: message.key,
+            value: message.value,
+            headers: message.headers,
         }
     }
 }

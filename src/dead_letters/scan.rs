@@ -10,11 +10,8 @@ use super::letter::{Entry, Incoming, Letter};
 use super::settled::{Marker, Outcome, Settled};
 use super::wanted::{Fit, Wanted};
 use crate::error::Result;
-use crate::sink::options::Options;
-use crate::sink::topic_reader::{Isolation, Spans, TopicReader};
-
-/// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
-const GROUP: &str = "walrelay-dead-letters";
+use crate::sink::kafka::options::Options;
+use crate::sink::kafka::topic_reader::{Isolation, Spans, TopicReader};
 
 /// Classes that are counted one by one: there are three, and what a header says may be anything.
 const CLASSES_MAX: usize = 20;
@@ -67,7 +64,7 @@ impl Scan {
     /// `Kind::Config` where no client can be made of `options`, which are those of [`Options::reader`];
     /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
     pub fn open(options: Options, topic: &str, wanted: &Wanted, say: Say<'_>) -> Result<Option<Scan>> {
-        let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, None)?;
+        let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         let mut spans = reader.spans(topic)?;
         if spans.is_empty() {
             return Ok(None);

@@ -22,8 +22,7 @@ use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::route::OwnedRecord;
-use crate::sink::kafka::KafkaSink;
-use crate::sink::{Connection, Delivery, EnqueueError, Producer, Sink};
+use crate::sink::{Connection, Delivery, EnqueueError, KafkaSink, Producer, Sink};
 
 /// How often a record that found the producer full is offered again, where nothing else happens.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
@@ -164,9 +163,9 @@ impl<'c> Settling<'c> {
     /// Which of `topics` the cluster does not have.
     ///
     /// # Errors
-    /// As [`KafkaSink::check`].
+    /// As [`KafkaSink::missing`].
     pub async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
-        Ok(self.markers.check(topics, timeout).await?.missing)
+        self.markers.missing(topics, timeout).await
     }
 
     /// Settles what comes from `incoming` until it ends, or `stop` is asked for. Also tells how far it came, however it

@@ -6,7 +6,7 @@ use super::Carrying;
 use super::Effect::{NoEffect, ToDo};
 use super::given::{Given, PRODUCER_PREFIX};
 use crate::secret::Secret;
-use crate::sink::properties::check_properties;
+use crate::sink::kafka::properties::check_properties;
 
 /// Options of the producer and librdkafka's names for them, where the values mean the same.
 const SAME: &[(&str, &str)] = &[

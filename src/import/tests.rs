@@ -2,7 +2,7 @@ use super::*;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
 use crate::config::{Config, ValueConfig};
-use crate::sink::properties::check_properties;
+use crate::sink::kafka::properties::check_properties;
 
 /// As teams register it with Kafka Connect: everything the same to consumers.
 const CONNECT_JSON: &str = r#"{

@@ -17,7 +17,7 @@ use crate::config::OutboxConfig;
 use crate::event::{Place, Via};
 use crate::position::{Lsn, Position};
 use crate::route::Record;
-use crate::sink::tail::RECORDS_MAX;
+use crate::sink::kafka::tail::RECORDS_MAX;
 
 /// Records remembered, of all topics together: a few megabytes.
 const REMEMBERED_MAX: usize = 2 * RECORDS_MAX as usize;

@@ -34,8 +34,7 @@ use crate::relay::session::Session;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process};
-use crate::sink::Delivery;
-use crate::sink::kafka::KafkaSink;
+use crate::sink::{Delivery, KafkaSink};
 use crate::source::catalog::{Fingerprint, compare};
 
 use crate::source::control::{ControlEnd, PendingRow, WalPosition};

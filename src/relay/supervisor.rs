@@ -191,9 +191,9 @@ impl Relay {
             Some(delivery.dead_letter_topic.as_str()).filter(|_| delivery.on_error == OnError::DeadLetter);
         let needed: Vec<_> = dead_letters.into_iter().collect();
         let missing = if let Some(sink) = self.producer.new_sink() {
-            sink.check(&needed, CHECK_TIMEOUT).await?.missing
+            sink.missing(&needed, CHECK_TIMEOUT).await?
         } else if self.producer.is_absent() {
-            KafkaSink::for_asking(kafka)?.check(&needed, CHECK_TIMEOUT).await?.missing
+            KafkaSink::for_asking(kafka)?.missing(&needed, CHECK_TIMEOUT).await?
         } else {
             Vec::new()
         };

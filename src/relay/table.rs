@@ -32,7 +32,7 @@ use crate::relay::slot::{Made, make_slot};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{Query, Read, TableLoop};
 use crate::relay::watch::{Process, lease_lost};
-use crate::sink::kafka::KafkaSink;
+use crate::sink::KafkaSink;
 use crate::snapshot::Snapshot;
 use crate::source::control::Control;
 use crate::state::{CatchUp, Rows};

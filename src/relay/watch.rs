@@ -10,8 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::relay::pulse::Pulse;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::sink::Connection;
-use crate::sink::kafka::KafkaSink;
+use crate::sink::{Connection, KafkaSink};
 use crate::source::control::{Control, ControlEnd};
 use crate::telemetry::{Side, Telemetry};
 

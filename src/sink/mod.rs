@@ -1,54 +1,15 @@
-//! The Kafka producer.
-//!
-//! | file | its room |
-//! |---|---|
-//! | [`options`], [`properties`] | what librdkafka is told, and what nobody may tell it |
-//! | [`faults`] | error code to what becomes of the relay |
-//! | [`connection`] | whether Kafka answers |
-//! | `closing` | letting go of a client without waiting for its threads |
-//! | `topic_reader`, [`tail`] | reading: topics between known offsets, and the newest records of a topic |
-//! | [`redact`] | secrets out of librdkafka's words |
-//! | `context` | librdkafka's callbacks, on its polling thread |
-//! | `apart` | records that may be refused, through a producer beside the other |
-//! | `placement`, `opening` | which partition a key belongs to; why the first record of each travels alone |
-//! | `polled` | a producer with the thread that takes its reports |
-//! | `probe`, `bootstrap` | whether a broker answers a producer; its bootstrap servers, once librdkafka has forgotten them |
-//! | [`producer`] | the producer's life, and a handle on it for the position |
-//! | `denied` | which topic a transaction failed for |
-//! | `transaction`, `doubt` | records and the position behind them, visible together; who may write, and who no more |
-//! | [`kafka`] | [`Sink`] |
+//! Where records go: what a sink is, and the one there is, Kafka.
 
 use std::future::Future;
+use std::time::Instant;
 
-mod apart;
-mod bootstrap;
-mod closing;
-pub mod connection;
-mod context;
-pub(crate) mod denied;
-mod doubt;
-pub mod faults;
-mod files;
 pub mod kafka;
-mod opening;
-pub mod options;
-mod placement;
-mod polled;
-mod probe;
-pub mod producer;
-pub mod properties;
-pub mod redact;
-pub mod tail;
-pub(crate) mod topic_reader;
-mod transaction;
+mod partitioning;
 
-pub(crate) use closing::close_aside;
-pub use connection::Connection;
-pub(crate) use context::code;
 pub use kafka::KafkaSink;
-pub(crate) use placement::{hash, partition};
-pub use producer::Producer;
-pub use transaction::Transactional;
+pub use kafka::options::Transactional;
+pub use kafka::producer::Producer;
+pub(crate) use partitioning::{hash, partition};
 
 use crate::error::Error;
 use crate::ledger::Ticket;
@@ -57,6 +18,32 @@ use crate::route::Record;
 /// What a record with two headers costs in memory beside its own bytes until it is acked: librdkafka's message and list of
 /// headers with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured.
 pub const RECORD_COST_BYTES: usize = 512;
+
+/// Topics of Kafka's own. To a transaction the brokers deny them like those one has no right to.
+const INTERNAL_TOPICS: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
+
+/// Whether it is one of Kafka's own, which take no records from anybody.
+pub(crate) fn is_internal(topic: &str) -> bool {
+    INTERNAL_TOPICS.contains(&topic)
+}
+
+/// Whether Kafka answers, as far as anybody knows.
+///
+/// Records are never given up because of it: they wait in the queue. Whether to wait or to stop is the reader's choice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Connection {
+    /// A broker answers.
+    Up,
+    /// None does.
+    Down {
+        /// Since when.
+        since: Instant,
+        /// The last thing librdkafka said about it.
+        cause: String,
+    },
+    /// A broker answers and refuses us: credentials, TLS. librdkafka goes on trying, so this can end by itself.
+    Refused(Error),
+}
 
 /// What became of one record.
 #[derive(Debug)]

@@ -6,16 +6,11 @@ mod reader;
 mod record;
 mod topic;
 
-use std::time::Duration;
-
 use super::{Store, Stored};
 use crate::config::{KafkaConfig, StateConfig};
 use crate::error::{Error, Kind, Result};
 use crate::sink::Producer;
-use crate::sink::options::Options;
-
-/// How long one question to the brokers may take: metadata, offsets, creating the topic.
-const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::sink::kafka::options::Options;
 
 /// The partition; the topic has no other.
 const PARTITION: i32 = 0;

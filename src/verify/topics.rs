@@ -4,16 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use rdkafka::message::{BorrowedMessage, Message};
-
 use super::compare::{Comparison, Delivered};
 use crate::error::Result;
 use crate::route::REPLAY_HEADER;
-use crate::sink::options::Options;
-use crate::sink::topic_reader::{Isolation, Spans, TopicReader, headers};
+use crate::sink::kafka::options::Options;
+use crate::sink::kafka::topic_reader::{Isolation, Message, Spans, TopicReader};
 
-/// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
-const GROUP: &str = "walrelay-verify";
 /// Between two looks for what has not arrived yet.
 const PAUSE: Duration = Duration::from_millis(300);
 
@@ -39,7 +35,7 @@ impl Reader {
     /// # Errors
     /// `Kind::Config` where no client can be made.
     pub fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<Reader> {
-        let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, None)?;
+        let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         Ok(Reader { reader, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
     }
 
@@ -76,7 +72,7 @@ impl Reader {
         let spans = self.unread(topic, &read)?;
         let mut records = 0;
         self.reader.read(topic, &spans, &mut |message| {
-            into.record(topic, &self.delivered(message));
+            into.record(topic, &self.delivered(&message));
             records += 1;
             progress(records);
             ControlFlow::Continue(())
@@ -108,13 +104,13 @@ impl Reader {
         Ok(spans)
     }
 
-    fn delivered<'m>(&self, message: &'m BorrowedMessage<'_>) -> Delivered<'m> {
-        let headers = headers(message).unwrap_or_default();
+    fn delivered<'m>(&self, message: &Message<'m>) -> Delivered<'m> {
+        let headers = message.headers.as_deref().unwrap_or_default();
         let value = |name: &str| headers.iter().find(|(found, _)| *found == name);
         Delivered {
-            partition: message.partition(),
-            offset: message.offset(),
-            key: message.key(),
+            partition: message.partition,
+            offset: message.offset,
+            key: message.key,
             id: self.id_headers.iter().find_map(|name| value(name)?.1),
             is_replay: value(REPLAY_HEADER).is_some(),
         }

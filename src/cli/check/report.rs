@@ -6,7 +6,7 @@ use crate::cli::text::{aligned, cell};
 use crate::config::{EventSource, OutboxConfig, SourceConfig};
 use crate::event::Shown as Id;
 use crate::route::Record;
-use crate::sink::denied::is_internal;
+use crate::sink::is_internal;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::Facts;
 use crate::upkeep::assignment;

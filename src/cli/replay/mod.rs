@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::poll::Reader;
 use crate::relay::stop::on_signals;
 use crate::replay::{Ended, Replay, Wanted};
-use crate::sink::kafka::KafkaSink;
+use crate::sink::KafkaSink;
 use report::Report;
 
 /// `replay`.
@@ -126,7 +126,7 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
     }
     let sink = KafkaSink::connect(&config.kafka)?;
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
-    for missing in sink.check(&topics, CHECK_TIMEOUT).await?.missing {
+    for missing in sink.missing(&topics, CHECK_TIMEOUT).await? {
         report.note(format!("topic {missing} does not exist, or this user may not see it"));
     }
     // Meanwhile a transaction is open, behind which no table is vacuumed.

@@ -30,7 +30,7 @@ use crate::dead_letters::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::relay::stop::on_signals;
-use crate::sink::options::{Options, weakened};
+use crate::sink::kafka::options::{Options, weakened};
 
 /// How many headers of a letter are shown, and how much of each.
 const HEADERS_MAX: usize = 200;

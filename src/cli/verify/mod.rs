@@ -20,8 +20,7 @@ use crate::config::unit::parse_duration;
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
-use crate::sink::close_aside;
-use crate::sink::options::Options;
+use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Outbox, Reader};
 use range::Range;
@@ -115,7 +114,6 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
         };
         let read = reader.read(&mut comparison, deadline, &mut say);
         let unreadable = reader.absent_and_cut();
-        close_aside(reader);
         read.map(|()| (comparison, unreadable))
     };
     let read = tokio::task::spawn_blocking(reading).await;

@@ -16,7 +16,7 @@ use crate::position::{Lsn, Position};
 use crate::relay::pipeline::Pipeline;
 use crate::relay::publisher::{Counts, Setup};
 use crate::route::Record;
-use crate::sink::faults::{Subject, explain, rows};
+use crate::sink::kafka::faults::{Subject, explain, rows};
 use crate::sink::{Delivery, EnqueueError, Sink};
 use crate::telemetry::Telemetry;
 

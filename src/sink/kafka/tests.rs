@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::message::{Headers, Message};
+use rdkafka::message::{Header, Headers, Message};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
@@ -10,9 +10,6 @@ use rdkafka::{Offset, TopicPartitionList};
 
 use super::*;
 use crate::secret::Secret;
-
-mod committing;
-mod placing;
 
 type Cluster = MockCluster<'static, DefaultProducerContext>;
 
@@ -130,6 +127,11 @@ fn read(cluster: &Cluster, partitions: i32, count: usize) -> Vec<Read> {
     records
 }
 
+/// Records librdkafka has and has not reported on.
+fn in_librdkafka(sink: &KafkaSink) -> usize {
+    sink.inner.shared.outstanding.load(Ordering::Relaxed)
+}
+
 fn numbers(records: &[Read]) -> Vec<u64> {
     let number = |record: &Read| String::from_utf8(record.value.clone().unwrap()).unwrap().parse().unwrap();
     records.iter().map(number).collect()
@@ -208,7 +210,7 @@ async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_del
     let cluster = cluster(1);
     let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
     options.client.set("queue.buffering.max.messages", "10");
-    let mut sink = KafkaSink::with_options(options, false, None).unwrap();
+    let mut sink = KafkaSink::with_options(options).unwrap();
     let (mut deliveries, mut full) = (open(&mut sink).await, 0);
     for number in OPENED..1_000 {
         while let Err(error) = sink.enqueue(&record(b"o-1", number.to_string().as_bytes()), Ticket(number)) {
@@ -228,7 +230,7 @@ async fn a_full_queue_is_offered_again_even_if_nothing_is_ever_delivered() {
     let cluster = cluster(1);
     let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
     options.client.set("queue.buffering.max.messages", "10");
-    let mut sink = KafkaSink::with_options(options, false, None).unwrap();
+    let mut sink = KafkaSink::with_options(options).unwrap();
     open(&mut sink).await;
     cluster.broker_down(-1).unwrap();
     let refused = (OPENED..OPENED + 11).find_map(|number| sink.enqueue(&record(b"o-1", b""), Ticket(number)).err());
@@ -366,7 +368,7 @@ async fn closing_does_not_wait_for_a_broker_that_is_down_and_ends_every_handle()
         let producer = producer.clone();
         async move { producer.deliver(TOPIC, 0, b"k", b"v").await }
     });
-    while sink.in_librdkafka() < 101 {
+    while in_librdkafka(&sink) < 101 {
         tokio::task::yield_now().await;
     }
     let started = Instant::now();
@@ -380,12 +382,11 @@ async fn closing_does_not_wait_for_a_broker_that_is_down_and_ends_every_handle()
 async fn a_check_names_missing_topics_and_an_unreachable_broker() {
     let cluster = cluster(1);
     let sink = sink(&cluster);
-    let reach = sink.check(&[TOPIC, "nowhere"], PATIENCE).await.unwrap();
-    assert_eq!(reach, Reach { brokers: 1, missing: vec!["nowhere".to_owned()] });
+    assert_eq!(sink.missing(&[TOPIC, "nowhere"], PATIENCE).await.unwrap(), ["nowhere"]);
     // Bound and never accepted from: the port answers nobody.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let nobody = KafkaSink::connect(&config(silent.local_addr().unwrap().to_string(), &[])).unwrap();
-    let error = nobody.check(&[], Duration::from_millis(300)).await.unwrap_err();
+    let error = nobody.missing(&[], Duration::from_millis(300)).await.unwrap_err();
     assert_eq!(error.kind(), Kind::KafkaUnreachable);
     assert!(matches!(nobody.connection(), Connection::Down { .. }));
 }
@@ -408,9 +409,9 @@ async fn the_first_record_of_a_partition_travels_alone() {
         let key = if ticket % 2 == 0 { "o-1" } else { "o-2" };
         sink.enqueue(&record(key.as_bytes(), ticket.to_string().as_bytes()), Ticket(ticket)).unwrap();
     }
-    assert_eq!(sink.in_librdkafka(), 1, "how many partitions there are is not known");
+    assert_eq!(in_librdkafka(&sink), 1, "how many partitions there are is not known");
     let mut deliveries = delivered(&mut sink, 1).await;
-    assert_eq!(sink.in_librdkafka(), 2, "one for each partition");
+    assert_eq!(in_librdkafka(&sink), 2, "one for each partition");
     deliveries.append(&mut delivered(&mut sink, 49).await);
     assert_eq!(acked(&deliveries), (0..50).collect::<Vec<_>>());
     let read = read(&cluster, 2, 50);
@@ -424,7 +425,7 @@ async fn the_first_record_of_a_partition_travels_alone() {
     for ticket in 50..100 {
         sink.enqueue(&record(b"o-1", b""), Ticket(ticket)).unwrap();
     }
-    assert_eq!(sink.in_librdkafka(), 50, "open from now on");
+    assert_eq!(in_librdkafka(&sink), 50, "open from now on");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -439,4 +440,100 @@ async fn an_ack_that_does_not_say_where_the_record_lies_is_no_delivery() {
     let Delivery::Failed(Ticket(2), error) = &failed[0] else { panic!("acked") };
     assert_eq!(error.kind(), Kind::KafkaUnreachable);
     assert!(error.cause().contains("without an offset"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_without_a_key_go_to_every_partition() {
+    let cluster = cluster(3);
+    let mut sink = sink(&cluster);
+    let mut deliveries = Vec::new();
+    for ticket in 0..30 {
+        let record = Record { topic: TOPIC, key: None, value: Some(b"x"), headers: &[], ..Record::default() };
+        while sink.enqueue(&record, Ticket(ticket)).is_err() {
+            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
+        }
+    }
+    delivered_too(&mut sink, deliveries, 30).await;
+    let placed = read(&cluster, 3, 30);
+    for partition in 0..3 {
+        assert!(placed.iter().any(|record| record.partition == partition), "none in partition {partition}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_may_have_a_partition_and_a_timestamp_of_its_own() {
+    let cluster = cluster(3);
+    let mut sink = sink(&cluster);
+    let mut deliveries = Vec::new();
+    for ticket in 0..10 {
+        let own = Record { partition: Some(2), timestamp_ms: Some(1_714_979_289_123), ..record(b"o-1", b"x") };
+        while sink.enqueue(&own, Ticket(ticket)).is_err() {
+            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
+        }
+    }
+    delivered_too(&mut sink, deliveries, 10).await;
+    for read in read(&cluster, 3, 10) {
+        assert_eq!((read.partition, read.timestamp_ms), (2, Some(1_714_979_289_123)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_not_there_is_a_refusal() {
+    let cluster = cluster(1);
+    let mut sink = sink(&cluster);
+    open(&mut sink).await;
+    let nowhere = Record { partition: Some(7), ..record(b"o-1", b"x") };
+    let error = match sink.enqueue(&nowhere, Ticket(9)) {
+        Err(EnqueueError::Refused(error)) => error,
+        Err(error) => panic!("{error:?}"),
+        Ok(()) => match delivered(&mut sink, 1).await.remove(0) {
+            Delivery::Refused(_, error) | Delivery::Failed(_, error) => error,
+            Delivery::Acked(_) => panic!("acked"),
+        },
+    };
+    assert_eq!(error.kind(), Kind::Record);
+}
+
+fn of() -> Transactional {
+    Transactional { id: "walrelay-7-orders".to_owned(), timeout: Duration::from_secs(10) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_committed_ends_one_transaction_and_the_next_record_begins_another() {
+    let cluster = cluster(1);
+    let config = config(cluster.bootstrap_servers(), &[]);
+    let mut sink = KafkaSink::transactional(&config, &of()).await.unwrap();
+    for number in 0..3 {
+        enqueue_numbers(&mut sink, number..number + 1);
+        assert_eq!(acked(&delivered(&mut sink, 1).await), [number]);
+        sink.producer().commit(TOPIC, 0, b"position", b"behind it").await.unwrap();
+    }
+    // A position alone.
+    sink.producer().commit(TOPIC, 0, b"position", b"alone").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_is_refused_ends_the_producer_and_says_who_took_over() {
+    let cluster = cluster(1);
+    let config = config(cluster.bootstrap_servers(), &[]);
+    let mut sink = KafkaSink::transactional(&config, &of()).await.unwrap();
+    enqueue_numbers(&mut sink, 0..1);
+    delivered(&mut sink, 1).await;
+    cluster.request_errors(RDKafkaApiKey::EndTxn, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_PRODUCER_FENCED]);
+    let error = sink.producer().commit(TOPIC, 0, b"position", b"behind it").await.unwrap_err();
+    assert_eq!(error.kind(), Kind::KafkaUnreachable);
+    assert!(error.cause().contains("another relay of the slot took over"), "{error}");
+    let refused = sink.enqueue(&record(b"o-1", b"later"), Ticket(1)).unwrap_err();
+    assert!(matches!(refused, EnqueueError::Finished), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_we_may_not_use_is_a_refusal_with_the_acl_it_needs() {
+    let cluster = cluster(1);
+    let config = config(cluster.bootstrap_servers(), &[]);
+    let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
+    cluster.request_errors(RDKafkaApiKey::InitProducerId, &[refusal]);
+    let error = KafkaSink::transactional(&config, &of()).await.err().unwrap();
+    assert_eq!(error.kind(), Kind::KafkaRefused);
+    assert!(error.what_to_do().unwrap().ends_with("--transactional-id walrelay-7-orders"), "{error:?}");
 }

@@ -3,15 +3,10 @@
 use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
-use rdkafka::message::Message;
-
 use super::PARTITION;
 use crate::error::{Error, Kind, Result};
-use crate::sink::options::Options;
-use crate::sink::topic_reader::{Isolation, TopicReader};
-
-/// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
-pub(super) const GROUP: &str = "walrelay-state-reader";
+use crate::sink::kafka::options::Options;
+use crate::sink::kafka::topic_reader::{Isolation, TopicReader};
 
 /// How long transactions of others are waited for.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -28,14 +23,14 @@ pub(super) fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option
 }
 
 fn read_newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
-    let everything = TopicReader::open(options.clone(), GROUP, Isolation::ReadUncommitted, None)?;
+    let everything = TopicReader::open(options.clone(), Isolation::ReadUncommitted, None)?;
     let end = everything.span(topic, PARTITION)?.end;
-    let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, None)?;
+    let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
     let spans = [(PARTITION, extent(&reader, topic, end)?)].into();
     let mut newest = None;
     reader.read(topic, &spans, &mut |message| {
-        if message.key() == Some(key) {
-            newest = message.payload().map(<[u8]>::to_vec);
+        if message.key == Some(key) {
+            newest = message.value.map(<[u8]>::to_vec);
         }
         ControlFlow::Continue(())
     })?;

@@ -81,7 +81,7 @@ async fn a_tombstone_forgets_the_position() {
     store.store(&stored(7)).await.unwrap();
     let producer: BaseProducer = ClientConfig::new().set("bootstrap.servers", &lab.config.brokers).create().unwrap();
     producer.send(BaseRecord::<[u8], [u8]>::to(TOPIC).partition(PARTITION).key(b"orders")).unwrap();
-    producer.flush(Duration::from_secs(30)).unwrap();
+    producer.flush(std::time::Duration::from_secs(30)).unwrap();
     assert_eq!(store.load().await, Ok(None));
 }
 

@@ -6,27 +6,10 @@ use tokio::sync::watch;
 
 use super::faults;
 use crate::error::Error;
+use crate::sink::Connection;
 
 /// A broker that restarts can refuse for a moment; what lasts longer than this is meant.
 const REFUSAL_GRACE: Duration = Duration::from_secs(2);
-
-/// Whether Kafka answers, as far as anybody knows.
-///
-/// Records are never given up because of it: they wait in the queue. Whether to wait or to stop is the reader's choice.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Connection {
-    /// A broker answers.
-    Up,
-    /// None does.
-    Down {
-        /// Since when.
-        since: Instant,
-        /// The last thing librdkafka said about it.
-        cause: String,
-    },
-    /// A broker answers and refuses us: credentials, TLS. librdkafka goes on trying, so this can end by itself.
-    Refused(Error),
-}
 
 /// The cause before anything was tried.
 const NOT_YET: &str = "not connected yet";
@@ -37,6 +20,12 @@ pub(super) struct Tracker {
     state: watch::Sender<Connection>,
     /// Of a client that only asks on behalf of another: what it finds is for the debug log.
     quiet: bool,
+}
+
+impl Default for Tracker {
+    fn default() -> Self {
+        Tracker::new(false)
+    }
 }
 
 impl Tracker {
@@ -60,7 +49,7 @@ impl Tracker {
 
     /// A broker answered.
     pub(super) fn up(&self) {
-        self.change(|state| {
+        self.state.send_if_modified(|state| {
             if matches!(state, Connection::Up) {
                 return false;
             }
@@ -76,7 +65,7 @@ impl Tracker {
 
     /// No broker answers. A refusal stays: it is the better explanation.
     pub(super) fn down(&self, cause: String) {
-        self.change(|state| match state {
+        self.state.send_if_modified(|state| match state {
             Connection::Up => {
                 self.say_down(&cause, true);
                 *state = Connection::Down { since: Instant::now(), cause };
@@ -101,7 +90,7 @@ impl Tracker {
 
     /// A broker answers and refuses us.
     pub(super) fn refused(&self, error: Error) {
-        self.change(|state| {
+        self.state.send_if_modified(|state| {
             let is_known = matches!(state, Connection::Refused(known) if known.kind() == error.kind());
             if is_known {
                 return false;
@@ -126,10 +115,6 @@ impl Tracker {
                 return error;
             }
         }
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Connection) -> bool) {
-        self.state.send_if_modified(change);
     }
 }
 

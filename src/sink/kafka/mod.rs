@@ -1,28 +1,48 @@
-//! [`Sink`] on librdkafka.
+//! [`Sink`] on librdkafka. Nothing outside of this module knows librdkafka.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | [`producer`] | the producer, its transactions, and a handle on it for the position |
+//! | `client`, `context` | librdkafka's clients and their threads; what librdkafka calls back into |
+//! | `partitions` | how many there are, and why the first record of each travels alone |
+//! | [`options`], [`properties`] | what librdkafka is told, and what nobody may tell it |
+//! | [`faults`], `log_lines` | error code to what becomes of the relay; what only librdkafka's log says |
+//! | `tracker`, `probe` | whether Kafka answers; the thread that asks |
+//! | `topic_reader`, [`tail`] | reading: topics between known offsets, and the newest records of a topic |
+//! | `admin` | creating topics, and their settings |
+
+pub(crate) mod admin;
+mod client;
+mod context;
+pub mod faults;
+mod log_lines;
+pub mod options;
+mod partitions;
+mod probe;
+pub mod producer;
+pub mod properties;
+pub mod tail;
+pub(crate) mod topic_reader;
+mod tracker;
 
 use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer as _};
+use rdkafka::producer::Producer as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::apart::Apart;
-use super::connection::{Connection, Tracker};
-use super::context::{Context, Failure, Reports, Shared, code, opaque};
-use super::faults::{self, Subject};
-use super::opening::{Openings, Release, Waiting};
-use super::options::Options;
-use super::placement::{Placement, hash};
-use super::polled::Polled;
-use super::probe::Probe;
-use super::producer::{FULL_RETRY, Inner, Producer, retire};
-use super::transaction::{Transaction, Transactional};
-use super::{Delivery, EnqueueError, Sink};
+use context::{Context, Failure, Reports, Shared, opaque};
+use faults::{Subject, code};
+use options::{Options, Transactional};
+use partitions::{Openings, Release, Waiting};
+use probe::Probe;
+use producer::{FULL_RETRY, Inner, Producer};
+
+use super::{Connection, Delivery, EnqueueError, Sink, hash};
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
@@ -44,11 +64,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct KafkaSink {
     inner: Arc<Inner>,
     openings: Openings<OwnedRecord>,
-    /// Topics in which a release found the queue full.
-    held_up: Vec<usize>,
     /// Counts records without a key, which go to each partition in turn.
     turn: u32,
-    message_max_bytes: usize,
     /// Swapped with the vectors the polling thread fills, so that no report allocates.
     spare: Reports,
     failures: Vec<Failure>,
@@ -56,22 +73,13 @@ pub struct KafkaSink {
     full: bool,
 }
 
-/// What a cluster said of itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reach {
-    /// Brokers in the cluster.
-    pub brokers: usize,
-    /// Topics that were asked for and are not there (or hidden from this user).
-    pub missing: Vec<String>,
-}
-
 impl KafkaSink {
-    /// Makes the producer. Connects in the background: see [`KafkaSink::connection`] and [`KafkaSink::check`].
+    /// Makes the producer. Connects in the background: see [`KafkaSink::connection`] and [`KafkaSink::missing`].
     ///
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
     pub fn connect(config: &KafkaConfig) -> Result<KafkaSink> {
-        Self::with_options(Options::producer(config)?, false, None)
+        Self::with_options(Options::producer(config)?)
     }
 
     /// The same for asking on behalf of another: it does not log what it finds.
@@ -79,37 +87,31 @@ impl KafkaSink {
     /// # Errors
     /// As [`KafkaSink::connect`].
     pub fn for_asking(config: &KafkaConfig) -> Result<KafkaSink> {
-        Self::with_options(Options::producer(config)?, true, None)
+        Self::with_options(Options { quiet: true, ..Options::producer(config)? })
     }
 
-    pub(super) fn with_options(options: Options, quiet: bool, of: Option<Transactional>) -> Result<KafkaSink> {
+    /// Makes a producer that writes in transactions. When it returns, no older producer of this id can write any more,
+    /// and what it left open is committed or given up for good: read where to go on *after* that.
+    ///
+    /// # Errors
+    /// As [`KafkaSink::connect`]; [`Kind::KafkaUnreachable`] where no coordinator answers; [`Kind::KafkaRefused`] where it
+    /// refuses us.
+    pub async fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<KafkaSink> {
+        let sink = Self::with_options(Options::transactional(config, of)?)?;
+        let inner = Arc::clone(&sink.inner);
+        let init = tokio::task::spawn_blocking(move || inner.init_transactions());
+        tokio::select! {
+            done = init => done.map_err(|error| Error::new(Kind::Bug, error))??,
+            refusal = sink.inner.shared.tracker.unusable() => return Err(refusal),
+        }
+        Ok(sink)
+    }
+
+    fn with_options(options: Options) -> Result<KafkaSink> {
         let (suspicion, suspected) = std::sync::mpsc::sync_channel(1);
-        let shared = Arc::new(Shared::default());
-        let tracker = Arc::new(Tracker::new(quiet));
-        let closing = Arc::new(AtomicBool::new(false));
-        let last_error = Arc::new(Mutex::new(String::new()));
-        let context = |apart| Context {
-            shared: Arc::clone(&shared),
-            tracker: Arc::clone(&tracker),
-            redactor: options.redactor.clone(),
-            id_headers: options.id_headers.clone(),
-            suspicion: suspicion.clone(),
-            last_error: Arc::clone(&last_error),
-            closing: Arc::clone(&closing),
-            quiet,
-            heard: options.heard,
-            placement: Placement::new(),
-            apart,
-        };
-        let apart = Apart::new(context(true), options.clone().apart());
-        let context = context(false);
-        drop(suspicion);
-        let client =
-            Polled::new(&options.client, context, of.is_some()).map_err(|error| options.creation_error(&error))?;
-        let (gone, transaction) = (watch::Sender::new(()), of.map(Transaction::new));
-        let inner = Arc::new(Inner { client, shared, tracker, closing, last_error, gone, transaction, apart });
-        let servers = options.bootstrap_servers()?;
-        let probe = Probe::new(&inner, suspected, servers);
+        let shared = Arc::new(Shared::new(options.quiet));
+        let inner = Arc::new(Inner::new(Context::new(shared, options, suspicion))?);
+        let probe = Probe::new(&inner, suspected);
         std::thread::Builder::new()
             .name("kafka-probe".to_owned())
             .spawn(move || probe.run())
@@ -117,9 +119,7 @@ impl KafkaSink {
         Ok(KafkaSink {
             inner,
             openings: Openings::new(Instant::now()),
-            held_up: Vec::new(),
             turn: 0,
-            message_max_bytes: options.message_max_bytes,
             spare: Reports::default(),
             failures: Vec::new(),
             report_failures_at: None,
@@ -129,43 +129,33 @@ impl KafkaSink {
 
     /// A handle for records that are not events.
     pub fn producer(&self) -> Producer {
-        Producer { inner: Arc::downgrade(&self.inner), tracker: Arc::clone(&self.inner.tracker) }
-    }
-
-    pub(super) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
+        Producer::of(&self.inner)
     }
 
     /// Whether Kafka answers.
     pub fn connection(&self) -> Connection {
-        self.inner.tracker.now()
+        self.inner.shared.tracker.now()
     }
 
     /// The same, to be woken at each change.
     pub fn watch_connection(&self) -> watch::Receiver<Connection> {
-        self.inner.tracker.subscribe()
+        self.inner.shared.tracker.subscribe()
     }
 
-    /// Records librdkafka has and has not reported on: queued, sent, or waiting to be sent again. Positions included.
-    pub fn in_librdkafka(&self) -> usize {
-        self.inner.shared.outstanding.load(Ordering::Relaxed)
-    }
-
-    /// Asks any broker for the cluster's metadata and says which of `topics` it does not have. Creates none.
+    /// Asks any broker which of `topics` the cluster does not have, or hides from this user. Creates none.
     ///
     /// # Errors
     /// [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
-    pub async fn check(&self, topics: &[&str], timeout: Duration) -> Result<Reach> {
+    pub async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         let inner = Arc::clone(&self.inner);
         let asked = tokio::task::spawn_blocking(move || inner.metadata(None, timeout));
         let metadata = tokio::select! {
             answer = asked => answer.map_err(|error| Error::new(Kind::Bug, error))??,
-            refusal = self.inner.tracker.unusable() => return Err(refusal),
+            refusal = self.inner.shared.tracker.unusable() => return Err(refusal),
         };
         let exists =
             |topic: &str| metadata.topics().iter().any(|known| known.name() == topic && known.error().is_none());
-        let missing = topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect();
-        Ok(Reach { brokers: metadata.brokers().len(), missing })
+        Ok(topics.iter().filter(|topic| !exists(topic)).map(|topic| (*topic).to_owned()).collect())
     }
 
     /// Gives up what was not acked and frees the producer. Dropping does the same without waiting for the end.
@@ -183,8 +173,8 @@ impl KafkaSink {
         mem::swap(&mut self.spare, &mut *self.inner.shared.reports());
         let mut any = !self.spare.acked.is_empty() || !self.spare.refused.is_empty();
         self.openings.at(Instant::now());
-        let opened = self.openings.acked(&self.spare.acked);
-        self.release(opened);
+        let releasable = self.openings.acked(&self.spare.acked);
+        self.release(releasable);
         into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
         for failure in mem::take(&mut self.spare.refused) {
             into.push(Delivery::Refused(failure.ticket, self.explain(&failure, true)));
@@ -200,17 +190,17 @@ impl KafkaSink {
         any
     }
 
-    /// Sends what waited in topics of which a partition was opened, and what found the queue full before.
-    fn release(&mut self, opened: Vec<usize>) {
-        if opened.is_empty() && self.held_up.is_empty() || self.inner.shared.failed.load(Ordering::Acquire) {
+    /// Sends what waits in these topics, as far as it can go.
+    fn release(&mut self, topics: Vec<usize>) {
+        if topics.is_empty() || self.inner.shared.failed.load(Ordering::Acquire) {
             return;
         }
         let context = self.inner.client.context();
-        let placement = &context.placement;
-        for topic in mem::take(&mut self.held_up).into_iter().chain(opened) {
-            let through = self.openings.release(topic, placement, |waiting, way| {
-                placement.expect(way.count, waiting.hash);
-                let sent = waiting.record.with_record(|record| send(&self.inner, record, waiting.ticket));
+        let partitioner = &context.partitioner;
+        for topic in topics {
+            self.openings.release(topic, partitioner, |waiting, destination| {
+                partitioner.expect(destination.count, waiting.hash);
+                let sent = waiting.record.with_record(|record| self.inner.send_event(record, waiting.ticket));
                 match sent {
                     Ok(()) => Release::Sent,
                     Err(error) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) => Release::Full,
@@ -229,27 +219,20 @@ impl KafkaSink {
                     }
                 }
             });
-            if !through && !self.held_up.contains(&topic) {
-                self.held_up.push(topic);
-            }
         }
-        self.full |= !self.held_up.is_empty();
-    }
-
-    fn report_failures(&mut self, into: &mut Vec<Delivery>) {
-        self.order_failures();
-        for failure in mem::take(&mut self.failures) {
-            into.push(Delivery::Failed(failure.ticket, self.explain(&failure, false)));
-        }
+        self.full |= self.openings.is_held_up();
     }
 
     /// What stops the relay first; of a batch that was refused for its size, the largest record first.
-    fn order_failures(&mut self) {
+    fn report_failures(&mut self, into: &mut Vec<Delivery>) {
         self.failures.sort_by_key(|failure| {
             let kind = faults::kind(failure.code);
             let says_most = kind.halts() || kind == Kind::TopicRefused;
             (!says_most, std::cmp::Reverse(failure.record_bytes), failure.ticket)
         });
+        for failure in mem::take(&mut self.failures) {
+            into.push(Delivery::Failed(failure.ticket, self.explain(&failure, false)));
+        }
     }
 
     fn explain(&self, failure: &Failure, alone: bool) -> Error {
@@ -263,9 +246,28 @@ impl KafkaSink {
         }
     }
 
-    fn next_turn(&mut self) -> u32 {
-        self.turn = self.turn.wrapping_add(1);
-        self.turn
+    /// Refuses a record that can never be sent. The hash that chooses the record's partition, otherwise.
+    fn admit(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<u32, EnqueueError> {
+        if self.inner.shared.failed.load(Ordering::Acquire) {
+            return Err(EnqueueError::Finished);
+        }
+        if let Some(error) = self.too_large(record) {
+            return Err(EnqueueError::Refused(error));
+        }
+        opaque(ticket, false).map_err(EnqueueError::Refused)?;
+        self.inner.shared.sends_to(record.topic);
+        Ok(record.key.map_or_else(
+            || {
+                self.turn = self.turn.wrapping_add(1);
+                self.turn
+            },
+            hash,
+        ))
+    }
+
+    fn refused(&self, error: &KafkaError, record: &Record<'_>) -> EnqueueError {
+        let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
+        EnqueueError::Refused(self.inner.refusal(error, subject))
     }
 
     fn too_large(&self, record: &Record<'_>) -> Option<Error> {
@@ -274,7 +276,7 @@ impl KafkaSink {
             headers.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len) + HEADER_OVERHEAD_BYTES).sum();
         let size =
             record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len) + headers + RECORD_OVERHEAD_BYTES;
-        let limit = self.message_max_bytes;
+        let limit = self.inner.options().message_max_bytes;
         (size > limit).then(|| {
             let cause = format!("a record for topic {} has {size} bytes, more than message.max.bytes, {limit}", record.topic);
             Error::new(Kind::RecordTooLarge, cause).remedy(format!(
@@ -288,52 +290,33 @@ impl KafkaSink {
 
 impl Sink for KafkaSink {
     fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
-        if self.inner.shared.failed.load(Ordering::Acquire) {
-            return Err(EnqueueError::Finished);
-        }
-        if let Some(error) = self.too_large(record) {
-            return Err(EnqueueError::Refused(error));
-        }
-        opaque(ticket, false).map_err(EnqueueError::Refused)?;
-        let hash = record.key.map_or_else(|| self.next_turn(), hash);
-        let placement = &self.inner.client.context().placement;
-        let (given, topics) = (record.partition, self.openings.topics());
-        let way = self.openings.way(record.topic, hash, given, placement);
-        if self.openings.topics() > topics {
-            self.inner.shared.sends_to(record.topic);
-        }
-        let Some(way) = way else {
+        let hash = self.admit(record, ticket)?;
+        let partitioner = &self.inner.client.context().partitioner;
+        let given = record.partition;
+        let Some(destination) = self.openings.destination(record.topic, hash, given, partitioner) else {
             let waiting = Waiting { ticket, hash, given, record: OwnedRecord::of(record) };
             self.openings.wait(record.topic, waiting);
             return Ok(());
         };
-        placement.expect(way.count, hash);
-        let Err(error) = send(&self.inner, record, ticket) else {
-            self.openings.sent(way, ticket, placement);
+        partitioner.expect(destination.count, hash);
+        let Err(error) = self.inner.send_event(record, ticket) else {
+            self.openings.sent(destination, ticket, partitioner);
             return Ok(());
         };
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
             self.full = true;
             return Err(EnqueueError::Full);
         }
-        Err(EnqueueError::Refused(self.inner.refusal(&error, subject)))
+        Err(self.refused(&error, record))
     }
 
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
-        if self.inner.transaction.is_some() || self.inner.shared.failed.load(Ordering::Acquire) {
+        if self.inner.is_transactional() {
             // Only what belongs to a transaction may be seen.
             return self.enqueue(record, ticket);
         }
-        if let Some(error) = self.too_large(record) {
-            return Err(EnqueueError::Refused(error));
-        }
-        opaque(ticket, false).map_err(EnqueueError::Refused)?;
-        self.inner.shared.sends_to(record.topic);
-        let hash = record.key.map_or_else(|| self.next_turn(), hash);
-        let Err(error) = self.inner.send_apart(record, ticket, hash) else { return Ok(()) };
-        let subject = Subject { topic: Some(record.topic), partition: record.partition, ..Subject::default() };
-        Err(EnqueueError::Refused(self.inner.refusal(&error, subject)))
+        let hash = self.admit(record, ticket)?;
+        self.inner.send_apart(record, ticket, hash).map_err(|error| self.refused(&error, record))
     }
 
     async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
@@ -362,34 +345,9 @@ impl Sink for KafkaSink {
     }
 }
 
-/// Hands a record to librdkafka, which copies it.
-fn send(inner: &Inner, record: &Record<'_>, ticket: Ticket) -> Result<(), KafkaError> {
-    inner.send(for_librdkafka(record, ticket)?)
-}
-
-/// A record as librdkafka wants it.
-pub(super) fn for_librdkafka<'a>(
-    record: &Record<'a>,
-    ticket: Ticket,
-) -> Result<BaseRecord<'a, [u8], [u8], usize>, KafkaError> {
-    let headers = (!record.headers.is_empty()).then(|| {
-        let headers = OwnedHeaders::new_with_capacity(record.headers.len());
-        record.headers.iter().fold(headers, |headers, (key, value)| headers.insert(Header { key, value: *value }))
-    });
-    Ok(BaseRecord {
-        topic: record.topic,
-        partition: record.partition,
-        payload: record.value,
-        key: record.key,
-        timestamp: record.timestamp_ms,
-        headers,
-        delivery_opaque: opaque(ticket, record.partition.is_some()).map_err(|_| KafkaError::Canceled)?,
-    })
-}
-
 impl Drop for KafkaSink {
     fn drop(&mut self) {
-        retire(Arc::clone(&self.inner));
+        Arc::clone(&self.inner).retire();
     }
 }
 

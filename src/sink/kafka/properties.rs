@@ -1,6 +1,7 @@
-//! librdkafka properties an operator may not set, each with the promise it would break.
+//! librdkafka's properties: those an operator may not set, each with the promise it would break, and secrets among their values.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 
 use rdkafka::ClientConfig;
 use rdkafka::error::KafkaError;
@@ -125,7 +126,7 @@ fn known_and_valid(name: &str, value: &Secret) -> Result<()> {
     match ClientConfig::new().set(name, value.expose()).create_native_config() {
         Ok(_) => Ok(()),
         Err(KafkaError::ClientConfig(_, description, _, _)) => {
-            let description = without_value(&description, value);
+            let description = Redactor::of([value]).clean(&description);
             Err(Error::new(Kind::Config, format!("the Kafka property {name} is not valid: {description}"))
                 .remedy("see librdkafka's CONFIGURATION.md for names and values"))
         }
@@ -135,15 +136,82 @@ fn known_and_valid(name: &str, value: &Secret) -> Result<()> {
     }
 }
 
-fn without_value(description: &str, value: &Secret) -> String {
-    let parts = value.expose().split([',', '\n', ' ']).map(str::trim).filter(|part| !part.is_empty());
-    let mut parts: Vec<&str> = parts.chain([value.expose()]).filter(|part| !part.is_empty()).collect();
-    parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
-    // Quoted, it is the value; bare, it may be a common word, and only a long one can be a secret.
-    parts.into_iter().fold(description.to_owned(), |text, part| {
-        let text = text.replace(&format!("\"{part}\""), "***");
-        if part.len() >= 4 { text.replace(part, "***") } else { text }
-    })
+/// Properties that name a file, read where the connection is encrypted.
+const LOCATIONS: &[&str] =
+    &["ssl.ca.location", "ssl.certificate.location", "ssl.crl.location", "ssl.key.location", "ssl.keystore.location"];
+
+/// Longest text that is taken for a path, in bytes: Linux has no longer ones.
+const PATH_BYTES_MAX: usize = 4096;
+
+/// Whether the files that TLS needs can be opened. librdkafka's error names no file and no cause, and librdkafka's log shows a
+/// key that was given where a path belongs. What is in the files is librdkafka's to judge.
+///
+/// # Errors
+/// [`Kind::Config`] naming the property and the file; of what cannot be a path, such as the key itself, only the property.
+pub(super) fn check_files(properties: &BTreeMap<String, Secret>) -> Result<()> {
+    let protocol = properties.get("security.protocol").map(|given| given.expose().to_ascii_lowercase());
+    if !protocol.is_some_and(|protocol| protocol.ends_with("ssl")) {
+        return Ok(());
+    }
+    for name in LOCATIONS {
+        let Some(path) = properties.get(*name).map(Secret::expose) else { continue };
+        // librdkafka's own word for looking where operating systems keep their authorities.
+        if path.is_empty() || *name == "ssl.ca.location" && path == "probe" {
+            continue;
+        }
+        if path.len() > PATH_BYTES_MAX || path.contains(char::is_control) {
+            return Err(Error::new(Kind::Config, format!("the Kafka property {name} is not the path of a file"))
+                .remedy("give the path; certificates and keys as text belong into ssl.ca.pem, ssl.certificate.pem, ssl.key.pem"));
+        }
+        if let Err(error) = File::open(path) {
+            return Err(Error::new(Kind::Config, format!("{path}, which the Kafka property {name} names: {error}"))
+                .remedy(format!("correct {name}, or let the user that runs walrelay read the file")));
+        }
+    }
+    Ok(())
+}
+
+/// Parts of a property's name that make its value a secret.
+const SECRET_PARTS: [&str; 6] =
+    ["password", "secret", "passphrase", ".pem", "oauthbearer.config", "oauthbearer.extensions"];
+
+/// Shorter values are taken out in quotes only: bare ones would be found in every word, and they protect nothing.
+const SECRET_CHARS_MIN: usize = 4;
+
+/// Replaces the values of secret properties in any text by `***`. Costs nothing where no secret is configured.
+#[derive(Clone, Default)]
+pub struct Redactor {
+    /// Longest first, so that a secret inside another one does not leave the rest of it visible.
+    secrets: Vec<Secret>,
+}
+
+impl Redactor {
+    /// Knows the secrets among librdkafka properties, by the properties' names.
+    pub fn new(properties: &BTreeMap<String, Secret>) -> Self {
+        let is_secret = |name: &str| SECRET_PARTS.iter().any(|part| name.contains(part));
+        Redactor::of(properties.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value))
+    }
+
+    fn of<'s>(values: impl IntoIterator<Item = &'s Secret>) -> Self {
+        // A message can quote one line of a PEM block or one element of a list.
+        let parts = |value: &'s Secret| value.expose().split(['\n', ',', ' ']).map(str::trim).chain([value.expose()]);
+        let parts = values.into_iter().flat_map(parts).filter(|part| !part.is_empty());
+        let hide = |part: &str| if part.len() < SECRET_CHARS_MIN { format!("\"{part}\"") } else { part.to_owned() };
+        let mut secrets: Vec<Secret> = parts.map(|part| Secret::new(hide(part))).collect();
+        secrets.sort_by_key(|value| std::cmp::Reverse(value.expose().len()));
+        Redactor { secrets }
+    }
+
+    /// `text` without any secret.
+    pub fn clean(&self, text: &str) -> String {
+        let mut clean = text.to_owned();
+        for secret in &self.secrets {
+            if clean.contains(secret.expose()) {
+                clean = clean.replace(secret.expose(), "***");
+            }
+        }
+        clean
+    }
 }
 
 #[cfg(test)]
@@ -209,5 +277,60 @@ mod tests {
     fn statistics_are_off_or_rare() {
         assert!(check("statistics.interval.ms", "1000").is_err());
         assert_eq!(check("statistics.interval.ms", "5000"), Ok(()));
+    }
+
+    #[test]
+    fn the_value_of_a_secret_property_is_taken_out_wherever_it_stands() {
+        let properties = BTreeMap::from([
+            ("sasl.password".to_owned(), Secret::new("hunter22")),
+            ("ssl.key.pem".to_owned(), Secret::new("-----BEGIN\nMIIEabcd\n-----END")),
+            ("sasl.username".to_owned(), Secret::new("relay")),
+        ]);
+        let redactor = Redactor::new(&properties);
+        assert_eq!(redactor.clean("user relay, password=hunter22!"), "user relay, password=***!");
+        assert_eq!(redactor.clean("bad line MIIEabcd"), "bad line ***");
+    }
+
+    #[test]
+    fn a_value_too_short_to_protect_anything_does_not_eat_the_text() {
+        let properties = BTreeMap::from([("sasl.password".to_owned(), Secret::new("a"))]);
+        assert_eq!(Redactor::new(&properties).clean("a broker"), "a broker");
+    }
+
+    fn checked_files(given: &[(&str, &str)]) -> Result<()> {
+        check_files(&given.iter().map(|(name, value)| ((*name).to_owned(), Secret::new(*value))).collect())
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named_with_its_property() {
+        for name in LOCATIONS {
+            let error = checked_files(&[("security.protocol", "SASL_SSL"), (name, "/nonexistent/x.pem")]).unwrap_err();
+            assert_eq!(error.kind(), Kind::Config);
+            assert!(error.cause().starts_with(&format!("/nonexistent/x.pem, which the Kafka property {name} names: ")));
+            assert!(error.what_to_do().unwrap().contains(name));
+        }
+    }
+
+    #[test]
+    fn what_can_be_opened_or_is_not_used_is_let_pass() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        for path in [file.path(), directory.path()] {
+            checked_files(&[("security.protocol", "ssl"), ("ssl.ca.location", path.to_str().unwrap())]).unwrap();
+        }
+        checked_files(&[("security.protocol", "ssl"), ("ssl.ca.location", "probe")]).unwrap();
+        checked_files(&[("security.protocol", "ssl")]).unwrap();
+        for unencrypted in ["plaintext", "sasl_plaintext"] {
+            checked_files(&[("security.protocol", unencrypted), ("ssl.ca.location", "/nonexistent")]).unwrap();
+        }
+        checked_files(&[("ssl.ca.location", "/nonexistent")]).unwrap();
+    }
+
+    #[test]
+    fn a_key_given_where_its_path_belongs_is_not_shown() {
+        let key = "-----BEGIN PRIVATE KEY-----\ncanary\n-----END PRIVATE KEY-----";
+        let error = checked_files(&[("security.protocol", "ssl"), ("ssl.key.location", key)]).unwrap_err();
+        assert!(!format!("{error:?}").contains("canary"), "{error:?}");
+        assert!(error.what_to_do().unwrap().contains("ssl.key.pem"));
     }
 }

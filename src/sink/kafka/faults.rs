@@ -1,5 +1,6 @@
 //! From librdkafka's error codes to what becomes of the relay: the one table.
 
+use rdkafka::error::KafkaError;
 use rdkafka::error::RDKafkaErrorCode::{self, *};
 
 use crate::error::{Error, Kind};
@@ -205,6 +206,15 @@ const FAULTS: &[Fault] = &[
         remedy: "check that enough brokers run for the topic's min.insync.replicas, and their disks",
     },
 ];
+
+/// The code of an error; errors without one are faults of the client.
+pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
+    // The library keeps this one to itself.
+    if let KafkaError::AdminOp(code) = error {
+        return *code;
+    }
+    error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
+}
 
 /// What kind of error a code is.
 pub fn kind(code: RDKafkaErrorCode) -> Kind {

@@ -10,14 +10,15 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
+use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _, Message as _};
+use rdkafka::metadata::{MetadataBroker, MetadataPartition};
 use rdkafka::{Offset, TopicPartitionList};
 
-use super::closing::close_aside;
-use super::context::{code, log};
-use super::faults::{self, Subject};
+use super::client::close_aside;
+use super::faults::{self, Subject, code};
+use super::log_lines;
 use super::options::Options;
-use super::redact::Redactor;
+use super::properties::Redactor;
 use crate::error::{Error, Kind, Result};
 
 /// How long one question to the brokers may take.
@@ -28,6 +29,8 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_TIMEOUT: Duration = Duration::from_millis(100);
 /// How soon a partition without a leader is asked for again.
 const LEADER_PAUSE: Duration = Duration::from_millis(100);
+/// librdkafka wants the name of a group even where nobody joins one; nothing is ever committed in its name.
+const GROUP: &str = "walrelay-reader";
 /// Records that are fetched ahead, in KiB. A relay holds them beside what is in flight.
 const AHEAD_KIB: &str = "8192";
 
@@ -35,7 +38,47 @@ const AHEAD_KIB: &str = "8192";
 pub(crate) type Spans = BTreeMap<i32, Range<i64>>;
 
 /// A header's name and value.
-type Header<'m> = (&'m str, Option<&'m [u8]>);
+pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
+
+/// One record of a topic.
+#[derive(Debug)]
+pub(crate) struct Message<'m> {
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    /// Milliseconds since the Unix epoch, where the record has a time.
+    pub(crate) time_ms: Option<i64>,
+    pub(crate) key: Option<&'m [u8]>,
+    pub(crate) value: Option<&'m [u8]>,
+    /// In order; `None` where a name is not UTF-8, which Kafka allows and rdkafka panics on.
+    pub(crate) headers: Option<Vec<Header<'m>>>,
+}
+
+impl<'m> Message<'m> {
+    fn of(message: &'m BorrowedMessage<'_>) -> Message<'m> {
+        let read = |headers: &'m BorrowedHeaders| headers.iter().map(|header| (header.key, header.value)).collect();
+        Message {
+            partition: message.partition(),
+            offset: message.offset(),
+            time_ms: message.timestamp().to_millis(),
+            key: message.key(),
+            value: message.payload(),
+            headers: message
+                .headers()
+                .map_or(Some(Vec::new()), |found| catch_unwind(AssertUnwindSafe(|| read(found))).ok()),
+        }
+    }
+}
+
+/// A topic and its cluster, as the metadata have them.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    /// Ids of the brokers.
+    pub(crate) brokers: Vec<i32>,
+    /// Ids of the topic's partitions; none where there is no such topic.
+    pub(crate) partitions: Vec<i32>,
+    /// Replicas of the first partition.
+    pub(crate) replicas: usize,
+}
 
 /// Which records a reader sees, and where a partition ends for that reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,39 +98,63 @@ pub(crate) struct TopicReader {
 }
 
 impl TopicReader {
-    /// Makes a reader. `options` are those of [`Options::reader`]. Without a `deadline`, a question to the brokers may take
-    /// 15 s, and reading gives up after 30 s of silence.
+    /// Makes a reader, which is in no group, commits nothing and creates no topic. `options` are those of
+    /// [`Options::reader`]. Without a `deadline`, a question to the brokers may take 15 s, and reading gives up after 30 s
+    /// of silence.
     ///
     /// # Errors
     /// [`Kind::Config`] where no client can be made.
-    pub(crate) fn open(
-        options: Options,
-        group: &str,
-        isolation: Isolation,
-        deadline: Option<Instant>,
-    ) -> Result<TopicReader> {
-        Ok(TopicReader { client: Some(consumer(options, group, isolation)?), deadline })
+    pub(crate) fn open(mut options: Options, isolation: Isolation, deadline: Option<Instant>) -> Result<TopicReader> {
+        let level = match isolation {
+            Isolation::ReadCommitted => "read_committed",
+            Isolation::ReadUncommitted => "read_uncommitted",
+        };
+        options
+            .client
+            .set("group.id", GROUP)
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("isolation.level", level)
+            .set("enable.partition.eof", "true")
+            // Retention may delete the first records of a span while they are read.
+            .set("auto.offset.reset", "earliest")
+            .set("allow.auto.create.topics", "false")
+            .set("queued.max.messages.kbytes", AHEAD_KIB);
+        let client = options.client.create_with_context(Listening::new(options.redactor.clone()));
+        Ok(TopicReader { client: Some(client.map_err(|error| options.creation_error(&error))?), deadline })
+    }
+
+    /// The topic's partitions and replicas, and the brokers. Does not create the topic.
+    ///
+    /// # Errors
+    /// [`Kind::KafkaUnreachable`], [`Kind::KafkaRefused`] and [`Kind::TopicRefused`].
+    pub(crate) fn layout(&self, topic: &str) -> Result<Layout> {
+        use RDKafkaErrorCode as Code;
+        let asked = self.client()?.fetch_metadata(Some(topic), self.time_left(topic, ASK_TIMEOUT)?);
+        let metadata = asked.map_err(|error| self.explain(&error, topic))?;
+        let brokers = metadata.brokers().iter().map(MetadataBroker::id).collect();
+        let mut layout = Layout { brokers, partitions: Vec::new(), replicas: 0 };
+        let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else { return Ok(layout) };
+        match found.error().map(Code::from) {
+            None => {
+                layout.partitions = found.partitions().iter().map(MetadataPartition::id).collect();
+                layout.replicas = found.partitions().first().map_or(0, |partition| partition.replicas().len());
+                Ok(layout)
+            }
+            // A topic that is being made has no leader yet, and no partition.
+            Some(
+                Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::LeaderNotAvailable | Code::InvalidTopic,
+            ) => Ok(layout),
+            Some(code) => Err(self.explain(&KafkaError::MetadataFetch(code), topic)),
+        }
     }
 
     /// The partitions of `topic`, from their first offset to the end they have now; none where there is no such topic.
     ///
     /// # Errors
-    /// [`Kind::KafkaUnreachable`], [`Kind::KafkaRefused`] and [`Kind::TopicRefused`].
+    /// As [`TopicReader::layout`].
     pub(crate) fn spans(&self, topic: &str) -> Result<Spans> {
-        use RDKafkaErrorCode as Code;
-        let asked = self.client()?.fetch_metadata(Some(topic), self.time_left(topic, ASK_TIMEOUT)?);
-        let metadata = asked.map_err(|error| self.explain(&error, topic))?;
-        let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
-            return Ok(Spans::new());
-        };
-        match found.error().map(Code::from) {
-            None => {}
-            Some(
-                Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::LeaderNotAvailable | Code::InvalidTopic,
-            ) => return Ok(Spans::new()),
-            Some(code) => return Err(self.explain(&KafkaError::MetadataFetch(code), topic)),
-        }
-        found.partitions().iter().map(|found| Ok((found.id(), self.span(topic, found.id())?))).collect()
+        self.layout(topic)?.partitions.into_iter().map(|id| Ok((id, self.span(topic, id)?))).collect()
     }
 
     /// Where a partition of a topic that exists begins and ends. A broker that does not know the partition or its leader
@@ -150,7 +217,7 @@ impl TopicReader {
         &self,
         topic: &str,
         spans: &Spans,
-        take: &mut dyn FnMut(&BorrowedMessage<'_>) -> ControlFlow<()>,
+        take: &mut dyn FnMut(Message<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         let mut left = spans.clone();
         left.retain(|_, span| !span.is_empty());
@@ -178,7 +245,7 @@ impl TopicReader {
                 Some(Ok(message)) => {
                     let (id, offset) = (message.partition(), message.offset());
                     let is_asked_for = left.get(&id).is_some_and(|span| span.contains(&offset));
-                    if is_asked_for && take(&message).is_break() {
+                    if is_asked_for && take(Message::of(&message)).is_break() {
                         break;
                     }
                     (id, offset.saturating_add(1))
@@ -241,53 +308,21 @@ impl Drop for TopicReader {
     }
 }
 
-/// Makes a consumer that is in no group, commits nothing and creates no topic. librdkafka wants the name of a `group` even
-/// so. Let go of the consumer with [`close_aside`].
-///
-/// # Errors
-/// [`Kind::Config`] where no client can be made.
-pub(crate) fn consumer(mut options: Options, group: &str, isolation: Isolation) -> Result<BaseConsumer<Listening>> {
-    let level = match isolation {
-        Isolation::ReadCommitted => "read_committed",
-        Isolation::ReadUncommitted => "read_uncommitted",
-    };
-    options
-        .client
-        .set("group.id", group)
-        .set("enable.auto.commit", "false")
-        .set("enable.auto.offset.store", "false")
-        .set("isolation.level", level)
-        .set("enable.partition.eof", "true")
-        // Retention may delete the first records of a span while they are read.
-        .set("auto.offset.reset", "earliest")
-        .set("allow.auto.create.topics", "false")
-        .set("queued.max.messages.kbytes", AHEAD_KIB);
-    let context = Listening::new(options.redactor.clone());
-    options.client.create_with_context(context).map_err(|error| options.creation_error(&error))
-}
-
-/// The headers of a record, in order; `None` where a name is not UTF-8, which Kafka allows and rdkafka panics on.
-pub(crate) fn headers<'m>(message: &'m BorrowedMessage<'_>) -> Option<Vec<Header<'m>>> {
-    let Some(headers) = message.headers() else { return Some(Vec::new()) };
-    let read = || headers.iter().map(|header| (header.key, header.value)).collect();
-    catch_unwind(AssertUnwindSafe(read)).ok()
-}
-
 /// Logs what librdkafka says, and keeps why a broker refuses the client.
-pub(crate) struct Listening {
+pub(super) struct Listening {
     redactor: Redactor,
     refusal: Mutex<Option<Error>>,
 }
 
 impl Listening {
-    pub(crate) fn new(redactor: Redactor) -> Listening {
+    pub(super) fn new(redactor: Redactor) -> Listening {
         Listening { redactor, refusal: Mutex::new(None) }
     }
 }
 
 impl ClientContext for Listening {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        log(&self.redactor, level, facility, text);
+        log_lines::write(&self.redactor, level, facility, text);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {

@@ -8,17 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::Headers as _;
-use rdkafka::message::Message;
+use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tokio::sync::{Notify, oneshot};
 
-use super::connection::Tracker;
-use super::denied::Denied;
-use super::doubt::{Doubt, Doubts};
-use super::faults::{self, Subject};
-use super::placement::Placement;
-use super::redact::Redactor;
+use super::faults::{self, Subject, code};
+use super::log_lines::{self, Denied, Doubt};
+use super::options::Options;
+use super::partitions::KeyPartitioner;
+use super::tracker::Tracker;
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::Shown;
 use crate::ledger::Ticket;
@@ -66,16 +64,21 @@ impl Reports {
     }
 }
 
-/// Shared between the sink and the polling thread.
+/// Shared between the sink and the polling threads.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
+    pub(super) tracker: Tracker,
+    /// The last thing librdkafka said about why no broker answers.
+    last_error: Mutex<Option<String>>,
+    /// The producer is on its way to its end.
+    pub(super) closing: AtomicBool,
     reports: Mutex<Reports>,
     /// Woken when the first report lies there; one task waits.
     pub(super) wake: Notify,
     /// A record was not delivered: none behind it may be taken.
     pub(super) failed: AtomicBool,
-    /// Whether anything of this producer may reach a broker late.
-    pub(super) doubts: Doubts,
+    /// Why something of this producer may reach a broker late. The first doubt stays.
+    pub(super) doubt: OnceLock<Doubt>,
     /// Topics that no transaction of this producer may have.
     denied: Denied,
     /// Records librdkafka has taken and not reported on. Its own count includes log lines nobody has polled.
@@ -89,6 +92,20 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub(super) fn new(quiet: bool) -> Shared {
+        Shared { tracker: Tracker::new(quiet), ..Shared::default() }
+    }
+
+    pub(super) fn last_error(&self) -> MutexGuard<'_, Option<String>> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_doubt(&self, doubt: Option<Doubt>) {
+        if let Some(doubt) = doubt {
+            self.doubt.set(doubt).ok();
+        }
+    }
+
     pub(super) fn reports(&self) -> MutexGuard<'_, Reports> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -135,24 +152,26 @@ pub(super) fn opaque(ticket: Ticket, chosen: bool) -> Result<usize> {
 /// The producer's callbacks. They only note what happened.
 pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
-    pub(super) tracker: Arc<Tracker>,
-    pub(super) redactor: Redactor,
-    pub(super) id_headers: Vec<String>,
+    pub(super) options: Options,
     /// Asks the probe to look whether a broker still answers; dropped with the producer, which ends the probe.
     pub(super) suspicion: SyncSender<()>,
-    pub(super) last_error: Arc<Mutex<String>>,
-    pub(super) closing: Arc<AtomicBool>,
-    /// Whether what librdkafka says is for the debug log.
-    pub(super) quiet: bool,
-    /// What a person wants to hear of it.
-    pub(super) heard: RDKafkaLogLevel,
-    pub(super) placement: Placement,
+    pub(super) partitioner: KeyPartitioner,
     /// Whether what is refused ends nothing.
-    pub(super) apart: bool,
+    is_apart: bool,
 }
 
 impl Context {
-    fn label(&self, message: &rdkafka::message::BorrowedMessage<'_>) -> Option<Shown> {
+    pub(super) fn new(shared: Arc<Shared>, options: Options, suspicion: SyncSender<()>) -> Context {
+        Context { shared, options, suspicion, partitioner: KeyPartitioner::default(), is_apart: false }
+    }
+
+    /// The context of a second producer, for records that may be refused.
+    pub(super) fn apart(&self) -> Context {
+        let (shared, options) = (Arc::clone(&self.shared), self.options.clone().apart());
+        Context { is_apart: true, ..Context::new(shared, options, self.suspicion.clone()) }
+    }
+
+    fn label(&self, message: &BorrowedMessage<'_>) -> Option<Shown> {
         let headers = message.headers()?;
         let first = (headers.count() > 0).then(|| headers.get(0))?;
         self.label_in(first.key, first.value)
@@ -161,27 +180,29 @@ impl Context {
     /// What a person finds the row by, in a record's first header: the event's id comes first where it comes at all, and
     /// no other header is shown (P11).
     pub(super) fn label_in(&self, name: &str, value: Option<&[u8]>) -> Option<Shown> {
-        value.filter(|_| self.id_headers.iter().any(|id| id == name)).map(Shown::of)
+        value.filter(|_| self.options.id_headers.iter().any(|id| id == name)).map(Shown::of)
     }
 }
 
-impl ProducerContext<Placement> for Context {
+impl ProducerContext<KeyPartitioner> for Context {
     type DeliveryOpaque = usize;
 
-    fn get_custom_partitioner(&self) -> Option<&Placement> {
-        Some(&self.placement)
+    fn get_custom_partitioner(&self) -> Option<&KeyPartitioner> {
+        Some(&self.partitioner)
     }
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
         self.shared.reported.store(true, Ordering::Relaxed);
+        let (code, message) = match result {
+            Ok(message) if message.offset() >= 0 => (None, message),
+            Ok(message) => (Some(UNKNOWN_OFFSET), message),
+            Err((error, message)) => (Some(code(error)), message),
+        };
         if opaque & AWAITED != 0 {
-            let outcome = match result {
-                Ok(message) if message.offset() >= 0 => Ok(()),
-                Ok(message) => Err(faults::explain(UNKNOWN_OFFSET, subject(message))),
-                // Its partition is one that was seen.
-                Err((error, message)) => Err(faults::explain(faults::of_known(code(error)), subject(message))),
-            };
+            // The record's partition is one that was seen.
+            let error = code.map(|code| faults::explain(faults::of_known(code), subject(message)));
+            let outcome = error.map_or(Ok(()), Err);
             if let Some(sender) = self.shared.awaited().remove(&opaque) {
                 // Whoever waited has gone; the record is where it is.
                 sender.send(outcome).ok();
@@ -191,31 +212,25 @@ impl ProducerContext<Placement> for Context {
         let ticket = Ticket((opaque & !CHOSEN) as u64);
         let mut reports = self.shared.reports();
         let first = reports.is_empty();
-        let code = match result {
-            Ok(message) if message.offset() >= 0 => {
-                reports.acked.push(ticket);
-                None
-            }
-            Ok(message) => Some((UNKNOWN_OFFSET, message)),
-            Err((error, message)) => Some((code(error), message)),
-        };
-        if let Some((code, message)) = code {
+        if let Some(code) = code {
             let record_bytes = message.payload_len() + message.key_len();
             let (topic, partition) = (message.topic().to_owned(), message.partition());
             let code = faults::of_record(self.shared.denied.reason(&topic, code), opaque & CHOSEN != 0);
             let failure = Failure { ticket, code, topic, partition, record_bytes, label: self.label(message) };
-            if self.apart && faults::kind(code).disposition() == Disposition::GiveUp {
+            if self.is_apart && faults::kind(code).disposition() == Disposition::GiveUp {
                 reports.refused.push(failure);
             } else {
                 self.shared.failed.store(true, Ordering::Release);
                 reports.failed.push(failure);
             }
+        } else {
+            reports.acked.push(ticket);
         }
         drop(reports);
         if first {
             self.shared.wake.notify_one();
-            if result.is_ok() && !self.tracker.is_up() {
-                self.tracker.up();
+            if result.is_ok() && !self.shared.tracker.is_up() {
+                self.shared.tracker.up();
             }
         }
     }
@@ -225,14 +240,17 @@ impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
         // What is for debugging says it of connections that were ended on purpose.
         if (level as i32) < RDKafkaLogLevel::Debug as i32 {
-            self.shared.doubts.note(Doubt::of_line(facility, text));
+            self.shared.note_doubt(Doubt::of_line(facility, text));
             self.shared.denied.note(facility, text);
         }
         // The one property librdkafka calls experimental is set on purpose; warning of it at each start alarms for nothing.
         let known = facility == "CONFWARN" && text.contains("enable.gapless.guarantee");
         // What is given up when a producer ends is known, and sounds like a disaster in librdkafka's words.
-        let unheard = known || self.quiet || level as i32 > self.heard as i32 || self.closing.load(Ordering::Relaxed);
-        log(&self.redactor, if unheard { RDKafkaLogLevel::Debug } else { level }, facility, text);
+        let unheard = known
+            || self.options.quiet
+            || level as i32 > self.options.heard as i32
+            || self.shared.closing.load(Ordering::Relaxed);
+        log_lines::write(&self.options.redactor, if unheard { RDKafkaLogLevel::Debug } else { level }, facility, text);
     }
 
     fn stats_raw(&self, statistics: &[u8]) {
@@ -240,20 +258,20 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        if self.closing.load(Ordering::Relaxed) {
+        if self.shared.closing.load(Ordering::Relaxed) {
             return;
         }
-        let reason = self.redactor.clean(reason);
+        let reason = self.options.redactor.clean(reason);
         if let Some(refusal) = faults::certificate_refusal(&reason) {
-            return self.tracker.refused(refusal);
+            return self.shared.tracker.refused(refusal);
         }
         let code = code(&error);
         if refuses_connection(code) {
-            return self.tracker.refused(faults::explain(code, Subject::default()).because(reason));
+            return self.shared.tracker.refused(faults::explain(code, Subject::default()).because(reason));
         }
         // That all are down says less than why one of them is.
         if code != RDKafkaErrorCode::AllBrokersDown {
-            *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+            *self.shared.last_error() = Some(reason);
         }
         // Full means that the probe has been asked already.
         self.suspicion.try_send(()).ok();
@@ -263,45 +281,13 @@ impl ClientContext for Context {
 /// Whether a broker answered and would not have us, so that waiting alone does not help.
 fn refuses_connection(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
-    [
-        Code::Authentication,
-        Code::SaslAuthenticationFailed,
-        Code::UnsupportedSASLMechanism,
-        Code::IllegalSASLState,
-        Code::SSL,
-    ]
-    .contains(&code)
+    let of_sasl = [Code::SaslAuthenticationFailed, Code::UnsupportedSASLMechanism, Code::IllegalSASLState];
+    code == Code::Authentication || code == Code::SSL || of_sasl.contains(&code)
 }
 
-/// The code of an error; errors without one are faults of the client.
-pub(crate) fn code(error: &KafkaError) -> RDKafkaErrorCode {
-    // The library keeps this one to itself.
-    if let KafkaError::AdminOp(code) = error {
-        return *code;
-    }
-    error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
-}
-
-fn subject<'a>(message: &'a rdkafka::message::BorrowedMessage<'_>) -> Subject<'a> {
+fn subject<'a>(message: &'a BorrowedMessage<'_>) -> Subject<'a> {
     let record_bytes = Some(message.payload_len() + message.key_len());
     Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes, ..Subject::default() }
-}
-
-/// librdkafka's log, with secrets taken out; what is an error to it is a warning here, because it goes on.
-pub(crate) fn log(redactor: &Redactor, level: RDKafkaLogLevel, facility: &str, text: &str) {
-    use RDKafkaLogLevel as Level;
-    match level {
-        Level::Emerg | Level::Alert | Level::Critical => {
-            tracing::error!(target: "librdkafka", facility, "{}", redactor.clean(text));
-        }
-        Level::Error | Level::Warning => tracing::warn!(target: "librdkafka", facility, "{}", redactor.clean(text)),
-        Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{}", redactor.clean(text)),
-        Level::Debug => {
-            if tracing::enabled!(target: "librdkafka", tracing::Level::DEBUG) {
-                tracing::debug!(target: "librdkafka", facility, "{}", redactor.clean(text));
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -310,7 +296,7 @@ mod tests {
 
     #[test]
     fn tickets_and_awaited_records_never_share_an_opaque() {
-        let shared = Shared::default();
+        let shared = Shared::new(false);
         let (awaited, _) = shared.await_one();
         assert_ne!(awaited & AWAITED, 0);
         assert_eq!(opaque(Ticket(7), false).unwrap(), 7);

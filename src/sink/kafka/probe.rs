@@ -1,6 +1,5 @@
 //! Looks after a producer, on a thread of its own: whether a broker answers, and whether librdkafka knows of one to ask.
 
-use std::ffi::CString;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
@@ -28,8 +27,6 @@ pub(super) struct Probe {
     inner: Weak<Inner>,
     /// Somebody doubts whether a broker answers.
     suspicion: Receiver<()>,
-    /// `bootstrap.servers`.
-    servers: CString,
     /// When something was last reported, or a broker asked.
     heard: Instant,
     /// When the servers may be given again, while no broker is known.
@@ -38,9 +35,9 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    pub(super) fn new(inner: &Arc<Inner>, suspicion: Receiver<()>, servers: CString) -> Probe {
+    pub(super) fn new(inner: &Arc<Inner>, suspicion: Receiver<()>) -> Probe {
         let (inner, now) = (Arc::downgrade(inner), Instant::now());
-        Probe { inner, suspicion, servers, heard: now, next_add: now + FIRST_WAIT, wait: FIRST_WAIT }
+        Probe { inner, suspicion, heard: now, next_add: now + FIRST_WAIT, wait: FIRST_WAIT }
     }
 
     /// Goes on until the producer is gone.
@@ -48,7 +45,7 @@ impl Probe {
         let mut is_suspected = true;
         while let Some(alive) = self.alive() {
             self.look(&alive, is_suspected);
-            let wait = if alive.tracker.is_up() { LOOK_EVERY } else { ASK_EVERY };
+            let wait = if alive.shared.tracker.is_up() { LOOK_EVERY } else { ASK_EVERY };
             drop(alive);
             is_suspected = match self.suspicion.recv_timeout(wait) {
                 Ok(()) => true,
@@ -64,10 +61,10 @@ impl Probe {
         let reported = inner.shared.reported.swap(false, Ordering::Relaxed);
         let waits = inner.shared.outstanding.load(Ordering::Relaxed) > 0;
         let is_silent = !reported && self.heard.elapsed() >= if waits { SILENT } else { IDLE };
-        let is_doubtful = is_suspected || is_silent || knows_no_broker || !inner.tracker.is_up();
+        let is_doubtful = is_suspected || is_silent || knows_no_broker || !inner.shared.tracker.is_up();
         // One topic, where there is one: a cluster may have very many.
         if is_doubtful && let Err(error) = inner.metadata(inner.shared.topic(), ANSWER_TIMEOUT) {
-            inner.tracker.down(error.to_string());
+            inner.shared.tracker.down(error.to_string());
         }
         if is_doubtful || reported {
             self.heard = Instant::now();
@@ -80,13 +77,13 @@ impl Probe {
         if !knows_no_broker {
             (self.next_add, self.wait) = (now, FIRST_WAIT);
         } else if self.next_add <= now {
-            inner.add_servers(&self.servers);
+            inner.add_servers();
             self.next_add = now + self.wait;
             self.wait = LONGEST_WAIT.min(self.wait * 2);
         }
     }
 
     fn alive(&self) -> Option<Arc<Inner>> {
-        self.inner.upgrade().filter(|inner| !inner.closing.load(Ordering::Relaxed))
+        self.inner.upgrade().filter(|inner| !inner.shared.closing.load(Ordering::Relaxed))
     }
 }

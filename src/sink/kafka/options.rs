@@ -1,6 +1,7 @@
 //! From the configuration to what librdkafka is told.
 
 use std::ffi::CString;
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
@@ -9,10 +10,7 @@ use rdkafka::error::KafkaError;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 
-use super::files;
-pub use super::properties::check_properties;
-use super::redact::Redactor;
-use super::transaction::Transactional;
+use super::properties::{Redactor, check_files, check_properties};
 
 /// What the promises need; no property may change it.
 const FIXED: &[(&str, &str)] = &[
@@ -67,19 +65,34 @@ const CONNECTION_PREFIXES: &[&str] = &[
     "ssl.",
 ];
 
+/// Who a transactional producer is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transactional {
+    /// `transactional.id`: the same for every relay of a slot, and for nobody else.
+    pub id: String,
+    /// `transaction.timeout.ms`: the coordinator gives up a transaction that is open for longer.
+    pub timeout: Duration,
+}
+
 /// What librdkafka is told, and what the sink itself needs to know of it.
 #[derive(Clone)]
 pub struct Options {
     /// The producer's configuration.
     pub client: ClientConfig,
+    /// The servers that are asked for the cluster at first.
+    pub(super) servers: CString,
     /// The largest record taken, in bytes: key, value, headers and what Kafka adds.
     pub message_max_bytes: usize,
     /// Takes secrets out of what librdkafka says.
     pub redactor: Redactor,
     /// What is said aloud of librdkafka's log.
     pub(super) heard: RDKafkaLogLevel,
+    /// Whether a client that only asks on behalf of another logs what it finds at the level debug alone.
+    pub(super) quiet: bool,
     /// Names of headers that hold an event's id.
     pub id_headers: Vec<String>,
+    /// Of a producer that writes in transactions.
+    pub(super) transactional: Option<Transactional>,
 }
 
 impl Options {
@@ -121,6 +134,7 @@ impl Options {
         if (options.client.log_level as i32) < RDKafkaLogLevel::Info as i32 {
             options.client.set_log_level(RDKafkaLogLevel::Info);
         }
+        options.transactional = Some(of.clone());
         Ok(options)
     }
 
@@ -128,14 +142,6 @@ impl Options {
     pub(super) fn apart(mut self) -> Options {
         self.client.set("enable.gapless.guarantee", "false").set("linger.ms", "0");
         self
-    }
-
-    /// The servers that are asked for the cluster at first, as librdkafka takes them.
-    ///
-    /// # Errors
-    /// [`Kind::Config`]: there are none, or a name holds a NUL character.
-    pub(super) fn bootstrap_servers(&self) -> Result<CString> {
-        CString::new(self.client.get("bootstrap.servers").unwrap_or_default()).map_err(|_| no_broker())
     }
 
     /// Options for a client that only reads, describes and creates: the same brokers, seen with the same eyes.
@@ -158,24 +164,24 @@ impl Options {
     /// What librdkafka says when it cannot make a client of these options.
     pub fn creation_error(&self, error: &KafkaError) -> Error {
         // The library's own text for a property holds its value.
-        let text = if let KafkaError::ClientConfig(_, text, name, _) = error {
+        let cause = if let KafkaError::ClientConfig(_, text, name, _) = error {
             format!("{name}: {text}")
         } else if let KafkaError::ClientCreation(text) = error {
             text.clone()
         } else {
             error.to_string()
         };
-        let cause = self.redactor.clean(&text);
+        let cause = self.redactor.clean(&cause);
         Error::new(Kind::Config, format!("no Kafka client can be made of this configuration: {cause}"))
             .remedy("check the Kafka properties and the files they name")
     }
 }
 
 fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
-    files::check(&config.properties)?;
-    if config.brokers.trim().is_empty() || CString::new(config.brokers.as_str()).is_err() {
-        return Err(no_broker());
-    }
+    check_files(&config.properties)?;
+    let servers = CString::new(config.brokers.as_str()).ok().filter(|_| !config.brokers.trim().is_empty());
+    let servers = servers
+        .ok_or_else(|| Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …"))?;
     client.set("bootstrap.servers", &config.brokers);
     let level = match (client.get("debug"), client.get("log_level")) {
         (Some(debug), _) if !debug.is_empty() => RDKafkaLogLevel::Debug,
@@ -186,17 +192,21 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
     };
     client.set_log_level(level);
     let redactor = Redactor::new(&config.properties);
-    let mut options =
-        Options { client, message_max_bytes: 0, redactor, heard: level, id_headers: config.id_headers.clone() };
+    let mut options = Options {
+        client,
+        servers,
+        message_max_bytes: 0,
+        redactor,
+        heard: level,
+        quiet: false,
+        id_headers: config.id_headers.clone(),
+        transactional: None,
+    };
     let native = options.client.create_native_config().map_err(|error| options.creation_error(&error))?;
     let limit = native.get("message.max.bytes").map_err(|error| options.creation_error(&error))?;
     options.message_max_bytes =
         limit.parse().map_err(|_| Error::new(Kind::Bug, "librdkafka's message.max.bytes is not a number"))?;
     Ok(options)
-}
-
-fn no_broker() -> Error {
-    Error::new(Kind::Config, "no Kafka broker is given").remedy("set brokers to HOST:PORT, …")
 }
 
 /// Names the settings that make a connection weaker than it looks, for a warning at start.

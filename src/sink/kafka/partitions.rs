@@ -1,4 +1,4 @@
-//! The first record of each partition travels alone.
+//! The partitions of each topic: how many librdkafka knows of, and why the first record of each travels alone.
 //!
 //! A broker that knows nothing of a producer takes its records from any sequence number on. Of two batches on their way
 //! to such a partition the first can be refused, because the broker is not yet its leader, and the second taken:
@@ -11,12 +11,68 @@
 //! bounds what is in flight.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use rdkafka::producer::Partitioner;
 use tokio::time::Instant;
 
-use super::placement::{Placement, partition};
 use crate::ledger::Ticket;
+use crate::sink::{hash, partition};
+
+/// librdkafka's partitioner: asked of each record without a partition of its own, on whichever thread knows first how
+/// many partitions its topic has. What it was told is there for the sink to read, which cannot ask librdkafka.
+///
+/// One word of memory and one name per topic that was produced to; librdkafka keeps more of each.
+#[derive(Debug, Default)]
+pub(super) struct KeyPartitioner {
+    counts: Mutex<HashMap<String, i32>>,
+    /// Goes up with every change to `counts`.
+    version: AtomicU64,
+    /// What the record being sent is expected to find: where it does, there is nothing to note. 0 where nothing is.
+    expected: AtomicI32,
+    /// Where a record without a key goes, counted modulo the partitions.
+    turn: AtomicU32,
+}
+
+impl KeyPartitioner {
+    /// The next record to be sent is for a topic of `count` partitions, and has this hash.
+    pub(super) fn expect(&self, count: Option<i32>, hash: u32) {
+        self.turn.store(hash, Ordering::Relaxed);
+        self.expected.store(count.unwrap_or_default(), Ordering::Relaxed);
+    }
+
+    /// How many partitions the topic has, if librdkafka has said so.
+    pub(super) fn count(&self, topic: &str) -> Option<i32> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
+    }
+
+    /// Changes with any count.
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    fn note(&self, topic: &str, count: i32) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.insert(topic.to_owned(), count) != Some(count) {
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+impl Partitioner for KeyPartitioner {
+    fn partition(&self, topic: &str, key: Option<&[u8]>, count: i32, _available: impl Fn(i32) -> bool) -> i32 {
+        if self.expected.load(Ordering::Relaxed) != count {
+            self.note(topic, count);
+        }
+        // Also where the leader is away: the order of a key is worth the wait.
+        match key {
+            Some(key) => partition(hash(key), count),
+            None => partition(self.turn.load(Ordering::Relaxed), count),
+        }
+    }
+}
 
 /// How long after its last record a partition counts as known to the broker. Brokers forget a producer after
 /// `producer.id.expiration.ms`, a day by default; opening again costs nothing to a partition that was idle so long.
@@ -41,8 +97,6 @@ struct Topic<R> {
     /// Whether a record is on its way that was sent without knowing how many there are.
     unplaced: bool,
     waiting: VecDeque<Waiting<R>>,
-    /// Whether a release ended before all that could go had gone: nothing may overtake what is left.
-    held_up: bool,
 }
 
 /// A record that waits for its partition to be opened.
@@ -67,7 +121,7 @@ pub(super) enum Release {
 
 /// Where a record goes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct Destination {
     topic: usize,
     /// None while librdkafka has not told how many partitions there are.
     partition: Option<usize>,
@@ -75,21 +129,30 @@ pub(super) struct Way {
     pub(super) count: Option<i32>,
 }
 
-/// See the module's documentation.
+/// Which partitions are open to a producer, and the records that wait for the others.
 #[derive(Debug)]
 pub(super) struct Openings<R> {
     names: HashMap<String, usize>,
     topics: Vec<Topic<R>>,
+    /// Topics in which a release ended before all that could go had gone: nothing may overtake what is left.
+    held_up: Vec<usize>,
     /// Records that open a partition, until they are acked.
-    firsts: HashMap<Ticket, Way>,
-    /// The placement's version that `topics` has.
+    firsts: HashMap<Ticket, Destination>,
+    /// The partitioner's version that `topics` has.
     version: u64,
     now: Instant,
 }
 
 impl<R> Openings<R> {
     pub(super) fn new(now: Instant) -> Self {
-        Openings { names: HashMap::new(), topics: Vec::new(), firsts: HashMap::new(), version: 0, now }
+        Openings {
+            names: HashMap::new(),
+            topics: Vec::new(),
+            held_up: Vec::new(),
+            firsts: HashMap::new(),
+            version: 0,
+            now,
+        }
     }
 
     /// The time is told when acks are taken, not asked for each record.
@@ -97,24 +160,25 @@ impl<R> Openings<R> {
         self.now = now;
     }
 
-    /// How many topics were met.
-    pub(super) fn topics(&self) -> usize {
-        self.topics.len()
-    }
-
     /// Where a record for `topic` goes; none while the first record of its partition is on its way.
     ///
     /// `given` is a partition that was chosen by the row; without it the hash of the key chooses.
-    pub(super) fn way(&mut self, topic: &str, hash: u32, given: Option<i32>, placement: &Placement) -> Option<Way> {
-        self.refresh(placement);
+    pub(super) fn destination(
+        &mut self,
+        topic: &str,
+        hash: u32,
+        given: Option<i32>,
+        partitioner: &KeyPartitioner,
+    ) -> Option<Destination> {
+        self.refresh(partitioner);
         let index = match self.names.get(topic) {
             Some(index) => *index,
-            None => self.add(topic, placement),
+            None => self.add(topic, partitioner),
         };
-        self.way_in(index, hash, given).filter(|_| self.topics.get(index).is_some_and(|topic| !topic.held_up))
+        self.destination_in(index, hash, given).filter(|_| !self.held_up.contains(&index))
     }
 
-    fn way_in(&mut self, index: usize, hash: u32, given: Option<i32>) -> Option<Way> {
+    fn destination_in(&mut self, index: usize, hash: u32, given: Option<i32>) -> Option<Destination> {
         let known = self.topics.get_mut(index)?;
         if known.unplaced {
             return None;
@@ -127,10 +191,10 @@ impl<R> Openings<R> {
             known.partitions.resize(beyond + 1, State::Closed);
         }
         let state = place.and_then(|place| known.partitions.get(place));
-        (state != Some(&State::Opening)).then_some(Way { topic: index, partition: place, count })
+        (state != Some(&State::Opening)).then_some(Destination { topic: index, partition: place, count })
     }
 
-    /// The record has no way yet: it is sent by a later release.
+    /// The record has no destination yet: it is sent by a later release.
     pub(super) fn wait(&mut self, topic: &str, waiting: Waiting<R>) {
         let topic = self.names.get(topic).and_then(|index| self.topics.get_mut(*index));
         if let Some(topic) = topic {
@@ -138,46 +202,48 @@ impl<R> Openings<R> {
         }
     }
 
-    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are open. Whether it got
-    /// through all of them.
+    /// Whether a release ended before all that could go had gone.
+    pub(super) fn is_held_up(&self) -> bool {
+        !self.held_up.is_empty()
+    }
+
+    /// Offers those that wait in this topic to `send`, in order, as far as their partitions are open.
     pub(super) fn release(
         &mut self,
         index: usize,
-        placement: &Placement,
-        mut send: impl FnMut(&Waiting<R>, Way) -> Release,
-    ) -> bool {
-        let Some(topic) = self.topics.get_mut(index) else { return true };
+        partitioner: &KeyPartitioner,
+        mut send: impl FnMut(&Waiting<R>, Destination) -> Release,
+    ) {
+        self.held_up.retain(|held_up| *held_up != index);
+        let Some(topic) = self.topics.get_mut(index) else { return };
         let mut waiting = std::mem::take(&mut topic.waiting);
         let mut kept = VecDeque::new();
-        let mut through = true;
         while let Some(next) = waiting.pop_front() {
-            self.refresh(placement);
-            let Some(way) = self.way_in(index, next.hash, next.given) else {
+            self.refresh(partitioner);
+            let Some(destination) = self.destination_in(index, next.hash, next.given) else {
                 kept.push_back(next);
                 continue;
             };
-            match send(&next, way) {
-                Release::Sent => self.sent(way, next.ticket, placement),
+            match send(&next, destination) {
+                Release::Sent => self.sent(destination, next.ticket, partitioner),
                 Release::Full => {
                     kept.push_back(next);
                     kept.append(&mut waiting);
-                    through = false;
+                    self.held_up.push(index);
                 }
                 Release::Failed => waiting.clear(),
             }
         }
         if let Some(topic) = self.topics.get_mut(index) {
             topic.waiting = kept;
-            topic.held_up = !through;
         }
-        through
     }
 
     /// The record was sent.
-    pub(super) fn sent(&mut self, way: Way, ticket: Ticket, placement: &Placement) {
-        let Some(topic) = self.topics.get_mut(way.topic) else { return };
+    pub(super) fn sent(&mut self, destination: Destination, ticket: Ticket, partitioner: &KeyPartitioner) {
+        let Some(topic) = self.topics.get_mut(destination.topic) else { return };
         // A count that has just changed may have placed it elsewhere.
-        let partition = way.partition.filter(|_| placement.version() == self.version);
+        let partition = destination.partition.filter(|_| partitioner.version() == self.version);
         match partition.and_then(|partition| topic.partitions.get_mut(partition)) {
             Some(State::Open(last)) if self.now.duration_since(*last) < KNOWN_FOR => {
                 *last = self.now;
@@ -186,45 +252,44 @@ impl<R> Openings<R> {
             Some(state) => *state = State::Opening,
             None => topic.unplaced = true,
         }
-        self.firsts.insert(ticket, Way { partition, ..way });
+        self.firsts.insert(ticket, Destination { partition, ..destination });
     }
 
     /// These were acked. Gives the topics in which something may be released.
     pub(super) fn acked(&mut self, tickets: &[Ticket]) -> Vec<usize> {
-        let mut opened = Vec::new();
+        let mut opened = self.held_up.clone();
         if self.firsts.is_empty() {
             return opened;
         }
-        for way in tickets.iter().filter_map(|ticket| self.firsts.remove(ticket)) {
-            let Some(topic) = self.topics.get_mut(way.topic) else { continue };
-            match way.partition.map(|partition| topic.partitions.get_mut(partition)) {
+        for destination in tickets.iter().filter_map(|ticket| self.firsts.remove(ticket)) {
+            let Some(topic) = self.topics.get_mut(destination.topic) else { continue };
+            match destination.partition.map(|partition| topic.partitions.get_mut(partition)) {
                 Some(Some(state)) => *state = State::Open(self.now),
                 Some(None) => {}
                 None => topic.unplaced = false,
             }
-            if !opened.contains(&way.topic) {
-                opened.push(way.topic);
+            if !opened.contains(&destination.topic) {
+                opened.push(destination.topic);
             }
         }
         opened
     }
 
-    fn add(&mut self, topic: &str, placement: &Placement) -> usize {
+    fn add(&mut self, topic: &str, partitioner: &KeyPartitioner) -> usize {
         let index = self.topics.len();
         self.names.insert(topic.to_owned(), index);
         self.topics.push(Topic {
-            count: placement.count(topic),
+            count: partitioner.count(topic),
             partitions: Vec::new(),
             unplaced: false,
             waiting: VecDeque::new(),
-            held_up: false,
         });
         index
     }
 
     /// Takes over how many partitions the topics have, where that has changed.
-    fn refresh(&mut self, placement: &Placement) {
-        let version = placement.version();
+    fn refresh(&mut self, partitioner: &KeyPartitioner) {
+        let version = partitioner.version();
         if version == self.version {
             return;
         }
@@ -233,43 +298,41 @@ impl<R> Openings<R> {
             let Some(topic) = self.topics.get_mut(*index) else { continue };
             // A topic that is deleted and made again is another one, which nobody tells us: what it takes without an
             // offset counts for nothing.
-            topic.count = placement.count(name);
+            topic.count = partitioner.count(name);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use rdkafka::producer::Partitioner;
-
     use super::*;
 
     const TOPIC: &str = "t";
 
     struct Lab {
         openings: Openings<u64>,
-        placement: Placement,
+        partitioner: KeyPartitioner,
         sent: u64,
     }
 
     impl Lab {
         /// librdkafka knows of a topic with `count` partitions.
         fn with(count: i32) -> Lab {
-            let lab = Lab { openings: Openings::new(Instant::now()), placement: Placement::new(), sent: 0 };
+            let lab = Lab { openings: Openings::new(Instant::now()), partitioner: KeyPartitioner::default(), sent: 0 };
             lab.told(count);
             lab
         }
 
         fn told(&self, count: i32) {
-            self.placement.partition(TOPIC, Some(b""), count, |_| true);
+            self.partitioner.partition(TOPIC, Some(b""), count, |_| true);
         }
 
         /// Sends a record with this hash, unless it has to wait.
         fn send(&mut self, hash: u32) -> Option<Ticket> {
-            let way = self.openings.way(TOPIC, hash, None, &self.placement)?;
+            let destination = self.openings.destination(TOPIC, hash, None, &self.partitioner)?;
             let ticket = Ticket(self.sent);
             self.sent += 1;
-            self.openings.sent(way, ticket, &self.placement);
+            self.openings.sent(destination, ticket, &self.partitioner);
             Some(ticket)
         }
     }
@@ -291,7 +354,7 @@ mod tests {
     #[test]
     fn of_a_topic_nobody_knows_one_record_finds_out() {
         let mut lab = Lab::with(6);
-        lab.placement = Placement::new();
+        lab.partitioner = KeyPartitioner::default();
         let first = lab.send(1).expect("the first goes");
         lab.told(2);
         assert!(lab.send(1).is_none() && lab.send(2).is_none(), "where the first lies is not known");
@@ -306,10 +369,10 @@ mod tests {
     #[test]
     fn a_given_partition_is_opened_without_knowing_how_many_there_are() {
         let mut lab = Lab::with(6);
-        lab.placement = Placement::new();
+        lab.partitioner = KeyPartitioner::default();
         let send = |lab: &mut Lab, ticket, partition| {
-            let way = lab.openings.way(TOPIC, 0, Some(partition), &lab.placement)?;
-            lab.openings.sent(way, Ticket(ticket), &lab.placement);
+            let destination = lab.openings.destination(TOPIC, 0, Some(partition), &lab.partitioner)?;
+            lab.openings.sent(destination, Ticket(ticket), &lab.partitioner);
             Some(())
         };
         assert!(send(&mut lab, 0, 4).is_some() && send(&mut lab, 1, 4).is_none() && send(&mut lab, 1, 0).is_some());
@@ -348,9 +411,9 @@ mod tests {
         let mut lab = Lab::with(1);
         let first = lab.send(0).expect("the first goes");
         lab.openings.acked(&[first]);
-        let way = lab.openings.way(TOPIC, 1, None, &lab.placement).expect("open");
+        let destination = lab.openings.destination(TOPIC, 1, None, &lab.partitioner).expect("open");
         lab.told(2);
-        lab.openings.sent(way, Ticket(9), &lab.placement);
+        lab.openings.sent(destination, Ticket(9), &lab.partitioner);
         assert!(lab.send(0).is_none() && lab.send(1).is_none());
         lab.openings.acked(&[Ticket(9)]);
         assert!(lab.send(0).is_some() && lab.send(0).is_some());
@@ -359,15 +422,15 @@ mod tests {
     impl Lab {
         /// Sends a record with this hash, or has it wait.
         fn enqueue(&mut self, hash: u32, ticket: u64) -> bool {
-            let way = self.openings.way(TOPIC, hash, None, &self.placement);
-            match way {
-                Some(way) => self.openings.sent(way, Ticket(ticket), &self.placement),
+            let destination = self.openings.destination(TOPIC, hash, None, &self.partitioner);
+            match destination {
+                Some(destination) => self.openings.sent(destination, Ticket(ticket), &self.partitioner),
                 None => {
                     let waiting = Waiting { ticket: Ticket(ticket), hash, given: None, record: ticket };
                     self.openings.wait(TOPIC, waiting);
                 }
             }
-            way.is_some()
+            destination.is_some()
         }
 
         /// Acks, and gives what was released up to where `room` ends.
@@ -379,14 +442,14 @@ mod tests {
             released
         }
 
-        fn release(&mut self, topic: usize, room: usize, released: &mut Vec<u64>) -> bool {
-            self.openings.release(topic, &self.placement, |waiting, _| {
+        fn release(&mut self, topic: usize, room: usize, released: &mut Vec<u64>) {
+            self.openings.release(topic, &self.partitioner, |waiting, _| {
                 if released.len() == room {
                     return Release::Full;
                 }
                 released.push(waiting.record);
                 Release::Sent
-            })
+            });
         }
     }
 
@@ -406,7 +469,7 @@ mod tests {
     #[test]
     fn what_waits_for_an_unknown_topic_opens_its_partitions_one_by_one() {
         let mut lab = Lab::with(2);
-        lab.placement = Placement::new();
+        lab.partitioner = KeyPartitioner::default();
         assert!(lab.enqueue(0, 0));
         assert!((1..5).all(|ticket| !lab.enqueue(u32::try_from(ticket).unwrap() % 2, ticket)));
         lab.told(2);
@@ -423,8 +486,32 @@ mod tests {
         assert_eq!(lab.ack(0, 1), [1]);
         assert!(!lab.enqueue(0, 4), "2 and 3 come first");
         let mut released = Vec::new();
-        assert!(lab.release(0, 9, &mut released));
+        lab.release(0, 9, &mut released);
+        assert!(!lab.openings.is_held_up());
         assert_eq!(released, [2, 3, 4]);
         assert!(lab.enqueue(0, 5));
+    }
+
+    #[test]
+    fn a_count_is_noted_once_and_again_when_it_changes() {
+        let partitioner = KeyPartitioner::default();
+        let ask = |count| partitioner.partition("t", Some(b"abc"), count, |_| true);
+        assert_eq!((partitioner.count("t"), partitioner.version()), (None, 0));
+        assert_eq!(ask(6), partition(hash(b"abc"), 6));
+        assert_eq!((partitioner.count("t"), partitioner.version()), (Some(6), 1));
+        partitioner.expect(Some(6), 0);
+        ask(6);
+        assert_eq!(partitioner.version(), 1);
+        ask(7);
+        assert_eq!((partitioner.count("t"), partitioner.version()), (Some(7), 2));
+    }
+
+    #[test]
+    fn a_record_without_a_key_goes_where_it_was_expected() {
+        let partitioner = KeyPartitioner::default();
+        for hash in [0, 5, 6, u32::MAX] {
+            partitioner.expect(Some(6), hash);
+            assert_eq!(partitioner.partition("t", None, 6, |_| true), partition(hash, 6));
+        }
     }
 }

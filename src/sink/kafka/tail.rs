@@ -4,15 +4,10 @@
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
-use rdkafka::message::{BorrowedMessage, Message};
-
 use super::options::Options;
-use super::topic_reader::{Isolation, Spans, TopicReader, headers};
+use super::topic_reader::{Isolation, Message, Spans, TopicReader};
 use crate::error::Result;
 use crate::route::Record;
-
-/// librdkafka wants a group even where nobody joins one; nothing is ever committed in its name.
-const GROUP: &str = "walrelay-tail-reader";
 
 /// The first look at a partition: more than one gets of a relay between two stores, and a single fetch.
 const WINDOW: i64 = 1_000;
@@ -36,18 +31,18 @@ pub fn read_back(
     deadline: Instant,
     take: &mut dyn FnMut(&Record<'_>) -> bool,
 ) -> Result<()> {
-    let reader = TopicReader::open(options, GROUP, Isolation::ReadCommitted, Some(deadline))?;
+    let reader = TopicReader::open(options, Isolation::ReadCommitted, Some(deadline))?;
     let spans = reader.spans(topic)?;
     let mut partitions: Vec<Partition> = spans.into_iter().map(|(id, span)| Partition::new(id, span)).collect();
     let (mut window, mut left, mut bytes) = (WINDOW, RECORDS_MAX, 0);
     while let Some(looked_at) = look_back(&mut partitions, window, left) {
         let spans: Spans = partitions.iter().map(|partition| (partition.id, partition.from..partition.to)).collect();
         reader.read(topic, &spans, &mut |message| {
-            bytes += message.payload_len() + message.key_len();
-            if shown(message, take)
-                && let Some(partition) = partitions.iter_mut().find(|partition| partition.id == message.partition())
+            bytes += message.value.map_or(0, <[u8]>::len) + message.key.map_or(0, <[u8]>::len);
+            if shown(topic, &message, take)
+                && let Some(partition) = partitions.iter_mut().find(|partition| partition.id == message.partition)
             {
-                partition.oldest.get_or_insert(message.offset());
+                partition.oldest.get_or_insert(message.offset);
             }
             if bytes > BYTES_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
@@ -109,10 +104,9 @@ fn look_back(partitions: &mut [Partition], window: i64, left: i64) -> Option<i64
     Some(looked_at)
 }
 
-fn shown(message: &BorrowedMessage<'_>, take: &mut dyn FnMut(&Record<'_>) -> bool) -> bool {
-    let Some(headers) = headers(message) else { return false };
-    let (topic, partition) = (message.topic(), Some(message.partition()));
-    let (key, value, headers) = (message.key(), message.payload(), headers.as_slice());
+fn shown(topic: &str, message: &Message<'_>, take: &mut dyn FnMut(&Record<'_>) -> bool) -> bool {
+    let Some(headers) = &message.headers else { return false };
+    let (key, value, partition) = (message.key, message.value, Some(message.partition));
     take(&Record { topic, key, value, headers, partition, timestamp_ms: None })
 }
 

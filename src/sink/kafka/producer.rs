@@ -1,0 +1,422 @@
+//! librdkafka's producer: owned by the sink, borrowed by whoever else has a record to deliver through it.
+//!
+//! In transactions, records and the position behind them become visible together, and of two producers with one
+//! transactional id only the younger may write. A transaction begins with the first record after a commit. Whatever goes
+//! wrong with one ends its producer, and so does what may have gone wrong unseen: librdkafka does not have KIP-890, so a
+//! commit that was sent twice can end a *later* transaction of the same producer (see `Doubt`). The next producer
+//! settles what became of the transaction, and what was committed says where to go on.
+//!
+//! Records that the broker may refuse are sent apart: through a second producer, one at a time. To the first producer a
+//! refusal is the end, because records behind the refused one may be on their way. With the second nothing is: a record is
+//! sent when nothing else is in flight, and nothing is sent before it is reported. So a refusal leaves no gap, and librdkafka
+//! goes on with a new epoch. The order of such a record among others is kept by waiting, not by sequence numbers.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::metadata::Metadata;
+use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig};
+use tokio::sync::{oneshot, watch};
+
+use super::client::PolledProducer;
+use super::context::{Context, Shared, opaque};
+use super::faults::{self, Subject, code};
+use super::log_lines::Doubt;
+use super::options::Options;
+use crate::error::{Error, Kind, Result};
+use crate::failpoint;
+use crate::ledger::Ticket;
+use crate::route::Record;
+use crate::sink::Connection;
+
+/// How long a full queue is left alone before the same record is offered again.
+pub(super) const FULL_RETRY: Duration = Duration::from_millis(1);
+
+/// What is waited for metadata at first, before looking whether anybody still wants them.
+const METADATA_FIRST_SLICE: Duration = Duration::from_millis(500);
+/// How long an answer of the coordinator is waited for before looking whether anybody still wants the answer.
+const COORDINATOR_SLICE: Duration = Duration::from_secs(1);
+/// How long a coordinator has to end what another producer left open: longer than an election of it.
+const INIT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two looks whether every record of a transaction is acked: a small part of what a commit takes.
+const FLUSH_PAUSE: Duration = Duration::from_millis(1);
+/// How long giving up an open transaction may take. Whoever comes next does it otherwise, or the coordinator in its time.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// With what a record is refused that would begin a transaction while something of an earlier one may come late.
+const DOUBTFUL: RDKafkaErrorCode = RDKafkaErrorCode::State;
+
+/// librdkafka's producer and what belongs to it.
+pub(super) struct Inner {
+    pub(super) client: PolledProducer,
+    pub(super) shared: Arc<Shared>,
+    /// Whether a transaction is open, where records are sent in transactions.
+    in_transaction: Mutex<bool>,
+    /// The second producer, made with the first record that may be refused.
+    apart: Mutex<Option<PolledProducer>>,
+    /// Dropped when the producer is gone.
+    pub(super) gone: watch::Sender<()>,
+}
+
+impl Inner {
+    pub(super) fn new(context: Context) -> Result<Inner> {
+        let (shared, options) = (Arc::clone(&context.shared), context.options.clone());
+        let client = PolledProducer::new(context).map_err(|error| options.creation_error(&error))?;
+        let (in_transaction, apart, gone) = (Mutex::default(), Mutex::default(), watch::Sender::new(()));
+        Ok(Inner { client, shared, in_transaction, apart, gone })
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.client.context().options
+    }
+
+    pub(super) fn is_transactional(&self) -> bool {
+        self.options().transactional.is_some()
+    }
+
+    /// Hands the record of an event to librdkafka, which copies it.
+    pub(super) fn send_event(&self, record: &Record<'_>, ticket: Ticket) -> Result<(), KafkaError> {
+        self.send(for_librdkafka(record, ticket)?)
+    }
+
+    /// Hands the record of an event, whose key has this hash, to the second producer.
+    pub(super) fn send_apart(&self, record: &Record<'_>, ticket: Ticket, hash: u32) -> Result<(), KafkaError> {
+        let record = for_librdkafka(record, ticket)?;
+        let mut apart = self.apart();
+        let client = match apart.take() {
+            Some(client) => client,
+            None => PolledProducer::new(self.client.context().apart())?,
+        };
+        client.context().partitioner.expect(None, hash);
+        let sent = self.counted(&client, record);
+        *apart = Some(client);
+        sent
+    }
+
+    fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
+        if self.is_transactional() {
+            self.begin_transaction()?;
+        }
+        self.counted(&self.client, record)
+    }
+
+    /// A record is counted first: its report can come before `send` returns.
+    fn counted(&self, client: &PolledProducer, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
+        self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
+        client.send(record).inspect_err(|_| {
+            self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
+        })
+    }
+
+    /// What a failed `send` means for this record.
+    pub(super) fn refusal(&self, error: &KafkaError, subject: Subject<'_>) -> Error {
+        if matches!(error, KafkaError::Nul(_)) {
+            return Error::new(Kind::Record, "a topic name holds a NUL character").remedy("correct the aggregate type");
+        }
+        if let Some(fatal) = self.fatal(subject) {
+            return fatal;
+        }
+        let code = faults::of_record(code(error), subject.partition.is_some());
+        if let Some(doubt) = self.shared.doubt.get().filter(|_| code == DOUBTFUL) {
+            let what =
+                format!("{doubt}, and something of this producer may come late; the next transaction is another one's");
+            return Error::new(Kind::KafkaUnreachable, what);
+        }
+        faults::explain(code, subject)
+    }
+
+    /// The fatal error this producer ended with, if it did.
+    pub(super) fn fatal(&self, subject: Subject<'_>) -> Option<Error> {
+        let (code, reason) = self.client.client().fatal_error()?;
+        Some(faults::explain(code, subject).because(self.options().redactor.clean(&reason)))
+    }
+
+    /// Begins a transaction unless one is open.
+    fn begin_transaction(&self) -> Result<(), KafkaError> {
+        let mut is_open = self.in_transaction();
+        if !*is_open {
+            if self.shared.doubt.get().is_some() {
+                return Err(KafkaError::MessageProduction(DOUBTFUL));
+            }
+            self.client.begin_transaction()?;
+            *is_open = true;
+        }
+        Ok(())
+    }
+
+    /// Fences every older producer of this id and waits for the end of what it left open. Blocks.
+    pub(super) fn init_transactions(&self) -> Result<()> {
+        let deadline = Instant::now() + INIT_TIMEOUT;
+        loop {
+            let Err(error) = self.client.init_transactions(COORDINATOR_SLICE) else { return Ok(()) };
+            let waits = matches!(&error, KafkaError::Transaction(error) if error.is_retriable());
+            if !waits || Instant::now() > deadline || self.shared.closing.load(Ordering::Relaxed) {
+                let id = self.options().transactional.as_ref().map_or("", |of| &of.id);
+                return Err(self.transaction_error(&error).about(format_args!("transactional id {id}")));
+            }
+        }
+    }
+
+    /// Waits for the acks of what was sent, then commits. Blocks.
+    ///
+    /// On an error the producer takes no further records: nobody knows what became of the transaction.
+    fn commit_transaction(&self) -> Result<()> {
+        let of = self.options().transactional.as_ref();
+        let deadline = Instant::now() + of.ok_or_else(|| Error::new(Kind::Bug, "no transactions here"))?.timeout;
+        let mut asked_at = None;
+        let committed = loop {
+            let waited = self.client.flush(Duration::ZERO).and_then(|()| {
+                let now = Instant::now();
+                asked_at.get_or_insert(now);
+                self.client.commit_transaction(deadline.saturating_duration_since(now).min(COORDINATOR_SLICE))
+            });
+            match waited {
+                Ok(()) => break Ok(()),
+                Err(error) if Instant::now() > deadline || self.has_ended() || !is_under_way(&error) => {
+                    break Err(error);
+                }
+                // The library's own wait looks ten times a second.
+                Err(KafkaError::Flush(_)) => std::thread::sleep(FLUSH_PAUSE),
+                // The commit goes on, and is waited for again. Only librdkafka itself sends it again: see `Doubt`.
+                Err(_) => {}
+            }
+        };
+        if let Err(error) = committed {
+            self.shared.failed.store(true, Ordering::Release);
+            return Err(self.transaction_error(&error).about("the transaction is not known to be committed"));
+        }
+        self.shared.note_doubt(asked_at.and_then(|asked_at| Doubt::of_commit(asked_at.elapsed())));
+        *self.in_transaction() = false;
+        Ok(())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.shared.failed.load(Ordering::Acquire) || self.shared.closing.load(Ordering::Relaxed)
+    }
+
+    fn transaction_error(&self, error: &KafkaError) -> Error {
+        let transactional_id = self.options().transactional.as_ref().map(|of| of.id.as_str());
+        let subject = Subject { transactional_id, ..Subject::default() };
+        self.fatal(subject).unwrap_or_else(|| faults::explain(code(error), subject))
+    }
+
+    fn in_transaction(&self) -> MutexGuard<'_, bool> {
+        self.in_transaction.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn apart(&self) -> MutexGuard<'_, Option<PolledProducer>> {
+        self.apart.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks any broker for the metadata of one topic, or of all there are. Blocks.
+    pub(super) fn metadata(&self, topic: Option<&str>, timeout: Duration) -> Result<Metadata> {
+        let metadata = self.fetch_metadata(topic, timeout).map_err(|error| match self.shared.tracker.now() {
+            Connection::Refused(error) => error,
+            Connection::Up | Connection::Down { .. } => {
+                let because = self.shared.last_error().clone().unwrap_or_else(|| code(&error).to_string());
+                Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}")).remedy(faults::REACH)
+            }
+        })?;
+        // One that has just started, or was fenced, knows of none. Nobody could be sent anything.
+        if metadata.brokers().is_empty() {
+            let what = "a Kafka broker answers, and knows of none that is ready, itself included";
+            return Err(Error::new(Kind::KafkaUnreachable, what).remedy("look at the log of Kafka's controllers"));
+        }
+        self.shared.tracker.up();
+        Ok(metadata)
+    }
+
+    /// In slices, because nothing interrupts librdkafka and closing waits for the end of one. Each is twice as long as
+    /// the one before: an answer that takes long still has the time.
+    fn fetch_metadata(&self, topic: Option<&str>, timeout: Duration) -> Result<Metadata, KafkaError> {
+        let deadline = Instant::now() + timeout;
+        let mut slice = METADATA_FIRST_SLICE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let answer = self.client.client().fetch_metadata(topic, slice.min(left));
+            if answer.is_ok() || slice >= left || self.shared.closing.load(Ordering::Relaxed) {
+                return answer;
+            }
+            slice *= 2;
+        }
+    }
+
+    /// Whether one of the producers knows of no broker of the cluster.
+    pub(super) fn knows_no_broker(&self) -> bool {
+        self.client.knows_no_broker() || self.apart().as_ref().is_some_and(PolledProducer::knows_no_broker)
+    }
+
+    /// Has librdkafka ask these servers for the cluster again.
+    pub(super) fn add_servers(&self) {
+        self.client.add_servers();
+        if let Some(client) = &*self.apart() {
+            client.add_servers();
+        }
+    }
+
+    /// See [`Producer::give_up`].
+    fn give_up(&self) -> Option<usize> {
+        let records = Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
+        self.shared.failed.store(true, Ordering::Release);
+        self.purge();
+        Some(records)
+    }
+
+    fn purge(&self) {
+        let all = || PurgeConfig::default().queue().inflight().non_blocking();
+        self.client.purge(all());
+        if let Some(client) = &*self.apart() {
+            client.purge(all());
+        }
+    }
+
+    /// Ends the producer on a thread of its own: gives up what is queued or in flight, then frees it.
+    ///
+    /// Requests on the wire may still be written by the broker: they extend what it has of this producer without a gap.
+    pub(super) fn retire(self: Arc<Inner>) {
+        self.shared.closing.store(true, Ordering::Relaxed);
+        let mut inner = self;
+        let end = move || {
+            if *inner.in_transaction()
+                && let Err(error) = inner.client.abort_transaction(ABORT_TIMEOUT)
+            {
+                tracing::debug!(%error, "an open transaction was left to whoever comes next");
+            }
+            inner.purge();
+            loop {
+                // Others hold it for the length of one call; freeing it blocks, so it has to happen here.
+                match Arc::try_unwrap(inner) {
+                    Ok(last) => return drop(last),
+                    Err(shared) => inner = shared,
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("kafka-close".to_owned()).spawn(end) {
+            tracing::warn!(%error, "no thread to close the producer on; closing it here");
+        }
+    }
+}
+
+/// The record of an event as librdkafka wants it.
+fn for_librdkafka<'a>(record: &Record<'a>, ticket: Ticket) -> Result<BaseRecord<'a, [u8], [u8], usize>, KafkaError> {
+    let headers = (!record.headers.is_empty()).then(|| {
+        let headers = OwnedHeaders::new_with_capacity(record.headers.len());
+        record.headers.iter().fold(headers, |headers, (key, value)| headers.insert(Header { key, value: *value }))
+    });
+    Ok(BaseRecord {
+        topic: record.topic,
+        partition: record.partition,
+        payload: record.value,
+        key: record.key,
+        timestamp: record.timestamp_ms,
+        headers,
+        delivery_opaque: opaque(ticket, record.partition.is_some()).map_err(|_| KafkaError::Canceled)?,
+    })
+}
+
+/// Whether what was asked for is still being done.
+fn is_under_way(error: &KafkaError) -> bool {
+    let is_timeout = code(error) == RDKafkaErrorCode::OperationTimedOut;
+    let goes_on = matches!(error, KafkaError::Transaction(error) if error.is_retriable());
+    is_timeout && (goes_on || matches!(error, KafkaError::Flush(_)))
+}
+
+/// What became of a record, for whoever waits for it.
+type Reply = oneshot::Receiver<Result<()>>;
+
+/// A handle on the sink's producer for records that are not events: the position. Cheap to clone.
+///
+/// It does not keep the producer alive: when the sink is closed or dropped, it fails with [`Kind::KafkaUnreachable`].
+#[derive(Debug, Clone)]
+pub struct Producer {
+    inner: Weak<Inner>,
+    shared: Arc<Shared>,
+}
+
+impl Producer {
+    pub(super) fn of(inner: &Arc<Inner>) -> Producer {
+        Producer { inner: Arc::downgrade(inner), shared: Arc::clone(&inner.shared) }
+    }
+
+    /// Delivers one record and waits for the broker's ack, as long as that takes.
+    ///
+    /// A cancelled call leaves the record on its way.
+    ///
+    /// # Errors
+    /// Why it was not delivered; the table in [`faults`] says what kind that is.
+    pub async fn deliver(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
+        let reply = self.sent(topic, partition, key, value).await?;
+        reply.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// Whether records become visible by [`Producer::commit`] only.
+    pub fn is_transactional(&self) -> bool {
+        self.inner.upgrade().is_some_and(|inner| inner.is_transactional())
+    }
+
+    /// Sends one record behind all others of the open transaction and commits them together. Nothing else may be sent
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// It is not known to be committed. The producer is finished: what was committed has to be read.
+    pub async fn commit(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
+        let reply = self.sent(topic, partition, key, value).await?;
+        failpoint::reached("committing");
+        let inner = self.alive()?;
+        let committed = tokio::task::spawn_blocking(move || inner.commit_transaction());
+        committed.await.map_err(|error| Error::new(Kind::Bug, error))??;
+        reply.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// Gives up everything that Kafka has not acked, and says how many records that was; none where there were none. The
+    /// producer takes no more from here on, and is good for nothing but to be closed.
+    ///
+    /// What the operating system has been handed already goes its way, and may still be written by a broker.
+    pub fn give_up(&self) -> Option<usize> {
+        self.inner.upgrade()?.give_up()
+    }
+
+    /// Waits until Kafka has refused us for some seconds on end, and says why.
+    pub async fn unusable(&self) -> Error {
+        self.shared.tracker.unusable().await
+    }
+
+    /// Hands one record to librdkafka, once there is room; the receiver is told what became of it.
+    async fn sent(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Reply> {
+        loop {
+            match self.offer(topic, partition, key, value)? {
+                Some(reply) => return Ok(reply),
+                None => tokio::time::sleep(FULL_RETRY).await,
+            }
+        }
+    }
+
+    /// `None`: the queue is full.
+    fn offer(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Option<Reply>> {
+        let inner = self.alive()?;
+        self.shared.sends_to(topic);
+        let (opaque, reply) = self.shared.await_one();
+        let record = BaseRecord::with_opaque_to(topic, opaque).partition(partition).key(key).payload(value);
+        let Err(error) = inner.send(record) else { return Ok(Some(reply)) };
+        self.shared.forget(opaque);
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
+            return Ok(None);
+        }
+        let record_bytes = Some(key.len() + value.len());
+        let subject = Subject { topic: Some(topic), partition: Some(partition), record_bytes, ..Subject::default() };
+        Err(inner.refusal(&error, subject))
+    }
+
+    /// The producer, unless it was closed.
+    fn alive(&self) -> Result<Arc<Inner>> {
+        self.inner.upgrade().filter(|_| !self.shared.closing.load(Ordering::Relaxed)).ok_or_else(closed)
+    }
+}
+
+fn closed() -> Error {
+    Error::new(Kind::KafkaUnreachable, "the Kafka producer was closed")
+}
