@@ -35,7 +35,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
     let found = match table::look(&session, &wanted).await? {
         Some(found) => found,
         None => {
-            let cause = format!("there is no table {wanted} in database {}", database.database());
+            let cause = format!("there is no table {wanted} in database {}", database.database);
             let error = Error::new(Kind::Publication, cause);
             return Err(error.remedy(name_one(&table::candidates(&session).await?)).into());
         }
