@@ -238,20 +238,19 @@ impl Settings {
     }
 
     fn backlog(&self) -> Result<Option<Backlog>> {
-        if self.get("slot.backlog").is_none() {
-            return Ok(None);
-        }
+        let Some(given) = self.get("slot.backlog") else { return Ok(None) };
+        let backlog = match given.text.expose() {
+            "all" => Some(Backlog::All),
+            "none" => Some(Backlog::None),
+            "pending" => Some(Backlog::Pending),
+            text => {
+                let time = text.strip_prefix("since=").map(str::trim).filter(|time| is_time(time));
+                time.map(|time| Backlog::Since(time.to_owned()))
+            }
+        };
         let allowed = "all, none, pending, or since= and a time such as since=2026-11-01T00:00:00Z";
-        let time =
-            |text: &str| text.strip_prefix("since=").map(|time| time.trim().to_owned()).filter(|time| is_time(time));
-        let fits = |text: &str| matches!(text, "all" | "none" | "pending") || time(text).is_some();
-        let text = self.base.checked("slot.backlog", allowed, fits)?;
-        Ok(Some(match text.as_str() {
-            "all" => Backlog::All,
-            "none" => Backlog::None,
-            "pending" => Backlog::Pending,
-            text => Backlog::Since(time(text).unwrap_or_default()),
-        }))
+        self.base.checked("slot.backlog", allowed, |_| backlog.is_some())?;
+        Ok(backlog)
     }
 
     fn kafka(&self) -> Result<KafkaConfig> {
@@ -420,20 +419,6 @@ impl Settings {
     }
 }
 
-#[cfg(test)]
-impl Settings {
-    /// Those of the file `w.toml` with this text, and of nothing else.
-    pub(crate) fn of(text: &str) -> Result<Settings> {
-        Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", text)))
-    }
-
-    /// The same with what is required on its first three lines.
-    pub(crate) fn with_least(text: &str) -> Result<Settings> {
-        let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
-        Settings::of(&format!("{least}{text}"))
-    }
-}
-
 /// Refuses an outbox that sends all of its events to a topic of walrelay's own.
 fn fit_for_events(config: &Config) -> Result<()> {
     for outbox in &config.outboxes {
@@ -486,14 +471,14 @@ fn warnings(
 }
 
 /// Whether SQL may read it as a time: an instant, or a date and time without a zone, or a date.
-pub fn is_time(text: &str) -> bool {
+fn is_time(text: &str) -> bool {
     text.parse::<jiff::Timestamp>().is_ok()
         || text.parse::<jiff::civil::DateTime>().is_ok()
         || text.parse::<jiff::civil::Date>().is_ok()
 }
 
 /// Whether a connection string, of either form, holds a password.
-pub fn holds_password(url: &str) -> bool {
+fn holds_password(url: &str) -> bool {
     let user_and_password = url.split_once("://").and_then(|(_, rest)| rest.split(['/', '?']).next()?.rsplit_once('@'));
     let in_authority =
         user_and_password.and_then(|(user, _)| user.split_once(':')).is_some_and(|(_, word)| !word.is_empty());
@@ -506,7 +491,7 @@ pub fn may_hold_password(url: &str) -> bool {
 }
 
 /// Whether a librdkafka property of this name is a secret.
-pub fn is_secret_property(name: &str) -> bool {
+pub(super) fn is_secret_property(name: &str) -> bool {
     const SECRET: &[&str] = &["password", "secret", "key.pem", "ssl_key", "oauthbearer.config", "token"];
     SECRET.iter().any(|word| name.contains(word))
 }
@@ -614,6 +599,19 @@ mod tests {
             "--table: outbox.table is \"x\" for every outbox, and this [[outbox]] says \"a\" (w.toml:2)"
         );
         assert_eq!(outboxes(flags("a")).unwrap().len(), 1);
+    }
+
+    impl Settings {
+        /// Those of the file `w.toml` with this text, and of nothing else.
+        pub(crate) fn of(text: &str) -> Result<Settings> {
+            Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", text)))
+        }
+
+        /// The same with what is required on its first three lines.
+        pub(crate) fn with_least(text: &str) -> Result<Settings> {
+            let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
+            Settings::of(&format!("{least}{text}"))
+        }
     }
 
     fn config(text: &str) -> Result<Config> {
