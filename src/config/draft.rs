@@ -120,6 +120,6 @@ mod tests {
             .collect();
         assert_eq!(headers, [(odd, odd), ("x.y", "{a}")]);
         assert_eq!(settings.get("slot.name").unwrap().text.expose(), odd);
-        assert_eq!(settings.properties()["linger.ms"].text.expose(), "5");
+        assert_eq!(settings.properties["linger.ms"].text.expose(), "5");
     }
 }

@@ -50,10 +50,10 @@ pub fn effective(settings: &Settings, config: &Config) -> String {
             write_table(&mut text, outbox, table, &heading);
         }
     }
-    if !settings.properties().is_empty() {
+    if !settings.properties.is_empty() {
         line(&mut text, format_args!("\n[{KAFKA_PROPERTIES}]"));
     }
-    for (name, given) in settings.properties() {
+    for (name, given) in &settings.properties {
         let value = given.text.expose();
         let plain =
             SHOWN_PROPERTIES.contains(&name.as_str()) || value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok();

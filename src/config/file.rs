@@ -63,7 +63,7 @@ pub(super) struct Override {
 /// A configuration file that was not looked into. No `Debug`: it may hold passwords.
 #[derive(Default)]
 pub struct ConfigFile {
-    path: String,
+    pub(super) path: String,
     text: String,
     /// Whether group or others may read the file.
     pub readable_by_others: bool,
@@ -90,11 +90,6 @@ impl ConfigFile {
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(cannot)?;
         Ok(ConfigFile { path: shown, text, readable_by_others: mode & GROUP_OR_OTHERS_READ != 0 })
-    }
-
-    /// The file's name, as given.
-    pub fn path(&self) -> &str {
-        &self.path
     }
 }
 

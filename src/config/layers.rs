@@ -40,7 +40,8 @@ pub struct Settings {
     pub(super) base: Layer,
     /// One for each `[[outbox]]`.
     pub(super) outboxes: Vec<Layer>,
-    properties: BTreeMap<String, Given>,
+    /// librdkafka properties by name.
+    pub(crate) properties: BTreeMap<String, Given>,
     warnings: Vec<String>,
     environment: BTreeMap<String, Secret>,
 }
@@ -77,11 +78,6 @@ impl Settings {
     /// The value of the key at `path`, unless nobody sets it.
     pub fn get(&self, path: &str) -> Option<&Given> {
         self.base.get(path)
-    }
-
-    /// librdkafka properties by name.
-    pub fn properties(&self) -> &BTreeMap<String, Given> {
-        &self.properties
     }
 
     /// Whether the file has `[[outbox]]`.
@@ -460,7 +456,7 @@ fn warnings(
                 .to_owned(),
         );
     }
-    let Some(path) = file.filter(|file| file.readable_by_others).map(ConfigFile::path) else { return warnings };
+    let Some(ConfigFile { path, readable_by_others: true, .. }) = file else { return warnings };
     let in_file = |given: &Given| matches!(given.origin, Origin::File { .. });
     let property = properties.iter().find(|(name, given)| is_secret_property(name) && in_file(given));
     let holder = url.filter(|url| in_file(url)).map(|_| "database.url").or(property.map(|(name, _)| name.as_str()));
@@ -538,8 +534,8 @@ mod tests {
         let file = ConfigFile::new("w.toml", "[kafka.properties]\nsasl.password = \"a\"\nlinger.ms = 5");
         let set = environment(&[("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "b")]);
         let settings = Settings::new(&Flags::new(), &set, Some(&file)).unwrap();
-        assert_eq!(settings.properties()["sasl.password"].text.expose(), "b");
-        assert_eq!(settings.properties()["linger.ms"].origin.to_string(), "w.toml:3");
+        assert_eq!(settings.properties["sasl.password"].text.expose(), "b");
+        assert_eq!(settings.properties["linger.ms"].origin.to_string(), "w.toml:3");
     }
 
     #[test]
