@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,7 +14,6 @@ use std::time::Duration;
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
 
-mod defaults;
 mod keys;
 mod passfile;
 mod text;
@@ -20,25 +21,30 @@ mod text;
 /// Where and how to connect. `Debug` shows no password.
 #[derive(Debug, Clone)]
 pub struct ConnInfo {
-    targets: Vec<Target>,
-    names_server: bool,
-    user: String,
+    /// The servers, in the order to try them; never empty.
+    pub(crate) targets: Vec<Target>,
+    /// Whether anybody said where the server is; else `targets` is a guess.
+    pub(crate) names_server: bool,
+    pub(crate) user: String,
     password: Option<Secret>,
     passfile: Option<PathBuf>,
-    database: String,
-    options: Option<String>,
-    application_name: Option<String>,
-    connect_timeout: Duration,
-    tls: TlsSettings,
-    keepalive: Keepalive,
-    primary_only: bool,
+    pub(crate) database: String,
+    /// `options` of the start-up packet, as given.
+    pub(crate) options: Option<String>,
+    /// Bound on connecting to one server: socket, TLS and authentication together.
+    pub(crate) connect_timeout: Duration,
+    pub(crate) tls: TlsSettings,
+    pub(crate) keepalive: Keepalive,
+    /// Whether a server in recovery is passed over (`target_session_attrs`).
+    pub(crate) primary_only: bool,
 }
 
 /// One server to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    host: Host,
-    port: u16,
+    pub(crate) host: Host,
+    /// Part of the file's name for a Unix socket.
+    pub(crate) port: u16,
 }
 
 /// How one server is reached.
@@ -56,16 +62,6 @@ pub enum Host {
 }
 
 impl Target {
-    /// How it is reached.
-    pub fn host(&self) -> &Host {
-        &self.host
-    }
-
-    /// The port; part of the file's name for a Unix socket.
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     /// Path of the Unix socket, where it is one.
     pub fn socket_path(&self) -> Option<PathBuf> {
         match &self.host {
@@ -161,56 +157,6 @@ impl ConnInfo {
         assemble(&Settings(settings), env)
     }
 
-    /// The servers, in the order to try them; never empty.
-    pub fn targets(&self) -> &[Target] {
-        &self.targets
-    }
-
-    /// Whether anybody said where the server is; else `targets` is a guess.
-    pub fn names_server(&self) -> bool {
-        self.names_server
-    }
-
-    /// The role.
-    pub fn user(&self) -> &str {
-        &self.user
-    }
-
-    /// The database.
-    pub fn database(&self) -> &str {
-        &self.database
-    }
-
-    /// `options` of the start-up packet, as given.
-    pub fn options(&self) -> Option<&str> {
-        self.options.as_deref()
-    }
-
-    /// `application_name`, as given.
-    pub fn application_name(&self) -> Option<&str> {
-        self.application_name.as_deref()
-    }
-
-    /// Bound on connecting to one server: socket, TLS and authentication together.
-    pub fn connect_timeout(&self) -> Duration {
-        self.connect_timeout
-    }
-
-    /// TLS as configured.
-    pub fn tls(&self) -> &TlsSettings {
-        &self.tls
-    }
-
-    /// Kernel keepalive as configured.
-    pub fn keepalive(&self) -> Keepalive {
-        self.keepalive
-    }
-
-    /// Whether a server in recovery is passed over (`target_session_attrs`).
-    pub fn primary_only(&self) -> bool {
-        self.primary_only
-    }
-
     /// The password for `target`: the one given, or the matching line of the password file, read now.
     ///
     /// # Errors
@@ -284,7 +230,7 @@ fn assemble(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result
     let home = env("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     let user = match settings.get("user") {
         Some(user) => user.to_owned(),
-        None => defaults::os_user(env).ok_or_else(|| {
+        None => os_user(env).ok_or_else(|| {
             bad("no user is given for the Postgres connection, and the operating system's user has no name")
                 .remedy("add user=… to the connection, or set PGUSER")
         })?,
@@ -298,7 +244,6 @@ fn assemble(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result
         database: settings.get("dbname").unwrap_or(&user).to_owned(),
         user,
         options: settings.get("options").map(str::to_owned),
-        application_name: settings.get("application_name").map(str::to_owned),
         connect_timeout: connect_timeout(settings)?,
         tls: tls(settings, home.as_deref())?,
         keepalive: keepalive(settings)?,
@@ -342,7 +287,7 @@ fn targets(settings: &Settings) -> Result<Vec<Target>> {
             }
             (Some(name), address) => Host::Tcp { name, address },
             (None, Some(address)) => Host::Tcp { name: address.to_string(), address: Some(address) },
-            (None, None) => defaults::host(port),
+            (None, None) => default_host(port),
         };
         targets.push(Target { host, port });
     }
@@ -357,22 +302,18 @@ fn connect_timeout(settings: &Settings) -> Result<Duration> {
 }
 
 fn keepalive(settings: &Settings) -> Result<Keepalive> {
-    let seconds = |key, default| -> Result<Duration> {
-        let value = settings.parsed::<u32>(key, "a number of seconds")?.filter(|value| *value > 0);
-        Ok(Duration::from_secs(value.unwrap_or(default).into()))
+    let positive = |key, unit: &str, default| -> Result<u32> {
+        let value = settings.parsed(key, &format!("a number{unit}"))?;
+        Ok(value.filter(|value| *value > 0).unwrap_or(default))
     };
+    let seconds =
+        |key, default| -> Result<Duration> { Ok(Duration::from_secs(positive(key, " of seconds", default)?.into())) };
     Ok(Keepalive {
         enabled: settings.parsed::<u32>("keepalives", "0 or 1")?.unwrap_or(1) != 0,
         idle: seconds("keepalives_idle", 10)?,
         interval: seconds("keepalives_interval", 5)?,
-        retries: settings.parsed("keepalives_count", "a number")?.filter(|count| *count > 0).unwrap_or(3),
-        user_timeout: Duration::from_millis(
-            settings
-                .parsed::<u32>("tcp_user_timeout", "a number of milliseconds")?
-                .filter(|ms| *ms > 0)
-                .unwrap_or(30_000)
-                .into(),
-        ),
+        retries: positive("keepalives_count", "", 3)?,
+        user_timeout: Duration::from_millis(positive("tcp_user_timeout", " of milliseconds", 30_000)?.into()),
     })
 }
 
@@ -408,6 +349,27 @@ fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
     let channel_binding = keys::channel_binding(settings.get("channel_binding"))?;
     let tls13_only = keys::tls13_only(settings.get("ssl_min_protocol_version"))?;
     Ok(TlsSettings { mode, root, client, channel_binding, tls13_only })
+}
+
+/// The first of the usual socket directories with a server on `port` in it; else TCP.
+fn default_host(port: u16) -> Host {
+    ["/var/run/postgresql", "/tmp"]
+        .into_iter()
+        .map(PathBuf::from)
+        .find(|directory| directory.join(format!(".s.PGSQL.{port}")).exists())
+        .map_or_else(|| Host::Tcp { name: "localhost".to_owned(), address: None }, Host::Unix)
+}
+
+/// Name of the user this process runs as: from the password database, else from the variables of a login.
+fn os_user(env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let uid = fs::metadata("/proc/self").ok().map(|of_process| of_process.uid().to_string());
+    let accounts = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let by_uid = accounts.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1) == uid.as_deref()).then(|| name.to_owned())
+    });
+    by_uid.or_else(|| env("LOGNAME")).or_else(|| env("USER")).filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

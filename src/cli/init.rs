@@ -39,7 +39,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
     let found = match Table::read(session.client(), &wanted).await? {
         Some(found) => found,
         None => {
-            let cause = format!("there is no table {wanted} in database {}", database.database());
+            let cause = format!("there is no table {wanted} in database {}", database.database);
             let error = Error::new(Kind::Publication, cause);
             return Err(error.remedy(name_one(&candidates(&session).await?)).into());
         }

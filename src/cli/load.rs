@@ -37,7 +37,7 @@ impl Loaded {
     pub fn config(&self, adopt_slot: bool) -> Result<Config> {
         let config = self.settings.config(adopt_slot)?;
         // One at a time first: an error then belongs to the line it is from.
-        for (name, given) in self.settings.properties() {
+        for (name, given) in &self.settings.properties {
             let one = BTreeMap::from([(name.clone(), given.text.clone())]);
             check_properties(&one).map_err(|error| error.about(&given.origin))?;
         }

@@ -116,15 +116,11 @@ impl TransactionConfig {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::config::file::ConfigFile;
-    use crate::config::layers::{Environment, Flags, Settings};
+    use crate::config::layers::Settings;
     use crate::error::{Error, Kind, Result};
 
-    const LEAST: &str = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
-
     fn config(lines: &str) -> Result<Config> {
-        let file = ConfigFile::new("w.toml", &format!("{LEAST}{lines}"));
-        Settings::new(&Flags::new(), &Environment::new(), Some(&file))?.config(false)
+        Settings::with_least(lines)?.config(false)
     }
 
     fn refused(lines: &str) -> Error {

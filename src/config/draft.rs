@@ -99,8 +99,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file::ConfigFile;
-    use crate::config::layers::{Environment, Flags, Settings};
+    use crate::config::layers::Settings;
 
     #[test]
     fn whatever_is_put_in_is_what_the_reader_finds() {
@@ -110,8 +109,7 @@ mod tests {
         draft.set("slot.name", odd);
         draft.note("kafka.brokers", "brokers = …\nlinger = 1");
         assert!(draft.property("linger.ms", "5"));
-        let file = ConfigFile::new("w.toml", &draft.toml("two\nlines"));
-        let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&file)).unwrap();
+        let settings = Settings::of(&draft.toml("two\nlines")).unwrap();
         let headers: Vec<_> = settings
             .base
             .model
@@ -122,6 +120,6 @@ mod tests {
             .collect();
         assert_eq!(headers, [(odd, odd), ("x.y", "{a}")]);
         assert_eq!(settings.get("slot.name").unwrap().text.expose(), odd);
-        assert_eq!(settings.properties()["linger.ms"].text.expose(), "5");
+        assert_eq!(settings.properties["linger.ms"].text.expose(), "5");
     }
 }

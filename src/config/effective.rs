@@ -50,10 +50,10 @@ pub fn effective(settings: &Settings, config: &Config) -> String {
             write_table(&mut text, outbox, table, &heading);
         }
     }
-    if !settings.properties().is_empty() {
+    if !settings.properties.is_empty() {
         line(&mut text, format_args!("\n[{KAFKA_PROPERTIES}]"));
     }
-    for (name, given) in settings.properties() {
+    for (name, given) in &settings.properties {
         let value = given.text.expose();
         let plain =
             SHOWN_PROPERTIES.contains(&name.as_str()) || value.parse::<f64>().is_ok() || value.parse::<bool>().is_ok();
@@ -129,23 +129,17 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file::ConfigFile;
-    use crate::config::layers::{Environment, Flags};
-
-    fn settings(path: &str, text: &str) -> Settings {
-        Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new(path, text))).unwrap()
-    }
 
     #[test]
     fn the_effective_configuration_is_a_file_that_means_the_same_apart_from_secrets() {
         let typed = "database.url = 'postgres://u:canary@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
                      [kafka.properties]\n'sasl.password' = 'canary'\n'linger.ms' = 5\n'ssl.key.pem' = '12345'";
-        let first = settings("w.toml", typed);
+        let first = Settings::of(typed).unwrap();
         let text = effective(&first, &first.config(false).unwrap());
         assert!(!text.contains("canary") && !text.contains("12345"), "{text}");
         assert!(text.contains("\"linger.ms\" = \"5\"  # w.toml:6"), "{text}");
         assert!(text.contains("timeout = \"30s\"  # default"), "{text}");
-        let again = settings("again.toml", &text);
+        let again = Settings::of(&text).unwrap();
         for key in KEYS.iter().filter(|key| key.path != "database.url") {
             let text_of = |settings: &Settings| {
                 settings.get(&key.path).map(|given| given.text.expose().to_owned()).or_else(|| key.default.clone())
@@ -159,9 +153,9 @@ mod tests {
         let typed = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
                      [[outbox]]\ntable = 'one'\n[outbox.route.headers]\na = '{a}'\n\
                      [[outbox]]\nmessage_prefix = 'two'\n[outbox.format.envelope]\nx = '{x}'";
-        let first = settings("w.toml", typed);
+        let first = Settings::of(typed).unwrap();
         let text = effective(&first, &first.config(false).unwrap());
-        let again = settings("w.toml", &text);
+        let again = Settings::of(&text).unwrap();
         assert_eq!(format!("{:?}", again.outboxes().unwrap()), format!("{:?}", first.outboxes().unwrap()), "{text}");
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -15,6 +16,8 @@ use toml::de::{DeTable, DeValue};
 use super::model::{KAFKA_PROPERTIES, KEYS, Key, Model, how_to_set, tables};
 use crate::error::{Error, Kind, Remedy, Result};
 use crate::secret::Secret;
+
+const GROUP_OR_OTHERS_READ: u32 = 0o044;
 
 /// Where a value is from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +63,7 @@ pub(super) struct Override {
 /// A configuration file that was not looked into. No `Debug`: it may hold passwords.
 #[derive(Default)]
 pub struct ConfigFile {
-    path: String,
+    pub(super) path: String,
     text: String,
     /// Whether group or others may read the file.
     pub readable_by_others: bool,
@@ -83,31 +86,14 @@ impl ConfigFile {
                 .remedy("name a readable file with --config or WALRELAY_CONFIG")
         };
         let mut file = File::open(path).map_err(cannot)?;
-        let readable_by_others = readable_by_others(&file).map_err(cannot)?;
+        let mode = file.metadata().map_err(cannot)?.permissions().mode();
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(cannot)?;
-        Ok(ConfigFile { path: shown, text, readable_by_others })
-    }
-
-    /// The file's name, as given.
-    pub fn path(&self) -> &str {
-        &self.path
+        Ok(ConfigFile { path: shown, text, readable_by_others: mode & GROUP_OR_OTHERS_READ != 0 })
     }
 }
 
-#[cfg(unix)]
-fn readable_by_others(file: &File) -> std::io::Result<bool> {
-    use std::os::unix::fs::PermissionsExt;
-    const GROUP_OR_OTHERS_READ: u32 = 0o044;
-    Ok(file.metadata()?.permissions().mode() & GROUP_OR_OTHERS_READ != 0)
-}
-
-#[cfg(not(unix))]
-fn readable_by_others(_: &File) -> std::io::Result<bool> {
-    Ok(false)
-}
-
-/// The settings of one outbox, and all that it shares with the others.
+/// Settings: all of them, or those of one outbox in `outbox`, `route` and `format`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Layer {
     /// All values, with defaults.
@@ -158,6 +144,14 @@ impl Layer {
             let cause = format!("{}: {path}: {error}", self.origin(path));
             Error::new(Kind::Config, cause).remedy(format_args!("write {allowed}"))
         })
+    }
+
+    /// Refuses the key at `path` where its value is `wrong` beside those of other keys.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with the key, where its value is from, `cause` and `remedy`.
+    pub(super) fn refuse_if(&self, wrong: bool, path: &str, cause: &str, remedy: &str) -> Result<()> {
+        if wrong { Err(self.error(path, cause, remedy)) } else { Ok(()) }
     }
 
     /// The key at `path`, which has to have a value.
@@ -243,9 +237,10 @@ impl<'a> Reader<'a> {
                 .error(outbox.span().start, "outbox is a list of something else than tables")
                 .remedy("write [[outbox]] on a line of its own, and its keys below it"));
         };
-        let mut root = base.clone();
+        let mut root = DeTable::new();
         let mut below = DeTable::new();
         for table in ["route", "format"] {
+            root.extend(base.get_key_value(table).map(|(name, value)| (name.clone(), value.clone())));
             below.extend(own.remove_entry(table));
         }
         below.insert(Spanned::new(outbox.span(), "outbox".into()), Spanned::new(outbox.span(), DeValue::Table(own)));

@@ -40,7 +40,8 @@ pub struct Settings {
     pub(super) base: Layer,
     /// One for each `[[outbox]]`.
     pub(super) outboxes: Vec<Layer>,
-    properties: BTreeMap<String, Given>,
+    /// librdkafka properties by name.
+    pub(crate) properties: BTreeMap<String, Given>,
     warnings: Vec<String>,
     environment: BTreeMap<String, Secret>,
 }
@@ -77,11 +78,6 @@ impl Settings {
     /// The value of the key at `path`, unless nobody sets it.
     pub fn get(&self, path: &str) -> Option<&Given> {
         self.base.get(path)
-    }
-
-    /// librdkafka properties by name.
-    pub fn properties(&self) -> &BTreeMap<String, Given> {
-        &self.properties
     }
 
     /// Whether the file has `[[outbox]]`.
@@ -238,20 +234,19 @@ impl Settings {
     }
 
     fn backlog(&self) -> Result<Option<Backlog>> {
-        if self.get("slot.backlog").is_none() {
-            return Ok(None);
-        }
+        let Some(given) = self.get("slot.backlog") else { return Ok(None) };
+        let backlog = match given.text.expose() {
+            "all" => Some(Backlog::All),
+            "none" => Some(Backlog::None),
+            "pending" => Some(Backlog::Pending),
+            text => {
+                let time = text.strip_prefix("since=").map(str::trim).filter(|time| is_time(time));
+                time.map(|time| Backlog::Since(time.to_owned()))
+            }
+        };
         let allowed = "all, none, pending, or since= and a time such as since=2026-11-01T00:00:00Z";
-        let time =
-            |text: &str| text.strip_prefix("since=").map(|time| time.trim().to_owned()).filter(|time| is_time(time));
-        let fits = |text: &str| matches!(text, "all" | "none" | "pending") || time(text).is_some();
-        let text = self.base.checked("slot.backlog", allowed, fits)?;
-        Ok(Some(match text.as_str() {
-            "all" => Backlog::All,
-            "none" => Backlog::None,
-            "pending" => Backlog::Pending,
-            text => Backlog::Since(time(text).unwrap_or_default()),
-        }))
+        self.base.checked("slot.backlog", allowed, |_| backlog.is_some())?;
+        Ok(backlog)
     }
 
     fn kafka(&self) -> Result<KafkaConfig> {
@@ -322,43 +317,42 @@ impl Settings {
     /// Refuses modes that read the table where there is none, or no place to keep what is published.
     fn fit_for_the_table(&self, config: &Config) -> Result<()> {
         let Config { source, outboxes, state, .. } = config;
-        let refuse = |key: &str, what: &str, remedy: &str| Err(self.base.error(key, what, remedy));
+        let base = &self.base;
         let reads = match (source.mode, source.give_up_over_budget) {
             (Mode::Poll | Mode::Auto, _) => Some("slot.mode"),
             (Mode::Slot, true) => Some("slot.over_budget"),
             (Mode::Slot, false) => None,
         };
         if let Some(reads) = reads {
-            if outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
-                return refuse(reads, "reads tables, and messages are in none", "relay messages with mode = \"slot\"");
-            }
-            if state.store == StoreKind::Slot {
-                return refuse(
-                    reads,
-                    "needs a place to keep what is published",
-                    "set state.store to kafka or postgres",
-                );
-            }
+            let has_messages = outboxes.iter().any(|outbox| outbox.source.table().is_none());
+            let remedy = "relay messages with mode = \"slot\"";
+            base.refuse_if(has_messages, reads, "reads tables, and messages are in none", remedy)?;
+            let remedy = "set state.store to kafka or postgres";
+            base.refuse_if(state.store == StoreKind::Slot, reads, "needs a place to keep what is published", remedy)?;
         }
-        if source.give_up_over_budget && source.max_retained_bytes.is_none() {
-            return refuse("slot.over_budget", "is set, and no budget", "set max_retained_bytes, such as 10GiB");
+        if source.give_up_over_budget {
+            let has_no_budget = source.max_retained_bytes.is_none();
+            let remedy = "set max_retained_bytes, such as 10GiB";
+            base.refuse_if(has_no_budget, "slot.over_budget", "is set, and no budget", remedy)?;
+            let stops = source.on_loss == OnLoss::Stop;
+            let remedy = "let on_loss be recover";
+            base.refuse_if(stops, "slot.over_budget", "is give-up, and on_loss is stop", remedy)?;
         }
-        if source.give_up_over_budget && source.on_loss == OnLoss::Stop {
-            return refuse("slot.over_budget", "is give-up, and on_loss is stop", "let on_loss be recover");
-        }
-        let decides = outboxes.iter().any(|outbox| outbox.upkeep.says_for_itself());
-        if decides && matches!(source.backlog, Some(Backlog::None | Backlog::Since(_))) {
-            return refuse(
+        match source.backlog {
+            Some(Backlog::None | Backlog::Since(_)) => base.refuse_if(
+                outboxes.iter().any(|outbox| outbox.upkeep.says_for_itself()),
                 "slot.backlog",
                 "leaves rows out that outbox.pending or outbox.delete would publish",
                 "leave it out: what is pending, or in a table rows are deleted from, is published",
-            );
+            ),
+            Some(Backlog::Pending) => base.refuse_if(
+                outboxes.iter().any(|outbox| outbox.upkeep.pending.is_none()),
+                "slot.backlog",
+                "is pending, and nothing says which rows are",
+                "set outbox.pending, such as status = 'PENDING'",
+            ),
+            Some(Backlog::All) | None => Ok(()),
         }
-        if source.backlog == Some(Backlog::Pending) && outboxes.iter().any(|outbox| outbox.upkeep.pending.is_none()) {
-            let remedy = "set outbox.pending, such as status = 'PENDING'";
-            return refuse("slot.backlog", "is pending, and nothing says which rows are", remedy);
-        }
-        Ok(())
     }
 
     /// Refuses to give events up where nothing says so in their rows, or where dead letters have no topic of their own.
@@ -462,7 +456,7 @@ fn warnings(
                 .to_owned(),
         );
     }
-    let Some(path) = file.filter(|file| file.readable_by_others).map(ConfigFile::path) else { return warnings };
+    let Some(ConfigFile { path, readable_by_others: true, .. }) = file else { return warnings };
     let in_file = |given: &Given| matches!(given.origin, Origin::File { .. });
     let property = properties.iter().find(|(name, given)| is_secret_property(name) && in_file(given));
     let holder = url.filter(|url| in_file(url)).map(|_| "database.url").or(property.map(|(name, _)| name.as_str()));
@@ -473,14 +467,14 @@ fn warnings(
 }
 
 /// Whether SQL may read it as a time: an instant, or a date and time without a zone, or a date.
-pub fn is_time(text: &str) -> bool {
+fn is_time(text: &str) -> bool {
     text.parse::<jiff::Timestamp>().is_ok()
         || text.parse::<jiff::civil::DateTime>().is_ok()
         || text.parse::<jiff::civil::Date>().is_ok()
 }
 
 /// Whether a connection string, of either form, holds a password.
-pub fn holds_password(url: &str) -> bool {
+fn holds_password(url: &str) -> bool {
     let user_and_password = url.split_once("://").and_then(|(_, rest)| rest.split(['/', '?']).next()?.rsplit_once('@'));
     let in_authority =
         user_and_password.and_then(|(user, _)| user.split_once(':')).is_some_and(|(_, word)| !word.is_empty());
@@ -493,7 +487,7 @@ pub fn may_hold_password(url: &str) -> bool {
 }
 
 /// Whether a librdkafka property of this name is a secret.
-pub fn is_secret_property(name: &str) -> bool {
+pub(super) fn is_secret_property(name: &str) -> bool {
     const SECRET: &[&str] = &["password", "secret", "key.pem", "ssl_key", "oauthbearer.config", "token"];
     SECRET.iter().any(|word| name.contains(word))
 }
@@ -540,8 +534,8 @@ mod tests {
         let file = ConfigFile::new("w.toml", "[kafka.properties]\nsasl.password = \"a\"\nlinger.ms = 5");
         let set = environment(&[("WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD", "b")]);
         let settings = Settings::new(&Flags::new(), &set, Some(&file)).unwrap();
-        assert_eq!(settings.properties()["sasl.password"].text.expose(), "b");
-        assert_eq!(settings.properties()["linger.ms"].origin.to_string(), "w.toml:3");
+        assert_eq!(settings.properties["sasl.password"].text.expose(), "b");
+        assert_eq!(settings.properties["linger.ms"].origin.to_string(), "w.toml:3");
     }
 
     #[test]
@@ -603,19 +597,26 @@ mod tests {
         assert_eq!(outboxes(flags("a")).unwrap().len(), 1);
     }
 
-    fn settings(file_text: &str) -> Result<Settings> {
-        Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", file_text)))
+    impl Settings {
+        /// Those of the file `w.toml` with this text, and of nothing else.
+        pub(crate) fn of(text: &str) -> Result<Settings> {
+            Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", text)))
+        }
+
+        /// The same with what is required on its first three lines.
+        pub(crate) fn with_least(text: &str) -> Result<Settings> {
+            let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
+            Settings::of(&format!("{least}{text}"))
+        }
     }
 
-    fn config(file_text: &str) -> Result<Config> {
-        settings(file_text)?.config(false)
+    fn config(text: &str) -> Result<Config> {
+        Settings::with_least(text)?.config(false)
     }
-
-    const LEAST: &str = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n";
 
     #[test]
     fn the_least_configuration_gets_the_defaults() {
-        let config = config(LEAST).unwrap();
+        let config = config("").unwrap();
         assert_eq!(config.source.publication, "walrelay_orders");
         assert_eq!(config.source.wal_sender_timeout, Duration::from_secs(10));
         assert_eq!(config.source.max_message_bytes, 64 << 20);
@@ -652,7 +653,7 @@ mod tests {
             ("outbox.columns.id = ''", "w.toml:4: outbox.columns.id cannot be \"\""),
         ];
         for (line, cause) in table {
-            let error = config(&format!("{LEAST}{line}")).unwrap_err();
+            let error = config(line).unwrap_err();
             assert_eq!((error.cause(), error.kind()), (cause, Kind::Config), "{line}");
             assert!(error.what_to_do().is_some_and(|todo| !todo.is_empty()), "{line}: nothing to do");
         }
@@ -660,7 +661,7 @@ mod tests {
 
     #[test]
     fn what_is_required_says_how_to_set_it() {
-        let error = config("database.url = 'postgres://u@h/d'").unwrap_err();
+        let error = Settings::of("database.url = 'postgres://u@h/d'").unwrap().config(false).unwrap_err();
         assert_eq!(error.cause(), "slot.name is not set");
         assert_eq!(
             error.what_to_do().as_deref(),
@@ -671,7 +672,7 @@ mod tests {
     #[test]
     fn the_example_can_be_used_and_its_commented_keys_are_the_defaults() {
         let example = include_str!("../../walrelay.example.toml");
-        let config = config(example).unwrap();
+        let config = Settings::of(example).unwrap().config(false).unwrap();
         assert_eq!((config.source.slot.as_str(), config.kafka.brokers.as_str()), ("orders", "localhost:9092"));
         for setting in KEYS.iter() {
             let (_, key) = setting.parts();
@@ -690,15 +691,14 @@ mod tests {
 
     #[test]
     fn a_long_slot_name_needs_a_publication_of_its_own() {
-        let slot = "s".repeat(60);
-        let least = LEAST.replace("orders", &slot);
-        assert!(settings(&least).unwrap().source().is_err());
-        assert!(settings(&format!("{least}slot.publication = 'p'")).unwrap().source().is_ok());
+        let named = format!("database.url = 'postgres://u@h/d'\nslot.name = '{}'\n", "s".repeat(60));
+        assert!(Settings::of(&named).unwrap().source().is_err());
+        assert!(Settings::of(&format!("{named}slot.publication = 'p'")).unwrap().source().is_ok());
     }
 
     #[test]
     fn brokers_are_not_set_twice_over() {
-        let error = config(&format!("{LEAST}[kafka.properties]\nbootstrap.servers = 'x:1'")).unwrap_err();
+        let error = config("[kafka.properties]\nbootstrap.servers = 'x:1'").unwrap_err();
         assert_eq!(
             error.cause(),
             "w.toml:5: bootstrap.servers is what walrelay calls kafka.brokers, and kafka.brokers is set too"
@@ -714,8 +714,8 @@ mod tests {
             ("b:9092,ssl://", false),
             ("b:9092,,c:9092", false),
         ] {
-            let config = config(&LEAST.replace("b:9092", brokers));
-            assert_eq!(config.is_ok(), fits, "{brokers}");
+            let text = format!("database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nkafka.brokers = '{brokers}'");
+            assert_eq!(Settings::of(&text).unwrap().config(false).is_ok(), fits, "{brokers}");
         }
     }
 
@@ -728,7 +728,7 @@ mod tests {
             ("0.0.0.0:9464", "0.0.0.0:9464"),
             ("[::1]:9464", "[::1]:9464"),
         ] {
-            let config = config(&format!("{LEAST}http.listen = '{text}'")).unwrap();
+            let config = config(&format!("http.listen = '{text}'")).unwrap();
             assert_eq!(config.process.http.unwrap().to_string(), address, "{text}");
         }
     }
@@ -736,7 +736,7 @@ mod tests {
     #[test]
     fn a_header_has_a_name() {
         for name in ["''", r#""a\u0000b""#] {
-            let error = config(&format!("{LEAST}[route.headers]\n{name} = 'x'")).unwrap_err();
+            let error = config(&format!("[route.headers]\n{name} = 'x'")).unwrap_err();
             assert!(
                 error.cause().starts_with("w.toml:5: ") && error.cause().ends_with("is no header's name"),
                 "{error}"
@@ -746,8 +746,9 @@ mod tests {
 
     #[test]
     fn no_secret_is_in_the_debug_form() {
-        let text = LEAST.replace("u@h", "u:canary1@h") + "[kafka.properties]\nsasl.password = 'canary2'";
-        let config = config(&text).unwrap();
+        let text = "database.url = 'postgres://u:canary1@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
+                    [kafka.properties]\nsasl.password = 'canary2'";
+        let config = Settings::of(text).unwrap().config(false).unwrap();
         assert!(!format!("{config:?}").contains("canary"), "a password is in {config:?}");
         assert_eq!(config.kafka.properties["sasl.password"].expose(), "canary2");
     }

@@ -17,9 +17,6 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
-
 pub mod delivery;
 pub mod draft;
 pub mod effective;
@@ -32,7 +29,7 @@ pub mod sql;
 pub mod unit;
 
 pub use delivery::{DeliveryConfig, RetryConfig, TransactionConfig};
-pub use model::{Guarantee, LogFormat, OnError, OverBudget};
+pub use model::{Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, StoreKind};
 pub use name::{SlotName, TableName, is_topic};
 
 use crate::conninfo::ConnInfo;
@@ -106,30 +103,6 @@ impl SourceConfig {
             poll: PollConfig { interval: second, idle_interval: second, pending_interval: second },
         }
     }
-}
-
-/// Where rows come from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// From the replication slot
-    #[default]
-    Slot,
-    /// From the table, by polling
-    Poll,
-    /// From the slot where there can be one, else from the table until there can
-    Auto,
-}
-
-/// What becomes of events whose slot is gone.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnLoss {
-    /// Make it anew, and read from the table what was not published
-    #[default]
-    Recover,
-    /// Stop
-    Stop,
 }
 
 /// Which of the rows that are there first are published.
@@ -421,18 +394,6 @@ pub struct KafkaConfig {
     pub max_in_flight_events: usize,
 }
 
-/// Where the position is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum StoreKind {
-    /// In a compacted Kafka topic
-    Kafka,
-    /// In the table walrelay.position of the outbox's database
-    Postgres,
-    /// In the slot only: more copies after a crash of the server, and no check of what belongs to what
-    Slot,
-}
-
 /// Where the position is kept, and how a mismatch is met.
 #[derive(Debug, Clone)]
 pub struct StateConfig {
@@ -464,13 +425,14 @@ pub struct ProcessConfig {
 impl Default for OutboxConfig {
     /// The table and columns of Debezium's Outbox Event Router, so that its tables work as they are.
     fn default() -> Self {
+        let columns = model::Columns::default();
         let mut outbox = OutboxConfig {
             source: EventSource::Table(TableName::debezium()),
-            id: "id".to_owned(),
-            aggregate_type: "aggregatetype".to_owned(),
-            aggregate_id: "aggregateid".to_owned(),
-            event_type: "type".to_owned(),
-            payload: "payload".to_owned(),
+            id: columns.id,
+            aggregate_type: columns.aggregatetype,
+            aggregate_id: columns.aggregateid,
+            event_type: columns.r#type,
+            payload: columns.payload,
             max_attempts: None,
             columns: Vec::new(),
             row_key: None,
@@ -485,17 +447,18 @@ impl Default for OutboxConfig {
 impl Default for RouteConfig {
     /// The topics, keys and the header of Debezium's Outbox Event Router, so that its consumers work as they are.
     fn default() -> Self {
+        let (columns, route) = (model::Columns::default(), model::Route::default());
         RouteConfig {
-            topic: Template::prefixed("outbox.event.", "aggregatetype"),
-            key: Some(Template::column("aggregateid")),
-            id_header: Some("id".to_owned()),
-            position_header: Some("walrelay-position".to_owned()),
+            topic: Template::prefixed(&route.topic_prefix, &columns.aggregatetype),
+            key: Some(Template::column(&columns.aggregateid)),
+            id_header: Some(route.id_header),
+            position_header: Some(route.position_header),
             partition: None,
             timestamp: None,
             headers: Vec::new(),
             headers_from: None,
             omit_null_headers: false,
-            value: ValueConfig::Template(Template::column("payload")),
+            value: ValueConfig::Template(Template::column(&columns.payload)),
             reserved_topics: Vec::new(),
         }
     }

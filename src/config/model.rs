@@ -10,7 +10,6 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::unit::{Bounded, Bytes, Count, GIB, KIB, MIB, Milliseconds};
-use super::{Mode, OnLoss, StoreKind};
 use crate::secret::Secret;
 
 const SECOND_MS: u64 = 1000;
@@ -74,6 +73,30 @@ pub(super) struct Slot {
     pub(super) max_retained_bytes: Option<Bounded<Bytes, 0, MIB, { 64 * 1024 * GIB }>>,
     /// What follows when the slot keeps more. The slot stays: dropping it costs a recovery from the table.
     pub(super) over_budget: OverBudget,
+}
+
+/// Where rows come from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// From the replication slot
+    #[default]
+    Slot,
+    /// From the table, by polling
+    Poll,
+    /// From the slot where there can be one, else from the table until there can
+    Auto,
+}
+
+/// What becomes of events whose slot is gone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnLoss {
+    /// Make it anew, and read from the table what was not published
+    #[default]
+    Recover,
+    /// Stop
+    Stop,
 }
 
 /// What follows when a slot keeps more log than it may.
@@ -373,6 +396,18 @@ impl Default for State {
     fn default() -> Self {
         State { store: StoreKind::Kafka, topic: "walrelay-state".to_owned(), key: String::new() }
     }
+}
+
+/// Where the position is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreKind {
+    /// In a compacted Kafka topic
+    Kafka,
+    /// In the table walrelay.position of the outbox's database
+    Postgres,
+    /// In the slot only: more copies after a crash of the server, and no check of what belongs to what
+    Slot,
 }
 
 /// `[http]`.

@@ -118,7 +118,7 @@ impl FromStr for TableName {
 
 impl fmt::Display for TableName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", quote_if_needed(&self.schema), quote_if_needed(&self.table))
+        write!(f, "{}.{}", quoted(&self.schema), quoted(&self.table))
     }
 }
 
@@ -156,7 +156,8 @@ fn quoted_identifier(quoted: &str) -> Result<(String, &str), &'static str> {
     }
 }
 
-fn quote_if_needed(name: &str) -> String {
+/// The name as SQL has to write it.
+pub(crate) fn quoted(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
     if plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }

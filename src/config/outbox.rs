@@ -18,6 +18,7 @@ pub(super) fn outbox(layer: &Layer) -> Result<OutboxConfig> {
         EventSource::Messages(_) if layer.get("outbox.columns.id").is_none() => MESSAGE_LSN.to_owned(),
         EventSource::Messages(_) | EventSource::Table(_) => column(layer, "outbox.columns.id")?,
     };
+    let upkeep = upkeep(layer, &source)?;
     let mut outbox = OutboxConfig {
         source,
         id,
@@ -28,11 +29,9 @@ pub(super) fn outbox(layer: &Layer) -> Result<OutboxConfig> {
         max_attempts: optional_column(layer, "outbox.columns.max_attempts")?,
         columns: Vec::new(),
         row_key: None,
-        upkeep: Upkeep::default(),
-        route: RouteConfig::default(),
+        upkeep,
+        route: route(layer)?,
     };
-    outbox.route = route(layer, &outbox)?;
-    outbox.upkeep = upkeep(layer, &outbox)?;
     outbox.need_only_routed();
     Ok(outbox)
 }
@@ -54,7 +53,7 @@ fn event_source(layer: &Layer) -> Result<EventSource> {
     Ok(EventSource::Messages(layer.checked("outbox.message_prefix", allowed, fits)?))
 }
 
-fn upkeep(layer: &Layer, outbox: &OutboxConfig) -> Result<Upkeep> {
+fn upkeep(layer: &Layer, source: &EventSource) -> Result<Upkeep> {
     let model = &layer.model.outbox;
     let upkeep = Upkeep {
         pending: sql(layer, "outbox.pending")?,
@@ -67,30 +66,26 @@ fn upkeep(layer: &Layer, outbox: &OutboxConfig) -> Result<Upkeep> {
         retention: model.retention.map(|retention| retention.duration()),
         notify: optional_column(layer, "outbox.notify")?,
     };
-    if outbox.source.table().is_none() && upkeep != Upkeep::default() {
-        let cause = format!("{}: pending, mark and the like are for rows of a table", outbox.source);
+    if source.table().is_none() && upkeep != Upkeep::default() {
+        let cause = format!("{source}: pending, mark and the like are for rows of a table");
         return Err(Error::new(Kind::Config, cause).remedy("remove them: there is no row behind a message"));
     }
-    let refuse = |key: &str, what: &str, remedy: &str| Err(layer.error(key, what, remedy));
-    if upkeep.order_by.as_deref().is_some_and(is_number) {
-        let remedy = "name the column, or write an expression over columns";
-        return refuse("outbox.order_by", "is a number, which Postgres reads as the position of a column", remedy);
-    }
-    if upkeep.mark.is_some() && upkeep.delete {
-        return refuse("outbox.mark", "is set, and outbox.delete, too", "remove one of the two");
-    }
-    if upkeep.delete && upkeep.retention.is_some() {
+    let is_position = upkeep.order_by.as_deref().is_some_and(is_number);
+    let cause = "is a number, which Postgres reads as the position of a column";
+    layer.refuse_if(is_position, "outbox.order_by", cause, "name the column, or write an expression over columns")?;
+    if upkeep.delete {
+        let and_delete = "is set, and outbox.delete, too";
+        layer.refuse_if(upkeep.mark.is_some(), "outbox.mark", and_delete, "remove one of the two")?;
         let remedy = "remove one of the two: rows go when they are acked, or some time later";
-        return refuse("outbox.retention", "is set, and outbox.delete, too", remedy);
+        layer.refuse_if(upkeep.retention.is_some(), "outbox.retention", and_delete, remedy)?;
     }
-    if upkeep.pending.is_some() && !upkeep.writes() {
-        let remedy = "set outbox.mark to what makes a row no longer pending, such as status = 'PUBLISHED'";
-        return refuse("outbox.pending", "is set, and rows would be pending for ever", remedy);
-    }
+    let stays_pending = upkeep.pending.is_some() && !upkeep.writes();
+    let remedy = "set outbox.mark to what makes a row no longer pending, such as status = 'PUBLISHED'";
+    layer.refuse_if(stays_pending, "outbox.pending", "is set, and rows would be pending for ever", remedy)?;
     Ok(upkeep)
 }
 
-fn route(layer: &Layer, outbox: &OutboxConfig) -> Result<RouteConfig> {
+fn route(layer: &Layer) -> Result<RouteConfig> {
     let model = &layer.model.route;
     let allowed = "fewer than 249 letters, digits, dots, underscores and hyphens";
     let prefix = layer.checked("route.topic_prefix", allowed, |prefix| {
@@ -99,10 +94,10 @@ fn route(layer: &Layer, outbox: &OutboxConfig) -> Result<RouteConfig> {
     let topic = template(layer, "route.topic")?;
     let key = template(layer, "route.key")?;
     Ok(RouteConfig {
-        topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, &outbox.aggregate_type)),
+        topic: topic.unwrap_or_else(|| Template::prefixed(&prefix, layer.text("outbox.columns.aggregatetype"))),
         key: match key {
             Some(key) => Some(key).filter(|key| !key.source().is_empty()),
-            None => Some(Template::column(&outbox.aggregate_id)),
+            None => Some(Template::column(layer.text("outbox.columns.aggregateid"))),
         },
         id_header: header_name(layer, "route.id_header")?,
         position_header: header_name(layer, "route.position_header")?,
@@ -111,7 +106,7 @@ fn route(layer: &Layer, outbox: &OutboxConfig) -> Result<RouteConfig> {
         headers: headers(layer)?,
         headers_from: headers_from(layer)?,
         omit_null_headers: model.null_headers == NullHeaders::Omit,
-        value: value(layer, outbox)?,
+        value: value(layer)?,
         reserved_topics: Vec::new(),
     })
 }
@@ -154,14 +149,15 @@ fn headers(layer: &Layer) -> Result<Vec<(String, Template)>> {
     named_templates(layer, "route.headers", &layer.model.route.headers)
 }
 
-fn value(layer: &Layer, outbox: &OutboxConfig) -> Result<ValueConfig> {
+fn value(layer: &Layer) -> Result<ValueConfig> {
     let model = &layer.model.format;
     let template = template(layer, "format.value")?;
     let members = named_templates(layer, "format.envelope", &model.envelope)?;
+    let payload = layer.text("outbox.columns.payload");
     match (template, members.is_empty()) {
-        (template, true) => Ok(ValueConfig::Template(template.unwrap_or_else(|| Template::column(&outbox.payload)))),
+        (template, true) => Ok(ValueConfig::Template(template.unwrap_or_else(|| Template::column(payload)))),
         (None, false) => {
-            let tombstone = (model.tombstone == Tombstone::NullPayload).then(|| outbox.payload.clone());
+            let tombstone = (model.tombstone == Tombstone::NullPayload).then(|| payload.to_owned());
             Ok(ValueConfig::Envelope { members, tombstone })
         }
         (Some(_), false) => Err(layer.error(
@@ -225,27 +221,21 @@ fn sql(layer: &Layer, path: &str) -> Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::file::ConfigFile;
-    use crate::config::layers::{Environment, Flags, Settings};
+    use crate::config::layers::Settings;
 
-    fn settings(file_text: &str) -> Settings {
-        Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", file_text))).unwrap()
-    }
-
-    fn refused(file_text: &str) -> Error {
-        settings(file_text).outboxes().unwrap_err()
+    fn outboxes(text: &str) -> Result<Vec<OutboxConfig>> {
+        Settings::of(text)?.outboxes()
     }
 
     #[test]
     fn several_outboxes_have_what_is_said_for_all_unless_they_say_it_themselves() {
-        let outboxes = settings(
+        let outboxes = outboxes(
             "[route]\ntopic = 'all'\nkey = '{k}'\n[route.headers]\na = '{a}'\n[format]\nvalue = '{v}'\n\
              [[outbox]]\ntable = 'one'\n\
              [[outbox]]\ntable = 'two'\ncolumns.id = 'number'\nroute.topic = 'second'\n\
              [outbox.route.headers]\nb = '{b}'\n[outbox.format.envelope]\nx = '{x}'\n\
              [[outbox]]\nmessage_prefix = 'shop'\n",
         )
-        .outboxes()
         .unwrap();
         let told: Vec<_> = outboxes
             .iter()
@@ -265,13 +255,12 @@ mod tests {
 
     #[test]
     fn an_outbox_does_without_what_the_others_have() {
-        let outboxes = settings(
+        let outboxes = outboxes(
             "[route]\nheaders_from = '{m}'\npartition = 'p'\ntimestamp = 't'\n[route.headers]\na = '{a}'\n\
              [[outbox]]\ntable = 'one'\n\
              [[outbox]]\ntable = 'two'\nroute.headers_from = ''\nroute.partition = ''\nroute.timestamp = ''\n\
              [outbox.route.headers]\n",
         )
-        .outboxes()
         .unwrap();
         let columns: Vec<_> = outboxes.iter().map(|outbox| outbox.columns.join(" ")).collect();
         assert_eq!(columns, ["id aggregatetype aggregateid m a p t payload", "id aggregatetype aggregateid payload"]);
@@ -281,7 +270,7 @@ mod tests {
     #[test]
     fn how_often_an_event_may_be_tried_is_read_with_it() {
         let text = "[outbox.columns]\nmax_attempts = 'max_retries'\n[outbox]\nmark_waiting = 'n = :attempts'";
-        let outboxes = settings(text).outboxes().unwrap();
+        let outboxes = outboxes(text).unwrap();
         let [outbox] = outboxes.as_slice() else { panic!("{}", outboxes.len()) };
         assert_eq!(outbox.max_attempts.as_deref(), Some("max_retries"));
         assert_eq!(outbox.columns.join(" "), "id aggregatetype aggregateid max_retries payload");
@@ -318,7 +307,7 @@ mod tests {
             ),
         ];
         for (text, cause) in table {
-            let error = refused(text);
+            let error = outboxes(text).unwrap_err();
             assert_eq!((error.cause(), error.kind()), (cause, Kind::Config), "{text}");
             assert!(error.what_to_do().is_some(), "{text}: nothing to do");
         }

@@ -12,6 +12,8 @@ pub(super) const MIB: u64 = 1024 * KIB;
 pub(super) const GIB: u64 = 1024 * MIB;
 const TIB: u64 = 1024 * GIB;
 
+const UNITS: [(&str, u64); 5] = [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1)];
+
 /// Bytes from `32MiB`, `32 MB`, `1024` (plain bytes). `None` where it is none of that or does not fit.
 ///
 /// Units: `B`, `kB`/`MB`/`GB`/`TB` by the thousand, `KiB`/`MiB`/`GiB`/`TiB` by 1024, in any case.
@@ -20,43 +22,30 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at_checked(digits_end)?;
     let factor = match unit.trim_start().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
+        "" => 1,
         "kb" => 1_000,
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
-        "kib" => KIB,
-        "mib" => MIB,
-        "gib" => GIB,
-        "tib" => TIB,
-        _ => return None,
+        unit => UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit))?.1,
     };
     digits.parse::<u64>().ok()?.checked_mul(factor)
 }
 
 /// Bytes so that [`parse_bytes`] reads the same number back.
 pub fn exact_bytes(bytes: u64) -> String {
-    match bytes {
-        0 => "0B".to_owned(),
-        _ if bytes.is_multiple_of(TIB) => format!("{}TiB", bytes / TIB),
-        _ if bytes.is_multiple_of(GIB) => format!("{}GiB", bytes / GIB),
-        _ if bytes.is_multiple_of(MIB) => format!("{}MiB", bytes / MIB),
-        _ if bytes.is_multiple_of(KIB) => format!("{}KiB", bytes / KIB),
-        _ => format!("{bytes}B"),
-    }
+    let (name, unit) = UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)).unwrap_or(&("B", 1));
+    format!("{}{name}", bytes / unit)
 }
 
 /// Bytes for people: three digits at most, `1.5 MiB`.
 pub fn human_bytes(bytes: u64) -> String {
-    let (unit, name) = match bytes {
-        0..KIB => return format!("{bytes} B"),
-        KIB..MIB => (KIB, "KiB"),
-        MIB..GIB => (MIB, "MiB"),
-        GIB..TIB => (GIB, "GiB"),
-        _ => (TIB, "TiB"),
-    };
+    let (name, unit) = UNITS.iter().find(|(_, unit)| bytes >= *unit).unwrap_or(&("B", 1));
     let tenths = bytes / (unit / 10).max(1);
-    if tenths < 100 { format!("{}.{} {name}", tenths / 10, tenths % 10) } else { format!("{} {name}", bytes / unit) }
+    if *unit > 1 && tenths < 100 {
+        return format!("{}.{} {name}", tenths / 10, tenths % 10);
+    }
+    format!("{} {name}", bytes / unit)
 }
 
 /// A duration from `10s`, `1m 30s`, `500ms`. A number without unit is `None`: nobody knows what was meant.

@@ -25,7 +25,6 @@ const KEYS: &[(&str, &str, Use)] = &[
     ("dbname", "PGDATABASE", Use::Used),
     ("passfile", "PGPASSFILE", Use::Used),
     ("options", "PGOPTIONS", Use::Used),
-    ("application_name", "PGAPPNAME", Use::Used),
     ("connect_timeout", "PGCONNECT_TIMEOUT", Use::Used),
     ("sslmode", "PGSSLMODE", Use::Used),
     ("sslrootcert", "PGSSLROOTCERT", Use::Used),
@@ -39,6 +38,8 @@ const KEYS: &[(&str, &str, Use)] = &[
     ("keepalives_interval", "", Use::Used),
     ("keepalives_count", "", Use::Used),
     ("tcp_user_timeout", "", Use::Used),
+    // Sessions are named after what they are for.
+    ("application_name", "", Use::Ignored),
     ("fallback_application_name", "", Use::Ignored),
     ("client_encoding", "", Use::Ignored),
     ("gssencmode", "", Use::Ignored),

@@ -30,7 +30,7 @@ fn both_forms_say_the_same() {
     for form in &forms[..3] {
         let info = parse(form);
         assert_eq!(info.describe(), "db.example:6432/orders as ann", "{form}");
-        let password = info.password_for(&info.targets()[0]).unwrap().unwrap();
+        let password = info.password_for(&info.targets[0]).unwrap().unwrap();
         assert_eq!(password.expose(), "s@:crt", "{form}");
     }
     // A doubled quote ends the value in this form, and what follows is no key.
@@ -52,7 +52,7 @@ fn hosts_are_kept_in_order_with_their_ports() {
     ] {
         assert_eq!(parse(text).describe(), described, "{text}");
     }
-    let target = parse("postgres:///d?host=/run/pg&user=u&port=77").targets()[0].clone();
+    let target = parse("postgres:///d?host=/run/pg&user=u&port=77").targets[0].clone();
     assert_eq!(target.socket_path(), Some(PathBuf::from("/run/pg/.s.PGSQL.77")));
 }
 
@@ -60,7 +60,7 @@ fn hosts_are_kept_in_order_with_their_ports() {
 fn an_address_replaces_the_lookup_and_not_the_name() {
     let info = parse("host=db.example hostaddr=10.0.0.1 user=u");
     let address = Some("10.0.0.1".parse().unwrap());
-    assert_eq!(*info.targets()[0].host(), Host::Tcp { name: "db.example".into(), address });
+    assert_eq!(info.targets[0].host, Host::Tcp { name: "db.example".into(), address });
 }
 
 #[test]
@@ -73,21 +73,19 @@ fn variables_fill_in_what_is_missing_and_nothing_else() {
         ("PGDATABASE", "env_db"),
         ("PGSSLMODE", "require"),
         ("PGOPTIONS", "-c work_mem=1MB"),
-        ("PGAPPNAME", "env_app"),
         ("PGCONNECT_TIMEOUT", "3"),
     ];
     let info = parse_with("", &variables).unwrap();
     assert_eq!(info.describe(), "env.example:77/env_db as env_user");
-    assert_eq!(info.password_for(&info.targets()[0]).unwrap().unwrap().expose(), "env_password");
-    assert_eq!(info.tls().mode, SslMode::Require);
-    assert_eq!(info.options(), Some("-c work_mem=1MB"));
-    assert_eq!(info.application_name(), Some("env_app"));
-    assert_eq!(info.connect_timeout(), Duration::from_secs(3));
+    assert_eq!(info.password_for(&info.targets[0]).unwrap().unwrap().expose(), "env_password");
+    assert_eq!(info.tls.mode, SslMode::Require);
+    assert_eq!(info.options.as_deref(), Some("-c work_mem=1MB"));
+    assert_eq!(info.connect_timeout, Duration::from_secs(3));
     let info = parse_with("postgres://ann:x@h:1/d?sslmode=disable", &variables).unwrap();
     assert_eq!(info.describe(), "h:1/d as ann");
-    assert_eq!(info.tls().mode, SslMode::Disable);
+    assert_eq!(info.tls.mode, SslMode::Disable);
     let info = parse_with("host=h", &[("PGHOSTADDR", "10.9.9.9"), ("PGUSER", "u")]).unwrap();
-    assert_eq!(*info.targets()[0].host(), Host::Tcp { name: "h".into(), address: None });
+    assert_eq!(info.targets[0].host, Host::Tcp { name: "h".into(), address: None });
 }
 
 #[test]
@@ -160,7 +158,7 @@ fn no_error_and_no_debug_text_shows_a_secret() {
 
 #[test]
 fn trust_defaults_follow_libpq() {
-    let tls = |text: &str| parse(text).tls().clone();
+    let tls = |text: &str| parse(text).tls.clone();
     assert_eq!(tls("host=h user=u").mode, SslMode::Prefer);
     assert_eq!(tls("host=h user=u sslmode=allow").mode, SslMode::Prefer);
     assert_eq!(tls("host=h user=u sslrootcert=system").mode, SslMode::VerifyFull);
@@ -172,8 +170,8 @@ fn trust_defaults_follow_libpq() {
         std::fs::write(home.path().join(".postgresql").join(file), "").unwrap();
     }
     let info = parse_with("host=h user=u sslmode=verify-full", &[("HOME", home.path().to_str().unwrap())]).unwrap();
-    assert_eq!(info.tls().root, Some(RootCert::File(home.path().join(".postgresql/root.crt"))));
-    assert!(info.tls().client.is_some());
+    assert_eq!(info.tls.root, Some(RootCert::File(home.path().join(".postgresql/root.crt"))));
+    assert!(info.tls.client.is_some());
 }
 
 #[test]
@@ -201,7 +199,7 @@ fn the_password_file_is_read_as_libpq_reads_it() {
     let path = file.path().to_str().unwrap();
     let look_up = |text: &str| {
         let info = parse(&format!("{text} passfile={path}"));
-        info.password_for(&info.targets()[0]).map(|found| found.map(|password| password.expose().to_owned()))
+        info.password_for(&info.targets[0]).map(|found| found.map(|password| password.expose().to_owned()))
     };
     assert_eq!(look_up("host=h dbname=d user=u").unwrap().as_deref(), Some("first"));
     assert_eq!(look_up("host=h port=5433 dbname=d user=u").unwrap().as_deref(), Some("port"));
@@ -218,8 +216,8 @@ fn the_password_file_is_read_as_libpq_reads_it() {
 
 #[test]
 fn a_server_that_was_guessed_is_told_from_one_that_was_named() {
-    assert!(parse("host=db user=ann").names_server());
-    assert!(parse("hostaddr=10.0.0.1 user=ann").names_server());
-    assert!(parse_with("user=ann", &[("PGHOST", "db")]).unwrap().names_server());
-    assert!(!parse("postgres://ann@/shop").names_server());
+    assert!(parse("host=db user=ann").names_server);
+    assert!(parse("hostaddr=10.0.0.1 user=ann").names_server);
+    assert!(parse_with("user=ann", &[("PGHOST", "db")]).unwrap().names_server);
+    assert!(!parse("postgres://ann@/shop").names_server);
 }

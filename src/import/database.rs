@@ -2,7 +2,7 @@
 
 use super::Carrying;
 use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
-use super::given::Given;
+use crate::config::name::quoted;
 use crate::config::{SlotName, TableName};
 
 /// Options of the connection and libpq's words for them.
@@ -18,13 +18,14 @@ const CONNECTION: &[(&str, &str)] = &[
 ];
 const TABLES: &str = "table.include.list";
 
-pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
-    connection(given, carrying);
-    names(given, carrying);
-    table(given, carrying);
+pub(super) fn carry(carrying: &mut Carrying<'_>) {
+    connection(carrying);
+    names(carrying);
+    table(carrying);
 }
 
-fn connection(given: &Given, carrying: &mut Carrying) {
+fn connection(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
     let parts = CONNECTION.iter().filter_map(|(name, word)| {
         let value = given.get(name).filter(|value| !value.is_empty())?;
         Some(format!("{word}={}", libpq_quoted(value)))
@@ -38,7 +39,7 @@ fn connection(given: &Given, carrying: &mut Carrying) {
     if given.get("database.sslkey").is_some_and(|value| !value.is_empty()) {
         let why = "Debezium's driver reads a key in DER form (PKCS #8), walrelay one in PEM form";
         let what_to_do = "openssl pkcs8 -inform DER -nocrypt -in KEY -out KEY.pem, and name that";
-        carrying.left(given, "database.sslkey", ToDo, why, what_to_do);
+        carrying.left("database.sslkey", ToDo, why, what_to_do);
     }
 }
 
@@ -50,20 +51,15 @@ fn libpq_quoted(value: &str) -> String {
     format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
 }
 
-fn names(given: &Given, carrying: &mut Carrying) {
+fn names(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
     match given.or("slot.name", "debezium") {
         Some(slot) if slot.parse::<SlotName>().is_ok() => carrying.draft.set("slot.name", slot),
         unfit => {
             carrying.draft.note("slot.name", "name = …  (the slot the connector streams from)");
             if unfit.is_some() {
                 let why = "this is no name of a slot";
-                carrying.left(
-                    given,
-                    "slot.name",
-                    ToDo,
-                    why,
-                    "set slot.name: select slot_name from pg_replication_slots",
-                );
+                carrying.left("slot.name", ToDo, why, "set slot.name: select slot_name from pg_replication_slots");
             }
         }
     }
@@ -73,19 +69,20 @@ fn names(given: &Given, carrying: &mut Carrying) {
     }
     let why = "carried; those that Debezium makes have updates and deletes too, which walrelay drops";
     let what_to_do = "alter publication NAME set (publish = 'insert') spares their traffic";
-    carrying.left(given, "publication.name", NoEffect, why, what_to_do);
+    carrying.left("publication.name", NoEffect, why, what_to_do);
     if given.get("plugin.name") != Some("pgoutput") {
         let why = "walrelay reads slots of pgoutput only; Debezium's default is decoderbufs";
         let what_to_do = "select plugin from pg_replication_slots: another than pgoutput needs a new slot";
-        carrying.left(given, "plugin.name", ToDo, why, what_to_do);
+        carrying.left("plugin.name", ToDo, why, what_to_do);
     }
 }
 
-fn table(given: &Given, carrying: &mut Carrying) {
+fn table(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
     let Some(list) = given.get(TABLES).filter(|list| !list.is_empty()) else {
         if !given.has(TABLES) {
             let why = "without it the connector takes every table; public.outbox is assumed";
-            carrying.left(given, TABLES, MayDiffer, why, "set outbox.table");
+            carrying.left(TABLES, MayDiffer, why, "set outbox.table");
         }
         return;
     };
@@ -101,13 +98,13 @@ fn table(given: &Given, carrying: &mut Carrying) {
         (1, 1) => {}
         (0, _) => {
             let why = "it is a pattern, and not a table's name as SCHEMA.TABLE; public.outbox is assumed";
-            carrying.left(given, TABLES, MayDiffer, why, "set outbox.table");
+            carrying.left(TABLES, MayDiffer, why, "set outbox.table");
         }
         _ => {
             let why = "the import writes one table, and this names several";
             let what_to_do = "check outbox.table; where there are further outboxes, write an [[outbox]] for each, see \
                               docs/mapping.md";
-            carrying.left(given, TABLES, Differs, why, what_to_do);
+            carrying.left(TABLES, Differs, why, what_to_do);
         }
     }
 }
@@ -124,16 +121,8 @@ fn table_of(pattern: &str) -> Option<String> {
         }
     }
     let (schema, table) = name.split_once('.')?;
-    let sql = format!("{}.{}", sql_quoted(schema), sql_quoted(table));
+    let sql = format!("{}.{}", quoted(schema), quoted(table));
     sql.parse::<TableName>().ok().map(|_| sql)
-}
-
-fn sql_quoted(name: &str) -> String {
-    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    if !name.is_empty() && name.chars().all(plain) && !name.starts_with(|c: char| c.is_ascii_digit()) {
-        return name.to_owned();
-    }
-    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Carrying;
 use super::Effect::{NoEffect, ToDo};
-use super::given::{Given, PRODUCER_PREFIX};
+use super::given::PRODUCER_PREFIX;
 use crate::secret::Secret;
 use crate::sink::kafka::properties::check_properties;
 
@@ -40,7 +40,8 @@ pub(super) fn is_carried(name: &str) -> bool {
     HERE.contains(&name) || SAME.iter().any(|(java, _)| *java == name)
 }
 
-pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
+pub(super) fn carry(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
     let of = |name: &str| given.get(&format!("{PRODUCER_PREFIX}{name}"));
     match of("bootstrap.servers") {
         Some(brokers) => carrying.draft.set("kafka.brokers", brokers),
@@ -49,39 +50,27 @@ pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
             let name = format!("{PRODUCER_PREFIX}bootstrap.servers");
             if !given.has(&name) {
                 let why = "the worker's configuration says where Kafka is, and how to log in there; this file does not";
-                carrying.left(
-                    given,
-                    &name,
-                    ToDo,
-                    why,
-                    "set kafka.brokers, and kafka.properties as the worker has them",
-                );
+                carrying.left(&name, ToDo, why, "set kafka.brokers, and kafka.properties as the worker has them");
             }
         }
     }
     for (java, ours) in SAME {
         if let Some(value) = of(java) {
-            property(given, carrying, java, ours, value);
+            property(carrying, java, ours, value);
         }
     }
     if let Some(value) = of("ssl.endpoint.identification.algorithm") {
         let ours = if value.is_empty() { "none" } else { value };
-        property(
-            given,
-            carrying,
-            "ssl.endpoint.identification.algorithm",
-            "ssl.endpoint.identification.algorithm",
-            ours,
-        );
+        property(carrying, "ssl.endpoint.identification.algorithm", "ssl.endpoint.identification.algorithm", ours);
     }
-    stores(given, carrying);
+    stores(carrying);
     // Mostly it is the password in it that is filled in elsewhere, and the name is there.
     if let Some(value) = given.as_written(LOGIN) {
-        login(given, carrying, value);
+        login(carrying, value);
     }
 }
 
-fn property(given: &Given, carrying: &mut Carrying, java: &str, ours: &str, value: &str) {
+fn property(carrying: &mut Carrying<'_>, java: &str, ours: &str, value: &str) {
     let one = BTreeMap::from([(ours.to_owned(), Secret::new(value))]);
     match check_properties(&one) {
         Ok(()) => {
@@ -89,13 +78,14 @@ fn property(given: &Given, carrying: &mut Carrying, java: &str, ours: &str, valu
         }
         Err(error) => {
             let name = format!("{PRODUCER_PREFIX}{java}");
-            carrying.left(given, &name, ToDo, error.cause(), "set in kafka.properties what librdkafka has for it");
+            carrying.left(&name, ToDo, error.cause(), "set in kafka.properties what librdkafka has for it");
         }
     }
 }
 
 /// Files of certificates: PEM is read by both, PKCS #12 for the client's own, and Java's own form by Java alone.
-fn stores(given: &Given, carrying: &mut Carrying) {
+fn stores(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
     let of = |name: &str| given.get(&format!("{PRODUCER_PREFIX}{name}"));
     let is = |name: &str, form: &str| of(name).is_some_and(|value| value.eq_ignore_ascii_case(form));
     if let Some(path) = of("ssl.truststore.location") {
@@ -104,7 +94,7 @@ fn stores(given: &Given, carrying: &mut Carrying) {
         } else {
             let why = "librdkafka reads authorities from a PEM file";
             let what_to_do = "keytool -exportcert -rfc … > ca.pem, and set ssl.ca.location in kafka.properties";
-            carrying.left(given, "producer.override.ssl.truststore.location", ToDo, why, what_to_do);
+            carrying.left("producer.override.ssl.truststore.location", ToDo, why, what_to_do);
         }
     }
     if let Some(path) = of("ssl.keystore.location") {
@@ -117,23 +107,23 @@ fn stores(given: &Given, carrying: &mut Carrying) {
             let why = "librdkafka reads its certificate from a PEM or PKCS #12 file";
             let what_to_do = "keytool -importkeystore -deststoretype PKCS12 …, and set ssl.keystore.location in \
                               kafka.properties";
-            carrying.left(given, "producer.override.ssl.keystore.location", ToDo, why, what_to_do);
+            carrying.left("producer.override.ssl.keystore.location", ToDo, why, what_to_do);
         }
     }
 }
 
-fn login(given: &Given, carrying: &mut Carrying, jaas: &str) {
+fn login(carrying: &mut Carrying<'_>, jaas: &str) {
     let module = jaas.split_whitespace().next().unwrap_or_default();
     let by_password = module.ends_with(".PlainLoginModule") || module.ends_with(".ScramLoginModule");
     match jaas_option(jaas, "username").filter(|user| by_password && !user.contains("${")) {
         Some(user) => {
             carrying.draft.property("sasl.username", &user);
             let why = "the name is carried as sasl.username; a password never is";
-            carrying.left(given, LOGIN, ToDo, why, "set WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD");
+            carrying.left(LOGIN, ToDo, why, "set WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD");
         }
         None => {
             let why = "it is no login with name and password that could be told apart";
-            carrying.left(given, LOGIN, ToDo, why, "set librdkafka's sasl.* properties in kafka.properties");
+            carrying.left(LOGIN, ToDo, why, "set librdkafka's sasl.* properties in kafka.properties");
         }
     }
 }
@@ -175,7 +165,7 @@ fn quoted_value(text: &str, quote: char) -> Option<(String, &str)> {
 }
 
 /// What a producer's option is to walrelay, where [`carry`] does nothing with it.
-pub(super) fn left(given: &Given, carrying: &mut Carrying, name: &str, option: &str) {
+pub(super) fn left(carrying: &mut Carrying<'_>, name: &str, option: &str) {
     let (effect, why, what_to_do) = match option {
         "acks"
         | "enable.idempotence"
@@ -220,7 +210,7 @@ pub(super) fn left(given: &Given, carrying: &mut Carrying, name: &str, option: &
         ),
         _ => (NoEffect, "it tunes Java's producer; librdkafka has settings of its own", ""),
     };
-    carrying.left(given, name, effect, why, what_to_do);
+    carrying.left(name, effect, why, what_to_do);
 }
 
 #[cfg(test)]

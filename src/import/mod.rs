@@ -1,22 +1,20 @@
 //! A Debezium connector's configuration, and the `walrelay.toml` that does the same.
 //!
-//! | module | its room |
+//! | module | contents |
 //! |---|---|
 //! | `json`, `properties` | text to options |
 //! | `given` | options by one set of names, whichever form they came in |
 //! | `options` | every option known, and what becomes of it |
-//! | `database`, `router`, `topic`, `converter`, `kafka` | the meaning of those that are carried |
+//! | `database`, `router`, `topic`, `kafka` | the meaning of those that are carried |
 //!
 //! Nothing of Debezium is needed to read it; what it does with an option was seen on the wire. No option's value is
 //! shown unless it is known to be harmless: any of them may be a password.
 
-mod converter;
 mod database;
 mod given;
 mod json;
 mod kafka;
 mod options;
-mod placement;
 mod properties;
 mod router;
 mod topic;
@@ -100,12 +98,12 @@ pub fn import(path: &str, text: &str) -> Result<Import> {
         if text.trim_start().starts_with('{') { json::read(path, text) } else { properties::read(path, text) };
     let given = Given::new(options?);
     of_an_outbox(path, &given)?;
-    let mut carrying = Carrying { left: Vec::new(), draft: Draft::default() };
-    options::sort_out(&given, &mut carrying);
-    database::carry(&given, &mut carrying);
-    router::carry(&given, &mut carrying);
-    kafka::carry(&given, &mut carrying);
-    let Carrying { mut left, draft } = carrying;
+    let mut carrying = Carrying { given: &given, left: Vec::new(), draft: Draft::default() };
+    options::sort_out(&mut carrying);
+    database::carry(&mut carrying);
+    router::carry(&mut carrying);
+    kafka::carry(&mut carrying);
+    let Carrying { mut left, draft, .. } = carrying;
     left.sort_by_key(|left| given.place(&left.option));
     Ok(Import { toml: draft.toml(HEADING), left })
 }
@@ -131,16 +129,17 @@ fn of_an_outbox(path: &str, given: &Given) -> Result<()> {
     Ok(())
 }
 
-/// What was made so far.
-struct Carrying {
+/// What was made so far of the options that are `given`.
+struct Carrying<'a> {
+    given: &'a Given,
     left: Vec<Left>,
     draft: Draft,
 }
 
-impl Carrying {
-    /// An option of the file that is not carried; `name` as [`Given`] has it.
-    fn left(&mut self, given: &Given, name: &str, effect: Effect, why: impl Into<String>, what_to_do: &str) {
-        let option = given.written(name);
+impl Carrying<'_> {
+    /// Lists an option that is not carried; `name` as [`Given`] has it.
+    fn left(&mut self, name: &str, effect: Effect, why: impl Into<String>, what_to_do: &str) {
+        let option = self.given.written(name);
         self.left.push(Left { option, effect, why: why.into(), what_to_do: what_to_do.to_owned() });
     }
 }

@@ -2,9 +2,7 @@
 
 use super::Carrying;
 use super::Effect::{Differs, MayDiffer, NoEffect};
-use super::converter::Converter;
 use super::given::{Form, Given};
-use super::placement::{Place, Placed, placements};
 use super::topic;
 use crate::template::Template;
 
@@ -18,7 +16,8 @@ const NOT_NULL: &str = "carried as of a column that may be NULL: the schema of o
                         default in it, if there is one; that of an enum has its labels";
 const ASK_CONSUMERS: &str = "have consumers take the new form, or change the connector to it first and then move";
 
-pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
+pub(super) fn carry(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
     let column = |name: &str, default| given.or(&format!("router.{name}"), default).unwrap_or(default);
     let id = column("table.field.event.id", "id");
     let event_type = column("table.field.event.type", "type");
@@ -33,8 +32,8 @@ pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
         }
     }
     let route_by = column("route.by.field", "aggregatetype");
-    route(given, carrying, route_by);
-    key(given, carrying, column("table.field.event.key", "aggregateid"));
+    route(carrying, route_by);
+    key(carrying, column("table.field.event.key", "aggregateid"));
     carrying
         .draft
         .note("route.position_header", "Debezium has no such header; without this line it is walrelay-position.");
@@ -42,13 +41,14 @@ pub(super) fn carry(given: &Given, carrying: &mut Carrying) {
     if let Some(timestamp) = given.get("router.table.field.event.timestamp").filter(|column| !column.is_empty()) {
         carrying.draft.set("route.timestamp", timestamp);
     }
-    let placed = placed(given, carrying);
-    headers(given, carrying, &placed, id, &[event_type, route_by]);
-    value(given, carrying, &placed, payload);
+    let placed = placed(carrying);
+    headers(carrying, &placed, id, &[event_type, route_by]);
+    value(carrying, &placed, payload);
 }
 
-fn route(given: &Given, carrying: &mut Carrying, column: &str) {
+fn route(carrying: &mut Carrying<'_>, column: &str) {
     const NAME: &str = "router.route.topic.replacement";
+    let given = carrying.given;
     let regex = given.or("router.route.topic.regex", topic::REGEX);
     let replacement = given.or(NAME, topic::REPLACEMENT).unwrap_or(topic::REPLACEMENT);
     // Quarkus takes ${…} for a variable unless it is escaped.
@@ -63,20 +63,20 @@ fn route(given: &Given, carrying: &mut Carrying, column: &str) {
             let name = if given.has("router.route.topic.regex") { "router.route.topic.regex" } else { NAME };
             carrying.draft.note("route.topic", "topic = …  (the expression could not be carried)");
             let what_to_do = "write route.topic with match('…', '…') or a column that holds the topic";
-            carrying.left(given, name, Differs, why, what_to_do);
+            carrying.left(name, Differs, why, what_to_do);
         }
     }
 }
 
-fn key(given: &Given, carrying: &mut Carrying, column: &str) {
+fn key(carrying: &mut Carrying<'_>, column: &str) {
     let plain = Template::column(column).source().to_owned();
-    let converter = Converter::of(given, "key");
+    let converter = Converter::of(carrying.given, "key");
     let template = match &converter {
         Converter::Text | Converter::Bytes => plain,
         Converter::Json { schemas: false } => piped(column, "connect('json')|default('null')"),
         Converter::Json { schemas: true } => {
             let what_to_do = "connect('schema', 'required') in route.key for a column that is NOT NULL";
-            carrying.left(given, KEY, MayDiffer, NOT_NULL, what_to_do);
+            carrying.left(KEY, MayDiffer, NOT_NULL, what_to_do);
             piped(column, "connect('schema')")
         }
         Converter::Other(_) => {
@@ -84,13 +84,13 @@ fn key(given: &Given, carrying: &mut Carrying, column: &str) {
                 "the key was {}, and is the column's text. Other bytes go to other partitions",
                 converter.shown()
             );
-            carrying.left(given, KEY, Differs, why, ASK_CONSUMERS);
+            carrying.left(KEY, Differs, why, ASK_CONSUMERS);
             plain
         }
         Converter::Unknown => {
             let why = "the worker's configuration says what a key looks like, and this file does not. Carried as if it \
                        were StringConverter";
-            carrying.left(given, KEY, MayDiffer, why, "look at key.converter of the worker");
+            carrying.left(KEY, MayDiffer, why, "look at key.converter of the worker");
             plain
         }
     };
@@ -103,14 +103,14 @@ fn piped(column: &str, functions: &str) -> String {
     format!("{}|{functions}}}", column.source().trim_end_matches('}'))
 }
 
-fn placed(given: &Given, carrying: &mut Carrying) -> Vec<Placed> {
+fn placed(carrying: &mut Carrying<'_>) -> Vec<Placed> {
     let mut placed = Vec::new();
-    for one in placements(given.get(PLACEMENT).unwrap_or_default()) {
+    for one in placements(carrying.given.get(PLACEMENT).unwrap_or_default()) {
         match one {
             Ok(one) => placed.push(one),
             Err(text) => {
                 let why = format!("{text:?} is no column:header, column:envelope or column:partition");
-                carrying.left(given, PLACEMENT, Differs, why, "place the column in walrelay.toml by hand");
+                carrying.left(PLACEMENT, Differs, why, "place the column in walrelay.toml by hand");
             }
         }
     }
@@ -120,8 +120,8 @@ fn placed(given: &Given, carrying: &mut Carrying) -> Vec<Placed> {
     placed
 }
 
-fn headers(given: &Given, carrying: &mut Carrying, placed: &[Placed], id: &str, known_to_be_text: &[&str]) {
-    let converter = Converter::of(given, "header");
+fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be_text: &[&str]) {
+    let converter = Converter::of(carrying.given, "header");
     let functions = match &converter {
         Converter::Text | Converter::Other(_) | Converter::Bytes | Converter::Unknown => "connect",
         Converter::Json { schemas: false } => "connect('json')|default('null')",
@@ -139,24 +139,25 @@ fn headers(given: &Given, carrying: &mut Carrying, placed: &[Placed], id: &str, 
         let template = if is_plain { plain() } else { piped(&one.column, functions) };
         if !carrying.draft.header(&one.alias, &template) {
             let why = format!("two columns are to be header {:?}, and a record has one of a name", one.alias);
-            carrying.left(given, PLACEMENT, Differs, why, "give one of the two another name");
+            carrying.left(PLACEMENT, Differs, why, "give one of the two another name");
         }
     }
     match &converter {
         Converter::Text | Converter::Json { schemas: false } => {}
         Converter::Json { schemas: true } => {
             let what_to_do = "connect('schema', 'required') in [route.headers] for columns that are NOT NULL";
-            carrying.left(given, HEADER, MayDiffer, NOT_NULL, what_to_do);
+            carrying.left(HEADER, MayDiffer, NOT_NULL, what_to_do);
         }
         Converter::Other(_) | Converter::Bytes | Converter::Unknown => {
             let effect = if converter == Converter::Unknown { MayDiffer } else { Differs };
             let why = format!("headers were {}, the id too, and are text", converter.shown());
-            carrying.left(given, HEADER, effect, why, ASK_CONSUMERS);
+            carrying.left(HEADER, effect, why, ASK_CONSUMERS);
         }
     }
 }
 
-fn value(given: &Given, carrying: &mut Carrying, placed: &[Placed], payload: &str) {
+fn value(carrying: &mut Carrying<'_>, placed: &[Placed], payload: &str) {
+    let given = carrying.given;
     let converter = Converter::of(given, "value");
     let envelope: Vec<&Placed> = placed.iter().filter(|one| one.place == Place::Envelope).collect();
     let tombstone = given.is_true(TOMBSTONE);
@@ -165,41 +166,40 @@ fn value(given: &Given, carrying: &mut Carrying, placed: &[Placed], payload: &st
         _ => "expand",
     });
     if envelope.is_empty() {
-        plain_value(given, carrying, &converter, payload, expand, tombstone);
+        plain_value(carrying, &converter, payload, expand, tombstone);
         return;
     }
     if tombstone {
         carrying.draft.set("format.tombstone", "null-payload");
         let why = "a NULL is a tombstone, a text payload that is empty or blank is not. A json or jsonb cannot be that";
-        carrying.left(given, TOMBSTONE, MayDiffer, why, "write NULL instead of an empty text");
+        carrying.left(TOMBSTONE, MayDiffer, why, "write NULL instead of an empty text");
     }
     carrying.draft.member("payload", &piped(payload, expand.unwrap_or("connect('json')")));
     for one in envelope {
         if !carrying.draft.member(&one.alias, &piped(&one.column, "connect('json')")) {
             let why = format!("two columns are to be member {:?} of the envelope", one.alias);
-            carrying.left(given, PLACEMENT, Differs, why, "give one of the two another name");
+            carrying.left(PLACEMENT, Differs, why, "give one of the two another name");
         }
     }
     match &converter {
         Converter::Json { schemas: false } => {}
-        Converter::Unknown => unknown_value(given, carrying, "JsonConverter without schemas"),
+        Converter::Unknown => unknown_value(carrying, "JsonConverter without schemas"),
         Converter::Text => {
             let why = "the value was Java's text of a structure (Struct{…}), and is a JSON object";
-            carrying.left(given, VALUE, Differs, why, ASK_CONSUMERS);
+            carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
         }
         Converter::Json { schemas: true } | Converter::Bytes | Converter::Other(_) => {
             let why = format!("the value was {}, and is a JSON object", converter.shown());
-            carrying.left(given, VALUE, Differs, why, ASK_CONSUMERS);
+            carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
         }
     }
     if expand.is_some() {
-        expanded(given, carrying);
+        expanded(carrying);
     }
 }
 
 fn plain_value(
-    given: &Given,
-    carrying: &mut Carrying,
+    carrying: &mut Carrying<'_>,
     converter: &Converter,
     payload: &str,
     expand: Option<&str>,
@@ -211,13 +211,13 @@ fn plain_value(
     };
     let functions = match (converter, expand) {
         (Converter::Json { schemas: false }, Some(expand)) => {
-            expanded(given, carrying);
+            expanded(carrying);
             json(expand)
         }
         (Converter::Json { schemas: false }, None) => json("connect('json')"),
         (Converter::Json { schemas: true }, None) => {
             let what_to_do = "connect('schema', 'required') in format.value where the payload is NOT NULL";
-            carrying.left(given, VALUE, MayDiffer, NOT_NULL, what_to_do);
+            carrying.left(VALUE, MayDiffer, NOT_NULL, what_to_do);
             if tombstone { "filled|connect('schema', 'tombstone')" } else { "connect('schema')" }.to_owned()
         }
         (Converter::Text | Converter::Unknown, _) if tombstone => "filled".to_owned(),
@@ -229,26 +229,139 @@ fn plain_value(
     match (converter, expand) {
         (Converter::Text, Some(_)) => {
             let why = "the value was Java's text of a structure (Struct{…}), and is the payload as it stands";
-            carrying.left(given, EXPAND, Differs, why, ASK_CONSUMERS);
+            carrying.left(EXPAND, Differs, why, ASK_CONSUMERS);
         }
         (Converter::Json { schemas: true }, Some(_)) | (Converter::Other(_), _) => {
             let why = format!("the value was {}, and is the payload as it stands", converter.shown());
-            carrying.left(given, VALUE, Differs, why, ASK_CONSUMERS);
+            carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
         }
-        (Converter::Unknown, _) => unknown_value(given, carrying, "StringConverter"),
+        (Converter::Unknown, _) => unknown_value(carrying, "StringConverter"),
         (Converter::Text | Converter::Bytes | Converter::Json { .. }, _) => {}
     }
 }
 
-fn unknown_value(given: &Given, carrying: &mut Carrying, as_if: &str) {
+fn unknown_value(carrying: &mut Carrying<'_>, as_if: &str) {
     let why = format!(
         "the worker's configuration says what a value looks like, and this file does not. Carried as if it were {as_if}"
     );
-    carrying.left(given, VALUE, MayDiffer, why, "look at value.converter of the worker");
+    carrying.left(VALUE, MayDiffer, why, "look at value.converter of the worker");
 }
 
-fn expanded(given: &Given, carrying: &mut Carrying) {
+fn expanded(carrying: &mut Carrying<'_>) {
     let why = "carried. What Debezium fails on (an array of several at the top, a number of more than 64 bits) is sent, \
                and what it loses in objects nested in arrays is kept";
-    carrying.left(given, EXPAND, NoEffect, why, "");
+    carrying.left(EXPAND, NoEffect, why, "");
+}
+
+/// Where a column goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Header,
+    Envelope,
+    Partition,
+}
+
+/// A column, where it goes, and what it is called there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Placed {
+    column: String,
+    place: Place,
+    alias: String,
+}
+
+/// Of `table.fields.additional.placement`: `column:place` or `column:place:alias`, with commas between. `Err` is the one that is neither.
+fn placements(text: &str) -> Vec<Result<Placed, String>> {
+    let one = |text: &str| {
+        let wrong = || text.to_owned();
+        let mut parts = text.split(':').map(str::trim);
+        let (column, place, alias) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+        let place = match place.map(str::to_lowercase).as_deref() {
+            Some("header") => Place::Header,
+            Some("envelope") => Place::Envelope,
+            Some("partition") => Place::Partition,
+            _ => return Err(wrong()),
+        };
+        if column.is_empty() || parts.next().is_some() {
+            return Err(wrong());
+        }
+        Ok(Placed { column: column.to_owned(), place, alias: alias.unwrap_or(column).to_owned() })
+    };
+    text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(one).collect()
+}
+
+/// What makes bytes of a key, a value or a header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Converter {
+    /// The text as it is.
+    Text,
+    /// The bytes as they are.
+    Bytes,
+    /// JSON, with or without its schema around it.
+    Json { schemas: bool },
+    /// Anything else, by the last part of its name.
+    Other(String),
+    /// Nobody knows: the worker's configuration says it.
+    Unknown,
+}
+
+impl Converter {
+    /// The one of `of`: `key`, `value` or `header`.
+    fn of(given: &Given, of: &str) -> Converter {
+        let name = format!("{of}.converter");
+        // Debezium Server has one for all three.
+        let own = given.get(&format!("{name}.schemas.enable")).or(given.get("format.schemas.enable"));
+        let schemas = !own.is_some_and(|value| value.eq_ignore_ascii_case("false"));
+        let class = match (given.form, of) {
+            (Form::Server, _) => given.or(&name, "json"),
+            (Form::Connect, "header") => given.or(&name, "SimpleHeaderConverter"),
+            (Form::Connect, _) => given.get(&name),
+        };
+        class.map_or(Converter::Unknown, |class| named(class, schemas))
+    }
+
+    /// In people's words.
+    fn shown(&self) -> String {
+        match self {
+            Converter::Text => "text".to_owned(),
+            Converter::Bytes => "bytes".to_owned(),
+            Converter::Json { schemas: true } => "JSON with its schema around it".to_owned(),
+            Converter::Json { schemas: false } => "JSON".to_owned(),
+            Converter::Other(name) => format!("what {name} makes"),
+            Converter::Unknown => "what the worker's converter makes".to_owned(),
+        }
+    }
+}
+
+fn named(class: &str, schemas: bool) -> Converter {
+    match class.rsplit('.').next().unwrap_or(class) {
+        "StringConverter" | "SimpleHeaderConverter" | "simplestring" => Converter::Text,
+        "ByteArrayConverter" | "BinaryDataConverter" | "ByteBufferConverter" | "binary" => Converter::Bytes,
+        "JsonConverter" | "json" | "jsonbytearray" => Converter::Json { schemas },
+        // A name of a class or a format; anything else might be a value in the wrong place.
+        other if other.bytes().all(|byte| byte.is_ascii_alphanumeric()) => Converter::Other(other.to_owned()),
+        _ => Converter::Other("another converter".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_and_triples_are_read_in_order() {
+        let placed =
+            |column: &str, place, alias: &str| Ok(Placed { column: column.to_owned(), place, alias: alias.to_owned() });
+        assert_eq!(
+            placements("type:header:eventType, tenant:HEADER,v:envelope:version,part:partition"),
+            [
+                placed("type", Place::Header, "eventType"),
+                placed("tenant", Place::Header, "tenant"),
+                placed("v", Place::Envelope, "version"),
+                placed("part", Place::Partition, "part"),
+            ]
+        );
+        for wrong in ["type", "type:nowhere", ":header", "a:header:b:c"] {
+            assert_eq!(placements(wrong), [Err(wrong.to_owned())]);
+        }
+    }
 }

@@ -104,9 +104,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         let name = format!("walrelay/{}", config.slot);
         // Ours comes last, so it wins over one the operator gave.
         let timeout = format!("-c wal_sender_timeout={}", config.wal_sender_timeout.as_millis());
-        let options = info.options().map_or(timeout.clone(), |given| format!("{given} {timeout}"));
+        let options = info.options.as_ref().map_or(timeout.clone(), |given| format!("{given} {timeout}"));
         let mut parameters = vec![
-            ("database", info.database()),
+            ("database", info.database.as_str()),
             ("replication", "database"),
             ("application_name", name.as_str()),
             ("options", options.as_str()),
@@ -114,9 +114,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         parameters.extend(TEXT_SETTINGS);
         let start_up = StartUp {
             place: &place,
-            user: info.user(),
+            user: &info.user,
             password: info.password_for(target)?,
-            channel_binding: info.tls().channel_binding,
+            channel_binding: info.tls.channel_binding,
             end_point,
             parameters: &parameters,
         };
@@ -131,7 +131,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
             check_parameter(name, &text_at(&rows, 0).unwrap_or_default())?;
         }
         session.query(act, NO_TIME_LIMITS).await?;
-        if info.primary_only() {
+        if info.primary_only {
             let rows = session.query(act, "SELECT pg_catalog.pg_is_in_recovery()").await?;
             if text_at(&rows, 0).as_deref() != Some("f") {
                 return Err(in_recovery_error(act));

@@ -132,7 +132,7 @@ impl Login for SqlLogin<'_> {
             }
         };
         session.client.batch_execute(SETTINGS).await.map_err(|error| fault::sql(act, &error))?;
-        if self.info.primary_only() {
+        if self.info.primary_only {
             let row = session.client.query_one("SELECT pg_catalog.pg_is_in_recovery()", &[]).await;
             let in_recovery = row.and_then(|row| row.try_get::<_, bool>(0)).map_err(|error| fault::sql(act, &error))?;
             if in_recovery {
@@ -151,14 +151,14 @@ pub(super) fn in_recovery_error(act: While<'_>) -> Error {
 impl SqlLogin<'_> {
     fn config(&self, target: &Target) -> Result<tokio_postgres::Config> {
         let mut config = tokio_postgres::Config::new();
-        config.user(self.info.user()).dbname(self.info.database()).application_name(self.application_name);
-        if let Some(options) = self.info.options() {
+        config.user(&self.info.user).dbname(&self.info.database).application_name(self.application_name);
+        if let Some(options) = &self.info.options {
             config.options(options);
         }
         if let Some(password) = self.info.password_for(target)? {
             config.password(password.expose());
         }
-        config.channel_binding(match self.info.tls().channel_binding {
+        config.channel_binding(match self.info.tls.channel_binding {
             ChannelBinding::Disable => Binding::Disable,
             ChannelBinding::Prefer => Binding::Prefer,
             ChannelBinding::Require => Binding::Require,

@@ -50,18 +50,18 @@ pub trait Login {
 /// # Errors
 /// That of the last server tried.
 pub async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::Session> {
-    let config = tls::client_config(info.tls())?;
+    let config = tls::client_config(&info.tls)?;
     let mut last = Error::new(Kind::Config, "the Postgres connection names no server");
-    for target in info.targets() {
+    for target in &info.targets {
         let place = place(info, target);
-        let attempt = tokio::time::timeout(info.connect_timeout(), attempt(info, target, config.as_ref(), login));
+        let attempt = tokio::time::timeout(info.connect_timeout, attempt(info, target, config.as_ref(), login));
         match attempt.await {
             Ok(Ok(session)) => return Ok(session),
             Ok(Err(error)) if error.kind().halts() => return Err(error),
             Ok(Err(error)) => last = error,
             Err(_) => {
-                let error = fault::timeout(While::Connecting(&place), info.connect_timeout());
-                last = error.remedy(fault::reach(info.names_server()));
+                let error = fault::timeout(While::Connecting(&place), info.connect_timeout);
+                last = error.remedy(fault::reach(info.names_server));
             }
         }
     }
@@ -70,7 +70,7 @@ pub async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::S
 
 /// `host:port/database as user`.
 pub fn place(info: &ConnInfo, target: &Target) -> String {
-    format!("{target}/{} as {}", info.database(), info.user())
+    format!("{target}/{} as {}", info.database, info.user)
 }
 
 async fn attempt<L: Login + Sync>(
@@ -80,7 +80,7 @@ async fn attempt<L: Login + Sync>(
     login: &L,
 ) -> Result<L::Session> {
     let opened = open(info, target, config).await?;
-    let may_fall_back = opened.tls.is_some() && info.tls().mode == SslMode::Prefer;
+    let may_fall_back = opened.tls.is_some() && info.tls.mode == SslMode::Prefer;
     match login.log_in(target, opened).await {
         // As libpq: `prefer` means rather unencrypted than not at all.
         Err(refused) if may_fall_back && refused.kind() == Kind::PostgresRefused => {
@@ -96,12 +96,12 @@ async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -
     let act = While::Connecting(&place);
     let mut socket = dial(info, target).await.map_err(|error| {
         let error = fault::io(act, &error);
-        if error.kind() == Kind::PostgresUnreachable { error.remedy(fault::reach(info.names_server())) } else { error }
+        if error.kind() == Kind::PostgresUnreachable { error.remedy(fault::reach(info.names_server)) } else { error }
     })?;
-    let tls = match (config, target.host()) {
+    let tls = match (config, &target.host) {
         (Some(config), Host::Tcp { name, .. }) => {
             let answer = request_tls(&mut socket).await.map_err(|error| fault::io(act, &error))?;
-            let offered = answered(act, info.tls().mode, answer)?;
+            let offered = answered(act, info.tls.mode, answer)?;
             offered.then(|| (config.clone(), name.clone()))
         }
         // libpq: there is no TLS on a Unix socket, whatever `sslmode` says.
@@ -111,21 +111,21 @@ async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -
 }
 
 async fn dial(info: &ConnInfo, target: &Target) -> io::Result<Socket> {
-    let (name, address) = match (target.socket_path(), target.host()) {
+    let (name, address) = match (target.socket_path(), &target.host) {
         (Some(path), _) => return UnixStream::connect(path).await.map(|stream| Socket::Unix(Watching::On(stream))),
         (None, Host::Tcp { name, address }) => (name.as_str(), *address),
         (None, Host::Unix(_)) => return Err(io::ErrorKind::InvalidInput.into()),
     };
     let addresses = match address {
-        Some(address) => vec![(address, target.port()).into()],
-        None => lookup_host((name, target.port())).await?.collect(),
+        Some(address) => vec![(address, target.port).into()],
+        None => lookup_host((name, target.port)).await?.collect(),
     };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
     for address in addresses {
         match TcpStream::connect(address).await {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
-                keep_alive(&stream, info.keepalive())?;
+                keep_alive(&stream, info.keepalive)?;
                 return Ok(Socket::Tcp(Watching::On(stream)));
             }
             Err(error) => last = error,

@@ -39,7 +39,7 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
     }
     if !facts.may_select {
         let cause = format!("slot {slot}: rows have to be read from table {table}, and the role may not");
-        let user = quoted(config.source.database.user());
+        let user = quoted(&config.source.database.user);
         return Err(Error::new(Kind::PostgresRefused, cause).remedy(format!("grant select on {table} to {user}")));
     }
     // One that is asked for again has no order to keep.

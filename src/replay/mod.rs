@@ -476,7 +476,7 @@ impl Publishing<'_> {
 
 fn unreadable(facts: &TableFacts, source: &SourceConfig) -> Error {
     let cause = format!("rows have to be read from table {}, and the role may not", facts.name);
-    let remedy = format!("grant select on {} to {}", facts.name, quoted(source.database.user()));
+    let remedy = format!("grant select on {} to {}", facts.name, quoted(&source.database.user));
     Error::new(Kind::PostgresRefused, cause).remedy(remedy)
 }
 

@@ -321,7 +321,7 @@ fn what_is_known_is_written_and_what_is_not_is_said_to_be_missing() {
     let settings = Settings::new(&Flags::new(), &Environment::new(), Some(&ConfigFile::new("w.toml", &text))).unwrap();
     let config = settings.config(false).unwrap();
     assert_eq!((config.source.slot.as_str(), config.source.publication.as_str()), ("orders", "pub"));
-    assert_eq!((config.kafka.brokers.as_str(), config.source.database.database()), ("kafka:9092", "shop"));
+    assert_eq!((config.kafka.brokers.as_str(), config.source.database.database.as_str()), ("kafka:9092", "shop"));
 }
 
 #[test]

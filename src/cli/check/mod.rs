@@ -35,7 +35,7 @@ pub async fn check(args: &CheckArgs) -> Outcome {
     let loaded = Loaded::new(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
     let config = loaded.config(false)?;
     warn(loaded.warnings(&config));
-    if args.offline || !config.source.database.names_server() {
+    if args.offline || !config.source.database.names_server {
         if args.json || args.id.is_some() {
             let error = Error::new(Kind::Config, "no database is configured, and without one there is no row");
             return Err(error.remedy("set --database-url or WALRELAY_DATABASE_URL, or PGHOST and so on").into());

@@ -100,7 +100,7 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
     let plans = plans(&session, &config, &range, &mut report).await?;
     let outboxes = plans.iter().map(|plan| Outbox { name: plan.name.to_string(), is_ordered: plan.order.is_some() });
     let mut comparison = Comparison::new(outboxes.collect(), args.limit);
-    rows::read(&session, &plans, source.database.user(), &mut comparison, &mut Teller::new()).await?;
+    rows::read(&session, &plans, &source.database.user, &mut comparison, &mut Teller::new()).await?;
 
     let deadline = Instant::now() + args.grace;
     let custom_times = config.outboxes.iter().any(|outbox| outbox.route.timestamp.is_some());

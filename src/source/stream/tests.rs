@@ -51,7 +51,7 @@ async fn log_in(
             server.answer(&["0"]).await;
         }
     };
-    let target = &config.database.targets()[0];
+    let target = &config.database.targets[0];
     let (session, ()) = tokio::join!(WalSession::log_in(client, None, &config.database, target, &config), play);
     session
 }
