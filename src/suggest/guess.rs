@@ -1,9 +1,24 @@
 //! Which column is what, and why.
 
-use super::Fate;
+use serde::Serialize;
+
 use super::name::Name;
 use super::words;
 use crate::postgres::catalog::{Column, Form};
+
+/// What became of a column.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Fate {
+    /// Its name.
+    pub column: String,
+    /// Its type, as SQL writes it.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// What it is used for; empty where it is not used.
+    pub used_for: Vec<&'static str>,
+    /// Why.
+    pub why: String,
+}
 
 /// What a column is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

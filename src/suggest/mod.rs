@@ -19,6 +19,7 @@ mod written;
 
 use serde::Serialize;
 
+pub use guess::Fate;
 use guess::Guesses;
 
 use crate::config::TableName;
@@ -45,20 +46,6 @@ pub struct Suggestion {
     pub toml: String,
     /// Every column of the table, in order, and what became of it.
     pub columns: Vec<Fate>,
-}
-
-/// What became of a column.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Fate {
-    /// Its name.
-    pub column: String,
-    /// Its type, as SQL writes it.
-    #[serde(rename = "type")]
-    pub type_name: String,
-    /// What it is used for; empty where it is not used.
-    pub used_for: Vec<&'static str>,
-    /// Why.
-    pub why: String,
 }
 
 /// Makes a configuration for `table` with these `columns`.

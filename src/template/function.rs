@@ -4,8 +4,9 @@ use std::borrow::Cow;
 
 use regex::Regex;
 
-use super::connect::{ColumnType, Form, expand};
-use super::{form, json};
+use super::connect::{Form, expand};
+use super::json;
+use super::value::{ColumnType, Needed, timestamp};
 
 /// A function with its arguments.
 #[derive(Debug, Clone)]
@@ -46,9 +47,6 @@ pub(super) enum Function {
 
 const KNOWN: &str = "lower, upper, default('…'), replace('…', '…'), topic, match('…', '…'), json, text, \
                      strip('…', …), compact, sort, rfc3339, filled, connect('…', …), expand";
-
-/// A value is not what a function needs: what it should be.
-pub(super) type Needed = &'static str;
 
 impl Function {
     /// # Errors
@@ -125,8 +123,8 @@ impl Function {
                 value
             }
             Function::Strip(members) => Cow::Owned(json::without(&value, members)?),
-            Function::Compact => Cow::Owned(form::compact(&value)?),
-            Function::Sort => Cow::Owned(form::sorted(&value)?),
+            Function::Compact => Cow::Owned(json::compact(&value)?),
+            Function::Sort => Cow::Owned(json::sorted(&value)?),
             Function::Rfc3339 => Cow::Owned(rfc3339(&value)?),
             Function::Lower => Cow::Owned(value.to_lowercase()),
             Function::Upper => Cow::Owned(value.to_uppercase()),
@@ -145,9 +143,7 @@ impl Function {
             },
         }))
     }
-}
 
-impl Function {
     /// Whether it leaves a value that is not NULL as it is, and so of its type.
     pub(super) fn keeps_type(&self) -> bool {
         matches!(self, Function::Filled)
@@ -167,16 +163,4 @@ impl Function {
 
 fn rfc3339(text: &str) -> Result<String, Needed> {
     timestamp(text).map(|timestamp| timestamp.to_string()).ok_or("a timestamp")
-}
-
-/// The time that a `timestamptz`, `timestamp` (taken as UTC) or `date` is, as Postgres prints it with `DateStyle` ISO.
-/// `None`: it is none, or one that only Postgres knows, such as `infinity`.
-pub fn timestamp(text: &str) -> Option<jiff::Timestamp> {
-    let text = text.replacen(' ', "T", 1);
-    let date_and_time = if text.contains('T') { text } else { format!("{text}T00:00:00") };
-    let (date, time) = date_and_time.split_once('T')?;
-    let zoned = time.contains(['+', '-', 'Z']);
-    // Postgres leaves minutes of the offset out where they are zero.
-    let zone = if zoned { "" } else { "Z" };
-    format!("{date}T{time}{zone}").parse().ok()
 }

@@ -1,12 +1,13 @@
-//! One member of a JSON object, without reading more of it than is needed.
+//! JSON as text: a member of an object without reading more than is needed, and the same value in another form.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::function::Needed;
+use super::value::Needed;
 
 /// An object's members, not looked into. Of members with one name the last counts, as in `jsonb`.
 #[derive(Deserialize)]
@@ -137,4 +138,193 @@ struct Text<'j>(#[serde(borrow)] Cow<'j, str>);
 /// The text of a JSON string; borrowed where nothing in it is escaped.
 fn unquoted(text: &str) -> Result<Cow<'_, str>, serde_json::Error> {
     Ok(serde_json::from_str::<Text<'_>>(text)?.0)
+}
+
+/// The JSON without the blanks between its parts; everything else as it stands.
+///
+/// # Errors
+/// It is not JSON.
+pub(super) fn compact(text: &str) -> Result<String, Needed> {
+    valid(text)?;
+    let mut compact = String::with_capacity(text.len());
+    let mut rest = text.trim_start_matches(BLANKS);
+    while !rest.is_empty() {
+        let (token, behind) = split(rest);
+        compact.push_str(token);
+        rest = behind.trim_start_matches(BLANKS);
+    }
+    Ok(compact)
+}
+
+/// The same with the members of every object in the order of their names, byte by byte.
+///
+/// # Errors
+/// It is not JSON.
+pub(super) fn sorted(text: &str) -> Result<String, Needed> {
+    let compact = compact(text)?;
+    let mut sorted = String::with_capacity(compact.len());
+    // With a list of its own, no depth of nesting is too much. An array has no members.
+    let mut open: Vec<Option<Object>> = Vec::new();
+    let mut before = "";
+    let mut rest = compact.as_str();
+    while !rest.is_empty() {
+        let (token, behind) = split(rest);
+        if let Some(Some(object)) = open.last_mut() {
+            match token {
+                "," | "}" => object.end(sorted.len()),
+                name if matches!(before, "{" | ",") => object.begin(name, sorted.len()),
+                _ => {}
+            }
+        }
+        match token {
+            "{" => open.push(Some(Object { members: Vec::new() })),
+            "[" => open.push(None),
+            "}" | "]" => {
+                if let Some(object) = open.pop().flatten() {
+                    object.sort(&mut sorted);
+                }
+            }
+            _ => {}
+        }
+        sorted.push_str(token);
+        (before, rest) = (token, behind);
+    }
+    Ok(sorted)
+}
+
+const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
+
+/// The first token of JSON, and what is behind it: a string, a sign, or a number or word up to the next of those.
+fn split(text: &str) -> (&str, &str) {
+    let length = match text.as_bytes() {
+        [b'"', inside @ ..] => {
+            let mut escaped = false;
+            let quote = inside.iter().position(|byte| {
+                let ends = *byte == b'"' && !escaped;
+                escaped = *byte == b'\\' && !escaped;
+                ends
+            });
+            quote.map_or(text.len(), |quote| quote + 2)
+        }
+        [b'{' | b'}' | b'[' | b']' | b',' | b':', ..] => 1,
+        _ => text.find(|c| BLANKS.contains(&c) || "{}[],:\"".contains(c)).unwrap_or(text.len()),
+    };
+    text.split_at_checked(length).unwrap_or((text, ""))
+}
+
+/// An object that is not closed yet.
+struct Object {
+    /// Names, and where the members stand in the outcome.
+    members: Vec<(String, Range<usize>)>,
+}
+
+impl Object {
+    fn begin(&mut self, quoted_name: &str, at: usize) {
+        let name = serde_json::from_str(quoted_name).unwrap_or_else(|_| quoted_name.to_owned());
+        self.members.push((name, at..at));
+    }
+
+    fn end(&mut self, at: usize) {
+        if let Some((_, range)) = self.members.last_mut() {
+            range.end = at;
+        }
+    }
+
+    /// Puts the members, which are the end of `text`, in order.
+    fn sort(mut self, text: &mut String) {
+        let Some(start) = self.members.first().map(|(_, range)| range.start) else { return };
+        if self.members.is_sorted_by(|(one, _), (other, _)| one <= other) {
+            return;
+        }
+        self.members.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let members: Vec<&str> = self.members.iter().filter_map(|(_, range)| text.get(range.clone())).collect();
+        let members = members.join(",");
+        text.truncate(start);
+        text.push_str(&members);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn blanks_go_and_nothing_else_does() {
+        for (text, expected) in [
+            (
+                r#"{"a": [1.50, -2e+3, true, null], "b c": {"d": "e, f: \" g"}}"#,
+                r#"{"a":[1.50,-2e+3,true,null],"b c":{"d":"e, f: \" g"}}"#,
+            ),
+            (" \t\n\r[ ] ", "[]"),
+            ("{ }", "{}"),
+            (r#""\\""#, r#""\\""#),
+            (r#"["\\", "\\\" ", " "]"#, r#"["\\","\\\" "," "]"#),
+            (r#"{"ü": "\u00e4 ä"}"#, r#"{"ü":"\u00e4 ä"}"#),
+            (" 12 ", "12"),
+        ] {
+            assert_eq!(compact(text).as_deref(), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn members_are_sorted_by_name_at_every_depth() {
+        for (text, expected) in [
+            (
+                r#"{"source": "s", "version": "1.0", "client_ip": "::1"}"#,
+                r#"{"client_ip":"::1","source":"s","version":"1.0"}"#,
+            ),
+            (
+                r#"{"b": {"d": [{"f": 1, "e": 2}], "c": ","}, "a": "{"}"#,
+                r#"{"a":"{","b":{"c":",","d":[{"e":2,"f":1}]}}"#,
+            ),
+            (r#"[3, 1, {}, [], {"b": 1.50, "a": [2, 1]}]"#, r#"[3,1,{},[],{"a":[2,1],"b":1.50}]"#),
+            (r#"{"b": 1, "\u0061": 2, "B": 3, "": 4}"#, r#"{"":4,"B":3,"\u0061":2,"b":1}"#),
+            (r#"{"b": 1, "a": 2, "b": 0}"#, r#"{"a":2,"b":1,"b":0}"#),
+            ("null", "null"),
+        ] {
+            assert_eq!(sorted(text).as_deref(), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn what_is_not_json_is_refused_and_depth_is_not_counted() {
+        for bad in ["", "{", "{\"a\"}", "[1,]", "x", "\"", "{} {}"] {
+            assert_eq!(compact(bad), Err("JSON"), "{bad}");
+            assert_eq!(sorted(bad), Err("JSON"), "{bad}");
+        }
+        let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
+        assert_eq!(sorted(&deep).as_deref(), Ok(deep.as_str()));
+    }
+
+    fn any_json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<i64>().prop_map(serde_json::Value::from),
+            any::<String>().prop_map(serde_json::Value::from),
+        ];
+        leaf.prop_recursive(4, 40, 6, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..6).prop_map(serde_json::Value::from),
+                proptest::collection::btree_map(any::<String>(), inner, 0..6)
+                    .prop_map(|members| serde_json::Value::Object(members.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_value_stays_the_same(value in any_json()) {
+            let (plain, pretty) = (value.to_string(), serde_json::to_string_pretty(&value).unwrap());
+            prop_assert_eq!(compact(&pretty).unwrap(), plain);
+            let sorted = sorted(&pretty).unwrap();
+            prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&sorted).unwrap(), value);
+        }
+
+        #[test]
+        fn no_text_panics(text in any::<String>()) {
+            prop_assert_eq!(compact(&text).is_ok(), sorted(&text).is_ok());
+        }
+    }
 }

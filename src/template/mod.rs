@@ -26,20 +26,17 @@
 
 mod bind;
 mod connect;
-mod form;
 mod function;
 mod json;
 mod parse;
-mod typed;
+mod value;
 
 use std::str::FromStr;
 
-pub use bind::{Bound, RenderError, UnknownColumn, Values};
-pub use connect::ColumnType;
+pub use bind::{Bound, RenderError, TypedValues, UnknownColumn, Values};
 use function::Function;
-pub use function::timestamp;
 pub use json::{Member, members, text_of};
-pub use typed::TypedValues;
+pub use value::{ColumnType, timestamp};
 
 /// A parsed template.
 #[derive(Debug, Clone)]
@@ -100,6 +97,15 @@ impl Template {
             Part::Text(_) => None,
             Part::Field(field) => Some(field.column.as_str()),
         })
+    }
+
+    /// Finds the columns: `place` says where one stands.
+    ///
+    /// # Errors
+    /// The first that is not there.
+    pub fn bind(&self, place: impl Fn(&str) -> Option<usize>) -> Result<Bound, UnknownColumn> {
+        let unknown = |column: &str| UnknownColumn { template: self.source.clone(), column: column.to_owned() };
+        Bound::new(&self.parts, |column| place(column).ok_or_else(|| unknown(column)))
     }
 }
 

@@ -2,39 +2,23 @@
 //!
 //! | module | its room |
 //! |---|---|
-//! | `kind` | a type of Postgres to what Debezium takes it for, and its schema |
-//! | `datum` | the text of a value to what is in it |
+//! | `kind` | a type of Postgres to what Debezium takes it for, its schema, and what is in a text of it |
 //! | `java` | numbers and strings as Java prints them |
 //! | `expand` | the JSON in a text, as JsonConverter writes it again |
 //!
 //! Seen on the wire of Debezium 3.7 with `SimpleHeaderConverter` and `JsonConverter` of Kafka Connect 4.3, whose
 //! defaults these are (`decimal.handling.mode=precise`, `time.precision.mode=adaptive`).
 
-mod datum;
 mod expand;
 mod java;
 mod kind;
 
 use std::borrow::Cow;
 
-use super::function::Needed;
+use super::value::{ColumnType, Needed};
 use kind::Kind;
 
 pub(super) use expand::expand;
-
-/// A column's type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ColumnType {
-    /// Its OID; 0 where that is not known.
-    pub oid: u32,
-    /// Its modifier (`atttypmod`): length, precision or scale; -1 without.
-    pub modifier: i32,
-}
-
-impl ColumnType {
-    /// `text`.
-    pub(super) const TEXT: ColumnType = ColumnType { oid: 25, modifier: -1 };
-}
 
 /// How a value is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
