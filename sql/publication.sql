@@ -2,6 +2,12 @@
 select
     pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
     p.puballtables as all_tables,
+    -- pg_publication_namespace came with 15, and naming it would be an error before. Its rows depend on the publication.
+    exists (
+        select from pg_catalog.pg_depend d
+        where d.classid = pg_catalog.to_regclass('pg_catalog.pg_publication_namespace')
+          and d.refclassid = 'pg_catalog.pg_publication'::pg_catalog.regclass and d.refobjid = p.oid
+    ) as publishes_schemas,
     p.pubinsert as inserts,
     p.pubupdate or p.pubdelete or p.pubtruncate as other_than_inserts,
     p.pubviaroot as via_root,

@@ -4,14 +4,16 @@ use crate::cli::InitArgs;
 use crate::cli::flags;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_json, shell_word, warn, write_file};
-use crate::cli::session::Session;
-use crate::cli::table::{self, Table};
+use crate::cli::session::{Session, column};
+use crate::cli::sql;
 use crate::cli::text::aligned;
 use crate::config::TableName;
 use crate::config::file::Origin;
 use crate::config::layers::{Settings, may_hold_password};
 use crate::error::{Error, Kind, Result};
-use crate::suggest::{Fate, Known, suggest, tells_transaction};
+use crate::postgres::catalog::{Column, Table};
+use crate::source::preflight::{self, judge_version};
+use crate::suggest::{Fate, Known, suggest};
 
 /// Where the file is meant to be, where nobody says so.
 const FILE: &str = "walrelay.toml";
@@ -30,14 +32,16 @@ pub async fn init(args: &InitArgs) -> Outcome {
     let session = Session::connect(&database, "config init").await?;
     if loaded.settings.get("outbox.table").is_none() {
         let error = Error::new(Kind::Config, "the table is not named");
-        return Err(error.remedy(name_one(&table::candidates(&session).await?)).into());
+        return Err(error.remedy(name_one(&candidates(&session).await?)).into());
     }
-    let found = match table::look(&session, &wanted).await? {
+    // Older servers cannot answer.
+    judge_version(&preflight::server(session.client()).await?)?;
+    let found = match Table::read(session.client(), &wanted).await? {
         Some(found) => found,
         None => {
             let cause = format!("there is no table {wanted} in database {}", database.database());
             let error = Error::new(Kind::Publication, cause);
-            return Err(error.remedy(name_one(&table::candidates(&session).await?)).into());
+            return Err(error.remedy(name_one(&candidates(&session).await?)).into());
         }
     };
     fit(&wanted, &found)?;
@@ -52,9 +56,15 @@ pub async fn init(args: &InitArgs) -> Outcome {
         print(&suggestion.toml)?;
     }
     let file = args.target.output.as_ref().map(|path| path.display().to_string());
-    let has_transaction = tells_transaction(&found.columns);
+    let has_transaction = found.columns.iter().any(Column::tells_transaction);
     note(told(&suggestion.columns, file.as_deref(), known.brokers.is_some(), has_transaction));
     Ok(())
+}
+
+/// Up to ten tables that may be outboxes, likely ones first.
+async fn candidates(session: &Session) -> Result<Vec<String>> {
+    let rows = session.rows("looking for tables", sql::TABLES, &[]).await?;
+    rows.iter().map(|row| column(row, "name")).collect()
 }
 
 /// What of the settings belongs into the file.
@@ -81,7 +91,7 @@ fn name_one(candidates: &[String]) -> String {
 
 fn fit(name: &TableName, table: &Table) -> Result<()> {
     let unfit = |cause: String, remedy: String| Err(Error::new(Kind::Publication, cause).remedy(remedy));
-    if !matches!(table.kind.as_str(), "r" | "p") {
+    if !table.is_table() {
         return unfit(format!("{name} is not a table"), "name the table that events are inserted into".to_owned());
     }
     if let Some(whole) = &table.partition_of {

@@ -29,7 +29,6 @@ pub mod session;
 pub mod setup;
 pub mod sql;
 pub mod status;
-pub mod table;
 pub mod teardown;
 mod text;
 pub mod undelivered;

@@ -20,18 +20,10 @@ pub const CREATE_SLOT_FAILOVER: &str = include_str!("../../sql/create_slot_failo
 pub const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
 /// What is left to the role on the server.
 pub const ROOM: &str = include_str!("../../sql/room.sql");
-/// A table.
-pub const TABLE: &str = include_str!("../../sql/table.sql");
-/// A table and its columns.
-pub const COLUMNS: &str = include_str!("../../sql/columns.sql");
-/// The column of a table that is numbered.
-pub const NUMBERED_COLUMN: &str = include_str!("../../sql/numbered_column.sql");
 /// Tables that may be outboxes.
 pub const TABLES: &str = include_str!("../../sql/tables.sql");
 /// A publication.
 pub const PUBLICATION: &str = include_str!("../../sql/publication.sql");
-/// Whether it publishes schemas.
-pub const PUBLICATION_SCHEMAS: &str = include_str!("../../sql/publication_schemas.sql");
 /// What a backend waits for.
 pub const WAITS: &str = include_str!("../../sql/waits.sql");
 /// What a slot still has.

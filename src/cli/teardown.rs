@@ -39,11 +39,10 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     warn(loaded.settings.warnings());
     let (source, outboxes) = (loaded.settings.source()?, loaded.settings.outboxes()?);
     let session = Session::connect(&source.database, "teardown").await?;
-    let server = preflight::server(session.client()).await?;
     let slot = preflight::slot(session.client(), &source.slot).await?;
     let publication = match args.keep_publication {
         true => None,
-        false => catalog::publication(&session, &source.publication, &server).await?,
+        false => catalog::publication(&session, &source.publication).await?,
     };
     if let Some(publication) = &publication {
         may_go(&source.publication, publication, &outboxes)?;

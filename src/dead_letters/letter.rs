@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::str::FromStr;
 
 use super::settled::Marker;
+use super::{At, Header};
 use crate::config::is_topic;
 use crate::route::dead_letter::{
     ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, PARTITION_HEADER, PLACE_HEADER,
@@ -12,37 +12,6 @@ use crate::route::dead_letter::{
 };
 use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
 use crate::sink::kafka::topic_reader::Message;
-
-/// A header's name and value.
-pub type Header<'m> = (&'m str, Option<&'m [u8]>);
-
-/// Where a record is, written `PARTITION:OFFSET`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct At {
-    /// Its partition.
-    pub partition: i32,
-    /// Its offset there.
-    pub offset: i64,
-}
-
-impl fmt::Display for At {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.partition, self.offset)
-    }
-}
-
-impl FromStr for At {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<At, Self::Err> {
-        let parsed = text.split_once(':').and_then(|(partition, offset)| {
-            let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-            let (partition, offset) = Some((partition, offset)).filter(|(one, other)| digits(one) && digits(other))?;
-            Some(At { partition: partition.parse().ok()?, offset: offset.parse().ok()? })
-        });
-        parsed.ok_or("write it as PARTITION:OFFSET, such as 0:17")
-    }
-}
 
 /// A record, for as long as it is looked at.
 #[derive(Debug, Clone)]
@@ -161,7 +130,7 @@ impl<'r> Letter<'r> {
         self.reason(name).map(String::from_utf8_lossy)
     }
 
-    fn number<N: FromStr>(&self, name: &str) -> Option<N> {
+    fn number<N: std::str::FromStr>(&self, name: &str) -> Option<N> {
         std::str::from_utf8(self.reason(name)?).ok()?.parse().ok()
     }
 

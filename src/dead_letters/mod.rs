@@ -12,14 +12,48 @@
 //! same key and no value. Markers are read before letters are, and one bit is kept for each letter that has one. Letters
 //! themselves are looked at one by one and never held; what is sent is read once more.
 
+use std::fmt;
+use std::str::FromStr;
+
 pub mod letter;
 pub mod scan;
 pub mod settled;
 pub mod settling;
 pub mod wanted;
 
-pub use letter::{At, Entry, Letter, Unsendable};
+pub use letter::{Entry, Letter, Unsendable};
 pub use scan::{Counts, Scan, Which};
 pub use settled::{Marker, Outcome, Settled};
 pub use settling::{Chosen, Ended, Progress, Settling};
 pub use wanted::Wanted;
+
+/// A header's name and value.
+pub type Header<'m> = (&'m str, Option<&'m [u8]>);
+
+/// Where a record is, written `PARTITION:OFFSET`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct At {
+    /// Its partition.
+    pub partition: i32,
+    /// Its offset there.
+    pub offset: i64,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.partition, self.offset)
+    }
+}
+
+impl FromStr for At {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<At, Self::Err> {
+        let parsed = text.split_once(':').and_then(|(partition, offset)| {
+            let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            let (partition, offset) = Some((partition, offset)).filter(|(one, other)| digits(one) && digits(other))?;
+            Some(At { partition: partition.parse().ok()?, offset: offset.parse().ok()? })
+        });
+        parsed.ok_or("write it as PARTITION:OFFSET, such as 0:17")
+    }
+}

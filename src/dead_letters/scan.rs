@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 
 use serde::Serialize;
 
-use super::letter::{At, Entry, Incoming, Letter};
+use super::At;
+use super::letter::{Entry, Incoming, Letter};
 use super::settled::{Marker, Outcome, Settled};
 use super::wanted::{Fit, Wanted};
 use crate::error::Result;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::letter::{At, Header};
+use super::{At, Header};
 use crate::route::dead_letter::SLOT_HEADER;
 use crate::route::{OwnedRecord, Record};
 

@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::letter::{At, Letter};
+use super::At;
+use super::letter::Letter;
 use super::scan::{Scan, Which};
 use super::settled::{Marker, Outcome};
 use super::wanted::Wanted;

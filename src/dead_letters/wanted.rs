@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::letter::{At, Letter};
+use super::At;
+use super::letter::Letter;
 
 /// What was asked for. All of it has to hold for a letter; what is empty holds for every letter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -55,7 +55,7 @@ impl Binaries {
         let dir = fetch::fetch()?;
         Self::at(&dir).ok_or_else(|| {
             Error::new(Kind::Prerequisite, format!("the Postgres fetched into {} does not run here", dir.display()))
-                .remedy(INSTALL)
+                .remedy(fetch::INSTALL)
         })
     }
 
@@ -95,10 +95,6 @@ impl Binaries {
         &self.dir
     }
 }
-
-/// What to say where no Postgres is to be had.
-pub(super) const INSTALL: &str = "install a Postgres server, version 14 or later (Debian: apt-get install postgresql; \
-     macOS: brew install postgresql), or name its programs with --postgres-bin";
 
 /// `postgres (PostgreSQL) 15.18 (Debian …)` is 15; a beta is `18beta1`.
 fn major_of(version_line: &str) -> Option<u32> {

@@ -9,13 +9,16 @@ use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
-use super::binaries::INSTALL;
 use super::os_user;
 use crate::error::{Error, Kind, Result};
 
 const MAVEN_GROUP: &str = "io.zonky.test.postgres";
 const MAVEN_VERSION: &str = "17.11.0";
 const NPM_VERSION: &str = "17.10.0-beta.17";
+
+/// What to say where no Postgres is to be had.
+pub(super) const INSTALL: &str = "install a Postgres server, version 14 or later (Debian: apt-get install postgresql; \
+     macOS: brew install postgresql), or name its programs with --postgres-bin";
 
 /// Directory of the programs: the cached one, or a new one.
 ///

@@ -13,10 +13,10 @@ use crate::poll::select::{Key, from};
 use crate::poll::table::TableFacts;
 use crate::position::Lsn;
 use crate::postgres::fault::{self, While};
+use crate::postgres::query::{QUERY_TIMEOUT, bounded};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
-use crate::source::query::QUERY_TIMEOUT;
 
 /// How many columns at the end of a row are not the outbox's.
 const OWN_COLUMNS: usize = 2;
@@ -56,7 +56,7 @@ impl Reader {
     }
 
     /// The client, for questions outside of [`Reader::begin`] and [`Reader::end`] such as
-    /// [`TableFacts::read`](crate::poll::TableFacts::read).
+    /// [`table_facts`](crate::poll::table_facts).
     pub fn client(&self) -> &Client {
         self.session.client()
     }
@@ -92,12 +92,13 @@ impl Reader {
              case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_insert_lsn()::text end, \
              case when not pg_catalog.pg_is_in_recovery() then pg_catalog.pg_current_wal_flush_lsn()::text end",
         );
-        let is_gone =
-            |error: &tokio_postgres::Error| error.code().is_some_and(|code| SNAPSHOT_GONE.contains(&code.code()));
-        let messages = timed(BEGINNING, self.client().simple_query(&sql)).await?.map_err(|error| {
-            let told = fault::sql(While::Querying(BEGINNING), &error);
+        let messages = bounded(BEGINNING, QUERY_TIMEOUT, self.client().simple_query(&sql)).await.map_err(|failed| {
+            let is_gone = failed.sqlstate().is_some_and(|sqlstate| SNAPSHOT_GONE.contains(&sqlstate));
             // Whoever exported it was cut off, and the slot went with it or is made anew.
-            if adopt.is_some() && is_gone(&error) { Error::new(Kind::PostgresUnreachable, told.cause()) } else { told }
+            if adopt.is_some() && is_gone {
+                return Error::new(Kind::PostgresUnreachable, failed.error().cause());
+            }
+            failed.into()
         })?;
         let row =
             messages.iter().find_map(as_row).ok_or_else(|| fault::protocol(While::Querying(BEGINNING), "no row"))?;
@@ -188,7 +189,8 @@ impl Reader {
     /// # Errors
     /// What the session gives; [`Kind::PostgresUnreachable`] without an answer in ten seconds.
     pub async fn end(&self) -> Result<()> {
-        bounded("ending to read the outbox table", self.client().batch_execute("commit")).await
+        let doing = "ending to read the outbox table";
+        Ok(bounded(doing, QUERY_TIMEOUT, self.client().batch_execute("commit")).await?)
     }
 }
 
@@ -198,16 +200,6 @@ fn as_row(message: &SimpleQueryMessage) -> Option<&SimpleQueryRow> {
 
 fn failed(error: &tokio_postgres::Error) -> Error {
     fault::sql(While::Querying(READING), error)
-}
-
-async fn bounded<T>(doing: &str, answer: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T> {
-    timed(doing, answer).await?.map_err(|error| fault::sql(While::Querying(doing), &error))
-}
-
-/// What the server answers, within a time.
-async fn timed<T>(doing: &str, answer: impl Future<Output = T>) -> Result<T> {
-    let late = |_| fault::timeout(While::Querying(doing), QUERY_TIMEOUT);
-    tokio::time::timeout(QUERY_TIMEOUT, answer).await.map_err(late)
 }
 
 /// Rows on their way.

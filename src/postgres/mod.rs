@@ -2,7 +2,10 @@
 //!
 //! | file | its room |
 //! |---|---|
+//! | [`catalog`] | a table as the catalogs describe it |
 //! | [`fault`] | SQLSTATE, I/O and TLS errors to what the operator is told |
+//! | `own_table` | tables of walrelay's own beside the outbox |
+//! | `query` | SQL with a time limit, and what a failure means for its session |
 //! | [`quote`] | names and texts on their way into SQL |
 //! | [`wire`] | bytes to protocol messages, within bounds |
 //! | [`socket`] | a socket that may be left unwatched |
@@ -11,7 +14,10 @@
 //! | [`session`] | a session in protocol messages: start-up, authentication, simple queries |
 //! | [`replication`] | a walsender session, up to the start of its stream |
 
+pub mod catalog;
 pub mod fault;
+pub(crate) mod own_table;
+pub(crate) mod query;
 pub mod quote;
 pub mod replication;
 pub mod session;

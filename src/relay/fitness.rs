@@ -4,7 +4,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::{Config, Mode, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
-use crate::poll::{NEEDS_ORDER, Reader, TableFacts};
+use crate::poll::{NEEDS_ORDER, Reader, TableFacts, table_facts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quoted;
 use crate::relay::lease::Task;
@@ -20,7 +20,7 @@ pub(super) async fn look(config: &Config, warn: &mut (dyn FnMut(String) + Send))
     let source = &config.source;
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
     for outbox in config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()) {
-        let facts = TableFacts::read(reader.client(), outbox).await?;
+        let facts = table_facts(reader.client(), outbox).await?;
         let fit = fits(&facts, outbox, &Task::Poll(String::new()), config);
         match fit {
             Err(error) if source.give_up_over_budget => return Err(error),

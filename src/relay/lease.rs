@@ -88,7 +88,7 @@ impl Lease {
         }
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         let notified = sql.notified();
-        let control = Control::start(sql, watched(config));
+        let control = Control::start(sql, watched(config)).await?;
         let (server, history) = identify(config, &facts, &control, why).await?;
         let (producer, sink) = fence::own(config, producer, &server.system_identifier).await?;
         let (store, loaded) = match (why, config.state.store) {

@@ -100,7 +100,7 @@ impl Session {
             return Err(Error::new(Kind::SlotActive, cause));
         }
         let fingerprints = fingerprints(config, &facts);
-        let control = Control::start(sql, watched(config));
+        let control = Control::start(sql, watched(config)).await?;
         let marker = Marker::of(config).await?;
         let mut wal = WalSession::connect(&source.database, source).await?;
         let server = wal.identify_system().await?;

@@ -112,7 +112,7 @@ pub(super) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> 
 pub(super) fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
     let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
     let publication = &config.source.publication;
-    facts.catalogs.iter().zip(tables).map(|(catalog, table)| catalog.fingerprint(publication, table)).collect()
+    facts.catalogs.iter().zip(tables).map(|(catalog, table)| Fingerprint::of(catalog, publication, table)).collect()
 }
 
 /// What the control session looks at.

@@ -18,7 +18,7 @@ use crate::event::{RowId, Via};
 use crate::failpoint;
 use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
-use crate::poll::{Began, Reader, TableFacts, Which};
+use crate::poll::{Began, Reader, TableFacts, Which, table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::relay::fitness::{can_have_slot, can_poll, fits};
@@ -134,7 +134,7 @@ async fn open(config: &Config, task: &Task) -> Result<Opened> {
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
     let mut tables = Vec::new();
     for (number, outbox) in config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some()) {
-        let facts = TableFacts::read(reader.client(), outbox).await?;
+        let facts = table_facts(reader.client(), outbox).await?;
         fits(&facts, outbox, task, config)?;
         if config.delivery.transactions.is_some() && facts.xid_column.is_none() {
             tracing::warn!(slot = %source.slot, table = %facts.name, "rows do not tell their transaction: those that are \

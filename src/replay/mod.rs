@@ -1,36 +1,52 @@
 //! Rows of the outbox into Kafka once more, because somebody asked for them.
 //!
-//! | file | its room |
-//! |---|---|
-//! | [`wanted`] | what was asked for, as a condition that Postgres has looked at |
-//! | [`survey`] | what would be published: every row is read and routed, none sent |
-//! | [`publish`] | the same rows, sent and acked |
-//! | `waiting` | which of them are of events that wait |
-//!
-//! Survey and publishing read in one transaction, so that what was confirmed is what is sent. Nothing in the database
-//! changes, no position is stored and no lease is taken: a relay beside it goes on. So a replayed event comes after newer
-//! ones of its aggregate; the header [`REPLAY_HEADER`](crate::route::REPLAY_HEADER) tells it from those.
+//! [`Wanted`] is what was asked for, as a condition that Postgres has looked at. [`Replay::survey`] reads and routes every
+//! row and sends none; [`Replay::publish`] sends the same rows. Both read in one transaction, so that what was confirmed is
+//! what is sent. Nothing in the database changes, no position is stored and no lease is taken: a relay beside it goes on. So
+//! a replayed event comes after newer ones of its aggregate; the header [`REPLAY_HEADER`](crate::route::REPLAY_HEADER)
+//! tells it from those.
 
-pub mod publish;
-pub mod survey;
-mod waiting;
-pub mod wanted;
+mod wanted;
 
-pub use publish::{Ended, Published};
-pub use survey::{Found, Survey};
-pub use wanted::Wanted;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
 
+use serde::Serialize;
+use tokio::time::Instant;
 use tokio_postgres::Client;
 
-use crate::config::{Config, OutboxConfig, SourceConfig};
+pub use self::wanted::Wanted;
+use crate::clock::now_us;
+use crate::config::{Config, DeliveryConfig, OutboxConfig, SlotName, SourceConfig, Upkeep};
 use crate::error::{Error, Kind, Result};
-use crate::poll::{Reader, TableFacts};
-use crate::position::Lsn;
+use crate::event::{Place, Polled, Via};
+use crate::poll::select::{extent, rows};
+use crate::poll::{NEEDS_ORDER, PolledRow, Reader, Rows, Selection, TableFacts, Which, table_facts};
+use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
-use crate::postgres::quote::quoted;
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::replication::WalSession;
+use crate::relay::publisher::{Publisher, Setup};
+use crate::relay::stop::{Stop, StopSignal};
+use crate::route::Router;
+use crate::sink::{Connection, Delivery, KafkaSink};
 use crate::source::control::timeline;
 use crate::source::preflight::inspect;
+use crate::upkeep::left_behind::may_look;
+
+/// How many rows that cannot be routed are named.
+const EXAMPLES_MAX: usize = 10;
+
+/// How often a record that found the producer full is offered again, where nothing else happens.
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+/// How often a person may be told how far it is.
+const TELL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long acks of what is in flight are waited for where no more rows can be had.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Rows taken before everything else gets its turn.
+const ROWS_PER_TURN: usize = 256;
 
 /// A table that rows are wanted of.
 #[derive(Debug)]
@@ -58,13 +74,154 @@ pub struct Replay<'c> {
     notes: Vec<String>,
 }
 
+/// What was found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Survey {
+    /// Rows in all tables.
+    pub rows: u64,
+    /// Those of them that cannot be routed.
+    pub unroutable: u64,
+    /// Each table.
+    pub tables: Vec<Found>,
+    /// The first rows that cannot be routed.
+    pub unroutable_rows: Vec<Unroutable>,
+}
+
+/// What was found in a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Found {
+    /// The table.
+    pub outbox: String,
+    /// How many rows.
+    pub rows: u64,
+    /// What they are ordered by, before the id, as SQL.
+    pub order: Option<String>,
+    /// Id of the first in that order.
+    pub first: Option<String>,
+    /// Id of the last.
+    pub last: Option<String>,
+    /// The earliest time, where the table has one.
+    pub from: Option<String>,
+    /// The latest time.
+    pub to: Option<String>,
+    /// How many go to each topic.
+    pub topics: BTreeMap<String, u64>,
+}
+
+/// A row without a way to Kafka.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Unroutable {
+    /// The table.
+    pub outbox: String,
+    /// Its id, as it is.
+    pub id: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl Survey {
+    /// The topics of all tables.
+    pub fn topics(&self) -> Vec<&str> {
+        let mut topics: Vec<&str> =
+            self.tables.iter().flat_map(|found| found.topics.keys().map(String::as_str)).collect();
+        topics.sort_unstable();
+        topics.dedup();
+        topics
+    }
+}
+
+fn orderless(table: &str, count: u64) -> Error {
+    let cause = format!(
+        "{count} rows of table {table} are asked for, and nothing tells the order of an aggregate's events: it has no \
+         identity or serial column"
+    );
+    Error::new(Kind::Config, cause).remedy(format!("{NEEDS_ORDER}; or replay one row at a time with --id"))
+}
+
+/// Takes rows to where they would go.
+struct Looking<'t> {
+    table: &'t Table<'t>,
+    router: Router,
+    polled: Polled,
+}
+
+impl<'t> Looking<'t> {
+    fn new(table: &'t Table<'t>) -> Result<Looking<'t>> {
+        let router = Router::new(table.outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
+        Ok(Looking { table, router, polled: table.polled()? })
+    }
+
+    fn row(&mut self, row: &PolledRow, found: &mut Found, survey: &mut Survey) {
+        let id = row.id().to_owned();
+        let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Replay };
+        let routed = match self.polled.event(place, self.table.number, row.values()) {
+            Ok(event) => match self.router.route(&event) {
+                Ok(routed) => {
+                    routed.with_record(|record| match found.topics.get_mut(record.topic) {
+                        Some(count) => *count += 1,
+                        None => {
+                            found.topics.insert(record.topic.to_owned(), 1);
+                        }
+                    });
+                    Ok(())
+                }
+                Err(error) => Err(error.problem.to_string()),
+            },
+            Err((column, fault)) => {
+                let column = self.table.outbox.columns.get(column).map(String::as_str).unwrap_or_default();
+                Err(format!("column {column} {fault}"))
+            }
+        };
+        if let Err(why) = routed {
+            survey.unroutable += 1;
+            if survey.unroutable_rows.len() < EXAMPLES_MAX {
+                let (outbox, id) = (found.outbox.clone(), id.clone());
+                survey.unroutable_rows.push(Unroutable { outbox, id, why });
+            }
+        }
+        if found.first.is_none() {
+            found.first = Some(id.clone());
+        }
+        found.last = Some(id);
+    }
+}
+
+impl Table<'_> {
+    pub(super) fn polled(&self) -> Result<Polled> {
+        let columns = self.facts.columns.clone();
+        Polled::new(self.outbox, columns).map_err(|column| {
+            Error::new(Kind::Publication, format!("table {} has no column {column}", self.facts.name))
+        })
+    }
+}
+
+/// How far it has come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Published {
+    /// Rows that were taken.
+    pub taken: u64,
+    /// Rows that the broker acked.
+    pub acked: u64,
+    /// The last row that was acked with all before it: its table and its id.
+    pub up_to: Option<(String, String)>,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// All rows are acked.
+    All,
+    /// It was told to stop.
+    Stopped,
+}
+
 impl<'c> Replay<'c> {
     /// Looks at the tables of `config`, has Postgres look at what is `wanted`, and begins the transaction that all rows are
     /// read in. From here on the session of `reader` changes nothing: the server sees to that.
     ///
     /// # Errors
     /// [`Kind::Config`] for a condition that does not fit a table, with the flag it is from, and where no outbox is a
-    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`TableFacts::read`], and what the
+    /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`], and what the
     /// session gives.
     pub async fn open(config: &'c Config, reader: Reader, wanted: &Wanted) -> Result<Replay<'c>> {
         let client = reader.client();
@@ -77,7 +234,7 @@ impl<'c> Replay<'c> {
                 notes.push(format!("{} leave no rows behind, and none are replayed", outbox.source));
                 continue;
             }
-            let facts = TableFacts::read(client, outbox).await?;
+            let facts = table_facts(client, outbox).await?;
             if !facts.may_select {
                 return Err(unreadable(&facts, &config.source));
             }
@@ -89,13 +246,231 @@ impl<'c> Replay<'c> {
             return Err(Error::new(Kind::Config, cause).remedy("replay an outbox that is a table"));
         }
         let lsn = reader.begin(None, &tables.iter().map(|table| &table.facts).collect::<Vec<_>>()).await?.wal_end;
-        notes.extend(waiting::notes(&reader, &config.source.slot, &tables).await?);
+        notes.extend(notes_of_parked(&reader, &config.source.slot, &tables).await?);
         Ok(Replay { config, reader, tables, origin, lsn, total: 0, notes })
     }
 
     /// What has to be known, for people.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// Reads and routes all rows. `say` is told of each row: the table, how many so far, and of how many.
+    ///
+    /// Holds one row, and a count for each topic.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] where several rows of a table are wanted and nothing tells their order; what the session gives.
+    pub async fn survey(&mut self, say: &mut dyn FnMut(&str, u64, u64)) -> Result<Survey> {
+        let mut survey = Survey::default();
+        for table in &self.tables {
+            let (facts, outbox) = (&table.facts, table.outbox);
+            let selection = Selection::of(Which::Where(&table.condition));
+            let (count, from, to) = self.reader.extent(&extent(facts, outbox, &selection)?).await?;
+            let order = facts.order.as_ref().map(|order| order.sql.clone());
+            let name = facts.name.to_string();
+            let mut found = Found { outbox: name.clone(), rows: count, order, from, to, ..Found::default() };
+            if count > 1 && found.order.is_none() {
+                return Err(orderless(&name, count));
+            }
+            if count > 0 {
+                let mut rows = self.reader.rows(&rows(facts, outbox, &selection)?).await?;
+                let mut looking = Looking::new(table)?;
+                let mut read = 0;
+                while let Some(row) = rows.next().await? {
+                    read += 1;
+                    looking.row(&row, &mut found, &mut survey);
+                    say(&name, read, count);
+                }
+            }
+            survey.rows += found.rows;
+            survey.tables.push(found);
+        }
+        self.total = survey.rows;
+        Ok(survey)
+    }
+
+    /// Publishes the rows that [`Replay::survey`] found, and waits until all are acked. Also tells how far it came, however
+    /// it ended. `say` is told now and then: how far, of how many, and whether Kafka answers.
+    ///
+    /// In memory is what may be in flight (`kafka.max_in_flight_bytes`), and what [`Reader::rows`]
+    /// says. A stop takes no more rows and waits for acks for as long as `shutdown.timeout` says, a second leaves at once.
+    ///
+    /// # Errors
+    /// Of the session and the producer; a row that cannot be produced. Nothing behind it is taken, and what was in flight
+    /// may be published.
+    pub async fn publish(
+        &mut self,
+        sink: KafkaSink,
+        stop: StopSignal,
+        say: &mut dyn FnMut(&Published, u64, bool),
+    ) -> (Published, Result<Ended>) {
+        let config = self.config;
+        // Nothing is done to the rows.
+        let untouched = |outbox: &OutboxConfig| OutboxConfig { upkeep: Upkeep::default(), ..outbox.clone() };
+        // Whoever asks for it sees what cannot be delivered.
+        let (outboxes, delivery) = (config.outboxes.iter().map(untouched).collect(), DeliveryConfig::default());
+        let setup = Setup { outboxes, delivery, ..Setup::of(config) };
+        let producer = sink.producer();
+        let mut publisher = match Publisher::new(&setup, Position::default(), sink) {
+            Ok(publisher) => publisher,
+            Err(error) => return (Published::default(), Err(error)),
+        };
+        publisher.set_origin(&self.origin.0, self.origin.1);
+        // To the ledger it is one transaction, and it is never over: nothing is to be confirmed.
+        let begun = publisher.ledger.begin(self.lsn).map_err(|error| Error::new(Kind::Bug, error));
+        let mut publishing = Publishing {
+            publisher,
+            tables: &self.tables,
+            lsn: self.lsn,
+            total: self.total,
+            deliveries: Vec::new(),
+            waiting: VecDeque::new(),
+            published: Published::default(),
+            stop,
+            grace: config.process.shutdown_timeout,
+            leaving: None,
+            unusable: Box::pin(async move { producer.unusable().await }),
+        };
+        let ended = match begun {
+            Ok(()) => publishing.all(&self.reader, say).await,
+            Err(error) => Err(error),
+        };
+        if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
+            publishing.publisher.drain(Instant::now() + DRAIN_TIMEOUT).await;
+        }
+        publishing.note();
+        let Publishing { publisher, published, stop, .. } = publishing;
+        if stop.asked() < Stop::Now {
+            publisher.sink.close().await;
+        }
+        (published, ended)
+    }
+}
+
+/// A row in flight.
+struct Waiting {
+    /// Which of the rows it is, from 0.
+    number: u64,
+    /// Its table, as an index.
+    table: usize,
+    id: String,
+}
+
+struct Publishing<'r> {
+    publisher: Publisher<KafkaSink>,
+    tables: &'r [Table<'r>],
+    lsn: Lsn,
+    total: u64,
+    deliveries: Vec<Delivery>,
+    /// Rows in flight, in their order: as many as may be.
+    waiting: VecDeque<Waiting>,
+    published: Published,
+    stop: StopSignal,
+    grace: Duration,
+    leaving: Option<Instant>,
+    unusable: Pin<Box<dyn Future<Output = Error> + Send>>,
+}
+
+impl Publishing<'_> {
+    async fn all(&mut self, reader: &Reader, say: &mut dyn FnMut(&Published, u64, bool)) -> Result<Ended> {
+        for (at, table) in self.tables.iter().enumerate() {
+            let selection = Selection::of(Which::Where(&table.condition));
+            let rows = reader.rows(&rows(&table.facts, table.outbox, &selection)?).await?;
+            if self.table(at, rows, &mut table.polled()?, say).await? == Ended::Stopped {
+                return Ok(Ended::Stopped);
+            }
+        }
+        Ok(Ended::All)
+    }
+
+    async fn table(
+        &mut self,
+        at: usize,
+        mut rows: Rows,
+        polled: &mut Polled,
+        say: &mut dyn FnMut(&Published, u64, bool),
+    ) -> Result<Ended> {
+        let (mut ended, mut next_tell) = (false, Instant::now() + TELL_INTERVAL);
+        loop {
+            self.publisher.retry_pending()?;
+            self.note();
+            let (now, drained) = (Instant::now(), self.publisher.is_drained());
+            if let Some(until) = self.leaving
+                && (drained || until <= now)
+            {
+                return Ok(Ended::Stopped);
+            }
+            if ended && drained {
+                return Ok(Ended::All);
+            }
+            if next_tell <= now {
+                next_tell = now + TELL_INTERVAL;
+                say(&self.published, self.total, self.publisher.sink.connection() == Connection::Up);
+            }
+            let room = !ended && self.leaving.is_none() && self.publisher.has_room();
+            let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
+            let wake = [retry, self.leaving].into_iter().flatten().fold(next_tell, Instant::min);
+            let asked = if self.leaving.is_some() { Stop::Now } else { Stop::Drain };
+            tokio::select! {
+                biased;
+                () = self.stop.at_least(asked) => {
+                    let grace = if self.stop.asked() == Stop::Now { Duration::ZERO } else { self.grace };
+                    self.leaving = Some(Instant::now() + grace);
+                }
+                () = tokio::time::sleep_until(wake) => {}
+                () = self.publisher.next_deliveries(&mut self.deliveries) => self.publisher.delivered(&mut self.deliveries)?,
+                error = &mut self.unusable => return Err(error),
+                row = rows.next(), if room => {
+                    let (mut next, mut left) = (row?, ROWS_PER_TURN);
+                    ended = next.is_none();
+                    while let Some(row) = next.take() {
+                        self.take(at, &row, polled)?;
+                        left -= 1;
+                        if left == 0 || !self.publisher.has_room() {
+                            break;
+                        }
+                        // What is there already, without waiting.
+                        tokio::select! {
+                            biased;
+                            row = rows.next() => {
+                                next = row?;
+                                ended = next.is_none();
+                            }
+                            () = std::future::ready(()) => {}
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, at: usize, row: &PolledRow, polled: &mut Polled) -> Result<()> {
+        let Some(table) = self.tables.get(at) else { return Ok(()) };
+        let (number, id) = (self.published.taken, row.id().to_owned());
+        let place = Place { commit_lsn: self.lsn, index: number, via: Via::Replay };
+        let event = polled.event(place, table.number, row.values());
+        let mut event = event.map_err(|(column, fault)| {
+            let column = table.outbox.columns.get(column).map(String::as_str).unwrap_or_default();
+            Error::new(Kind::Event, format!("a row of table {}: column {column} {fault}", table.facts.name))
+        })?;
+        event.committed_at_us = now_us();
+        self.publisher.publish(&event)?;
+        self.published.taken += 1;
+        self.waiting.push_back(Waiting { number, table: at, id });
+        Ok(())
+    }
+
+    /// Notes what was acked.
+    fn note(&mut self) {
+        self.published.acked = self.publisher.counts().acked;
+        let delivered = self.publisher.completed_of(self.lsn);
+        while self.waiting.front().is_some_and(|waiting| waiting.number < delivered)
+            && let Some(Waiting { table, id, .. }) = self.waiting.pop_front()
+        {
+            let table = self.tables.get(table).map(|table| table.facts.name.to_string());
+            self.published.up_to = table.map(|table| (table, id));
+        }
     }
 }
 
@@ -121,4 +496,39 @@ async fn origin(client: &Client, config: &Config) -> Result<(String, u32)> {
         }
         None => Ok((String::new(), timeline(client).await?)),
     }
+}
+
+/// Which rows of these tables are of parked events, where the role may see those: published now, they come twice, and before
+/// what waits of their aggregates. Inside the reader's transaction.
+///
+/// # Errors
+/// What the session gives.
+async fn notes_of_parked(reader: &Reader, slot: &SlotName, tables: &[Table<'_>]) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    if !may_look(reader.client()).await? {
+        return Ok(notes);
+    }
+    for table in tables {
+        let (slot, outbox) = (quote_literal(slot.as_str())?, quote_literal(&table.outbox.source.to_string())?);
+        let waiting = format!("select w.row_id from walrelay.parked w where w.slot = {slot} and w.outbox = {outbox}");
+        if reader.count(&format!("select count(*) from ({waiting} limit 1) of")).await? == 0 {
+            continue;
+        }
+        let (from, id) =
+            (quote_own_rows(&table.facts.name, table.facts.is_partitioned)?, quote_ident(&table.outbox.id)?);
+        let condition = &table.condition;
+        let count = reader
+            .count(&format!(
+                "select count(*) from {from} where ({condition}\n) and pg_catalog.convert_to({id}::text, 'UTF8') in ({waiting})"
+            ))
+            .await?;
+        if count > 0 {
+            notes.push(format!(
+                "events of {count} of these rows of {} are parked: they are published now, before what waits of their \
+                 aggregates, and again when their turn comes, unless walrelay parked drop gives them up",
+                table.facts.name
+            ));
+        }
+    }
+    Ok(notes)
 }

@@ -8,9 +8,8 @@ use crate::config::OutboxConfig;
 use crate::error::{Error, Kind, Result};
 use crate::poll::select::count;
 use crate::poll::{Selection, TableFacts, Which};
-use crate::postgres::fault::{self, While};
+use crate::postgres::query::{QUERY_TIMEOUT, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal};
-use crate::source::query::QUERY_TIMEOUT;
 
 /// What was asked for. All of it has to hold for a row; what is empty holds for every row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -171,17 +170,14 @@ async fn plan(
     condition: &str,
 ) -> Result<Result<(), Unfit>> {
     let doing = format!("checking {flag}");
-    let act = While::Querying(&doing);
     let sql = format!("explain {}", count(facts, outbox, &Selection::of(Which::Where(condition)))?);
-    let planned = tokio::time::timeout(QUERY_TIMEOUT, client.batch_execute(&sql)).await;
-    let Err(error) = planned.map_err(|_| fault::timeout(act, QUERY_TIMEOUT))? else { return Ok(Ok(())) };
-    let told = fault::sql(act, &error);
-    let code = error.code().map(tokio_postgres::error::SqlState::code).unwrap_or_default();
+    let Err(failed) = bounded(&doing, QUERY_TIMEOUT, client.batch_execute(&sql)).await else { return Ok(Ok(())) };
+    let code = failed.sqlstate().unwrap_or_default();
     match code.get(..2).unwrap_or_default() {
-        _ if code == "42501" => Err(told.remedy("grant the role what the condition needs")),
+        _ if code == "42501" => Err(Error::from(failed).remedy("grant the role what the condition needs")),
         "22" => Ok(Err(Unfit::Value)),
-        "42" | "0A" => Ok(Err(Unfit::Sql(told))),
-        _ => Err(told),
+        "42" | "0A" => Ok(Err(Unfit::Sql(failed.into()))),
+        _ => Err(failed.into()),
     }
 }
 

@@ -1,6 +1,5 @@
 //! Dead letters: what goes to their topic in place of a record that cannot be delivered.
 
-use super::OwnedRecord;
 use crate::config::SlotName;
 use crate::event::Place;
 
@@ -46,50 +45,12 @@ pub struct Reason<'a> {
     pub attempts: u32,
 }
 
-impl OwnedRecord {
-    /// The dead letter of this record: key, value and headers as they are, behind them those that say why. Its topic is
-    /// empty where the row has none. Its time is when it is produced: one the row chose may be what is wrong with it, or
-    /// so old that the letter would be deleted at once.
-    #[must_use]
-    pub fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
-        let original = std::mem::replace(&mut self.topic, topic.to_owned());
-        let (partition, timestamp_ms) = (self.partition.take(), self.timestamp_ms.take());
-        let mut header = |name: &str, value: Vec<u8>| self.headers.push((name.to_owned(), Some(value)));
-        header(CLASS_HEADER, reason.class.into());
-        header(ERROR_HEADER, reason.cause.into());
-        header(ATTEMPTS_HEADER, reason.attempts.to_string().into());
-        if !original.is_empty() {
-            header(TOPIC_HEADER, original.into());
-        }
-        header(SLOT_HEADER, reason.slot.as_str().into());
-        header(OUTBOX_HEADER, reason.outbox.into());
-        header(ROW_HEADER, reason.row.to_vec());
-        header(PLACE_HEADER, format!("{}:{}", reason.place.commit_lsn, reason.place.index).into());
-        if let Some(partition) = partition {
-            header(PARTITION_HEADER, partition.to_string().into());
-        }
-        if let Some(timestamp_ms) = timestamp_ms {
-            header(TIMESTAMP_HEADER, timestamp_ms.to_string().into());
-        }
-        self
-    }
-
-    /// The same without its value, and a header that says how large that was.
-    #[must_use]
-    pub fn without_value(mut self) -> OwnedRecord {
-        if let Some(value) = self.value.take() {
-            self.headers.push((OMITTED_HEADER.to_owned(), Some(value.len().to_string().into())));
-        }
-        self
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::event::Via;
     use crate::position::Lsn;
-    use crate::route::Record;
+    use crate::route::{OwnedRecord, Record};
 
     #[test]
     fn a_dead_letter_is_the_record_and_why_it_is_one() {

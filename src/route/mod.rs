@@ -6,7 +6,6 @@
 
 pub mod dead_letter;
 mod error;
-mod number;
 mod owned;
 mod router;
 mod topic;

@@ -1,6 +1,10 @@
 //! A record that outlives the message it was made of.
 
 use super::Record;
+use super::dead_letter::{
+    ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, PARTITION_HEADER, PLACE_HEADER,
+    ROW_HEADER, Reason, SLOT_HEADER, TIMESTAMP_HEADER, TOPIC_HEADER,
+};
 
 /// A copy of a [`Record`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +42,42 @@ impl OwnedRecord {
             partition: self.partition,
             timestamp_ms: self.timestamp_ms,
         })
+    }
+
+    /// The dead letter of this record: key, value and headers as they are, behind them those that say why. Its topic is
+    /// empty where the row has none. Its time is when it is produced: one the row chose may be what is wrong with it, or
+    /// so old that the letter would be deleted at once.
+    #[must_use]
+    pub fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
+        let original = std::mem::replace(&mut self.topic, topic.to_owned());
+        let (partition, timestamp_ms) = (self.partition.take(), self.timestamp_ms.take());
+        let mut header = |name: &str, value: Vec<u8>| self.headers.push((name.to_owned(), Some(value)));
+        header(CLASS_HEADER, reason.class.into());
+        header(ERROR_HEADER, reason.cause.into());
+        header(ATTEMPTS_HEADER, reason.attempts.to_string().into());
+        if !original.is_empty() {
+            header(TOPIC_HEADER, original.into());
+        }
+        header(SLOT_HEADER, reason.slot.as_str().into());
+        header(OUTBOX_HEADER, reason.outbox.into());
+        header(ROW_HEADER, reason.row.to_vec());
+        header(PLACE_HEADER, format!("{}:{}", reason.place.commit_lsn, reason.place.index).into());
+        if let Some(partition) = partition {
+            header(PARTITION_HEADER, partition.to_string().into());
+        }
+        if let Some(timestamp_ms) = timestamp_ms {
+            header(TIMESTAMP_HEADER, timestamp_ms.to_string().into());
+        }
+        self
+    }
+
+    /// The same without its value, and a header that says how large that was.
+    #[must_use]
+    pub fn without_value(mut self) -> OwnedRecord {
+        if let Some(value) = self.value.take() {
+            self.headers.push((OMITTED_HEADER.to_owned(), Some(value.len().to_string().into())));
+        }
+        self
     }
 }
 

@@ -4,14 +4,15 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Write;
 
-use super::number;
+use serde_json::Map;
+
 use super::topics::Topics;
 use super::value::Value;
-use super::{Record, RouteError, RouteProblem, TopicProblem};
+use super::{OwnedRecord, Record, RouteError, RouteProblem, TopicProblem};
 use crate::config::OutboxConfig;
 use crate::config::outbox::is_own_header;
 use crate::event::{Event, Row, Shown, Via};
-use crate::template::{Bound, RenderError, Template, UnknownColumn, members};
+use crate::template::{Bound, RenderError, Template, UnknownColumn, members, timestamp};
 
 /// A template and where its columns are.
 #[derive(Debug)]
@@ -188,12 +189,32 @@ impl Router {
             }
             _ => Ok(None),
         };
-        let partition = number_in(self.partition, "the number of a partition", number::partition)?;
-        let timestamp_ms = number_in(self.timestamp, "a time since 1970", number::timestamp_ms)?;
+        let partition = number_in(self.partition, "the number of a partition", partition_in)?;
+        let timestamp_ms = number_in(self.timestamp, "a time since 1970", timestamp_ms_in)?;
         let value = self.value.render(&event.row).map_err(|(template, error)| self.unfit(event, template, error))?;
         let partition = partition.and_then(|partition| i32::try_from(partition).ok());
         let topic = self.topics.name(number);
         Ok(Routed { topic, key, value, fixed, fixed_count, more, partition, timestamp_ms, left_out })
+    }
+
+    /// What is known of an event that cannot be routed: its key, if it has one, and for a value the needed columns as a JSON
+    /// object of texts. The topic is empty.
+    pub fn unrouted(&self, event: &Event<'_>) -> OwnedRecord {
+        let key = self.key.as_ref().and_then(|route| route.bound.render(&event.row).ok().flatten());
+        let text = |bytes: &[u8]| serde_json::Value::from(String::from_utf8_lossy(bytes));
+        let columns = self.columns.iter().enumerate();
+        let row: Map<String, serde_json::Value> = columns
+            .map(|(place, name)| (name.clone(), event.row.get(place).map_or(serde_json::Value::Null, text)))
+            .collect();
+        let id = self.id_header.iter().map(|name| (name.clone(), Some(event.id().to_vec())));
+        OwnedRecord {
+            topic: String::new(),
+            key: key.map(|key| key.into_owned()),
+            value: Some(serde_json::Value::Object(row).to_string().into_bytes()),
+            headers: id.collect(),
+            partition: None,
+            timestamp_ms: None,
+        }
     }
 
     /// The number of the event's topic, which has not been met before.
@@ -275,7 +296,24 @@ fn error(event: &Event<'_>, problem: RouteProblem) -> RouteError {
     RouteError { place: event.place, id: Shown::of(event.id()), problem }
 }
 
-mod unrouted;
+/// OID of `bigint`, which holds milliseconds.
+const INT8: u32 = 20;
+/// librdkafka's limit, `RD_KAFKAP_PARTITIONS_MAX`.
+const PARTITIONS_MAX: i64 = 100_000;
+
+/// The partition in this place.
+fn partition_in(row: &Row<'_>, place: usize) -> Option<i64> {
+    let number: i64 = std::str::from_utf8(row.get(place)?).ok()?.parse().ok()?;
+    (0..PARTITIONS_MAX).contains(&number).then_some(number)
+}
+
+/// The time in this place in milliseconds since the Unix epoch: a `bigint` as it is, anything else as a timestamp.
+fn timestamp_ms_in(row: &Row<'_>, place: usize) -> Option<i64> {
+    let text = std::str::from_utf8(row.get(place)?).ok()?;
+    let ms = if row.type_oid(place) == INT8 { text.parse().ok()? } else { timestamp(text)?.as_millisecond() };
+    // Kafka knows no time before 1970.
+    (ms >= 0).then_some(ms)
+}
 
 #[cfg(test)]
 mod tests;

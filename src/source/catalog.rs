@@ -13,9 +13,9 @@ use tokio_postgres::types::Type;
 
 use crate::config::TableName;
 pub(super) use fingerprint::look;
-pub use fingerprint::{Fingerprint, compare, notice, watch};
+pub use fingerprint::{Fingerprint, compare, notice};
 
-use crate::source::query::{Param, QueryError, one_json};
+use crate::postgres::query::{Param, QueryError, one_json};
 
 const SQL: &str = include_str!("../../sql/source/catalog.sql");
 

@@ -4,43 +4,35 @@
 //! sent everything and it was confirmed. So somebody has to sit in an ordinary session and listen. It is also where
 //! catalogs are watched and positions are kept, because the replication session takes no commands while it streams
 //! (<https://www.postgresql.org/docs/current/protocol-replication.html>).
-//!
-//! One task owns the session and does one thing after the other; a [`Control`] is a handle to it.
 
-mod command;
-mod pending;
-
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot, watch};
-
-pub(crate) use command::timeline;
-use command::{Command, Reply};
-pub use command::{OldTransaction, WalPosition};
+use serde::Deserialize;
+use tokio::sync::{Mutex, watch};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::config::{SlotName, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
-use crate::postgres::quote::{quote_ident, quote_table};
+use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_json, one_text};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
-use crate::source::catalog::Fingerprint;
-use crate::source::query::{QueryError, bounded};
+use crate::source::catalog::{self, Fingerprint};
+use crate::source::preflight::{SLOT, Slot};
 
-/// After this much idleness at most the session is asked for a sign of life, so that a dead one is noticed within this and
-/// the query timeout.
-const IDLE_MAX: Duration = Duration::from_secs(5);
+const PAIR: &str = include_str!("../../sql/source/pair.sql");
+
+/// The session is asked for a sign of life this often at least, so that a dead one is noticed within this and the
+/// query timeout.
+const PING_INTERVAL_MAX: Duration = Duration::from_secs(5);
 
 /// The server gives up on a statement before we give up on the server: a statement that waits for somebody's lock
 /// ends, the session lives on, and nothing is left waiting on the server where nobody can see it. The wait of a commit
 /// for synchronous standbys is not cut short by it.
 const STATEMENT_TIMEOUT: &str = "set statement_timeout = '8s'";
-
-/// How long a broken session may take to say why, once its queries fail.
-const REASON_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Commands that may wait for their turn; who sends more, waits.
-const COMMANDS_MAX: usize = 16;
 
 /// What the control session looks at.
 #[derive(Debug, Clone)]
@@ -87,6 +79,46 @@ impl Pending {
     }
 }
 
+/// Where slot and log are at this moment: to look at, never to confirm.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct WalPosition {
+    /// End of the flushed log (of the replayed one, on a standby).
+    pub wal_end: Lsn,
+    /// What was visible then.
+    #[serde(default)]
+    pub snapshot: Option<Snapshot>,
+    /// The slot, unless it is gone. Who holds it is in `active_pid` and `holder`.
+    pub slot: Option<Slot>,
+    /// The transaction that has been under way for longest.
+    #[serde(default)]
+    pub oldest_transaction: Option<OldTransaction>,
+}
+
+/// A transaction that has been under way for long.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct OldTransaction {
+    /// Process id; none for a prepared one.
+    pub pid: Option<i32>,
+    /// How long it has been open, where the role may know.
+    pub open_seconds: Option<i64>,
+    /// `application_name`, where it is known.
+    pub application: Option<String>,
+}
+
+impl WalPosition {
+    /// Bytes of log the slot keeps from being removed.
+    pub fn retained_bytes(&self) -> Option<u64> {
+        let restart = self.slot.as_ref()?.restart_lsn?;
+        Some(self.wal_end.bytes_since(restart))
+    }
+
+    /// Bytes of log that were not confirmed yet.
+    pub fn unconfirmed_bytes(&self) -> Option<u64> {
+        let confirmed = self.slot.as_ref()?.confirmed_flush_lsn?;
+        Some(self.wal_end.bytes_since(confirmed))
+    }
+}
+
 /// Why the control session is over.
 #[derive(Debug, Clone)]
 pub enum ControlEnd {
@@ -98,32 +130,37 @@ pub enum ControlEnd {
 
 /// A handle to the control session; clones share it, and it ends with the last of them.
 ///
-/// Every method is bounded in time by the session's statements, and answers [`Kind::PostgresUnreachable`] once the
-/// session is over. A method that is cancelled may still be carried out, before anything asked for later.
+/// One statement runs at a time, in the order of the calls, each within ten seconds. Every method answers
+/// [`Kind::PostgresUnreachable`] once the session is over. A call that is cancelled is still carried out.
 #[derive(Debug, Clone)]
-pub struct Control {
-    commands: mpsc::Sender<Command>,
-    ended: watch::Receiver<Option<ControlEnd>>,
+pub struct Control(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    /// Whoever asks holds it; none once the session was given up.
+    session: Mutex<Option<Arc<SqlSession>>>,
+    watched: Arc<Watched>,
+    ended: watch::Sender<Option<ControlEnd>>,
 }
 
 impl Control {
-    /// Hands the session to a task of its own, on the current runtime.
-    pub fn start(session: SqlSession, watched: Watched) -> Control {
-        let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
-        let (ended, ended_receiver) = watch::channel(None);
-        tokio::spawn(async move {
-            let mut receiver = receiver;
-            let end = serve(&session, &watched, &mut receiver).await;
-            // In this order: whoever is turned away below finds the reason here.
-            ended.send_replace(Some(end));
-            drop(receiver);
-        });
-        Control { commands, ended: ended_receiver }
+    /// Bounds the session's statements, and keeps it alive from a task on the current runtime.
+    ///
+    /// # Errors
+    /// Of the connection only.
+    pub async fn start(session: SqlSession, watched: Watched) -> Result<Control> {
+        bounded("bounding statements", QUERY_TIMEOUT, session.client().batch_execute(STATEMENT_TIMEOUT)).await?;
+        let (closed, interval) = (session.closed(), (watched.silence / 3).min(PING_INTERVAL_MAX));
+        let (ended, receiver) = watch::channel(None);
+        let session = Mutex::new(Some(Arc::new(session)));
+        let shared = Arc::new(Shared { session, watched: Arc::new(watched), ended });
+        tokio::spawn(keep_alive(Arc::downgrade(&shared), interval, closed, receiver));
+        Ok(Control(shared))
     }
 
     /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold beside anything.
     pub fn closed(&self) -> impl Future<Output = ControlEnd> + Send + 'static {
-        let mut ended = self.ended.clone();
+        let mut ended = self.0.ended.subscribe();
         async move {
             let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
             end.unwrap_or_else(|| ControlEnd::Lost(gone()))
@@ -136,7 +173,8 @@ impl Control {
     /// # Errors
     /// Of the connection only.
     pub async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
-        self.ask(|reply| Command::CheckCatalog { before, reply }).await
+        let watched = Arc::clone(&self.0.watched);
+        self.ask(|session| async move { check_catalog(session.client(), &watched, &before).await }).await
     }
 
     /// Where slot and log are, for metrics and `status`. Nothing of it may be confirmed.
@@ -144,7 +182,12 @@ impl Control {
     /// # Errors
     /// Of the connection only; a slot that is not there is none in the answer.
     pub async fn wal_position(&self) -> Result<WalPosition> {
-        self.ask(|reply| Command::WalPosition { reply }).await
+        let watched = Arc::clone(&self.0.watched);
+        let position = |session: Arc<SqlSession>| async move {
+            let params = [(&watched.slot.as_str() as _, Type::TEXT)];
+            one_json(session.client(), "reading the position of the log", SLOT, &params).await
+        };
+        self.ask(position).await
     }
 
     /// Rows that are pending, by outbox and the values of their key, and the end of the log after they were looked at.
@@ -152,7 +195,8 @@ impl Control {
     /// # Errors
     /// Of the connection, and of a condition or table that is not what it was.
     pub async fn look_pending(&self) -> Result<(Vec<PendingRow>, Lsn)> {
-        self.ask(|reply| Command::LookPending { reply }).await
+        let watched = Arc::clone(&self.0.watched);
+        self.ask(|session| async move { look_pending(session.client(), &watched.pending).await }).await
     }
 
     /// Whether `table` has a row with these values in these columns; none where the role may not look.
@@ -160,7 +204,7 @@ impl Control {
     /// # Errors
     /// Of the connection only.
     pub async fn is_kept(&self, table: TableName, key: Vec<(String, String)>) -> Result<Option<bool>> {
-        self.ask(|reply| Command::IsKept { table, key, reply }).await
+        self.ask(|session| async move { is_kept(session.client(), &table, &key).await }).await
     }
 
     /// The timeline the server is on.
@@ -168,7 +212,7 @@ impl Control {
     /// # Errors
     /// Of the connection only.
     pub async fn timeline(&self) -> Result<u32> {
-        self.ask(|reply| Command::Timeline { reply }).await
+        self.ask(|session| async move { timeline(session.client()).await }).await
     }
 
     /// A snapshot, and the end of the log after it was taken.
@@ -176,44 +220,65 @@ impl Control {
     /// # Errors
     /// Of the connection only.
     pub async fn take_pair(&self) -> Result<(Snapshot, Lsn)> {
-        self.ask(|reply| Command::TakePair { reply }).await
+        self.ask(|session| async move { take_pair(session.client()).await }).await
     }
 
-    /// Sees to it that the table of positions exists and may be used.
+    /// Runs `question`, in a task of its own: whoever waits for an answer and is not polled holds up nobody.
     ///
     /// # Errors
-    /// [`Kind::PostgresRefused`] with the SQL for somebody who may, and those of the connection.
-    pub async fn prepare_positions(&self) -> Result<()> {
-        self.ask(|reply| Command::PreparePositions { reply }).await
+    /// Those of the question; [`Kind::PostgresUnreachable`] once the session is over.
+    pub(crate) async fn ask<T, F>(&self, question: impl FnOnce(Arc<SqlSession>) -> F + Send + 'static) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, QueryError>> + Send + 'static,
+    {
+        let shared = Arc::clone(&self.0);
+        let asked = tokio::spawn(async move { shared.answer(question).await });
+        asked.await.unwrap_or_else(|_| Err(gone()))
     }
+}
 
-    /// The JSON text kept under `key`.
-    ///
-    /// # Errors
-    /// Of the connection, and of a table that is gone or forbidden.
-    pub async fn load_position(&self, key: &str) -> Result<Option<String>> {
-        self.ask(|reply| Command::LoadPosition { key: key.to_owned(), reply }).await
-    }
-
-    /// Keeps `value`, a JSON text, under `key`: durable when this returns, whatever `synchronous_commit` says.
-    ///
-    /// # Errors
-    /// Of the connection, and of a table that is gone or forbidden.
-    pub async fn store_position(&self, key: &str, value: String) -> Result<()> {
-        self.ask(|reply| Command::StorePosition { key: key.to_owned(), value, reply }).await
-    }
-
-    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
-        let (reply, answer) = oneshot::channel();
-        if self.commands.send(command(reply)).await.is_ok()
-            && let Ok(answer) = answer.await
-        {
-            return answer;
+impl Shared {
+    /// The answer to `question`, once those before it were answered. Ends the session where the error says so.
+    async fn answer<T, F>(&self, question: impl FnOnce(Arc<SqlSession>) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, QueryError>>,
+    {
+        let mut turn = self.session.lock().await;
+        let is_over = self.ended.borrow().is_some();
+        let Some(session) = turn.clone().filter(|_| !is_over) else { return Err(self.why_over()) };
+        let answer = question(Arc::clone(&session)).await;
+        let end = match &answer {
+            Ok(_) | Err(QueryError::Refused { .. }) => None,
+            Err(QueryError::ShuttingDown(_)) => Some(ControlEnd::ServerShuttingDown),
+            // The connection says why it is closed, and better.
+            Err(QueryError::Broken(_)) if session.client().is_closed() => None,
+            Err(QueryError::Broken(error)) => Some(ControlEnd::Lost(error.clone())),
+        };
+        if let Some(end) = end {
+            *turn = None;
+            self.end(end);
         }
-        Err(match self.closed().await {
-            ControlEnd::Lost(error) => error,
-            ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "the server is shutting down"),
-        })
+        Ok(answer?)
+    }
+
+    /// Tells `end` to whoever waits for the end of the session. The first one counts.
+    fn end(&self, end: ControlEnd) {
+        self.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert(end);
+            is_first
+        });
+    }
+
+    fn why_over(&self) -> Error {
+        match &*self.ended.borrow() {
+            Some(ControlEnd::Lost(error)) => error.clone(),
+            Some(ControlEnd::ServerShuttingDown) => {
+                Error::new(Kind::PostgresUnreachable, "the server is shutting down")
+            }
+            None => gone(),
+        }
     }
 }
 
@@ -221,40 +286,127 @@ fn gone() -> Error {
     Error::new(Kind::PostgresUnreachable, "the control session with Postgres is over")
 }
 
-/// One command after the other until the session is over or nobody can ask any more.
-async fn serve(session: &SqlSession, watched: &Watched, commands: &mut mpsc::Receiver<Command>) -> ControlEnd {
-    let closed = session.closed();
+/// Asks the session for a sign of life in each `interval` and passes its end on, until that was told or all handles are
+/// gone.
+async fn keep_alive(
+    control: Weak<Shared>,
+    interval: Duration,
+    closed: impl Future<Output = Ended>,
+    mut ended: watch::Receiver<Option<ControlEnd>>,
+) {
     tokio::pin!(closed);
-    let idle = (watched.silence / 3).min(IDLE_MAX);
-    let mut done = bounded("bounding statements", session.client().batch_execute(STATEMENT_TIMEOUT)).await;
     loop {
-        match done {
-            Ok(()) | Err(QueryError::Refused(_)) => {}
-            Err(QueryError::ShuttingDown(_)) => return ControlEnd::ServerShuttingDown,
-            Err(QueryError::Broken(error)) if session.client().is_closed() => {
-                // The connection's own reason is better than "closed", where it has one.
-                let reason = tokio::time::timeout(REASON_TIMEOUT, &mut closed).await;
-                return reason.map_or(ControlEnd::Lost(error), from_session);
-            }
-            Err(QueryError::Broken(error)) => return ControlEnd::Lost(error),
-        }
-        let next = tokio::select! {
+        let end = tokio::select! {
             biased;
-            ended = &mut closed => return from_session(ended),
-            next = tokio::time::timeout(idle, commands.recv()) => next,
+            _ = ended.changed() => return,
+            end = &mut closed => Some(end),
+            () = tokio::time::sleep(interval) => None,
         };
-        done = match next {
-            Ok(Some(command)) => command.carry_out(session.client(), watched).await,
-            Ok(None) => return ControlEnd::Lost(gone()),
-            // An empty statement: the server answers, and does nothing.
-            Err(_) => bounded("asking for a sign of life", session.client().batch_execute("")).await,
+        let Some(control) = control.upgrade() else { return };
+        match end {
+            Some(Ended::Shutdown(_)) => return control.end(ControlEnd::ServerShuttingDown),
+            Some(Ended::Lost(error)) => return control.end(ControlEnd::Lost(error)),
+            None => {}
+        }
+        // An empty statement: the server answers, and does nothing.
+        let ping = |session: Arc<SqlSession>| async move {
+            bounded("asking for a sign of life", QUERY_TIMEOUT, session.client().batch_execute("")).await
         };
+        if let Err(error) = control.answer(ping).await {
+            tracing::debug!(%error, "the control session gave no sign of life");
+        }
     }
 }
 
-fn from_session(ended: Ended) -> ControlEnd {
-    match ended {
-        Ended::Shutdown(_) => ControlEnd::ServerShuttingDown,
-        Ended::Lost(error) => ControlEnd::Lost(error),
+async fn check_catalog(
+    client: &Client,
+    watched: &Watched,
+    before: &[Fingerprint],
+) -> Result<Vec<Fingerprint>, QueryError> {
+    let mut now = Vec::with_capacity(watched.tables.len());
+    for (number, table) in watched.tables.iter().enumerate() {
+        now.push(catalog::look(client, &watched.publication, table, before.get(number)).await?);
+    }
+    Ok(now)
+}
+
+/// The timeline the server is on.
+pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
+    // The name of a segment begins with its timeline.
+    let sql = "select pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)";
+    let text = one_text(client, "asking for the timeline", sql, &[]).await?.unwrap_or_default();
+    u32::from_str_radix(&text, 16).map_err(|_| {
+        QueryError::refused(Error::new(Kind::PostgresUnfit, "while asking for the timeline: the answer is no number"))
+    })
+}
+
+async fn take_pair(client: &Client) -> Result<(Snapshot, Lsn), QueryError> {
+    let text = one_text(client, "taking a snapshot", PAIR, &[]).await?.unwrap_or_default();
+    let pair = text.split_once(' ').and_then(|(snapshot, lsn)| Some((snapshot.parse().ok()?, lsn.parse().ok()?)));
+    pair.ok_or_else(|| {
+        QueryError::refused(Error::new(Kind::PostgresUnfit, "while taking a snapshot: the answer is not as documented"))
+    })
+}
+
+/// Rows that are pending, a bounded number of each outbox, and then the end of the log.
+async fn look_pending(client: &Client, watched: &[Pending]) -> Result<(Vec<PendingRow>, Lsn), QueryError> {
+    let (mut sql, doing) = (String::new(), "looking for pending rows");
+    for pending in watched {
+        sql.push_str(&pending.sql().map_err(QueryError::refused)?);
+    }
+    // In statements of their own, one after the other: each sees what committed before it.
+    sql.push_str("select pg_catalog.pg_current_wal_insert_lsn()::text");
+    let messages = bounded(doing, QUERY_TIMEOUT, client.simple_query(&sql)).await?;
+    let (mut rows, mut lsn) = (Vec::new(), None);
+    for message in &messages {
+        let SimpleQueryMessage::Row(row) = message else { continue };
+        let text = |at| row.try_get(at).ok().flatten();
+        // A row that is older than the column with its transaction has none.
+        let key = (1..row.len()).map_while(|at| text(at).map(str::to_owned)).collect::<Vec<_>>();
+        match (text(0), key.is_empty()) {
+            (Some(number), false) => rows.extend(number.parse().ok().map(|outbox| (outbox, key))),
+            (Some(end), true) => lsn = end.parse().ok(),
+            (None, _) => {}
+        }
+    }
+    let unread = || Error::new(Kind::PostgresUnfit, format!("while {doing}: the end of the log cannot be read"));
+    Ok((rows, lsn.ok_or_else(|| QueryError::refused(unread()))?))
+}
+
+/// Whether there is a row with these values in these columns; none where the role may not look.
+async fn is_kept(client: &Client, table: &TableName, key: &[(String, String)]) -> Result<Option<bool>, QueryError> {
+    let sql = || {
+        let of =
+            |(column, value): &(String, String)| Ok(format!("{} = {}", quote_ident(column)?, quote_literal(value)?));
+        let (table, key) = (quote_table(table)?, key.iter().map(of).collect::<Result<Vec<_>, Error>>()?);
+        Ok(format!("select (exists (select from {table} where {}))::text", key.join(" and ")))
+    };
+    let sql = sql().map_err(QueryError::refused)?;
+    match bounded("looking for a row", QUERY_TIMEOUT, client.simple_query(&sql)).await {
+        Ok(messages) => Ok(messages.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.try_get(0).ok().flatten().map(|text| text == "true"),
+            SimpleQueryMessage::CommandComplete(_) | SimpleQueryMessage::RowDescription(_) => None,
+            _ => None,
+        })),
+        Err(QueryError::Refused { error, .. }) => {
+            tracing::debug!(%error, "whether rows stay in the table is not known");
+            Ok(None)
+        }
+        Err(other) => Err(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lag_is_counted_from_what_is_confirmed_and_from_what_is_kept() {
+        let slot =
+            Slot { confirmed_flush_lsn: Some(Lsn::new(700)), restart_lsn: Some(Lsn::new(400)), ..Slot::default() };
+        let gone = WalPosition { wal_end: Lsn::new(900), snapshot: None, slot: None, oldest_transaction: None };
+        let position = WalPosition { slot: Some(slot), ..gone.clone() };
+        assert_eq!((position.unconfirmed_bytes(), position.retained_bytes()), (Some(200), Some(500)));
+        assert_eq!((gone.unconfirmed_bytes(), gone.retained_bytes()), (None, None));
     }
 }

@@ -8,8 +8,8 @@ use tokio_postgres::types::Type;
 
 use crate::config::SlotName;
 use crate::error::Result;
+use crate::postgres::query::one_json;
 use crate::source::lease;
-use crate::source::query::one_json;
 
 const HOLDER: &str = include_str!("../../sql/source/holder.sql");
 

@@ -13,7 +13,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::SlotName;
 use crate::error::Result;
-use crate::source::query::{bounded, one_text};
+use crate::postgres::query::{QUERY_TIMEOUT, bounded, one_text};
 
 /// Keeps our locks from those of others: `wrly`.
 const CLASS: i32 = 0x7772_6c79;
@@ -55,7 +55,7 @@ pub async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duratio
         tokio::time::sleep(AGAIN).await;
     };
     let limit = format!("set idle_session_timeout = {}", silence.as_millis());
-    bounded("bounding the silence of the session", client.batch_execute(&limit)).await?;
+    bounded("bounding the silence of the session", QUERY_TIMEOUT, client.batch_execute(&limit)).await?;
     Ok(held)
 }
 

@@ -30,7 +30,6 @@ pub mod holder;
 pub mod lease;
 pub mod notice;
 pub mod preflight;
-pub(crate) mod query;
 pub mod row_key;
 pub mod stream;
 

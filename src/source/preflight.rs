@@ -12,13 +12,13 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 pub use facts::{Facts, Server, Slot};
-pub use judge::{MAJOR_MIN, judge, judge_backlog, server as judge_server};
+pub use judge::{MAJOR_MIN, judge, judge_backlog, server as judge_server, version as judge_version};
 pub use warnings::Warning;
 
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::query::{one_json, one_text};
 use crate::source::catalog::Catalog;
-use crate::source::query::{one_json, one_text};
 
 const SERVER: &str = include_str!("../../sql/source/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");

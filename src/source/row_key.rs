@@ -3,38 +3,15 @@
 //! What is done to a row once its event was acked goes by the row key: the columns of a unique index, and the event's id with
 //! them. So an update or a delete reaches the row that was published, or none.
 
-use serde::Deserialize;
 use tokio_postgres::Client;
-use tokio_postgres::types::Type;
 
 use crate::config::{DeliveryConfig, EventSource, Mode, OnError, OutboxConfig, SourceConfig, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_literal, quote_table, quoted};
-use crate::source::query::{Param, one_text, parsed};
 
 /// What to do where nothing names a row.
 pub const NEEDS_KEY: &str = "give it a primary key, or a unique index over columns that are not null";
-
-const ROW_KEY: &str = include_str!("../../sql/source/row_key.sql");
-const DOING: &str = "looking for what names a row of the outbox table";
-
-/// A table, as far as it matters here.
-#[derive(Debug, Deserialize)]
-struct Table {
-    oid: u32,
-    /// Those of a unique index over columns that are never NULL.
-    columns: Option<Vec<String>>,
-    /// The column with the transaction that wrote the row.
-    transaction: Option<String>,
-    /// The column that counts rows.
-    counter: Option<String>,
-    /// OIDs of the tables it is a partition of.
-    ancestors: Vec<u32>,
-    /// What it is partitioned by, as far as that is columns.
-    partition_columns: Vec<String>,
-    /// Whether it is partitioned by anything else.
-    by_expression: bool,
-}
 
 /// Looks at the tables of these outboxes, and names their rows by what is found. A table that is not there is left to whoever
 /// needs it.
@@ -59,13 +36,11 @@ pub async fn find(
             EventSource::Table(name) => name.clone(),
             EventSource::Messages(_) => continue,
         };
-        let params: [Param<'_>; 3] =
-            [(&name.schema(), Type::TEXT), (&name.table(), Type::TEXT), (&outbox.id.as_str(), Type::TEXT)];
-        let Some(text) = one_text(client, DOING, ROW_KEY, &params).await? else { continue };
-        let table: Table = parsed(DOING, &text)?;
+        let Some(table) = Table::read(client, &name).await?.filter(Table::is_table) else { continue };
         let goes_by_row = outbox.upkeep.writes_any() || parks;
-        match &table.columns {
-            Some(columns) if goes_by_row || may_read => outbox.name_rows_by(columns, table.transaction.as_deref()),
+        let transaction = table.xid_column().map(|column| column.name.as_str());
+        match table.row_key(&outbox.id) {
+            Some(columns) if goes_by_row || may_read => outbox.name_rows_by(columns, transaction),
             Some(columns) if *columns == [outbox.id.clone()] => outbox.name_rows_by(columns, None),
             None if goes_by_row || source.mode == Mode::Poll || source.give_up_over_budget => {
                 return Err(nameless(outbox, &name, &table, parks)?);
@@ -104,13 +79,13 @@ fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool)
         let not_null = columns.iter().map(|column| format!("alter table {of} alter column {column} set not null; "));
         format!("{}create unique index on {of} ({});", not_null.collect::<String>(), columns.join(", "))
     };
-    let remedy = match &table.counter {
+    let remedy = match table.counters().next() {
         _ if table.by_expression => {
             "a table that is partitioned by an expression can have no such index: relay it from a slot, \
              without what goes by row, or partition it by columns"
                 .to_owned()
         }
-        Some(counter) => format!("give it one: {}", unique(&quoted(counter))),
+        Some(counter) => format!("give it one: {}", unique(&quoted(&counter.name))),
         None if by.is_empty() => {
             format!("give it one: alter table {of} add column row_number bigint generated always as identity unique;")
         }

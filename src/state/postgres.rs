@@ -1,8 +1,26 @@
 //! The position in Postgres: in a table of its own, or nowhere but in the slot.
 
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::postgres::own_table::OwnTable;
+use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_text};
+use crate::postgres::sql::SqlSession;
 use crate::source::control::Control;
 use crate::state::{Store, Stored};
+
+const LOAD: &str = include_str!("../../sql/position/load.sql");
+const STORE: &str = include_str!("../../sql/position/store.sql");
+const POSITIONS: OwnTable = OwnTable {
+    name: "walrelay.position",
+    state: include_str!("../../sql/position/exists.sql"),
+    create: include_str!("../../sql/position/create.sql"),
+    privileges: "select, insert, update",
+    lacking: "the position cannot be kept in Postgres",
+    otherwise: ". Or keep the position in Kafka",
+};
 
 /// Keeps the position in `walrelay.position` of the outbox's database, one row per key.
 ///
@@ -20,25 +38,68 @@ impl PostgresStore {
     /// # Errors
     /// [`Kind::PostgresRefused`] with the SQL for somebody who may; [`Kind::PostgresUnreachable`].
     pub async fn open(control: Control, key: impl Into<String>) -> Result<PostgresStore> {
-        control.prepare_positions().await?;
+        control.ask(|session| async move { POSITIONS.prepare(session.client()).await }).await?;
         Ok(PostgresStore { control, key: key.into() })
     }
 }
 
 impl Store for PostgresStore {
     async fn load(&mut self) -> Result<Option<Stored>> {
-        let text = self.control.load_position(&self.key).await?;
+        let key = self.key.clone();
+        let text = self.control.ask(|session| async move { text(session.client(), &key).await }).await?;
         text.map(|text| read(&self.key, &text)).transpose()
     }
 
     async fn store(&mut self, stored: &Stored) -> Result<()> {
         let value = serde_json::to_string(stored)
             .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written as JSON: {error}")))?;
-        self.control.store_position(&self.key, value).await
+        let key = self.key.clone();
+        self.control.ask(|session| async move { store(session.client(), &key, &value).await }).await
     }
 }
 
-pub(super) fn read(key: &str, text: &str) -> Result<Stored> {
+/// What is stored, for those who are not the relay. Creates nothing.
+pub(super) async fn load(config: &Config) -> Result<Option<Stored>> {
+    let session = SqlSession::connect(&config.source.database, "walrelay").await?;
+    match POSITIONS.state(session.client()).await?.as_str() {
+        "missing" => Ok(None),
+        "usable" => {
+            let key = &config.state.key;
+            let text = text(session.client(), key).await?;
+            text.map(|text| read(key, &text)).transpose()
+        }
+        _ => Err(Error::new(Kind::PostgresRefused, "table walrelay.position may not be used")
+            .remedy("use the relay's role, or grant this one what walrelay.position needs")),
+    }
+}
+
+/// The JSON text kept under `key`.
+async fn text(client: &Client, key: &str) -> Result<Option<String>, QueryError> {
+    one_text(client, "loading the position", LOAD, &[(&key as _, Type::TEXT)]).await
+}
+
+/// Keeps `value`, a JSON text, under `key`: durable when this returns, whatever `synchronous_commit` says.
+async fn store(client: &Client, key: &str, value: &str) -> Result<(), QueryError> {
+    let params = [(&key as _, Type::TEXT), (&value as _, Type::TEXT)];
+    let stored = client.execute_typed(STORE, &params);
+    written(bounded("storing the position", QUERY_TIMEOUT, stored).await?)
+}
+
+/// A trigger or rule can swallow a row without an error: that would be a position nobody kept.
+fn written(rows: u64) -> Result<(), QueryError> {
+    match rows {
+        1 => Ok(()),
+        _ => Err(QueryError::refused(
+            Error::new(
+                Kind::PostgresUnfit,
+                format!("while storing the position: {rows} rows were written instead of 1"),
+            )
+            .remedy("remove the triggers and rules of table walrelay.position"),
+        )),
+    }
+}
+
+fn read(key: &str, text: &str) -> Result<Stored> {
     serde_json::from_str(text).map_err(|error| {
         Error::new(Kind::PositionMismatch, format!("the position stored under {key:?} cannot be read: {error}")).remedy(
             "a newer walrelay, or somebody by hand, wrote it. Look at walrelay.position; once its row is deleted, \
@@ -95,5 +156,24 @@ mod tests {
             assert_eq!(error.kind(), Kind::PositionMismatch, "{text}");
             assert!(error.cause().contains("\"orders\""), "{}", error.cause());
         }
+    }
+
+    #[test]
+    fn a_position_that_was_swallowed_is_not_stored() {
+        assert!(written(1).is_ok());
+        for rows in [0, 2] {
+            assert!(
+                matches!(written(rows), Err(QueryError::Refused { error, .. }) if error.kind() == Kind::PostgresUnfit)
+            );
+        }
+    }
+
+    #[test]
+    fn who_may_not_create_the_table_is_told_the_sql_on_one_line() {
+        let error = POSITIONS.refusal("permission denied for database shop", "\"the relay\"");
+        let remedy = error.what_to_do().unwrap();
+        assert!(remedy.contains("create table if not exists walrelay.position ( key text primary key"), "{remedy}");
+        assert!(remedy.contains("grant select, insert, update on walrelay.position to \"the relay\". "), "{remedy}");
+        assert!(!remedy.contains('\n'));
     }
 }

@@ -1,9 +1,24 @@
 //! Which column is what, and why.
 
-use super::Fate;
-use super::column::{Column, Form};
+use serde::Serialize;
+
 use super::name::Name;
 use super::words;
+use crate::postgres::catalog::{Column, Form};
+
+/// What became of a column.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Fate {
+    /// Its name.
+    pub column: String,
+    /// Its type, as SQL writes it.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// What it is used for; empty where it is not used.
+    pub used_for: Vec<&'static str>,
+    /// Why.
+    pub why: String,
+}
 
 /// What a column is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +79,7 @@ const BY_NAME: &str = "by its name";
 
 /// The column that says when a row was written.
 pub(super) fn written_at(columns: &[Column]) -> Option<&Column> {
-    let is_time = |column: &&Column| matches!(column.form(), Form::Timestamptz | Form::Timestamp);
+    let is_time = |column: &&Column| column.is_timestamp();
     let ranked = columns.iter().filter(is_time);
     let ranked = ranked.filter_map(|column| Some((Name::of(&column.name).rank(words::WRITTEN_AT)?, column)));
     ranked.min_by_key(|(rank, _)| *rank).map(|(_, column)| column)
@@ -160,7 +175,7 @@ impl<'t> Guesses<'t> {
         let (column, why, of) = found.ok_or(Missing::Payload)?;
         let remarks = [
             (of > 1, "Nothing says that it is this one: check it."),
-            (!column.not_null, "Where it is NULL, the record is a tombstone."),
+            (!column.is_never_null(), "Where it is NULL, the record is a tombstone."),
         ];
         self.take(Role::Payload, column, why, &remarks);
         Ok(())
@@ -169,13 +184,13 @@ impl<'t> Guesses<'t> {
     fn only(&self, form: Form, one: &str, of_several: &str) -> Option<(&'t Column, String, usize)> {
         let fits = |(column, name): &(&Column, &Name)| column.form() == form && !name.is_one_of(words::METADATA);
         let mut fitting: Vec<&'t Column> = self.free().filter(fits).map(|(column, _)| column).collect();
-        fitting.sort_by_key(|column| !column.not_null);
+        fitting.sort_by_key(|column| !column.is_never_null());
         let first = *fitting.first()?;
         Some((first, if fitting.len() == 1 { one } else { of_several }.to_owned(), fitting.len()))
     }
 
     fn id(&mut self) -> Result<(), Missing> {
-        let alone = |column: &Column| column.unique && column.not_null;
+        let alone = |column: &Column| column.unique && column.is_never_null();
         let known_outside = |column: &Column| alone(column) && matches!(column.form(), Form::Uuid | Form::Text);
         let found = self
             .named(words::EVENT_ID, known_outside)
@@ -184,19 +199,19 @@ impl<'t> Guesses<'t> {
                 let key = self.free().find(|(column, _)| column.in_primary_key && column.unique);
                 key.map(|(column, _)| (column, "the primary key"))
             })
-            .or_else(|| Some((self.named(words::ID, |column| column.not_null && column.can_name())?, BY_NAME)))
+            .or_else(|| Some((self.named(words::ID, |column| column.is_never_null() && column.can_name())?, BY_NAME)))
             .or_else(|| self.free().find(|(column, _)| alone(column)).map(|(column, _)| (column, "unique")))
             .or_else(|| Some((self.named(words::ID, Column::can_name)?, BY_NAME)))
             .or_else(|| {
                 let fits = |column: &Column, name: &Name| {
-                    column.form() == Form::Uuid && column.not_null && !name.is_one_of(words::AGGREGATE_ID)
+                    column.form() == Form::Uuid && column.is_never_null() && !name.is_one_of(words::AGGREGATE_ID)
                 };
                 self.free().find(|(column, name)| fits(column, name)).map(|(column, _)| (column, "a uuid, not null"))
             });
         let (column, why) = found.ok_or(Missing::Id)?;
         let remarks = [
             (!column.unique, "Nothing in the table keeps it unique, and consumers tell copies by it: check it."),
-            (!column.not_null, "A row where it is NULL stops the relay: declare it NOT NULL."),
+            (!column.is_never_null(), "A row where it is NULL stops the relay: declare it NOT NULL."),
         ];
         self.take(Role::Id, column, why, &remarks);
         Ok(())
@@ -217,7 +232,10 @@ impl<'t> Guesses<'t> {
 
     fn topic(&mut self, of_pair: Option<&'t Column>) {
         let nullable = |column: &Column| {
-            (!column.not_null, "A row where it is NULL stops the relay: declare it NOT NULL, or add |default('…').")
+            (
+                !column.is_never_null(),
+                "A row where it is NULL stops the relay: declare it NOT NULL, or add |default('…').",
+            )
         };
         if let Some(column) = self.named(words::TOPIC, Column::is_word) {
             let remarks = [(true, "Its value is the topic."), nullable(column)];
@@ -252,7 +270,7 @@ impl<'t> Guesses<'t> {
         let remarks = [
             (true, "Events with the same one keep their order."),
             (!remark.is_empty(), remark),
-            (!column.not_null, "A row where it is NULL has no key, and so no order."),
+            (!column.is_never_null(), "A row where it is NULL has no key, and so no order."),
         ];
         self.take(Role::Key, column, why, &remarks);
     }
@@ -270,7 +288,7 @@ impl<'t> Guesses<'t> {
         });
         let mut ids: Vec<&'t Column> = ids.map(|(column, _)| column).collect();
         // A sort that keeps the order of equals.
-        ids.sort_by_key(|column| (!column.references, !column.not_null));
+        ids.sort_by_key(|column| (!column.references, !column.is_never_null()));
         let first = *ids.first()?;
         let why = if first.references { "it refers to another table" } else { "the id of something" };
         let several = "There are other ids: check that this is what has to keep its order.";
@@ -286,8 +304,7 @@ impl<'t> Guesses<'t> {
     }
 
     fn timestamp(&mut self) {
-        let written =
-            self.named(words::WRITTEN_AT, |column| matches!(column.form(), Form::Timestamptz | Form::Timestamp));
+        let written = self.named(words::WRITTEN_AT, |column| column.is_timestamp());
         let Some(column) = written else { return };
         let named_utc = self.columns.iter().any(|(other, name)| *other == column && name.is_utc());
         if column.form() == Form::Timestamptz {

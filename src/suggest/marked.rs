@@ -1,7 +1,7 @@
 //! What a table seems to note down about its rows: that they were published. To be shown, never to be set.
 
-use super::column::{Column, Form};
 use super::name::Name;
+use crate::postgres::catalog::Column;
 use crate::postgres::quote::{quote_literal, quoted};
 
 /// Words in the names of what says so.
@@ -22,8 +22,8 @@ pub(super) struct Marked {
 /// A word with a default, a flag that is false at first, or a time that is not set at first; with a time beside it.
 pub(super) fn marked(columns: &[Column]) -> Option<Marked> {
     let named = |column: &Column, list: &[&str]| !column.generated && Name::of(&column.name).has_a_word_of(list);
-    let is_time = |column: &&Column| matches!(column.form(), Form::Timestamptz | Form::Timestamp);
-    let at = columns.iter().filter(is_time).find(|column| !column.not_null && named(column, DONE));
+    let is_time = |column: &&Column| column.is_timestamp();
+    let at = columns.iter().filter(is_time).find(|column| !column.is_never_null() && named(column, DONE));
     let status = columns.iter().filter(|column| column.is_word() && named(column, STATUS));
     let status = status.filter_map(|column| Some((column, text_of(column.default.as_deref()?)?))).next();
     let is_flag = |column: &&Column| column.base == "bool" && column.default.as_deref() == Some("false");
@@ -44,12 +44,6 @@ pub(super) fn marked(columns: &[Column]) -> Option<Marked> {
     let described: Vec<String> = first.into_iter().chain(at).map(Column::described).collect();
     let mark: Vec<String> = set.into_iter().chain(stamp).collect();
     Some(Marked { columns: described.join("; "), pending, mark: mark.join(", ") })
-}
-
-/// Whether a column has the transaction that inserted the row.
-pub(super) fn tells_transaction(columns: &[Column]) -> bool {
-    let is_filled = |default: &str| default.trim_start_matches("pg_catalog.") == "pg_current_xact_id()";
-    columns.iter().any(|column| column.base == "xid8" && column.default.as_deref().is_some_and(is_filled))
 }
 
 /// The text of a default such as `'NEW'::text`.
@@ -105,12 +99,5 @@ mod tests {
         assert_eq!(shown(&[flag]), texts("not \"isSent\"", "\"isSent\" = true"));
         let filled = Column { not_null: true, ..at };
         assert_eq!(shown(&[status(None), filled, column("id", "uuid", None)]), None);
-    }
-
-    #[test]
-    fn a_column_with_the_transaction_is_known_by_type_and_default() {
-        let xid = |base, default| tells_transaction(&[column("x", base, default)]);
-        assert!(xid("xid8", Some("pg_current_xact_id()")));
-        assert!(!xid("xid8", None) && !xid("int8", Some("pg_current_xact_id()")));
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! | module | its room |
 //! |---|---|
-//! | `column` | a column as the catalogs have it |
 //! | `name` | what a name says, however it is written |
 //! | `words` | the names the field uses |
 //! | `guess` | which column is what, and why |
@@ -12,7 +11,6 @@
 //! Nothing is asked here: the same table gives the same file. Where it cannot be told what a column is, the choice is the
 //! one that loses no event and no order, and the file says so.
 
-mod column;
 mod guess;
 mod marked;
 mod name;
@@ -21,11 +19,12 @@ mod written;
 
 use serde::Serialize;
 
-pub use column::Column;
+pub use guess::Fate;
 use guess::Guesses;
 
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::Column;
 
 /// What is known beside the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,20 +48,6 @@ pub struct Suggestion {
     pub columns: Vec<Fate>,
 }
 
-/// What became of a column.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Fate {
-    /// Its name.
-    pub column: String,
-    /// Its type, as SQL writes it.
-    #[serde(rename = "type")]
-    pub type_name: String,
-    /// What it is used for; empty where it is not used.
-    pub used_for: Vec<&'static str>,
-    /// Why.
-    pub why: String,
-}
-
 /// Makes a configuration for `table` with these `columns`.
 ///
 /// # Errors
@@ -70,11 +55,6 @@ pub struct Fate {
 pub fn suggest(table: &TableName, columns: &[Column], known: &Known) -> Result<Suggestion> {
     let guesses = Guesses::of(columns).map_err(|missing| unfit(table, columns, missing))?;
     Ok(Suggestion { toml: written::toml(table, columns, &guesses, known), columns: guesses.fates(columns) })
-}
-
-/// Whether a column has the transaction that inserted the row, as `setup --add-xid-column` makes one.
-pub fn tells_transaction(columns: &[Column]) -> bool {
-    marked::tells_transaction(columns)
 }
 
 /// The column by which rows of a table without a number as its id can be put in the order in which they were written.

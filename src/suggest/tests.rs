@@ -23,7 +23,6 @@ fn column(text: &str) -> Column {
     Column {
         name: name.replace('~', " "),
         type_name: base.to_owned(),
-        type_oid: 1,
         type_modifier: -1,
         base: base.to_owned(),
         category: category.to_owned(),
@@ -34,6 +33,7 @@ fn column(text: &str) -> Column {
         in_primary_key: has("pk") || has("part"),
         unique: has("pk") || has("unique"),
         references: has("fk"),
+        ..Column::default()
     }
 }
 
@@ -363,11 +363,9 @@ fn any_column() -> impl Strategy<Value = Column> {
         |(name, base, [not_null, generated, key, unique, references, domain])| {
             let category = if base == "text" { "S" } else { "U" }.to_owned();
             let (base, type_name) = (base.to_owned(), base.to_owned());
-            let (type_oid, in_primary_key) = (1, key);
             Column {
                 name,
                 type_name,
-                type_oid,
                 type_modifier: -1,
                 base,
                 category,
@@ -375,9 +373,10 @@ fn any_column() -> impl Strategy<Value = Column> {
                 not_null,
                 generated,
                 default: (not_null && domain).then(|| "'NEW'::text".to_owned()),
-                in_primary_key,
+                in_primary_key: key,
                 unique,
                 references,
+                ..Column::default()
             }
         },
     )

@@ -1,11 +1,11 @@
 //! The file, with a comment per guess.
 
 use super::Known;
-use super::column::{Column, Form};
 use super::guess::{Guess, Guesses, Role};
 use super::marked;
 use crate::config::draft::Draft;
 use crate::config::{SlotName, TableName};
+use crate::postgres::catalog::{Column, Form};
 use crate::template::Template;
 
 /// Where lines of comments end.
@@ -93,7 +93,7 @@ impl File {
 
     /// How it is told which rows were published, should the slot be lost.
     fn published(&mut self, columns: &[Column]) {
-        if !marked::tells_transaction(columns) {
+        if !columns.iter().any(Column::tells_transaction) {
             let text = "No column has the transaction of each row. `walrelay setup` with --add-xid-column adds one, which \
                         polling needs: should the slot be lost, exactly what was not published is read from the table.";
             self.note("outbox.table", text);

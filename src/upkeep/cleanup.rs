@@ -8,16 +8,12 @@ use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::trail::Published;
+use crate::postgres::catalog::Table;
+use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::published::Basis;
-use crate::upkeep::table::Table;
-use crate::upkeep::{Failed, answered, bound};
+use crate::upkeep::{ANSWER_TIMEOUT, bound};
 
-/// What a column with the event's time is called where nobody says it, likely ones first.
-const TIMES: [&str; 7] =
-    ["created_at", "occurred_at", "inserted_at", "recorded_at", "event_time", "created", "timestamp"];
-/// What its type may be.
-const TIME_TYPES: [&str; 3] = ["timestamp with time zone", "timestamp without time zone", "date"];
 /// How often a batch is tried where others, such as a change of the table, were in its way.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
@@ -70,8 +66,8 @@ impl Sweeper {
     pub async fn look(client: &Client, outbox: &OutboxConfig, retention: Duration) -> Result<Option<Sweeper>> {
         let Some(name) = outbox.source.table() else { return Ok(None) };
         const DOING: &str = "preparing to delete rows by their places";
-        answered(DOING, client.batch_execute(BY_PLACE)).await.map_err(|failed| failed.told(DOING))?;
-        let table = Table::look(client, name).await?;
+        bounded(DOING, ANSWER_TIMEOUT, client.batch_execute(BY_PLACE)).await?;
+        let table = Table::needed(client, name).await?;
         let basis = Basis::of(outbox, &table);
         let (time, time_type) = time_of(name, outbox.upkeep.time.as_deref(), &table)?;
         Ok(Some(Sweeper { name: name.clone(), basis, time, time_type, retention, table }))
@@ -95,7 +91,7 @@ impl Sweeper {
     /// As [`sweep`].
     pub async fn count(&self, client: &Client, published: Option<&Published>) -> Result<Counted> {
         let doing = format!("counting old rows of {}", self.name);
-        let (table, is_old) = (quote_own_rows(&self.name, self.table.kind == "p")?, self.is_old()?);
+        let (table, is_old) = (quote_own_rows(&self.name, self.table.is_partitioned())?, self.is_old()?);
         let condition = self.basis.condition(&self.name, published)?;
         let sql = format!(
             "select count(*) filter (where {condition}), count(*) filter (where {condition} is not true) \
@@ -109,17 +105,18 @@ impl Sweeper {
 
     /// The one row of a statement that may take as long as it takes, alone in its session.
     pub(super) async fn unbounded(&self, client: &Client, doing: &str, sql: &str) -> Result<Row> {
-        let told = |failed: &Failed| self.told(doing, failed);
-        answered(doing, client.batch_execute("set statement_timeout = 0")).await.map_err(|failed| told(&failed))?;
-        let row = client.query_one(sql, &[]).await.map_err(|error| told(&Failed::of(doing, error)));
+        let told = |failed: QueryError| self.told(doing, &failed);
+        let limit = "set statement_timeout = 0";
+        bounded(doing, ANSWER_TIMEOUT, client.batch_execute(limit)).await.map_err(told)?;
+        let row = client.query_one(sql, &[]).await.map_err(|error| QueryError::of(doing, &error));
         bound(client).await?;
-        row
+        row.map_err(told)
     }
 
     /// Why rows could not be counted or deleted.
-    pub(super) fn told(&self, doing: &str, failed: &Failed) -> Error {
-        let error = failed.told(doing);
-        let Some(sqlstate) = failed.sqlstate() else { return error };
+    pub(super) fn told(&self, doing: &str, failed: &QueryError) -> Error {
+        let error = failed.error();
+        let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
         let (name, schema, role) = (&self.name, quoted_name(self.name.schema()), quoted_name(&self.table.role));
         let is_pending = matches!(self.basis, Basis::Pending(_));
         match (sqlstate, sqlstate.get(..2).unwrap_or_default()) {
@@ -139,7 +136,7 @@ impl Sweeper {
             }
             (_, "23") => Error::new(Kind::Publication, error.cause())
                 .remedy("other tables refer to these rows: give their foreign keys an on delete, or clean them up first"),
-            _ => error,
+            _ => error.clone(),
         }
     }
 }
@@ -165,7 +162,7 @@ pub async fn sweep(
     let sql = batch(sweeper, published, after, batch_rows)?;
     let mut attempt = 1;
     let row = loop {
-        match answered(&doing, client.query_one(&sql, &[])).await {
+        match bounded(&doing, ANSWER_TIMEOUT, client.query_one(&sql, &[])).await {
             Ok(row) => break row,
             Err(failed) if failed.is_passing() && attempt < ATTEMPTS => {
                 attempt += 1;
@@ -182,8 +179,11 @@ pub async fn sweep(
 /// Locks first, by place: a row is judged again once it is locked, and one that changed meanwhile is not found by the delete.
 /// Its time says nothing new to the delete, but in which partitions to look.
 fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, batch_rows: u32) -> Result<String> {
-    let (table, time, is_old) =
-        (quote_own_rows(&sweeper.name, sweeper.table.kind == "p")?, quote_ident(&sweeper.time)?, sweeper.is_old()?);
+    let (table, time, is_old) = (
+        quote_own_rows(&sweeper.name, sweeper.table.is_partitioned())?,
+        quote_ident(&sweeper.time)?,
+        sweeper.is_old()?,
+    );
     let condition = sweeper.basis.condition(&sweeper.name, published)?;
     let begin = match after {
         Some(after) => format!(" and {time} >= {}::{}", quote_literal(after)?, sweeper.time_type),
@@ -202,16 +202,15 @@ fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, 
 fn time_of(name: &TableName, given: Option<&str>, table: &Table) -> Result<(String, String)> {
     let key = "outbox.time";
     if let Some(given) = given {
-        let column = table.needed(name, given, key)?;
-        if !TIME_TYPES.contains(&column.type_name.as_str()) {
+        let column = table.needed_column(name, given)?;
+        if !(column.is_timestamp() || column.base == "date") {
             let cause =
-                format!("column {given} of {name} is of type {}: the age of a row needs a timestamp", column.type_name);
+                format!("column {given} of {name} is of type {}: the age of a row needs a timestamp", column.base_type);
             return Err(Error::new(Kind::Config, cause).remedy(format!("name a column with timestamps with {key}")));
         }
-        return Ok((given.to_owned(), column.type_name.clone()));
+        return Ok((given.to_owned(), column.base_type.clone()));
     }
-    let known = |time: &&str| table.column(time).filter(|column| TIME_TYPES[..2].contains(&column.type_name.as_str()));
-    TIMES.iter().find_map(known).map(|column| (column.name.clone(), column.type_name.clone())).ok_or_else(|| {
+    table.time_column().map(|column| (column.name.clone(), column.base_type.clone())).ok_or_else(|| {
         Error::new(Kind::Config, format!("no column of {name} is known to have the time of its row"))
             .remedy(format!("name a column with timestamps with {key}"))
     })
@@ -220,27 +219,25 @@ fn time_of(name: &TableName, given: Option<&str>, table: &Table) -> Result<(Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upkeep::table::Column;
+    use crate::postgres::catalog::Column;
 
     fn table(columns: &[(&str, &str)]) -> Table {
-        let column = |(name, type_name): &(&str, &str)| Column {
-            name: (*name).to_owned(),
-            type_name: (*type_name).to_owned(),
-            default: None,
-            leads_index: *name == "created_at",
-        };
-        let columns = columns.iter().map(column).collect();
-        Table { oid: 1, kind: "r".to_owned(), owned: true, role: "r".to_owned(), columns, partition_keys: Vec::new() }
+        let column =
+            |(name, base): &(&str, &str)| Column { leads_index: *name == "created_at", ..Column::of(name, base) };
+        Table { kind: "r".to_owned(), columns: columns.iter().map(column).collect(), ..Table::default() }
     }
 
     #[test]
     fn the_time_of_a_row_is_a_timestamp_that_is_named_or_known() {
         let name: TableName = "outbox".parse().unwrap();
-        let (with, without) = ("timestamp with time zone", "timestamp without time zone");
-        let columns =
-            table(&[("timestamp", with), ("created_at", "bigint"), ("occurred_at", without), ("day", "date")]);
+        let columns = table(&[
+            ("timestamp", "timestamptz"),
+            ("created_at", "int8"),
+            ("occurred_at", "timestamp"),
+            ("day", "date"),
+        ]);
         let found = |given| time_of(&name, given, &columns);
-        assert_eq!(found(None).unwrap(), ("occurred_at".to_owned(), without.to_owned()));
+        assert_eq!(found(None).unwrap(), ("occurred_at".to_owned(), "timestamp without time zone".to_owned()));
         assert_eq!(found(Some("day")).unwrap().1, "date");
         assert_eq!(found(Some("created_at")).unwrap_err().kind(), Kind::Config);
         assert_eq!(found(Some("gone")).unwrap_err().kind(), Kind::Publication);
@@ -249,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_batch_takes_what_is_old_and_published_and_free() {
-        let table = table(&[("created_at", "timestamp without time zone")]);
+        let table = table(&[("created_at", "timestamp")]);
         let mut sweeper = Sweeper {
             name: "outbox".parse().unwrap(),
             table,

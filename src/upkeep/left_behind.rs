@@ -7,10 +7,12 @@ use tokio_postgres::Client;
 
 use crate::config::{Config, OnError, OutboxConfig, SlotName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::postgres::own_table::role;
+use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::SqlSession;
-use crate::upkeep::parked::{DOING, get, key_by, role, usable};
-use crate::upkeep::{Failed, Marker, answered};
+use crate::upkeep::ANSWER_TIMEOUT;
+use crate::upkeep::parked::{DOING, PARKED, get, key_by};
 
 const COUNT: &str = include_str!("../../sql/parked/count.sql");
 const BY_KEY: &str = include_str!("../../sql/parked/by_key.sql");
@@ -30,20 +32,19 @@ struct Left {
 /// [`Kind::Config`] where something does; [`Kind::PostgresRefused`] with the GRANT where nobody may know; those of the
 /// connection.
 pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
-    let told = |failed: Failed| failed.told(DOING);
     let (slot, parks) = (&config.source.slot, config.delivery.on_error == OnError::Park);
-    match (usable(client).await.map_err(told)?.as_str(), parks) {
+    match (PARKED.state(client).await?.as_str(), parks) {
         ("missing", _) => Ok(()),
         ("forbidden", _) => Err(unknown(client, slot).await),
         (_, false) => {
-            let row = answered(DOING, client.query_one(COUNT, &[&slot.as_str()])).await.map_err(told)?;
-            passes_none(get(&row, 0).map_err(told)?, slot)
+            let row = bounded(DOING, ANSWER_TIMEOUT, client.query_one(COUNT, &[&slot.as_str()])).await?;
+            passes_none(get(&row, 0)?, slot)
         }
         ("usable", true) => {
-            let rows = answered(DOING, client.query(BY_KEY, &[&slot.as_str()])).await.map_err(told)?;
+            let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(BY_KEY, &[&slot.as_str()])).await?;
             let left =
                 rows.iter().map(|row| Ok(Left { outbox: get(row, 0)?, key_by: get(row, 1)?, count: get(row, 2)? }));
-            let left = left.collect::<Result<Vec<_>, Failed>>().map_err(told)?;
+            let left = left.collect::<Result<Vec<_>, QueryError>>()?;
             all_configured(&left, slot, &config.outboxes)?;
             same_keys(&left, slot, &config.outboxes)
         }
@@ -62,24 +63,12 @@ pub async fn still_none_left_behind(config: &Config) -> Result<()> {
     none_left_behind(session.client(), config).await
 }
 
-impl Marker {
-    /// [`none_left_behind`], through this session.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn none_left_behind(&self, config: &Config) -> Result<()> {
-        let mut open = self.open.lock().await;
-        self.end_left_over(&mut open).await.map_err(|failed| failed.told(DOING))?;
-        none_left_behind(self.session.client(), config).await
-    }
-}
-
 /// Whether there is a table of parked events that this role may read.
 ///
 /// # Errors
 /// Those of the connection.
 pub async fn may_look(client: &Client) -> Result<bool> {
-    let state = usable(client).await.map_err(|failed| failed.told(DOING))?;
+    let state = PARKED.state(client).await?;
     Ok(!matches!(state.as_str(), "missing" | "forbidden"))
 }
 

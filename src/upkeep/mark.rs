@@ -1,8 +1,9 @@
-//! Marks rows, or deletes them, once they were acked.
+//! Marks rows, or deletes them, once they were acked; and the table of events that wait, in the same session.
 
 use std::collections::HashSet;
 use std::str;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
@@ -13,13 +14,17 @@ use crate::config::{Config, OnError, OutboxConfig, SlotName};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
+use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::upkeep::assignment::asks_by_pending;
-use crate::upkeep::parked::{FailedAgain, Failure, Parked, Room};
+use crate::upkeep::left_behind::none_left_behind;
+use crate::upkeep::parked::{self, FailedAgain, Failure, Head, Held, Limit, Parked, Room, Waiting};
 use crate::upkeep::pipelined::{pipelined, together};
 use crate::upkeep::writer::{Writer, Written, ask_statement, writer};
-use crate::upkeep::{Failed, answered, bound};
+use crate::upkeep::{ANSWER_TIMEOUT, bound};
+
+const STILL: &str = include_str!("../../sql/parked/still.sql");
 
 /// Ids of one statement: what a server does in a fraction of a second.
 const ROWS_PER_STATEMENT: usize = 2_000;
@@ -35,17 +40,17 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Marks or deletes rows once they were acked. One session of its own, off the path of events.
 #[derive(Debug)]
 pub struct Marker {
-    pub(super) session: SqlSession,
+    session: SqlSession,
     /// By the outbox's index; none for one that nothing is written to.
     writers: Vec<Option<Writer>>,
     /// Where events wait that cannot be delivered yet, if they do.
-    pub(super) room: Option<Room>,
+    room: Option<Room>,
     /// What finds rows that wait and that somebody set to pending, by the outbox.
-    pub(super) asks: Vec<(String, Statement)>,
+    asks: Vec<(String, Statement)>,
     /// How often a transaction is tried.
     attempts: u32,
     /// Whether a transaction may be open: a call that was cancelled leaves one. Whoever uses the session holds this.
-    pub(super) open: Mutex<bool>,
+    open: Mutex<bool>,
 }
 
 /// Rows to be written to in one transaction.
@@ -118,13 +123,12 @@ impl Marker {
         let source = &config.source;
         let name = format!("walrelay {} retries", source.slot);
         let Some(marker) =
-            Marker::start(&source.database, (&source.slot, &name), &config.outboxes, Wanted::by(config)).await?
+            Marker::start(&source.database, &source.slot, &name, &config.outboxes, Wanted::by(config)).await?
         else {
             return Ok(None);
         };
         let bound = format!("set lock_timeout = {}", MOMENT.as_millis());
-        let bounded = answered(DOING, marker.session.client().batch_execute(&bound)).await;
-        bounded.map_err(|failed| failed.told(DOING))?;
+        bounded(DOING, ANSWER_TIMEOUT, marker.session.client().batch_execute(&bound)).await?;
         Ok(Some(Marker { attempts: 1, ..marker }))
     }
 
@@ -144,12 +148,13 @@ impl Marker {
         outboxes: &[OutboxConfig],
         wanted: Wanted,
     ) -> Result<Option<Marker>> {
-        Marker::start(database, (slot, &format!("walrelay {slot} upkeep")), outboxes, wanted).await
+        Marker::start(database, slot, &format!("walrelay {slot} upkeep"), outboxes, wanted).await
     }
 
     async fn start(
         database: &ConnInfo,
-        (slot, name): (&SlotName, &str),
+        slot: &SlotName,
+        name: &str,
         outboxes: &[OutboxConfig],
         wanted: Wanted,
     ) -> Result<Option<Marker>> {
@@ -202,7 +207,7 @@ impl Marker {
         self.until_visible(&mut open, &batch.xids).await?;
         let (mut attempt, mut pause) = (1, PAUSE);
         loop {
-            let (part, failed) = match self.attempt(&mut open, (&parts, batch)).await {
+            let (part, failed) = match self.attempt(&mut open, &parts, batch).await {
                 Ok(count) => return Ok(count),
                 Err(failed) => failed,
             };
@@ -215,13 +220,12 @@ impl Marker {
             }
             return Err(match part {
                 _ if failed.is_passing() => {
-                    let told = failed.told(doing);
                     let times = if attempt > 1 { format!(", {attempt} times in a row") } else { String::new() };
-                    Error::new(Kind::PostgresUnreachable, format!("{}{times}", told.cause()))
+                    Error::new(Kind::PostgresUnreachable, format!("{}{times}", failed.error().cause()))
                         .remedy("see in pg_stat_activity who holds locks on these rows for long")
                 }
                 Some(part) => part.writer.told(part.written, &failed),
-                None => failed.told(doing),
+                None => failed.into(),
             });
         }
     }
@@ -235,12 +239,12 @@ impl Marker {
         const SQL: &str = "select pg_catalog.pg_current_snapshot()::text";
         if !xids.is_empty() {
             // In a transaction that was left over, and failed, nothing is answered.
-            self.end_left_over(open).await.map_err(|failed| failed.told(DOING))?;
+            self.end_left_over(open).await?;
         }
         while !xids.is_empty() {
-            let answer = answered(DOING, self.session.client().query_one(SQL, &[])).await;
-            let text = answer.and_then(|row| row.try_get::<_, String>(0).map_err(Failed::Refused));
-            let snapshot = text.map_err(|failed| failed.told(DOING))?.parse::<Snapshot>();
+            let answer = bounded(DOING, ANSWER_TIMEOUT, self.session.client().query_one(SQL, &[])).await;
+            let text = answer?.try_get::<_, String>(0).map_err(|error| QueryError::of(DOING, &error))?;
+            let snapshot = text.parse::<Snapshot>();
             let snapshot =
                 snapshot.map_err(|error| Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}")))?;
             if xids.iter().all(|xid| snapshot.sees(snapshot.widen(*xid))) {
@@ -261,6 +265,97 @@ impl Marker {
         self.session.closed()
     }
 
+    /// Which events wait; none where none do.
+    ///
+    /// # Errors
+    /// Those of the connection, and of a table that is gone or forbidden.
+    pub async fn waiting(&self) -> Result<Vec<Waiting>> {
+        self.in_room(async |room, client| room.index(client).await).await
+    }
+
+    /// The first event of each aggregate that may be tried now, `limit` at most, without those in `except`.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`].
+    pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<Head>> {
+        self.in_room(async |room, client| room.due(client, limit, except).await).await
+    }
+
+    /// Events of an aggregate from `head` on, in their order, one at least and no more than `limit` says.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`], and of what stands in the table and makes no event.
+    pub async fn held(&self, head: &Head, limit: Limit) -> Result<Vec<Held>> {
+        self.in_room(async |room, client| room.events(client, head, limit).await).await
+    }
+
+    /// Outboxes in which setting a row to pending asks for a try of the event that waits.
+    pub fn asked_by_pending(&self) -> impl Iterator<Item = &str> {
+        self.asks.iter().map(|(outbox, _)| outbox.as_str())
+    }
+
+    /// Asks for a try of the events of such an outbox that wait and whose rows somebody set to pending; gives how many.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`], and those of `outbox.pending`.
+    pub async fn ask_for_pending(&self, outbox: &str) -> Result<u64> {
+        const DOING: &str = "looking for rows that wait and are pending";
+        let Some((_, statement)) = self.asks.iter().find(|(of, _)| of == outbox) else { return Ok(0) };
+        let ask = async |room: &Room, client: &Client| {
+            bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&room.slot(), &outbox])).await
+        };
+        self.in_room(ask).await
+    }
+
+    /// Events that somebody asked to be dropped, without those in `except`: row of the table, what waits, and why.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`].
+    pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, Waiting, Failure)>> {
+        self.in_room(async |room, client| room.dropped(client, limit, except).await).await
+    }
+
+    /// How many events of outboxes that are not configured [`Marker::waiting`] has dropped since this was asked last.
+    pub fn take_dropped(&self) -> u64 {
+        self.room.as_ref().map_or(0, |room| room.dropped.swap(0, Ordering::Relaxed))
+    }
+
+    /// Which of these rows of the table are there.
+    ///
+    /// # Errors
+    /// As [`Marker::waiting`].
+    pub async fn still(&self, ids: &[i64]) -> Result<Vec<i64>> {
+        let still = async |_: &Room, client: &Client| {
+            let rows = bounded(parked::DOING, ANSWER_TIMEOUT, client.query(STILL, &[&ids])).await?;
+            rows.iter().map(|row| parked::get(row, 0)).collect()
+        };
+        self.in_room(still).await
+    }
+
+    /// Whether the session answers, after an error of another call: with no transaction left over.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub async fn answers(&self) -> Result<()> {
+        const DOING: &str = "asking for a sign of life";
+        let mut open = self.open.lock().await;
+        let answered = match self.end_left_over(&mut open).await {
+            Ok(()) => bounded(DOING, ANSWER_TIMEOUT, self.session.client().batch_execute("select 1")).await,
+            Err(failed) => Err(failed),
+        };
+        Ok(answered?)
+    }
+
+    /// [`none_left_behind`], through this session.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn none_left_behind(&self, config: &Config) -> Result<()> {
+        let mut open = self.open.lock().await;
+        self.end_left_over(&mut open).await?;
+        none_left_behind(self.session.client(), config).await
+    }
+
     /// What is written to each table, ids in their order: two that mark the same rows then wait for one another, and do not
     /// deadlock.
     fn parts<'a>(&'a self, batch: &'a Batch) -> Result<Vec<Part<'a>>> {
@@ -269,18 +364,18 @@ impl Marker {
             let Some(writer) = writer else { continue };
             if let Some(written) = &writer.acked {
                 let of = batch.acked.iter().map(|row| (row, None));
-                parts.extend(written_to((writer, index), written, of)?);
+                parts.extend(written_to(writer, index, written, of)?);
             }
             if let Some(written) = &writer.failed {
                 let of = batch.failed.iter().map(|(row, failure)| (row, Some((failure, None))));
-                parts.extend(written_to((writer, index), written, of)?);
+                parts.extend(written_to(writer, index, written, of)?);
             }
             if let Some(written) = &writer.waiting {
                 let parked = batch.parked.iter();
                 let parked = parked.filter_map(|event| Some((&event.row, Some((event.tried()?, event.retry_in_ms)))));
                 let again = batch.failed_again.iter();
                 let again = again.map(|event| (&event.row, Some((&event.failure, event.retry_in_ms))));
-                parts.extend(written_to((writer, index), written, parked.chain(again))?);
+                parts.extend(written_to(writer, index, written, parked.chain(again))?);
             }
         }
         Ok(parts)
@@ -289,8 +384,9 @@ impl Marker {
     async fn attempt<'a>(
         &self,
         open: &mut MutexGuard<'_, bool>,
-        (parts, batch): (&'a [Part<'a>], &Batch),
-    ) -> Result<u64, (Option<&'a Part<'a>>, Failed)> {
+        parts: &'a [Part<'a>],
+        batch: &Batch,
+    ) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {
         let client = self.session.client();
         let plain = |failed| (None, failed);
         self.end_left_over(open).await.map_err(plain)?;
@@ -302,20 +398,44 @@ impl Marker {
             written = Err((None, failed));
         }
         if written.is_ok() {
-            let committed = answered("committing what was written to the outbox", client.batch_execute("commit")).await;
+            let doing = parts.last().map_or("committing what was written to the outbox", |part| &part.written.doing);
+            let committed = bounded(doing, ANSWER_TIMEOUT, client.batch_execute("commit")).await;
             written = committed.map_err(|failed| (parts.last(), failed)).and(written);
         }
-        if let Err((_, Failed::Refused(_))) = &written {
-            answered("giving up a transaction", client.batch_execute("rollback")).await.map_err(plain)?;
+        if let Err((_, QueryError::Refused { .. })) = &written {
+            bounded("giving up a transaction", ANSWER_TIMEOUT, client.batch_execute("rollback"))
+                .await
+                .map_err(plain)?;
         }
         **open = false;
         written
+    }
+
+    async fn in_room<T: Default>(&self, ask: impl AsyncFnOnce(&Room, &Client) -> Result<T, QueryError>) -> Result<T> {
+        let Some(room) = &self.room else { return Ok(T::default()) };
+        let mut open = self.open.lock().await;
+        let ended = self.end_left_over(&mut open).await;
+        let asked = match ended {
+            Ok(()) => ask(room, self.session.client()).await,
+            Err(failed) => Err(failed),
+        };
+        Ok(asked?)
+    }
+
+    /// A call that was cancelled may have left a transaction.
+    async fn end_left_over(&self, open: &mut MutexGuard<'_, bool>) -> Result<(), QueryError> {
+        if **open {
+            bounded("giving up a transaction", ANSWER_TIMEOUT, self.session.client().batch_execute("rollback")).await?;
+            **open = false;
+        }
+        Ok(())
     }
 }
 
 /// What is written to rows of outbox `index`.
 fn written_to<'a>(
-    (writer, index): (&'a Writer, usize),
+    writer: &'a Writer,
+    index: usize,
     written: &'a Written,
     rows: impl Iterator<Item = (&'a RowId, Option<(&'a Failure, Option<i64>)>)>,
 ) -> Result<Vec<Part<'a>>> {
@@ -338,7 +458,7 @@ fn written_to<'a>(
 }
 
 /// Events begin to wait, wait on, or have waited.
-async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), Failed> {
+async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), QueryError> {
     for events in together(&batch.parked, |event| event.bytes()) {
         pipelined(events.iter().map(|event| room.park(client, event))).await?;
     }
@@ -348,10 +468,12 @@ async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), Failed
     if batch.unparked.is_empty() { Ok(()) } else { room.remove(client, &batch.unparked).await }
 }
 
-async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, (Option<&'a Part<'a>>, Failed)> {
+async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {
     // Whatever role, database and server prefer, and whatever session a pooler gives us.
     const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
-    answered("beginning a transaction", client.batch_execute(BEGIN)).await.map_err(|failed| (None, failed))?;
+    bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(BEGIN))
+        .await
+        .map_err(|failed| (None, failed))?;
     let mut count = 0;
     for part in parts {
         let Part { writer, written, rows } = part;
@@ -368,16 +490,17 @@ async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, 
         if !failures.is_empty() {
             values.extend([&causes as &(dyn ToSql + Sync), &classes, &attempts, &waits_ms]);
         }
-        let answer = answered(&written.doing, client.query(&written.statement, &values)).await.map_err(told)?;
+        let answer =
+            bounded(&written.doing, ANSWER_TIMEOUT, client.query(&written.statement, &values)).await.map_err(told)?;
         let mut numbers = HashSet::with_capacity(answer.len());
         for row in &answer {
             let read = || Ok((row.try_get::<_, i64>(0)?, row.try_get::<_, Option<bool>>(1)?));
-            let (number, is_pending) = read().map_err(|error| told(Failed::Refused(error)))?;
+            let (number, is_pending) = read().map_err(|error| told(QueryError::of(&written.doing, &error)))?;
             if is_pending == Some(true) {
-                return Err(told(Failed::Broken(writer.leaves_pending(written))));
+                return Err(told(QueryError::refused(writer.leaves_pending(written))));
             }
             if !numbers.insert(number) {
-                return Err(told(Failed::Broken(writer.not_one_row(written))));
+                return Err(told(QueryError::refused(writer.not_one_row(written))));
             }
         }
         count += answer.len() as u64;

@@ -6,12 +6,11 @@
 //! | [`cleanup`] | rows that are published and old are deleted, in batches |
 //! | [`partition`] | the same for whole partitions |
 //! | `writer` | the statements that do that |
-//! | [`parked`], `waiting` | where events wait that cannot be delivered yet |
+//! | [`parked`] | where events wait that cannot be delivered yet |
 //! | `pipelined` | many statements in few round trips |
 //! | [`left_behind`] | whether some wait that a relay of another configuration parked |
 //! | [`published`] | which rows are published, as a condition in SQL |
 //! | [`stored`] | whether what a relay stored may be believed here |
-//! | [`table`] | an outbox table as the catalogs describe it |
 //! | [`assignment`] | which columns SQL assignments set |
 //!
 //! None of it comes back as an event: updates and deletes are no events, whether the publication publishes them or not. The
@@ -26,8 +25,6 @@ pub mod partition;
 mod pipelined;
 pub mod published;
 pub mod stored;
-pub mod table;
-mod waiting;
 mod writer;
 
 pub use mark::{Batch, Marker, Wanted};
@@ -35,10 +32,10 @@ pub use parked::{FailedAgain, Failure};
 
 use std::time::Duration;
 
-use tokio_postgres::{Client, Error as SqlError};
+use tokio_postgres::Client;
 
-use crate::error::{Error, Kind, Result};
-use crate::postgres::fault::{self, While};
+use crate::error::Result;
+use crate::postgres::query::bounded;
 
 /// How long one statement may take before the server gives it up. They touch some thousand rows at most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -47,59 +44,6 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a lock is waited for. Whoever holds one for longer is not held up by us, nor we by them.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// Why a statement failed.
-#[derive(Debug)]
-enum Failed {
-    /// The server said no.
-    Refused(SqlError),
-    /// The connection, or the answer, is gone.
-    Broken(Error),
-}
-
-impl Failed {
-    fn of(doing: &str, error: SqlError) -> Failed {
-        match error.as_db_error() {
-            Some(_) => Failed::Refused(error),
-            None => Failed::Broken(fault::sql(While::Querying(doing), &error)),
-        }
-    }
-
-    /// Whether it may well succeed when it is tried again: somebody else was in the way.
-    fn is_passing(&self) -> bool {
-        const PASSING: [&str; 4] = ["40001", "40P01", "55P03", "57014"];
-        self.sqlstate().is_some_and(|sqlstate| PASSING.contains(&sqlstate))
-    }
-
-    fn sqlstate(&self) -> Option<&str> {
-        match self {
-            Failed::Refused(error) => error.code().map(tokio_postgres::error::SqlState::code),
-            Failed::Broken(_) => None,
-        }
-    }
-
-    /// As an error; `doing` follows "while".
-    fn told(&self, doing: &str) -> Error {
-        match self {
-            // The server became a standby under our feet: that heals, elsewhere.
-            Failed::Refused(error) if self.sqlstate() == Some("25006") => {
-                let told = fault::sql(While::Querying(doing), error);
-                Error::new(Kind::PostgresUnreachable, told.cause())
-            }
-            Failed::Refused(error) => fault::sql(While::Querying(doing), error),
-            Failed::Broken(error) => error.clone(),
-        }
-    }
-}
-
-/// Waits for an answer for as long as [`ANSWER_TIMEOUT`].
-async fn answered<T>(doing: &str, answer: impl Future<Output = Result<T, SqlError>>) -> Result<T, Failed> {
-    match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(Failed::of(doing, error)),
-        Err(_) => Err(Failed::Broken(fault::timeout(While::Querying(doing), ANSWER_TIMEOUT))),
-    }
-}
 
 /// Bounds the statements of a session that is for upkeep alone: nobody is waited for long, and nobody waits long for us.
 ///
@@ -112,5 +56,5 @@ pub async fn bound(client: &Client) -> Result<()> {
         LOCK_TIMEOUT.as_millis(),
         STATEMENT_TIMEOUT.as_millis()
     );
-    answered(DOING, client.batch_execute(&bounds)).await.map_err(|failed| failed.told(DOING))
+    Ok(bounded(DOING, ANSWER_TIMEOUT, client.batch_execute(&bounds)).await?)
 }

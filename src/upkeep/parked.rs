@@ -15,10 +15,10 @@ use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
 use crate::event::{Event, Place, RowId, Shown, Via};
 use crate::position::Lsn;
-use crate::upkeep::{Failed, answered};
+use crate::postgres::own_table::OwnTable;
+use crate::postgres::query::{QueryError, bounded};
+use crate::upkeep::ANSWER_TIMEOUT;
 
-const CREATE: &str = include_str!("../../sql/parked/create.sql");
-const EXISTS: &str = include_str!("../../sql/parked/exists.sql");
 const INSERT: &str = include_str!("../../sql/parked/insert.sql");
 const INDEX: &str = include_str!("../../sql/parked/index.sql");
 const DUE: &str = include_str!("../../sql/parked/due.sql");
@@ -209,7 +209,14 @@ pub struct Room {
 }
 
 pub(super) const DOING: &str = "using table walrelay.parked";
-const NOT_OURS: &str = "table walrelay.parked may not be used";
+pub(super) const PARKED: OwnTable = OwnTable {
+    name: "walrelay.parked",
+    state: include_str!("../../sql/parked/exists.sql"),
+    create: include_str!("../../sql/parked/create.sql"),
+    privileges: "select, insert, update, delete",
+    lacking: "events cannot be parked",
+    otherwise: "; or set delivery.on_error to stop, dead-letter or skip",
+};
 /// Events of outboxes that are not configured, dropped in one go.
 const ORPHANS_MAX: i64 = 1_000;
 
@@ -219,7 +226,7 @@ impl Room {
     /// # Errors
     /// [`Kind::PostgresRefused`] with the SQL for somebody who may; those of the connection.
     pub async fn open(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Room> {
-        prepare(client).await?;
+        PARKED.prepare(client).await?;
         Room::new(client, slot, outboxes).await
     }
 
@@ -228,16 +235,16 @@ impl Room {
     /// # Errors
     /// As [`Room::open`].
     pub async fn look(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Option<Room>> {
-        match usable(client).await.map_err(|failed| failed.told(DOING))?.as_str() {
+        match PARKED.state(client).await?.as_str() {
             // One of before is changed when it is opened.
             "missing" | "old" => Ok(None),
             "usable" => Room::new(client, slot, outboxes).await.map(Some),
-            _ => Err(forbidden(client, NOT_OURS).await),
+            _ => Err(PARKED.forbidden(client).await),
         }
     }
 
     async fn new(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Room> {
-        let prepared = async |sql| answered(DOING, client.prepare(sql)).await.map_err(|failed| failed.told(DOING));
+        let prepared = async |sql| bounded(DOING, ANSWER_TIMEOUT, client.prepare(sql)).await;
         Ok(Room {
             slot: slot.to_string(),
             outboxes: outboxes.iter().map(|outbox| outbox.source.to_string()).collect(),
@@ -259,9 +266,9 @@ impl Room {
 
     /// Which events wait. Those of an outbox that is not configured go where somebody asked for that; others are for
     /// [`none_left_behind`](super::left_behind::none_left_behind) to find.
-    pub(super) async fn index(&self, client: &Client) -> Result<Vec<Waiting>, Failed> {
+    pub(super) async fn index(&self, client: &Client) -> Result<Vec<Waiting>, QueryError> {
         self.drop_orphans(client).await?;
-        let rows = answered(DOING, client.query(INDEX, &[&self.slot])).await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(INDEX, &[&self.slot])).await?;
         let waiting = |row: &Row| {
             let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
             let of = self.row_id(row, (1, 7), outbox)?;
@@ -271,8 +278,8 @@ impl Room {
     }
 
     /// The first of each aggregate that may be tried now, `limit` at most, without those in `except`.
-    pub(super) async fn due(&self, client: &Client, limit: i64, except: &[i64]) -> Result<Vec<Head>, Failed> {
-        let rows = answered(DOING, client.query(&self.due, &[&self.slot, &limit, &except])).await?;
+    pub(super) async fn due(&self, client: &Client, limit: i64, except: &[i64]) -> Result<Vec<Head>, QueryError> {
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&self.due, &[&self.slot, &limit, &except])).await?;
         let head = |row: &Row| {
             let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
             Ok(Some(Head { id: get(row, 0)?, outbox, key: get(row, 2)? }))
@@ -281,11 +288,11 @@ impl Room {
     }
 
     /// The events of an aggregate from `head` on, in their order.
-    pub(super) async fn events(&self, client: &Client, head: &Head, limit: Limit) -> Result<Vec<Held>, Failed> {
+    pub(super) async fn events(&self, client: &Client, head: &Head, limit: Limit) -> Result<Vec<Held>, QueryError> {
         let name = self.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
         let bytes = i64::try_from(limit.bytes).unwrap_or(i64::MAX);
         let values: [&(dyn ToSql + Sync); 6] = [&self.slot, &name, &head.key, &head.id, &limit.events, &bytes];
-        let rows = answered(DOING, client.query(&self.events, &values)).await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&self.events, &values)).await?;
         rows.iter().map(|row| held(row, self.row_id(row, (1, 16), head.outbox)?)).collect()
     }
 
@@ -295,8 +302,8 @@ impl Room {
         client: &Client,
         limit: i64,
         except: &[i64],
-    ) -> Result<Vec<(i64, Waiting, Failure)>, Failed> {
-        let rows = answered(DOING, client.query(DROPPED, &[&self.slot, &limit, &except])).await?;
+    ) -> Result<Vec<(i64, Waiting, Failure)>, QueryError> {
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(DROPPED, &[&self.slot, &limit, &except])).await?;
         let dropped = |row: &Row| {
             let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
             let of = self.row_id(row, (2, 10), outbox)?;
@@ -309,15 +316,15 @@ impl Room {
     }
 
     /// Inside a transaction of the caller's: it was tried and failed.
-    pub(super) async fn failed(&self, client: &Client, event: &FailedAgain) -> Result<(), Failed> {
+    pub(super) async fn failed(&self, client: &Client, event: &FailedAgain) -> Result<(), QueryError> {
         let FailedAgain { id, version, failure, retry_in_ms, .. } = event;
         let attempts = i32::try_from(failure.attempts).unwrap_or(i32::MAX);
         let values: [&(dyn ToSql + Sync); 6] = [id, &failure.class, &failure.cause, &attempts, retry_in_ms, version];
-        answered(DOING, client.execute(&self.failed, &values)).await.map(|_| ())
+        bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.failed, &values)).await.map(|_| ())
     }
 
     /// Inside a transaction of the caller's: these events wait from its commit on. One that waits already is left as it is.
-    pub(super) async fn park(&self, client: &Client, event: &Parked) -> Result<(), Failed> {
+    pub(super) async fn park(&self, client: &Client, event: &Parked) -> Result<(), QueryError> {
         let via = match event.place.via {
             Via::Slot => "slot",
             Via::Table => "table",
@@ -353,17 +360,19 @@ impl Room {
             &self.keys_by.get(event.row.outbox),
             &row_key,
         ];
-        answered(DOING, client.execute(&self.insert, &values)).await.map(|_| ())
+        bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.insert, &values)).await.map(|_| ())
     }
 
     /// Inside a transaction of the caller's: these do not wait any more.
-    pub(super) async fn remove(&self, client: &Client, ids: &[i64]) -> Result<(), Failed> {
-        answered(DOING, client.execute(&self.remove, &[&ids])).await.map(|_| ())
+    pub(super) async fn remove(&self, client: &Client, ids: &[i64]) -> Result<(), QueryError> {
+        bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.remove, &[&ids])).await.map(|_| ())
     }
 
-    async fn drop_orphans(&self, client: &Client) -> Result<(), Failed> {
+    async fn drop_orphans(&self, client: &Client) -> Result<(), QueryError> {
         loop {
-            let rows = answered(DOING, client.query(ORPHANS, &[&self.slot, &self.outboxes, &ORPHANS_MAX])).await?;
+            let rows =
+                bounded(DOING, ANSWER_TIMEOUT, client.query(ORPHANS, &[&self.slot, &self.outboxes, &ORPHANS_MAX]))
+                    .await?;
             let mut ids = Vec::with_capacity(rows.len());
             for row in &rows {
                 let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
@@ -390,15 +399,15 @@ impl Room {
 
     /// The row of an event, by its id and its key in these columns: by the id alone where that was parked when rows were named by
     /// other columns.
-    fn row_id(&self, row: &Row, (id, key): (usize, usize), outbox: usize) -> Result<RowId, Failed> {
+    fn row_id(&self, row: &Row, (id, key): (usize, usize), outbox: usize) -> Result<RowId, QueryError> {
         let (id, key) = (get::<&[u8]>(row, id)?, get::<Option<&str>>(row, key)?);
         let kept: Value = key.and_then(|key| serde_json::from_str(key).ok()).unwrap_or_default();
         let rest = self.row_keys.get(outbox).into_iter().flatten().skip(1).map_while(|name| kept.get(name)?.as_str());
         Ok(RowId::new(outbox, std::iter::once(id).chain(rest.map(str::as_bytes))))
     }
 
-    fn outbox(&self, row: &Row, column: usize) -> Result<Option<usize>, Failed> {
-        let name: &str = row.try_get(column).map_err(Failed::Refused)?;
+    fn outbox(&self, row: &Row, column: usize) -> Result<Option<usize>, QueryError> {
+        let name: &str = get(row, column)?;
         Ok(self.outboxes.iter().position(|known| known == name))
     }
 }
@@ -413,15 +422,15 @@ pub(super) fn key_by(outbox: &OutboxConfig) -> String {
     outbox.route.key.as_ref().map(|key| key.source().to_owned()).unwrap_or_default()
 }
 
-pub(super) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failed> {
-    row.try_get(column).map_err(Failed::Refused)
+pub(super) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, QueryError> {
+    row.try_get(column).map_err(|error| QueryError::of(DOING, &error))
 }
 
 /// Commit LSN, index and how it came, from this column on.
-fn place(row: &Row, first: usize) -> Result<Place, Failed> {
+fn place(row: &Row, first: usize) -> Result<Place, QueryError> {
     let lsn = get::<&str>(row, first)?.parse::<Lsn>();
     let commit_lsn =
-        lsn.map_err(|error| Failed::Broken(Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}"))))?;
+        lsn.map_err(|error| QueryError::refused(Error::new(Kind::PostgresUnfit, format!("while {DOING}: {error}"))))?;
     let index = u64::try_from(get::<i64>(row, first + 1)?).unwrap_or_default();
     let via = match get::<&str>(row, first + 2)? {
         "slot" => Via::Slot,
@@ -431,7 +440,7 @@ fn place(row: &Row, first: usize) -> Result<Place, Failed> {
     Ok(Place { commit_lsn, index, via })
 }
 
-fn held(row: &Row, of: RowId) -> Result<Held, Failed> {
+fn held(row: &Row, of: RowId) -> Result<Held, QueryError> {
     let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
         (get(row, 8)?, get(row, 9)?, get(row, 10)?);
     let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
@@ -452,44 +461,6 @@ fn held(row: &Row, of: RowId) -> Result<Held, Failed> {
     let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
     let (class, error, is_dropped, version) = (get(row, 11)?, get(row, 12)?, get(row, 14)?, get(row, 15)?);
     Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
-}
-
-/// Makes sure that the table is there and ours to use.
-async fn prepare(client: &Client) -> Result<()> {
-    let told = |failed: Failed| failed.told(DOING);
-    match usable(client).await.map_err(told)?.as_str() {
-        "usable" => return Ok(()),
-        "missing" | "old" => {}
-        _ => return Err(forbidden(client, NOT_OURS).await),
-    }
-    let Err(failed) = answered(DOING, client.batch_execute(CREATE)).await else { return Ok(()) };
-    // Another relay may have been faster, which is reported as a duplicate.
-    match usable(client).await.map_err(told)?.as_str() {
-        "usable" => Ok(()),
-        // Somebody looks at one that is to be changed.
-        _ if failed.is_passing() => Err(Error::new(Kind::PostgresUnreachable, failed.told(DOING).cause())),
-        _ => Err(forbidden(client, failed.told(DOING).cause()).await),
-    }
-}
-
-pub(super) async fn usable(client: &Client) -> Result<String, Failed> {
-    answered(DOING, client.query_one(EXISTS, &[])).await.and_then(|row| get(&row, 0))
-}
-
-/// The role of the session, for a GRANT.
-pub(super) async fn role(client: &Client) -> String {
-    let asked = answered(DOING, client.query_one("select pg_catalog.quote_ident(current_user)", &[])).await;
-    let role: Result<String, Failed> = asked.and_then(|row| get(&row, 0));
-    role.unwrap_or_else(|_| "the relay's role".to_owned())
-}
-
-async fn forbidden(client: &Client, cause: &str) -> Error {
-    let role = role(client).await;
-    let create = CREATE.split_whitespace().collect::<Vec<_>>().join(" ");
-    Error::new(Kind::PostgresRefused, format!("events cannot be parked: {cause}")).remedy(format!(
-        "as a role that may: {create} grant usage on schema walrelay to {role}; grant select, insert, update, delete on \
-         walrelay.parked to {role}; or set delivery.on_error to stop, dead-letter or skip"
-    ))
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use tokio_postgres::Client;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::trail::Published;
+use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_table};
 use crate::upkeep::cleanup::Sweeper;
-use crate::upkeep::{Failed, answered, bound};
+use crate::upkeep::{ANSWER_TIMEOUT, bound};
 
 const PARTITIONS: &str = include_str!("../../sql/upkeep/partitions.sql");
 /// How long detaching waits for transactions that use the table. They go on meanwhile; whoever gives up leaves a partition
@@ -45,7 +46,7 @@ pub async fn old(
 ) -> Result<Vec<Partition>> {
     let doing = format!("looking at the partitions of {}", sweeper.name);
     let (oid, seconds) = (i64::from(sweeper.table.oid), sweeper.retention.as_secs_f64());
-    let rows = answered(&doing, client.query(PARTITIONS, &[&oid, &sweeper.time, &seconds])).await;
+    let rows = bounded(&doing, ANSWER_TIMEOUT, client.query(PARTITIONS, &[&oid, &sweeper.time, &seconds])).await;
     let rows = rows.map_err(|failed| sweeper.told(&doing, &failed))?;
     let bug = |error: tokio_postgres::Error| Error::new(Kind::Bug, format!("while {doing}: {error}"));
     let mut partitions = Vec::new();
@@ -112,8 +113,8 @@ impl Partition {
         if let Err(failed) = detach(client, &doing, &format!("alter table {table} detach partition {name} {how}")).await
         {
             return match &failed {
-                Failed::Broken(_) => Err(sweeper.told(&doing, &failed)),
-                Failed::Refused(_) => Ok(Err(failed.told(&doing).cause().to_owned())),
+                QueryError::Refused { error, .. } => Ok(Err(error.cause().to_owned())),
+                QueryError::ShuttingDown(_) | QueryError::Broken(_) => Err(sweeper.told(&doing, &failed)),
             };
         }
         failpoint::reached("detached");
@@ -123,7 +124,7 @@ impl Partition {
         };
         let doing = format!("attaching partition {name} again, because {stays}");
         let attach = format!("alter table {table} attach partition {name} {}", self.bounds);
-        match answered(&doing, client.batch_execute(&attach)).await {
+        match bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&attach)).await {
             Ok(()) => Ok(Err(stays)),
             Err(failed) => Err(sweeper.told(&doing, &failed).remedy(format!("{attach};"))),
         }
@@ -138,8 +139,9 @@ impl Partition {
     ) -> Result<Result<(), String>> {
         let name = &self.name;
         let doing = format!("dropping partition {name}");
-        let mut done = answered(
+        let mut done = bounded(
             &doing,
+            ANSWER_TIMEOUT,
             client.batch_execute(&format!("begin; lock table {name}; set local statement_timeout = 0")),
         )
         .await;
@@ -147,7 +149,7 @@ impl Partition {
         if done.is_ok() {
             let question = self.question(sweeper, published)?;
             // It is nobody's table by now: nobody waits, however long it takes to read.
-            let row = client.query_one(&question, &[]).await.map_err(|error| Failed::of(&doing, error));
+            let row = client.query_one(&question, &[]).await.map_err(|error| QueryError::of(&doing, &error));
             let end = match row.as_ref().map(|row| row.try_get::<_, i64>(1)) {
                 Ok(Ok(0)) => format!("drop table {name}; commit"),
                 Ok(count) => {
@@ -157,29 +159,29 @@ impl Partition {
                 Err(_) => String::new(),
             };
             done = match row {
-                Ok(_) => answered(&doing, client.batch_execute(&end)).await,
+                Ok(_) => bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&end)).await,
                 Err(failed) => Err(failed),
             };
         }
         match done {
             Ok(()) if unpublished == 0 => Ok(Ok(())),
             Ok(()) => Ok(Err(format!("{unpublished} rows came that are not published"))),
-            Err(failed @ Failed::Broken(_)) => Err(sweeper.told(&doing, &failed)),
-            Err(failed @ Failed::Refused(_)) => {
-                let rolled_back = answered(&doing, client.batch_execute("rollback")).await;
+            Err(QueryError::Refused { error, .. }) => {
+                let rolled_back = bounded(&doing, ANSWER_TIMEOUT, client.batch_execute("rollback")).await;
                 rolled_back.map_err(|failed| sweeper.told(&doing, &failed))?;
-                Ok(Err(failed.told(&doing).cause().to_owned()))
+                Ok(Err(error.cause().to_owned()))
             }
+            Err(failed) => Err(sweeper.told(&doing, &failed)),
         }
     }
 }
 
-async fn detach(client: &Client, doing: &str, sql: &str) -> Result<(), Failed> {
+async fn detach(client: &Client, doing: &str, sql: &str) -> Result<(), QueryError> {
     let timeout = DETACH_TIMEOUT.as_millis();
     let patience = format!("set lock_timeout = {timeout}; set statement_timeout = 0");
-    answered(doing, client.batch_execute(&patience)).await?;
+    bounded(doing, ANSWER_TIMEOUT, client.batch_execute(&patience)).await?;
     // Alone in its message: it is refused within a transaction, and two statements of a message are one.
-    let done = client.batch_execute(sql).await.map_err(|error| Failed::of(doing, error));
-    bound(client).await.map_err(Failed::Broken)?;
+    let done = client.batch_execute(sql).await.map_err(|error| QueryError::of(doing, &error));
+    bound(client).await.map_err(QueryError::Broken)?;
     done
 }

@@ -3,8 +3,8 @@
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::ledger::trail::Published;
+use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_ident, quote_literal};
-use crate::upkeep::table::Table;
 
 /// What tells whether a row is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,9 +20,9 @@ pub enum Basis {
 impl Basis {
     /// What `table` has for it.
     pub fn of(outbox: &OutboxConfig, table: &Table) -> Basis {
-        match (&outbox.upkeep.pending, xid_column(table)) {
+        match (&outbox.upkeep.pending, table.xid_column()) {
             (Some(pending), _) => Basis::Pending(pending.clone()),
-            (None, Some(column)) => Basis::Xid(column.to_owned()),
+            (None, Some(column)) => Basis::Xid(column.name.clone()),
             (None, None) => Basis::Xmin,
         }
     }
@@ -78,17 +78,6 @@ impl Basis {
     }
 }
 
-/// The column with the inserting transaction: what `setup` makes, under whatever name.
-pub fn xid_column(table: &Table) -> Option<&str> {
-    let is_filled = |default: &String| default.trim_start_matches("pg_catalog.") == "pg_current_xact_id()";
-    let fits = |column: &&crate::upkeep::table::Column| {
-        column.type_name == "xid8" && column.default.as_ref().is_some_and(is_filled)
-    };
-    let mut columns = table.columns.iter().filter(fits);
-    let named = table.columns.iter().filter(fits).find(|column| column.name == "xid");
-    named.or_else(|| columns.next()).map(|column| column.name.as_str())
-}
-
 /// `xmin` is the lower half of an id. The greatest id with this half that anybody had is the row's, or a later one; so
 /// a row is taken for younger than it is, never for older. A savepoint's id is greater than that of its transaction, which
 /// errs to the same side.
@@ -127,15 +116,10 @@ mod tests {
     use super::*;
     use crate::ledger::trail::Pair;
     use crate::position::Lsn;
-    use crate::upkeep::table::Column;
-
-    fn column(name: &str, type_name: &str, default: Option<&str>) -> Column {
-        let default = default.map(str::to_owned);
-        Column { name: name.to_owned(), type_name: type_name.to_owned(), default, leads_index: false }
-    }
+    use crate::postgres::catalog::Column;
 
     fn table(columns: Vec<Column>) -> Table {
-        Table { oid: 1, kind: "r".to_owned(), owned: true, role: "r".to_owned(), columns, partition_keys: Vec::new() }
+        Table { kind: "r".to_owned(), columns, ..Table::default() }
     }
 
     fn published() -> Published {
@@ -145,12 +129,12 @@ mod tests {
 
     #[test]
     fn the_table_itself_decides_then_the_column_then_xmin() {
-        let now = Some("pg_current_xact_id()");
+        let filled = |name, base| Column::of(name, base).with_default("pg_current_xact_id()");
         let mut outbox = OutboxConfig::default();
-        let with = table(vec![column("x", "xid8", None), column("y", "xid8", now), column("xid", "xid8", now)]);
+        let with = table(vec![Column::of("x", "xid8"), filled("y", "xid8"), filled("xid", "xid8")]);
         assert_eq!(Basis::of(&outbox, &with), Basis::Xid("xid".to_owned()));
-        assert_eq!(Basis::of(&outbox, &table(vec![column("xid", "xid8", None)])), Basis::Xmin);
-        assert_eq!(Basis::of(&outbox, &table(vec![column("xid", "bigint", now)])), Basis::Xmin);
+        assert_eq!(Basis::of(&outbox, &table(vec![Column::of("xid", "xid8")])), Basis::Xmin);
+        assert_eq!(Basis::of(&outbox, &table(vec![filled("xid", "int8")])), Basis::Xmin);
         outbox.upkeep.pending = Some("a or b".to_owned());
         assert_eq!(Basis::of(&outbox, &with), Basis::Pending("a or b".to_owned()));
     }

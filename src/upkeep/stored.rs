@@ -1,20 +1,23 @@
 //! Whether what a relay stored about published rows may be believed, here and now.
 
+use serde::Deserialize;
 use tokio_postgres::Client;
 
 use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::position::Lsn;
+use crate::postgres::query::{one_json, one_text};
 use crate::state::Stored;
-use crate::upkeep::answered;
 
 const SERVER: &str = include_str!("../../sql/upkeep/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");
 
 /// What the server says of itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct Here {
+    may_read_control: bool,
     /// None where the role may not ask.
+    #[serde(skip)]
     system_identifier: Option<String>,
     timeline: u32,
     wal_end: Lsn,
@@ -31,18 +34,12 @@ pub async fn published(client: &Client, stored: Stored, table_oid: u32) -> Resul
 
 async fn here(client: &Client) -> Result<Here> {
     const DOING: &str = "asking which server this is";
-    let row = answered(DOING, client.query_one(SERVER, &[])).await.map_err(|failed| failed.told(DOING))?;
-    let bug = |error: tokio_postgres::Error| Error::new(Kind::Bug, format!("while {DOING}: {error}"));
-    let (timeline, wal_end): (i64, i64) = (row.try_get("timeline").map_err(bug)?, row.try_get("wal_end").map_err(bug)?);
-    let system_identifier = match row.try_get("may_read_control").map_err(bug)? {
-        true => {
-            let row = answered(DOING, client.query_one(SYSTEM, &[])).await.map_err(|failed| failed.told(DOING))?;
-            Some(row.try_get(0).map_err(bug)?)
-        }
+    let here: Here = one_json(client, DOING, SERVER, &[]).await?;
+    let system_identifier = match here.may_read_control {
+        true => one_text(client, DOING, SYSTEM, &[]).await?,
         false => None,
     };
-    let timeline = u32::try_from(timeline).unwrap_or_default();
-    Ok(Here { system_identifier, timeline, wal_end: Lsn::new(wal_end.unsigned_abs()) })
+    Ok(Here { system_identifier, ..here })
 }
 
 fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
@@ -103,6 +100,7 @@ mod tests {
     #[test]
     fn what_is_stored_counts_for_its_own_server_and_tables_only() {
         let here = |system: Option<&str>, timeline, wal_end| Here {
+            may_read_control: system.is_some(),
             system_identifier: system.map(str::to_owned),
             timeline,
             wal_end: Lsn::new(wal_end),

@@ -7,9 +7,10 @@ use tokio_postgres::{Client, Statement};
 
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::Table;
+use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
-use crate::upkeep::table::Table;
-use crate::upkeep::{Failed, answered, assignment};
+use crate::upkeep::{ANSWER_TIMEOUT, assignment};
 
 /// What is written to one table.
 #[derive(Debug, Clone)]
@@ -58,12 +59,12 @@ struct Rows {
 impl Rows {
     fn of(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<Rows> {
         let column = |column: &String| {
-            let found = table.needed(name, column, "outbox.columns.id")?;
-            Ok((quote_ident(&found.name)?, found.type_name.clone()))
+            let found = table.needed_column(name, column)?;
+            Ok((quote_ident(&found.name)?, found.base_type.clone()))
         };
         let key = outbox.index_columns().map(column).collect::<Result<_>>()?;
         let transaction = outbox.transaction_column().map(|column| quote_ident(column)).transpose()?;
-        Ok(Rows { table: quote_own_rows(name, table.kind == "p")?, key, transaction })
+        Ok(Rows { table: quote_own_rows(name, table.is_partitioned())?, key, transaction })
     }
 
     /// The statement that marks rows by their keys, or deletes them; `mark` may use what is in [`OF_FAILURES`].
@@ -132,7 +133,7 @@ fn of_failures(mark: &str) -> String {
 }
 
 pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Writer> {
-    let table = Table::look(client, name).await?;
+    let table = Table::needed(client, name).await?;
     let rows = Rows::of(&table, name, outbox)?;
     let (upkeep, role, key_values) = (&outbox.upkeep, quoted_name(&table.role), rows.values());
     let mut writer = Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, key_values };
@@ -145,21 +146,21 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
             None => (None, format!("deleting rows of {name}")),
         };
         let sql = rows.statement(mark, pending, false);
-        writer.acked = Some(writer.written(client, &table, (doing, key, mark), sql).await?);
+        writer.acked = Some(writer.written(client, &table, doing, key, mark, sql).await?);
     }
     if let Some(mark) = &upkeep.mark_failed {
         let doing = format!("marking rows of {name} that failed");
         let sql = rows.statement(Some(&of_failures(mark)), pending, true);
-        let of = (doing, Some("outbox.mark_failed"), Some(mark.as_str()));
-        writer.failed = Some(writer.written(client, &table, of, sql).await?);
+        let (key, mark) = (Some("outbox.mark_failed"), Some(mark.as_str()));
+        writer.failed = Some(writer.written(client, &table, doing, key, mark, sql).await?);
     }
     if let Some(mark) = &upkeep.mark_waiting {
         let doing = format!("marking rows of {name} that wait");
         // One that does not set what makes a row pending leaves the row pending.
         let pending = pending.filter(|_| assignment::asks_by_pending(upkeep));
         let sql = rows.statement(Some(&of_failures(mark)), pending, true);
-        let of = (doing, Some("outbox.mark_waiting"), Some(mark.as_str()));
-        writer.waiting = Some(writer.written(client, &table, of, sql).await?);
+        let (key, mark) = (Some("outbox.mark_waiting"), Some(mark.as_str()));
+        writer.waiting = Some(writer.written(client, &table, doing, key, mark, sql).await?);
     }
     Ok(writer)
 }
@@ -167,7 +168,7 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
 /// What asks for events that wait to be tried again where somebody set their rows to pending: what marked them as rows that
 /// wait had set them to something else. `$1` the slot, `$2` the outbox.
 pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Statement> {
-    let table = Table::look(client, name).await?;
+    let table = Table::needed(client, name).await?;
     let rows = Rows::of(&table, name, outbox)?;
     let pending = outbox.upkeep.pending.as_deref().unwrap_or("false");
     let doing = format!("looking for rows of {name} that wait and are pending");
@@ -180,7 +181,7 @@ pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: 
              and exists (select from {} where {is_row} and ({pending}\n))",
         rows.table
     );
-    answered(&doing, client.prepare(&sql)).await.map_err(|failed| failed.told(&doing))
+    Ok(bounded(&doing, ANSWER_TIMEOUT, client.prepare(&sql)).await?)
 }
 
 impl Writer {
@@ -189,14 +190,16 @@ impl Writer {
         &self,
         client: &Client,
         table: &Table,
-        (doing, key, mark): (String, Option<&'static str>, Option<&str>),
+        doing: String,
+        key: Option<&'static str>,
+        mark: Option<&str>,
         Sql { text, explain, parameters }: Sql,
     ) -> Result<Written> {
         if let (Some(key), Some(mark)) = (key, mark) {
-            stays_in_place(&self.table, (key, mark), &table.partition_keys)?;
+            stays_in_place(&self.table, key, mark, &table.partition_keys)?;
         }
-        let prepared = answered(&doing, client.prepare(&text)).await;
-        let statement = prepared.map_err(|failed| told(&self.table, (&doing, key), &self.role, &failed))?;
+        let prepared = bounded(&doing, ANSWER_TIMEOUT, client.prepare(&text)).await;
+        let statement = prepared.map_err(|failed| told(&self.table, &doing, key, &self.role, &failed))?;
         if let Some(key) = key
             && statement.params().len() != parameters
         {
@@ -206,8 +209,8 @@ impl Writer {
         let written = Written { doing, key, statement };
         // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
         // one starts without running.
-        let explained = answered(&written.doing, client.batch_execute(&explain)).await;
-        explained.map_err(|failed| told(&self.table, (&written.doing, written.key), &self.role, &failed))?;
+        let explained = bounded(&written.doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await;
+        explained.map_err(|failed| told(&self.table, &written.doing, written.key, &self.role, &failed))?;
         Ok(written)
     }
 
@@ -226,19 +229,19 @@ impl Writer {
             .remedy("nothing was written to them; give the table the unique index back that it had")
     }
 
-    pub(super) fn told(&self, written: &Written, failed: &Failed) -> Error {
+    pub(super) fn told(&self, written: &Written, failed: &QueryError) -> Error {
         // The statement was taken when the session began: the table has changed since, and is looked at anew.
         if matches!(failed.sqlstate(), Some("42703" | "42P01")) {
-            return Error::new(Kind::PostgresUnreachable, failed.told(&written.doing).cause());
+            return Error::new(Kind::PostgresUnreachable, failed.error().cause());
         }
-        told(&self.table, (&written.doing, written.key), &self.role, failed)
+        told(&self.table, &written.doing, written.key, &self.role, failed)
     }
 }
 
 /// Why rows of `table` could not be written to, and whose fault it is.
-fn told(table: &TableName, (doing, key): (&str, Option<&'static str>), role: &str, failed: &Failed) -> Error {
-    let error = failed.told(doing);
-    let Some(sqlstate) = failed.sqlstate() else { return error };
+fn told(table: &TableName, doing: &str, key: Option<&'static str>, role: &str, failed: &QueryError) -> Error {
+    let error = failed.error();
+    let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
     let name = quote_table(table).unwrap_or_else(|_| table.to_string());
     match (sqlstate, sqlstate.get(..2).unwrap_or_default(), key) {
         ("42501", ..) => {
@@ -266,12 +269,12 @@ fn told(table: &TableName, (doing, key): (&str, Option<&'static str>), role: &st
         }
         (_, "23", None) => Error::new(Kind::Publication, error.cause())
             .remedy("other tables refer to these rows: give their foreign keys an on delete, or leave rows where they are"),
-        _ => error,
+        _ => error.clone(),
     }
 }
 
 /// An update that moves a row to another partition is a delete and an insert in the log, and inserts are published.
-fn stays_in_place(table: &TableName, (key, mark): (&str, &str), partition_keys: &[String]) -> Result<()> {
+fn stays_in_place(table: &TableName, key: &str, mark: &str, partition_keys: &[String]) -> Result<()> {
     let keys: Vec<String> = partition_keys.iter().flat_map(|key| assignment::names(key)).collect();
     let Some(moved) = assignment::assigned(mark).into_iter().find(|column| keys.contains(column)) else {
         return Ok(());
@@ -319,8 +322,8 @@ mod tests {
     fn a_mark_that_moves_rows_to_other_partitions_is_refused() {
         let table: TableName = "outbox".parse().unwrap();
         let keys = ["RANGE (created_at)".to_owned(), "LIST (lower(status))".to_owned()];
-        assert!(stays_in_place(&table, ("outbox.mark", "sent = true, note = created_at::text"), &keys).is_ok());
-        let error = stays_in_place(&table, ("outbox.mark", "sent = true, Status = 'SENT'"), &keys).unwrap_err();
+        assert!(stays_in_place(&table, "outbox.mark", "sent = true, note = created_at::text", &keys).is_ok());
+        let error = stays_in_place(&table, "outbox.mark", "sent = true, Status = 'SENT'", &keys).unwrap_err();
         assert_eq!(error.kind(), Kind::Config);
         assert!(error.cause().starts_with("outbox.mark sets status, which table public.outbox is"), "{error}");
     }

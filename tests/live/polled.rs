@@ -13,7 +13,7 @@ use walrelay::conninfo::ConnInfo;
 use walrelay::error::{Error, Kind};
 use walrelay::event::{Place, Polled, Via};
 use walrelay::poll::select::{count, rows};
-use walrelay::poll::{Key, Reader, Selection, TableFacts, Which};
+use walrelay::poll::{Key, Reader, Selection, TableFacts, Which, table_facts};
 use walrelay::position::Lsn;
 use walrelay::route::Router;
 use walrelay::snapshot::Snapshot;
@@ -42,7 +42,7 @@ impl Reading {
     }
 
     fn facts(&self, outbox: &OutboxConfig) -> Result<TableFacts, Error> {
-        self.runtime.block_on(TableFacts::read(self.reader.client(), outbox))
+        self.runtime.block_on(table_facts(self.reader.client(), outbox))
     }
 
     fn begin(&self, adopt: Option<&str>) -> (Snapshot, Lsn) {

@@ -10,13 +10,13 @@ use crate::cli::flags;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_json, warn};
 use crate::cli::session::Session;
-use crate::cli::table::{self, Table};
 use crate::config::effective::effective;
 use crate::config::{Config, OutboxConfig, TableName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
 use crate::event::Sample;
-use crate::poll::TableFacts;
+use crate::poll::{as_streamed, table_facts};
+use crate::postgres::catalog::Table;
 use crate::route::Router;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::{Facts, inspect, judge};
@@ -113,7 +113,7 @@ async fn upkeep(session: &Session, config: &Config) -> Result<()> {
     };
     let tables = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some());
     for outbox in tables.filter(has_sql) {
-        TableFacts::read(session.client(), outbox).await?;
+        table_facts(session.client(), outbox).await?;
     }
     // What it would write, it only prepares.
     let wanted = match upkeep::Wanted::by(config) {
@@ -132,16 +132,10 @@ fn readable(catalog: &Catalog, outbox: &OutboxConfig) -> bool {
     outbox.columns.iter().all(has)
 }
 
-/// A column as the stream describes it, and the relay sees it: without its domain.
-pub(in crate::cli) fn described(name: &str, table: &Table, catalog: Option<&Catalog>) -> Column {
-    let column = table.columns.iter().find(|column| column.name == name);
-    let type_oid = column.map_or(0, |column| column.type_oid);
-    let base = catalog.and_then(|catalog| catalog.base_types.get(&type_oid)).copied();
-    Column {
-        name: name.to_owned(),
-        type_oid: base.unwrap_or(type_oid),
-        type_modifier: column.map_or(-1, |column| column.type_modifier),
-    }
+/// A column as the stream describes it; of one that is not there nothing is known.
+pub(in crate::cli) fn described(name: &str, table: &Table) -> Column {
+    let unknown = || Column { name: name.to_owned(), type_oid: 0, type_modifier: -1 };
+    table.column(name).map_or_else(unknown, as_streamed)
 }
 
 enum Row {
@@ -157,7 +151,7 @@ async fn row(
     catalog: Option<&Catalog>,
     facts: &Facts,
 ) -> Result<Row> {
-    let Some(table) = table::look(session, name).await? else { return Ok(Row::Routed(Found::Nothing)) };
+    let Some(table) = Table::read(session.client(), name).await? else { return Ok(Row::Routed(Found::Nothing)) };
     let wanted = Wanted { outbox, name, table: &table, id: args.id.as_deref() };
     let row_security = catalog.and_then(|catalog| catalog.table.as_ref()).is_some_and(|table| table.row_security);
     let read = match sample::read(session, &wanted).await? {
@@ -166,7 +160,7 @@ async fn row(
         sample::Answer::Empty => return Ok(Row::Routed(Found::Nothing)),
         sample::Answer::Forbidden => return Ok(Row::Routed(Found::Forbidden(facts.server.role.clone()))),
     };
-    let described = outbox.columns.iter().map(|name| described(name, &table, catalog));
+    let described = outbox.columns.iter().map(|name| described(name, &table));
     let values = read.values.iter().map(Option::as_deref);
     let bug = |what: String| Error::new(Kind::Bug, format!("a row that was asked for comes without {what}"));
     let sample = Sample::new(outbox, described.zip(values).collect()).map_err(bug)?;

@@ -8,9 +8,9 @@ use tokio_postgres::SimpleQueryMessage;
 use tokio_postgres::error::SqlState;
 
 use crate::cli::session::Session;
-use crate::cli::table::Table;
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
 use crate::suggest::ordering;
@@ -118,7 +118,7 @@ fn answer(found: Result<Option<Vec<Option<String>>>, tokio_postgres::Error>, cho
 
 fn select(wanted: &Wanted<'_>) -> Result<String> {
     let columns = wanted.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
-    let rows = quote_own_rows(wanted.name, wanted.table.kind == "p")?;
+    let rows = quote_own_rows(wanted.name, wanted.table.is_partitioned())?;
     Ok(format!("select {} from {rows}", columns.join(", ")))
 }
 
@@ -138,15 +138,11 @@ fn order(outbox: &OutboxConfig, table: &Table) -> Result<Order> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::suggest::Column;
+    use crate::postgres::catalog::Column;
 
     fn table(kind: &str, columns: &[(&str, &str)]) -> Table {
-        let column = |(name, base): &(&str, &str)| Column {
-            name: (*name).to_owned(),
-            base: (*base).to_owned(),
-            ..Column::default()
-        };
-        Table { kind: kind.to_owned(), partition_of: None, columns: columns.iter().map(column).collect() }
+        let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
+        Table { kind: kind.to_owned(), columns, ..Table::default() }
     }
 
     #[test]

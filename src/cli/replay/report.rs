@@ -140,7 +140,7 @@ impl Report {
 mod tests {
     use super::*;
     use crate::replay::Found;
-    use crate::replay::survey::Unroutable;
+    use crate::replay::Unroutable;
 
     fn survey(unroutable: u64) -> Survey {
         let text = |text: &str| Some(text.to_owned());

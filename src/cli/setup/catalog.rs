@@ -2,12 +2,10 @@
 
 use crate::cli::session::{Session, column};
 use crate::cli::sql;
-use crate::config::{OutboxConfig, SourceConfig, TableName};
+use crate::config::{OutboxConfig, SourceConfig};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::Table;
 use crate::source::preflight::{self, Server, Slot};
-
-/// The majors that publish schemas start here.
-const PUBLISHES_SCHEMAS_SINCE: u32 = 15;
 
 /// Everything setup looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,19 +49,6 @@ pub struct Place {
     pub may_create_in_schema: Option<bool>,
 }
 
-/// A table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
-    /// `relkind`.
-    pub kind: String,
-    /// `relpersistence`.
-    pub persistence: String,
-    /// Whether the role has the rights of its owner.
-    pub owned: bool,
-    /// Columns that a publication streams: without generated ones.
-    pub columns: Vec<String>,
-}
-
 /// A publication.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publication {
@@ -93,12 +78,12 @@ pub struct Publication {
 /// What the session gives.
 pub async fn look(session: &Session, source: &SourceConfig, outboxes: &[OutboxConfig]) -> Result<Found> {
     let server = preflight::server(session.client()).await?;
-    let publication = publication(session, &source.publication, &server).await?;
+    let publication = publication(session, &source.publication).await?;
     let (room, _) = room(session, "").await?;
     let mut places = Vec::new();
     for name in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
         let (_, may_create_in_schema) = self::room(session, name.schema()).await?;
-        places.push(Place { table: table(session, name).await?, may_create_in_schema });
+        places.push(Place { table: Table::read(session.client(), name).await?, may_create_in_schema });
     }
     Ok(Found {
         outboxes: places,
@@ -121,37 +106,20 @@ async fn room(session: &Session, schema: &str) -> Result<(Room, Option<bool>)> {
     Ok((room, column(&row, "may_create_in_schema")?))
 }
 
-async fn table(session: &Session, name: &TableName) -> Result<Option<Table>> {
-    let row = session.row("looking at the outbox table", sql::TABLE, &[&name.schema(), &name.table()]).await?;
-    let Some(row) = row else { return Ok(None) };
-    Ok(Some(Table {
-        kind: column(&row, "kind")?,
-        persistence: column(&row, "persistence")?,
-        owned: column(&row, "owned")?,
-        columns: column(&row, "columns")?,
-    }))
-}
-
 /// The publication `name`.
 ///
 /// # Errors
 /// What the session gives.
-pub async fn publication(session: &Session, name: &str, server: &Server) -> Result<Option<Publication>> {
-    const DOING: &str = "looking at the publication";
-    let Some(row) = session.row(DOING, sql::PUBLICATION, &[&name]).await? else { return Ok(None) };
-    let publishes_schemas = match server.major() {
-        PUBLISHES_SCHEMAS_SINCE.. => match session.row(DOING, sql::PUBLICATION_SCHEMAS, &[&name]).await? {
-            Some(row) => column(&row, "publishes_schemas")?,
-            None => false,
-        },
-        _ => false,
+pub async fn publication(session: &Session, name: &str) -> Result<Option<Publication>> {
+    let Some(row) = session.row("looking at the publication", sql::PUBLICATION, &[&name]).await? else {
+        return Ok(None);
     };
     let schemas: Vec<String> = column(&row, "schemas")?;
     let tables: Vec<String> = column(&row, "tables")?;
     Ok(Some(Publication {
         owned: column(&row, "owned")?,
         all_tables: column(&row, "all_tables")?,
-        publishes_schemas,
+        publishes_schemas: column(&row, "publishes_schemas")?,
         inserts: column(&row, "inserts")?,
         other_than_inserts: column(&row, "other_than_inserts")?,
         via_root: column(&row, "via_root")?,

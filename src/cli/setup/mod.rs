@@ -6,7 +6,6 @@
 pub mod catalog;
 pub mod create;
 pub mod plan;
-mod publication;
 pub mod readable;
 pub mod xid_column;
 

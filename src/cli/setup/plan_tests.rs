@@ -2,13 +2,15 @@ use super::*;
 use crate::cli::setup::catalog::{Publication, Room};
 use crate::config::EventSource;
 use crate::position::Lsn;
+use crate::postgres::catalog::Column;
 
 fn outbox(table: &str) -> OutboxConfig {
     OutboxConfig { source: EventSource::Table(table.parse().unwrap()), ..OutboxConfig::default() }
 }
 
 fn found() -> Found {
-    let columns = ["id", "aggregatetype", "aggregateid", "type", "payload"].map(str::to_owned).to_vec();
+    let columns =
+        ["id", "aggregatetype", "aggregateid", "type", "payload"].map(|name| Column::of(name, "text")).to_vec();
     Found {
         server: Server {
             version_num: 15_00_18,
@@ -21,7 +23,7 @@ fn found() -> Found {
         },
         room: Room { free_slots: 1, free_senders: 1, may_create: true },
         outboxes: vec![Place {
-            table: Some(Table { kind: "r".into(), persistence: "p".into(), owned: true, columns }),
+            table: Some(Table { kind: "r".into(), persistence: "p".into(), owned: true, columns, ..Table::default() }),
             may_create_in_schema: Some(true),
         }],
         publication: None,

@@ -5,7 +5,7 @@ use crate::cli::setup::catalog::Found;
 use crate::cli::setup::plan::{Plan, Wanted};
 use crate::config::OutboxConfig;
 use crate::error::{Error, Kind, Result};
-use crate::poll::{NEEDS_ORDER, TableFacts};
+use crate::poll::{NEEDS_ORDER, TableFacts, table_facts};
 use crate::source::preflight::MAJOR_MIN;
 
 /// Adds to `plan` what stands in the way of reading the tables that are there: an obstacle where the relay polls, else a
@@ -24,7 +24,7 @@ pub async fn look(
         return Ok(());
     }
     for ((outbox, _), _) in wanted.tables().zip(&found.outboxes).filter(|(_, place)| place.table.is_some()) {
-        match TableFacts::read(session.client(), outbox).await {
+        match table_facts(session.client(), outbox).await {
             Ok(facts) => judge(plan, wanted, outbox, &facts, adds_column),
             Err(error) if !matches!(error.kind(), Kind::Config | Kind::Publication) => return Err(error),
             Err(error) if wanted.polls => plan.obstacles.push(error),

@@ -8,9 +8,8 @@ use crate::cli::setup::catalog::Found;
 use crate::cli::setup::plan::{Object, Plan, Step};
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_ident, quote_table};
-use crate::upkeep::published::xid_column;
-use crate::upkeep::table::Table;
 
 const LEAVES: &str = include_str!("../../../sql/upkeep/leaves.sql");
 const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");
@@ -36,25 +35,25 @@ struct Place {
 /// What the session gives; [`Kind::Publication`] where both names are taken.
 pub async fn extend(plan: &mut Plan, session: &Session, outboxes: &[OutboxConfig], found: &Found) -> Result<()> {
     let names = outboxes.iter().filter_map(|outbox| outbox.source.table());
-    for (name, _) in names.zip(&found.outboxes).filter(|(_, place)| place.table.is_some()) {
-        let table = Table::look(session.client(), name).await?;
-        let wanted = wanted(name, &table)?;
-        let places = places(session, name, &table, &wanted).await?;
-        steps(plan, name, &table, &wanted, &places)?;
+    for (name, place) in names.zip(&found.outboxes) {
+        let Some(table) = &place.table else { continue };
+        let wanted = wanted(name, table)?;
+        let places = places(session, name, table, &wanted).await?;
+        steps(plan, name, table, &wanted, &places)?;
     }
     Ok(())
 }
 
 /// The column's name.
 fn wanted(name: &TableName, table: &Table) -> Result<String> {
-    if let Some(there) = xid_column(table) {
-        return Ok(there.to_owned());
+    if let Some(there) = table.xid_column() {
+        return Ok(there.name.clone());
     }
     let [first, second] = NAMES;
     match (table.column(first), table.column(second)) {
         (None, _) => Ok(first.to_owned()),
         (Some(_), None) => Ok(second.to_owned()),
-        (Some(_), Some(taken)) if taken.type_name == "xid8" && taken.default.is_none() => Ok(second.to_owned()),
+        (Some(_), Some(taken)) if taken.base == "xid8" && taken.default.is_none() => Ok(second.to_owned()),
         (Some(_), Some(_)) => Err(Error::new(
             Kind::Publication,
             format!("table {name} has columns {first} and {second} already, and neither has the transaction"),
@@ -66,7 +65,7 @@ fn wanted(name: &TableName, table: &Table) -> Result<String> {
 async fn places(session: &Session, name: &TableName, table: &Table, wanted: &str) -> Result<Vec<Place>> {
     const DOING: &str = "looking at the indexes of the outbox table";
     let mut places = Vec::new();
-    if table.kind == "p" {
+    if table.is_partitioned() {
         for row in session.rows(DOING, LEAVES, &[&i64::from(table.oid), &wanted]).await? {
             let (schema, table) = (column(&row, "schema")?, column(&row, "name")?);
             places.push(Place { schema, table, indexed: column(&row, "indexed")?, broken: false });
@@ -98,7 +97,7 @@ fn index_name(table: &str, column: &str) -> String {
 fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places: &[Place]) -> Result<()> {
     let (sql_name, sql_column) = (quote_table(name)?, quote_ident(wanted)?);
     let before = plan.steps.len();
-    if xid_column(table).is_some() {
+    if table.xid_column().is_some() {
         plan.present.push(format!("column {wanted} of table {name} has the transaction of each row"));
     } else {
         let add = match table.column(wanted) {
@@ -138,7 +137,7 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places:
     if plan.steps.len() == before {
         return Ok(());
     }
-    if table.kind == "p" {
+    if table.is_partitioned() {
         plan.remarks.push(format!(
             "table {name} is partitioned, where an index of all partitions cannot be built beside writers: each partition has \
              its own, and one that is made later needs one, too, on ({wanted})"
@@ -160,17 +159,15 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upkeep::table::Column;
+    use crate::postgres::catalog::Column;
 
     fn table(kind: &str, columns: &[(&str, &str, Option<&str>)]) -> Table {
-        let column = |(name, type_name, default): &(&str, &str, Option<&str>)| Column {
-            name: (*name).to_owned(),
-            type_name: (*type_name).to_owned(),
+        let column = |(name, base, default): &(&str, &str, Option<&str>)| Column {
             default: default.map(str::to_owned),
-            leads_index: false,
+            ..Column::of(name, base)
         };
         let columns = columns.iter().map(column).collect();
-        Table { oid: 1, kind: kind.to_owned(), owned: true, role: "r".to_owned(), columns, partition_keys: Vec::new() }
+        Table { kind: kind.to_owned(), owned: true, columns, ..Table::default() }
     }
 
     fn place(table: &str, indexed: bool, broken: bool) -> Place {
@@ -188,9 +185,9 @@ mod tests {
         for (columns, expected) in [
             (&[("id", "uuid", None)][..], Some("xid")),
             (&[("tx", "xid8", now)], Some("tx")),
-            (&[("xid", "bigint", None)], Some("walrelay_xid")),
-            (&[("xid", "bigint", None), ("walrelay_xid", "xid8", None)], Some("walrelay_xid")),
-            (&[("xid", "bigint", None), ("walrelay_xid", "text", None)], None),
+            (&[("xid", "int8", None)], Some("walrelay_xid")),
+            (&[("xid", "int8", None), ("walrelay_xid", "xid8", None)], Some("walrelay_xid")),
+            (&[("xid", "int8", None), ("walrelay_xid", "text", None)], None),
         ] {
             let wanted = wanted(&name, &table("r", columns));
             assert_eq!(wanted.as_deref().ok(), expected, "{columns:?}");

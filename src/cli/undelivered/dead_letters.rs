@@ -23,7 +23,7 @@ use crate::cli::text::{cell, time};
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::config::layers::Flags;
-use crate::dead_letters::letter::Header as LetterHeader;
+use crate::dead_letters::Header as LetterHeader;
 use crate::dead_letters::settling::{LETTERS_AHEAD, choose};
 use crate::dead_letters::{
     self as library, At, Ended, Letter, Outcome as Settles, Progress, Scan, Settling, Wanted, Which,

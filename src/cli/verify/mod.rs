@@ -15,11 +15,11 @@ use clap::Args;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, Teller, print_report, warn};
 use crate::cli::session::Session;
-use crate::cli::table;
 use crate::cli::{RelaySettings, flags};
 use crate::config::unit::parse_duration;
 use crate::config::{Config, OutboxConfig};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::Table;
 use crate::sink::kafka::options::Options;
 use crate::source::preflight::inspect;
 use crate::verify::{Comparison, Outbox, Reader};
@@ -149,23 +149,18 @@ fn id_headers(config: &Config) -> Result<Vec<String>> {
 /// How each outbox that is a table is read.
 async fn plans(session: &Session, config: &Config, range: &Range, report: &mut Report) -> Result<Vec<Plan>> {
     let source = &config.source;
-    let facts = inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
-    let mut catalogs = facts.catalogs.iter();
+    inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
     let mut plans = Vec::new();
     for outbox in &config.outboxes {
         let Some(name) = outbox.source.table() else {
             report.note(format!("{} cannot be verified: there is no row behind a message", outbox.source));
             continue;
         };
-        let catalog = catalogs.next();
-        let Some(table) = table::look(session, name).await? else {
-            let cause = format!("there is no table {name}");
-            return Err(Error::new(Kind::Publication, cause).remedy("check outbox.table, and the database"));
-        };
+        let table = Table::needed(session.client(), name).await?;
         if outbox.upkeep.delete || outbox.upkeep.retention.is_some() {
             report.note(format!("rows of {name} are deleted once they were published: records of those are unknown"));
         }
-        let plan = Plan::new(session, outbox, name, &table, catalog, range).await?;
+        let plan = Plan::new(outbox, name, &table, range)?;
         report.note(match &plan.order {
             Some(order) => format!("the order of {name} is that of {order}"),
             None => {

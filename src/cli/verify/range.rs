@@ -3,16 +3,13 @@
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-use crate::cli::table::Table;
 use crate::config::unit::parse_duration;
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
+use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
-use crate::suggest::{Column, ordering};
-
-/// Names of the time a row was written at, the surest first.
-const TIMES: &[&str] = &["created_at", "occurred_at", "inserted_at", "timestamp"];
+use crate::suggest::ordering;
 
 /// A range of times; both ends may be open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -112,17 +109,14 @@ pub fn condition(range: &Range, outbox: &OutboxConfig, name: &TableName, table: 
 }
 
 fn time<'t>(outbox: &OutboxConfig, name: &TableName, table: &'t Table) -> Result<&'t Column> {
-    let named = |wanted: &str| table.columns.iter().find(|column| column.name == wanted);
-    let is_time = |column: &&Column| matches!(column.base.as_str(), "timestamptz" | "timestamp");
     let Some(wanted) = outbox.upkeep.time.as_deref() else {
-        let found = TIMES.iter().find_map(|name| named(name).filter(is_time)).or_else(|| ordering(&table.columns));
-        return found.ok_or_else(|| {
+        return table.time_column().or_else(|| ordering(&table.columns)).ok_or_else(|| {
             let cause = format!("--since and --until: no column of {name} is known to hold the time of its rows");
             Error::new(Kind::Config, cause).remedy("name a column with a timestamp: time = \"…\" in [outbox]")
         });
     };
-    named(wanted).filter(is_time).ok_or_else(|| {
-        let what = if named(wanted).is_some() { "is no timestamp" } else { "does not exist" };
+    table.column(wanted).filter(|column| column.is_timestamp()).ok_or_else(|| {
+        let what = if table.column(wanted).is_some() { "is no timestamp" } else { "does not exist" };
         let cause = format!("outbox.time: column {wanted} of {name} {what}");
         Error::new(Kind::Config, cause).remedy("name a column of type timestamptz or timestamp")
     })
@@ -133,12 +127,8 @@ mod tests {
     use super::*;
 
     fn table(columns: &[(&str, &str)]) -> Table {
-        let column = |(name, base): &(&str, &str)| Column {
-            name: (*name).to_owned(),
-            base: (*base).to_owned(),
-            ..Column::default()
-        };
-        Table { kind: "r".to_owned(), partition_of: None, columns: columns.iter().map(column).collect() }
+        let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
+        Table { kind: "r".to_owned(), columns, ..Table::default() }
     }
 
     fn range(since: Option<&str>, until: Option<&str>) -> Range {

@@ -5,17 +5,15 @@ use tokio_postgres::SimpleQueryMessage;
 use super::range::{self, Range, is_about_value};
 use crate::cli::check::described;
 use crate::cli::output::Teller;
-use crate::cli::session::{Session, column};
-use crate::cli::sql;
-use crate::cli::table::Table;
+use crate::cli::session::Session;
 use crate::config::{OutboxConfig, TableName, ValueConfig};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
 use crate::position::Lsn;
+use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::route::Router;
-use crate::source::catalog::Catalog;
 use crate::template::Template;
 use crate::verify::Comparison;
 
@@ -45,29 +43,22 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Looks in the catalogs for what the configuration leaves open.
+    /// Takes from `table` what the configuration leaves open.
     ///
     /// # Errors
-    /// As [`range::condition`], and what the session gives.
-    pub async fn new(
-        session: &Session,
-        outbox: &OutboxConfig,
-        name: &TableName,
-        table: &Table,
-        catalog: Option<&Catalog>,
-        range: &Range,
-    ) -> Result<Plan> {
+    /// As [`range::condition`].
+    pub fn new(outbox: &OutboxConfig, name: &TableName, table: &Table, range: &Range) -> Result<Plan> {
         let outbox = without_content(outbox);
         let order = match &outbox.upkeep.order_by {
             Some(order) => Some(order.clone()),
-            None => numbered(session, &outbox, name, table).await?,
+            None => numbered(&outbox, table)?,
         };
-        let id = table.columns.iter().find(|column| column.name == outbox.id);
+        let id = table.column(&outbox.id);
         Ok(Plan {
             condition: range::condition(range, &outbox, name, table)?,
-            columns: outbox.columns.iter().map(|name| described(name, table, catalog)).collect(),
+            columns: outbox.columns.iter().map(|name| described(name, table)).collect(),
             id_type: id.map(|column| column.type_name.clone()).unwrap_or_default(),
-            table: quote_own_rows(name, table.kind == "p")?,
+            table: quote_own_rows(name, table.is_partitioned())?,
             name: name.clone(),
             order,
             outbox,
@@ -97,13 +88,9 @@ fn without_content(outbox: &OutboxConfig) -> OutboxConfig {
 }
 
 /// The column that is numbered as rows are written, quoted.
-async fn numbered(session: &Session, outbox: &OutboxConfig, name: &TableName, table: &Table) -> Result<Option<String>> {
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&name.schema(), &name.table()];
-    if let Some(row) = session.row("looking for an order", sql::NUMBERED_COLUMN, &values).await? {
-        return quote_ident(column(&row, "name")?).map(Some);
-    }
-    let is_number = table.columns.iter().any(|column| column.name == outbox.id && column.is_integer());
-    if is_number { quote_ident(&outbox.id).map(Some) } else { Ok(None) }
+fn numbered(outbox: &OutboxConfig, table: &Table) -> Result<Option<String>> {
+    let id = || table.column(&outbox.id).filter(|id| id.is_integer());
+    table.counters().next().or_else(id).map(|column| quote_ident(&column.name)).transpose()
 }
 
 /// Reads the rows of all plans as they are at one moment.

@@ -5,9 +5,9 @@ use tokio_postgres::Client;
 
 use crate::config::TableName;
 use crate::error::{Error, Kind, Result};
+use crate::postgres::query::QueryError;
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Member, Publication};
-use crate::source::query::QueryError;
 
 /// What must stay as it is for the stream to hold every event of the outbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,29 +26,27 @@ pub struct Fingerprint {
     columns: Option<Vec<String>>,
 }
 
-impl Catalog {
+impl Fingerprint {
     /// What makes this publication and table these and no others.
-    pub fn fingerprint(&self, publication: &str, table: &TableName) -> Fingerprint {
-        let own: Vec<&Member> = self.members.iter().filter(|member| member.level == 0).collect();
+    pub fn of(catalog: &Catalog, publication: &str, table: &TableName) -> Fingerprint {
+        let own: Vec<&Member> = catalog.members.iter().filter(|member| member.level == 0).collect();
         let columns = own.iter().find_map(|member| member.columns.clone());
         Fingerprint {
             publication_name: publication.to_owned(),
             table_name: table.clone(),
-            publication: self.publication.clone(),
-            publication_now_called: self.publication_now_called.clone().filter(|name| name != publication),
-            table_oid: self.table.as_ref().map(|table| table.oid),
-            table_now_called: self.table_now_called.clone(),
-            partitioned: self.table.as_ref().is_some_and(|table| table.kind == "p"),
-            unlogged: self.table.as_ref().is_some_and(|table| table.persistence != "p"),
-            silent_partitions: self.table.as_ref().map(|table| table.silent_partitions.clone()).unwrap_or_default(),
-            memberships: self.members.iter().map(|member| (member.through.clone(), member.oid)).collect(),
+            publication: catalog.publication.clone(),
+            publication_now_called: catalog.publication_now_called.clone().filter(|name| name != publication),
+            table_oid: catalog.table.as_ref().map(|table| table.oid),
+            table_now_called: catalog.table_now_called.clone(),
+            partitioned: catalog.table.as_ref().is_some_and(|table| table.kind == "p"),
+            unlogged: catalog.table.as_ref().is_some_and(|table| table.persistence != "p"),
+            silent_partitions: catalog.table.as_ref().map(|table| table.silent_partitions.clone()).unwrap_or_default(),
+            memberships: catalog.members.iter().map(|member| (member.through.clone(), member.oid)).collect(),
             row_filter: own.iter().find_map(|member| member.row_filter.clone()),
             columns,
         }
     }
-}
 
-impl Fingerprint {
     /// OID of the publication, unless there is none.
     pub fn publication_oid(&self) -> Option<u32> {
         self.publication.as_ref().map(|publication| publication.oid)
@@ -70,20 +68,10 @@ impl Fingerprint {
     }
 }
 
-/// Reads the catalogs again; `before` lets the answer name what something was renamed to.
+/// Reads the catalogs again; `before` lets the answer name what something was renamed to. Times out by itself.
 ///
 /// # Errors
-/// Of the connection only: what the answer means is [`compare`]'s business. Times out by itself.
-pub async fn watch(
-    client: &Client,
-    publication: &str,
-    table: &TableName,
-    before: Option<&Fingerprint>,
-) -> Result<Fingerprint> {
-    Ok(look(client, publication, table, before).await?)
-}
-
-/// [`watch`], for whoever has to know what an error means for the session.
+/// Of the connection only: what the answer means is [`compare`]'s business.
 pub(in crate::source) async fn look(
     client: &Client,
     publication: &str,
@@ -95,7 +83,7 @@ pub(in crate::source) async fn look(
         before.and_then(Fingerprint::table_oid).unwrap_or_default(),
     );
     let catalog = Catalog::read(client, publication, Some(table), known).await?;
-    Ok(catalog.fingerprint(publication, table))
+    Ok(Fingerprint::of(&catalog, publication, table))
 }
 
 /// Whether every event inserted between the two looks is in the stream, as far as catalogs can tell.

@@ -133,7 +133,10 @@ pub fn judge_backlog(
 }
 
 /// Whether the server is recent enough to answer the rest.
-pub(super) fn version(server: &Server) -> Result<()> {
+///
+/// # Errors
+/// [`Kind::PostgresUnfit`] where it is not.
+pub fn version(server: &Server) -> Result<()> {
     if server.major() < MAJOR_MIN {
         return Err(Error::new(
             Kind::PostgresUnfit,

@@ -1,0 +1,357 @@
+//! A table as the catalogs describe it. Reads no row of the table.
+
+use serde::Deserialize;
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use crate::config::TableName;
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::postgres::query::{Param, one_text, parsed};
+
+const TABLE: &str = include_str!("../../sql/table.sql");
+
+/// Columns that usually hold the time of an event, likely ones first.
+const TIME_COLUMNS: [&str; 7] =
+    ["created_at", "occurred_at", "inserted_at", "recorded_at", "event_time", "created", "timestamp"];
+
+/// A table.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Table {
+    /// Its OID.
+    pub oid: u32,
+    /// `relkind`: `r` an ordinary table, `p` a partitioned one.
+    pub kind: String,
+    /// `relpersistence`: `p`, `u` for unlogged, `t` for temporary.
+    pub persistence: String,
+    /// The role of the session.
+    pub role: String,
+    /// Whether the role has the rights of its owner.
+    pub owned: bool,
+    /// Whether the role may read all of it, system columns too.
+    pub may_select: bool,
+    /// Its columns, in order.
+    pub columns: Vec<Column>,
+    /// Unique indexes that can name a row: the primary key, then those of the fewest columns.
+    pub unique_keys: Vec<UniqueKey>,
+    /// The table it is a partition of, if it is one, as SQL writes it.
+    pub partition_of: Option<String>,
+    /// OIDs of all tables it is a part of.
+    pub ancestors: Vec<u32>,
+    /// What it is partitioned by, as far as that is columns.
+    pub partition_columns: Vec<String>,
+    /// Whether it is partitioned by anything else.
+    pub by_expression: bool,
+    /// What it and its partitions are partitioned by, as in `PARTITION BY`.
+    pub partition_keys: Vec<String>,
+}
+
+/// A column. What is said of its base type is said of the type under the domain, where its type is one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Column {
+    /// Its name.
+    pub name: String,
+    /// Its name as SQL writes it, with quotes where it needs them.
+    pub written: String,
+    /// Its type as SQL writes it, with its modifier.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// The modifier (`atttypmod`).
+    pub type_modifier: i32,
+    /// Whether its type is a domain.
+    pub domain: bool,
+    /// `typname` of its base type.
+    pub base: String,
+    /// OID of its base type.
+    pub base_oid: u32,
+    /// Its base type as SQL writes it in a cast, without a modifier.
+    pub base_type: String,
+    /// `typcategory` of its base type:
+    /// <https://www.postgresql.org/docs/current/catalog-pg-type.html#CATALOG-TYPCATEGORY-TABLE>
+    pub category: String,
+    /// Whether Postgres' own operators order its base type.
+    pub is_ordered: bool,
+    /// Whether it is declared `NOT NULL`.
+    pub not_null: bool,
+    /// Whether its domain is.
+    pub domain_not_null: bool,
+    /// Whether it is an identity column.
+    pub is_identity: bool,
+    /// Whether it is computed from others, and so not in a stream.
+    pub generated: bool,
+    /// Its default as SQL, where it has one.
+    pub default: Option<String>,
+    /// Whether it is the primary key, or a part of it.
+    pub in_primary_key: bool,
+    /// Whether no two rows have the same value of it alone.
+    pub unique: bool,
+    /// Whether it alone refers to another table.
+    pub references: bool,
+    /// Whether an index over all rows begins with it.
+    pub leads_index: bool,
+}
+
+/// Columns of a unique index over all rows, which is checked at once and compares as the columns do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct UniqueKey {
+    /// The columns.
+    pub columns: Vec<String>,
+    /// Those that may be NULL, or are compared by operators outside of `pg_catalog`.
+    pub loose: Vec<String>,
+}
+
+/// What matters of a type to whoever guesses what a column holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// `uuid`.
+    Uuid,
+    /// A whole number.
+    Integer,
+    /// `numeric`.
+    Numeric,
+    /// A text of any type.
+    Text,
+    /// An enum.
+    Enum,
+    /// `json` and `jsonb`.
+    Json,
+    /// `bytea`.
+    Bytea,
+    /// `xml`.
+    Xml,
+    /// With a time zone, so that it is one moment.
+    Timestamptz,
+    /// Without a time zone.
+    Timestamp,
+    /// Anything else.
+    Other,
+}
+
+impl Table {
+    /// Reads `name` within [`QUERY_TIMEOUT`](crate::postgres::query::QUERY_TIMEOUT); none where there is no such relation.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub(crate) async fn read(client: &Client, name: &TableName) -> Result<Option<Table>> {
+        let doing = format!("looking at table {name}");
+        let params: [Param<'_>; 2] = [(&name.schema(), Type::TEXT), (&name.table(), Type::TEXT)];
+        let Some(text) = one_text(client, &doing, TABLE, &params).await? else { return Ok(None) };
+        parsed(&doing, &text).map(Some)
+    }
+
+    /// The same, where it has to be there.
+    ///
+    /// # Errors
+    /// [`Kind::Publication`] where there is no such relation, and those of the connection.
+    pub(crate) async fn needed(client: &Client, name: &TableName) -> Result<Table> {
+        Table::read(client, name).await?.ok_or_else(|| {
+            let remedy = Remedy::from(
+                "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
+                 '\"Outbox\"'. `",
+            );
+            let create = NextCommand::new("setup").flag("create-table");
+            Error::new(Kind::Publication, format_args!("there is no table {name} in this database"))
+                .remedy(remedy.and(create).and("` makes a table where there is none"))
+        })
+    }
+
+    /// Whether it is a table, and no view or other relation.
+    pub fn is_table(&self) -> bool {
+        matches!(self.kind.as_str(), "r" | "p")
+    }
+
+    /// Whether it has partitions.
+    pub fn is_partitioned(&self) -> bool {
+        self.kind == "p"
+    }
+
+    /// A column by its name.
+    pub fn column(&self, name: &str) -> Option<&Column> {
+        self.columns.iter().find(|column| column.name == name)
+    }
+
+    /// A column of the table `name`, where it has to be there.
+    ///
+    /// # Errors
+    /// [`Kind::Publication`] with the columns there are.
+    pub fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
+        self.column(wanted).ok_or_else(|| {
+            let there: Vec<&str> = self.columns.iter().map(|column| column.name.as_str()).collect();
+            let cause = format!("table {name} has no column {wanted}; it has {}", there.join(", "));
+            Error::new(Kind::Publication, cause)
+                .remedy("say in the configuration which column holds what, or add the column")
+        })
+    }
+
+    /// The column with the transaction that inserted the row, as `setup --add-xid-column` makes it, under whatever name.
+    pub fn xid_column(&self) -> Option<&Column> {
+        let all = || self.columns.iter().filter(|column| column.tells_transaction());
+        all().find(|column| column.name == "xid").or_else(|| all().next())
+    }
+
+    /// Columns that take the next number for each row: an identity column, then those with the default of a sequence.
+    pub fn counters(&self) -> impl Iterator<Item = &Column> {
+        let identity = self.columns.iter().filter(|column| column.is_identity);
+        identity.chain(self.columns.iter().filter(|column| column.is_serial()))
+    }
+
+    /// The column that has the time of a row by its usual name and type.
+    pub fn time_column(&self) -> Option<&Column> {
+        TIME_COLUMNS.iter().find_map(|name| self.column(name).filter(|column| column.is_timestamp()))
+    }
+
+    /// The columns that name exactly one row with an id in column `id`: that alone, or else those of the first unique key
+    /// that fits. A row without an id is no event, so only the id may be loose.
+    pub fn row_key(&self, id: &str) -> Option<&[String]> {
+        let fits = |key: &&UniqueKey| key.loose.iter().all(|column| column == id);
+        let all = || self.unique_keys.iter().filter(fits).map(|key| key.columns.as_slice());
+        all().find(|columns| *columns == [id]).or_else(|| all().next())
+    }
+}
+
+impl Column {
+    /// Its form.
+    pub fn form(&self) -> Form {
+        match (self.base.as_str(), self.category.as_str()) {
+            ("uuid", _) => Form::Uuid,
+            ("int2" | "int4" | "int8", _) => Form::Integer,
+            ("numeric", _) => Form::Numeric,
+            ("json" | "jsonb", _) => Form::Json,
+            ("bytea", _) => Form::Bytea,
+            ("xml", _) => Form::Xml,
+            ("timestamptz", _) => Form::Timestamptz,
+            ("timestamp", _) => Form::Timestamp,
+            (_, "S") => Form::Text,
+            (_, "E") => Form::Enum,
+            _ => Form::Other,
+        }
+    }
+
+    /// Whether it is a whole number: later rows mostly have a larger one.
+    pub fn is_integer(&self) -> bool {
+        self.form() == Form::Integer
+    }
+
+    /// Whether it is a timestamp, with or without a time zone.
+    pub fn is_timestamp(&self) -> bool {
+        matches!(self.form(), Form::Timestamptz | Form::Timestamp)
+    }
+
+    /// Whether an event can be in it.
+    pub fn can_hold_event(&self) -> bool {
+        matches!(self.form(), Form::Json | Form::Bytea | Form::Text | Form::Xml)
+    }
+
+    /// Whether it can be part of a name.
+    pub fn is_word(&self) -> bool {
+        matches!(self.form(), Form::Text | Form::Enum)
+    }
+
+    /// Whether it can name a thing.
+    pub fn can_name(&self) -> bool {
+        matches!(self.form(), Form::Uuid | Form::Integer | Form::Numeric | Form::Text | Form::Enum)
+    }
+
+    /// Whether it has no NULL, by itself or by its domain.
+    pub fn is_never_null(&self) -> bool {
+        self.not_null || self.domain_not_null
+    }
+
+    fn is_serial(&self) -> bool {
+        self.default.as_deref().is_some_and(|sql| sql.starts_with("nextval("))
+    }
+
+    /// Whether it has the transaction that inserted the row: an `xid8` that defaults to `pg_current_xact_id()`. `pg_get_expr`
+    /// leaves the schema out where it is on the search path, which `pg_catalog` always is.
+    pub fn tells_transaction(&self) -> bool {
+        let default = self.default.as_deref().unwrap_or_default();
+        self.base == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
+    }
+
+    /// Its name and type, for people.
+    pub fn described(&self) -> String {
+        let mut text = format!("{}: {}", self.name, self.type_name);
+        let more = [
+            (self.domain, format!(" over {}", self.base)),
+            (self.is_never_null(), ", not null".to_owned()),
+            (self.in_primary_key && self.unique, ", primary key".to_owned()),
+            (self.in_primary_key && !self.unique, ", part of the primary key".to_owned()),
+            (self.unique && !self.in_primary_key, ", unique".to_owned()),
+            (self.references, ", refers to another table".to_owned()),
+        ];
+        text.extend(more.into_iter().filter_map(|(holds, what)| holds.then_some(what)));
+        text
+    }
+}
+
+#[cfg(test)]
+impl Column {
+    /// A column of a type of Postgres' own, for tests.
+    pub(crate) fn of(name: &str, base: &str) -> Column {
+        let (base_oid, base_type) = match base {
+            "int8" => (20, "bigint"),
+            "int4" => (23, "integer"),
+            "text" => (25, "text"),
+            "date" => (1082, "date"),
+            "timestamp" => (1114, "timestamp without time zone"),
+            "timestamptz" => (1184, "timestamp with time zone"),
+            "uuid" => (2950, "uuid"),
+            "xid8" => (5069, "xid8"),
+            other => panic!("{other}"),
+        };
+        Column {
+            name: name.to_owned(),
+            written: name.to_owned(),
+            type_name: base_type.to_owned(),
+            type_modifier: -1,
+            base: base.to_owned(),
+            base_oid,
+            base_type: base_type.to_owned(),
+            is_ordered: true,
+            ..Column::default()
+        }
+    }
+
+    /// The same with a default.
+    pub(crate) fn with_default(self, sql: &str) -> Column {
+        Column { default: Some(sql.to_owned()), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(columns: Vec<Column>) -> Table {
+        Table { kind: "r".to_owned(), columns, ..Table::default() }
+    }
+
+    #[test]
+    fn a_column_tells_the_transaction_if_nothing_else_was_meant() {
+        let with = |base, default: Option<&str>| {
+            let told = Column { default: default.map(str::to_owned), ..Column::of("x", base) };
+            table(vec![Column::of("id", "uuid"), told]).xid_column().map(|column| column.name.clone())
+        };
+        assert_eq!(with("xid8", Some("pg_current_xact_id()")), Some("x".to_owned()));
+        assert_eq!(with("xid8", Some("pg_catalog.pg_current_xact_id()")), Some("x".to_owned()));
+        assert_eq!(with("xid8", None), None);
+        assert_eq!(with("xid8", Some("public.pg_current_xact_id()")), None);
+        assert_eq!(with("text", Some("pg_current_xact_id()")), None);
+        let filled = |name| Column::of(name, "xid8").with_default("pg_current_xact_id()");
+        assert_eq!(table(vec![filled("y"), filled("xid")]).xid_column().unwrap().name, "xid");
+    }
+
+    #[test]
+    fn a_row_is_named_by_its_id_alone_or_by_the_first_key_without_null() {
+        let key = |columns: &[&str], loose: &[&str]| UniqueKey {
+            columns: columns.iter().map(|name| (*name).to_owned()).collect(),
+            loose: loose.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let with = |unique_keys: Vec<UniqueKey>| {
+            let table = Table { unique_keys, ..Table::default() };
+            table.row_key("id").map(|columns| columns.join(" "))
+        };
+        assert_eq!(with(vec![key(&["n"], &[]), key(&["id"], &["id"])]).as_deref(), Some("id"));
+        assert_eq!(with(vec![key(&["a", "b"], &["b"]), key(&["n"], &[])]).as_deref(), Some("n"));
+        assert_eq!(with(vec![key(&["n"], &["n"])]), None);
+    }
+}

@@ -1,0 +1,147 @@
+//! SQL with a time limit: one statement, its answer, and what a failure means for the session.
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
+
+use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
+
+/// How long a statement may take that reads catalogs or one row. A session that needs longer is stuck, and must not
+/// hang the relay.
+pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A parameter with its type: unnamed statements leave nothing behind on the server, and need one round trip.
+pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// Why a statement failed, and what that means for the session it ran in.
+#[derive(Debug)]
+pub(crate) enum QueryError {
+    /// The server refused the statement, or the answer cannot be read; the session goes on.
+    Refused {
+        /// What happened.
+        error: Error,
+        /// The server's code; none where the answer cannot be read.
+        sqlstate: Option<SqlState>,
+    },
+    /// The server announced its shutdown instead of an answer: the session is over.
+    ShuttingDown(Error),
+    /// The session is over, or no answer came within the limit.
+    Broken(Error),
+}
+
+impl QueryError {
+    /// Sorts an error of the client; `what` follows "while" in the text.
+    pub(crate) fn of(what: &str, error: &tokio_postgres::Error) -> QueryError {
+        let told = fault::sql(While::Querying(what), error);
+        match error.code() {
+            Some(code) if fault::is_shutdown(code.code()) => QueryError::ShuttingDown(told),
+            // A server that has become a standby: that heals, on another server.
+            Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => QueryError::Refused {
+                error: Error::new(Kind::PostgresUnreachable, told.cause()),
+                sqlstate: Some(code.clone()),
+            },
+            Some(code) => QueryError::Refused { error: told, sqlstate: Some(code.clone()) },
+            None if told.kind() == Kind::PostgresUnreachable => QueryError::Broken(told),
+            None => QueryError::refused(told),
+        }
+    }
+
+    /// An answer that cannot be used.
+    pub(crate) fn refused(error: Error) -> QueryError {
+        QueryError::Refused { error, sqlstate: None }
+    }
+
+    /// What happened.
+    pub(crate) fn error(&self) -> &Error {
+        match self {
+            QueryError::Refused { error, .. } | QueryError::ShuttingDown(error) | QueryError::Broken(error) => error,
+        }
+    }
+
+    /// The code the server refused the statement with.
+    pub(crate) fn sqlstate(&self) -> Option<&str> {
+        match self {
+            QueryError::Refused { sqlstate, .. } => sqlstate.as_ref().map(SqlState::code),
+            QueryError::ShuttingDown(_) | QueryError::Broken(_) => None,
+        }
+    }
+
+    /// Whether another session was in the way, so that the statement may succeed when it is tried again.
+    pub(crate) fn is_passing(&self) -> bool {
+        const PASSING: [&str; 4] = ["40001", "40P01", "55P03", "57014"];
+        self.sqlstate().is_some_and(|sqlstate| PASSING.contains(&sqlstate))
+    }
+}
+
+impl From<QueryError> for Error {
+    fn from(error: QueryError) -> Error {
+        match error {
+            QueryError::Refused { error, .. } | QueryError::ShuttingDown(error) | QueryError::Broken(error) => error,
+        }
+    }
+}
+
+/// Waits for `answer` for as long as `limit`. `what` says in an error what was being done ("reading the slot").
+pub(crate) async fn bounded<T>(
+    what: &str,
+    limit: Duration,
+    answer: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, QueryError> {
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answer.map_err(|error| QueryError::of(what, &error)),
+        Err(_) => Err(QueryError::Broken(fault::timeout(While::Querying(what), limit))),
+    }
+}
+
+/// The first column of the first row, as text, within [`QUERY_TIMEOUT`].
+pub(crate) async fn one_text(
+    client: &Client,
+    what: &str,
+    sql: &str,
+    params: &[Param<'_>],
+) -> Result<Option<String>, QueryError> {
+    let rows = bounded(what, QUERY_TIMEOUT, client.query_typed(sql, params)).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    row.try_get(0).map_err(|error| QueryError::of(what, &error))
+}
+
+/// The JSON text in the first column of the only row, within [`QUERY_TIMEOUT`].
+pub(crate) async fn one_json<T: DeserializeOwned>(
+    client: &Client,
+    what: &str,
+    sql: &str,
+    params: &[Param<'_>],
+) -> Result<T, QueryError> {
+    let text = one_text(client, what, sql, params).await?.unwrap_or_default();
+    parsed(what, &text).map_err(QueryError::refused)
+}
+
+/// Reads the JSON that a statement of ours built. What cannot be read comes from a server that is not Postgres, or
+/// from a bug.
+pub(crate) fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| {
+        Error::new(Kind::PostgresUnfit, format!("while {what}: the server's answer cannot be read: {error}"))
+            .remedy("walrelay needs PostgreSQL 14 or newer; other servers that speak its protocol are not supported")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_never_comes_is_an_unreachable_server_after_ten_seconds() {
+        let before = tokio::time::Instant::now();
+        let never = std::future::pending::<Result<(), _>>();
+        let error = bounded("reading the slot", QUERY_TIMEOUT, never).await.unwrap_err();
+        assert!(matches!(error, QueryError::Broken(_)), "{error:?}");
+        let error = Error::from(error);
+        assert_eq!(error.kind(), Kind::PostgresUnreachable);
+        assert_eq!(error.cause(), "while reading the slot: no answer within 10000 ms");
+        assert_eq!(before.elapsed(), QUERY_TIMEOUT);
+    }
+}
