@@ -335,6 +335,38 @@ mod tests {
             self.openings.sent(destination, ticket, &self.partitioner);
             Some(ticket)
         }
+
+        /// Sends a record with this hash, or has it wait.
+        fn enqueue(&mut self, hash: u32, ticket: u64) -> bool {
+            let destination = self.openings.destination(TOPIC, hash, None, &self.partitioner);
+            match destination {
+                Some(destination) => self.openings.sent(destination, Ticket(ticket), &self.partitioner),
+                None => {
+                    let waiting = Waiting { ticket: Ticket(ticket), hash, given: None, record: ticket };
+                    self.openings.wait(TOPIC, waiting);
+                }
+            }
+            destination.is_some()
+        }
+
+        /// Acks, and gives what was released up to where `room` ends.
+        fn ack(&mut self, ticket: u64, room: usize) -> Vec<u64> {
+            let mut released = Vec::new();
+            for topic in self.openings.acked(&[Ticket(ticket)]) {
+                self.release(topic, room, &mut released);
+            }
+            released
+        }
+
+        fn release(&mut self, topic: usize, room: usize, released: &mut Vec<u64>) {
+            self.openings.release(topic, &self.partitioner, |waiting, _| {
+                if released.len() == room {
+                    return Release::Full;
+                }
+                released.push(waiting.record);
+                Release::Sent
+            });
+        }
     }
 
     #[test]
@@ -417,40 +449,6 @@ mod tests {
         assert!(lab.send(0).is_none() && lab.send(1).is_none());
         lab.openings.acked(&[Ticket(9)]);
         assert!(lab.send(0).is_some() && lab.send(0).is_some());
-    }
-
-    impl Lab {
-        /// Sends a record with this hash, or has it wait.
-        fn enqueue(&mut self, hash: u32, ticket: u64) -> bool {
-            let destination = self.openings.destination(TOPIC, hash, None, &self.partitioner);
-            match destination {
-                Some(destination) => self.openings.sent(destination, Ticket(ticket), &self.partitioner),
-                None => {
-                    let waiting = Waiting { ticket: Ticket(ticket), hash, given: None, record: ticket };
-                    self.openings.wait(TOPIC, waiting);
-                }
-            }
-            destination.is_some()
-        }
-
-        /// Acks, and gives what was released up to where `room` ends.
-        fn ack(&mut self, ticket: u64, room: usize) -> Vec<u64> {
-            let mut released = Vec::new();
-            for topic in self.openings.acked(&[Ticket(ticket)]) {
-                self.release(topic, room, &mut released);
-            }
-            released
-        }
-
-        fn release(&mut self, topic: usize, room: usize, released: &mut Vec<u64>) {
-            self.openings.release(topic, &self.partitioner, |waiting, _| {
-                if released.len() == room {
-                    return Release::Full;
-                }
-                released.push(waiting.record);
-                Release::Sent
-            });
-        }
     }
 
     #[test]

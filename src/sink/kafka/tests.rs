@@ -39,8 +39,14 @@ fn sink(cluster: &Cluster) -> KafkaSink {
     KafkaSink::connect(&config(cluster.bootstrap_servers(), &[])).unwrap()
 }
 
+fn sink_with_room_for_ten(cluster: &Cluster) -> KafkaSink {
+    let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
+    options.client.set("queue.buffering.max.messages", "10");
+    KafkaSink::with_options(options).unwrap()
+}
+
 fn record<'a>(key: &'a [u8], value: &'a [u8]) -> Record<'a> {
-    Record { topic: TOPIC, key: Some(key), value: Some(value), headers: &[], ..Record::default() }
+    Record { topic: TOPIC, key: Some(key), value: Some(value), ..Record::default() }
 }
 
 fn enqueue_numbers(sink: &mut KafkaSink, numbers: std::ops::Range<u64>) {
@@ -155,11 +161,9 @@ async fn null_and_empty_keys_values_and_headers_stay_what_they_are() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
     let headers: &[(&str, Option<&[u8]>)] = &[("id", Some(b"1")), ("empty", Some(b"")), ("null", None)];
-    sink.enqueue(&Record { topic: TOPIC, key: None, value: None, headers: &[], ..Record::default() }, Ticket(0))
-        .unwrap();
+    sink.enqueue(&Record { topic: TOPIC, ..Record::default() }, Ticket(0)).unwrap();
     delivered(&mut sink, 1).await;
-    sink.enqueue(&Record { topic: TOPIC, key: Some(b""), value: Some(b""), headers, ..Record::default() }, Ticket(1))
-        .unwrap();
+    sink.enqueue(&Record { headers, ..record(b"", b"") }, Ticket(1)).unwrap();
     delivered(&mut sink, 1).await;
     let records = read(&cluster, 1, 2);
     assert_eq!((&records[0].key, &records[0].value, records[0].headers.len()), (&None, &None, 0));
@@ -208,9 +212,7 @@ async fn what_was_enqueued_while_the_broker_was_down_arrives_in_order_when_it_is
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_delivery() {
     let cluster = cluster(1);
-    let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
-    options.client.set("queue.buffering.max.messages", "10");
-    let mut sink = KafkaSink::with_options(options).unwrap();
+    let mut sink = sink_with_room_for_ten(&cluster);
     let (mut deliveries, mut full) = (open(&mut sink).await, 0);
     for number in OPENED..1_000 {
         while let Err(error) = sink.enqueue(&record(b"o-1", number.to_string().as_bytes()), Ticket(number)) {
@@ -228,9 +230,7 @@ async fn a_full_queue_gives_the_same_record_back_and_takes_it_after_the_next_del
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_is_offered_again_even_if_nothing_is_ever_delivered() {
     let cluster = cluster(1);
-    let mut options = Options::producer(&config(cluster.bootstrap_servers(), &[])).unwrap();
-    options.client.set("queue.buffering.max.messages", "10");
-    let mut sink = KafkaSink::with_options(options).unwrap();
+    let mut sink = sink_with_room_for_ten(&cluster);
     open(&mut sink).await;
     cluster.broker_down(-1).unwrap();
     let refused = (OPENED..OPENED + 11).find_map(|number| sink.enqueue(&record(b"o-1", b""), Ticket(number)).err());
@@ -253,7 +253,7 @@ async fn a_record_too_large_is_refused_before_it_is_sent_and_the_next_one_passes
     }
     assert!(error.what_to_do().unwrap().contains("max.message.bytes"));
     let headers: &[(&str, Option<&[u8]>)] = &[("big", Some(&[b'x'; 2_000]))];
-    let hidden = Record { topic: TOPIC, key: None, value: None, headers, ..Record::default() };
+    let hidden = Record { topic: TOPIC, headers, ..Record::default() };
     assert!(matches!(sink.enqueue(&hidden, Ticket(0)), Err(EnqueueError::Refused(_))));
     enqueue_numbers(&mut sink, 1..2);
     assert_eq!(acked(&delivered(&mut sink, 1).await), [1]);
@@ -446,14 +446,10 @@ async fn an_ack_that_does_not_say_where_the_record_lies_is_no_delivery() {
 async fn records_without_a_key_go_to_every_partition() {
     let cluster = cluster(3);
     let mut sink = sink(&cluster);
-    let mut deliveries = Vec::new();
     for ticket in 0..30 {
-        let record = Record { topic: TOPIC, key: None, value: Some(b"x"), headers: &[], ..Record::default() };
-        while sink.enqueue(&record, Ticket(ticket)).is_err() {
-            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
-        }
+        sink.enqueue(&Record { key: None, ..record(b"", b"x") }, Ticket(ticket)).unwrap();
     }
-    delivered_too(&mut sink, deliveries, 30).await;
+    delivered(&mut sink, 30).await;
     let placed = read(&cluster, 3, 30);
     for partition in 0..3 {
         assert!(placed.iter().any(|record| record.partition == partition), "none in partition {partition}");
@@ -464,14 +460,11 @@ async fn records_without_a_key_go_to_every_partition() {
 async fn a_record_may_have_a_partition_and_a_timestamp_of_its_own() {
     let cluster = cluster(3);
     let mut sink = sink(&cluster);
-    let mut deliveries = Vec::new();
     for ticket in 0..10 {
         let own = Record { partition: Some(2), timestamp_ms: Some(1_714_979_289_123), ..record(b"o-1", b"x") };
-        while sink.enqueue(&own, Ticket(ticket)).is_err() {
-            tokio::time::timeout(PATIENCE, sink.deliveries(&mut deliveries)).await.unwrap();
-        }
+        sink.enqueue(&own, Ticket(ticket)).unwrap();
     }
-    delivered_too(&mut sink, deliveries, 10).await;
+    delivered(&mut sink, 10).await;
     for read in read(&cluster, 3, 10) {
         assert_eq!((read.partition, read.timestamp_ms), (2, Some(1_714_979_289_123)));
     }
@@ -494,15 +487,15 @@ async fn a_partition_that_is_not_there_is_a_refusal() {
     assert_eq!(error.kind(), Kind::Record);
 }
 
-fn of() -> Transactional {
-    Transactional { id: "walrelay-7-orders".to_owned(), timeout: Duration::from_secs(10) }
+async fn transactional(cluster: &Cluster) -> Result<KafkaSink> {
+    let of = Transactional { id: "walrelay-7-orders".to_owned(), timeout: Duration::from_secs(10) };
+    KafkaSink::transactional(&config(cluster.bootstrap_servers(), &[]), &of).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_committed_ends_one_transaction_and_the_next_record_begins_another() {
     let cluster = cluster(1);
-    let config = config(cluster.bootstrap_servers(), &[]);
-    let mut sink = KafkaSink::transactional(&config, &of()).await.unwrap();
+    let mut sink = transactional(&cluster).await.unwrap();
     for number in 0..3 {
         enqueue_numbers(&mut sink, number..number + 1);
         assert_eq!(acked(&delivered(&mut sink, 1).await), [number]);
@@ -515,8 +508,7 @@ async fn what_is_committed_ends_one_transaction_and_the_next_record_begins_anoth
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_is_refused_ends_the_producer_and_says_who_took_over() {
     let cluster = cluster(1);
-    let config = config(cluster.bootstrap_servers(), &[]);
-    let mut sink = KafkaSink::transactional(&config, &of()).await.unwrap();
+    let mut sink = transactional(&cluster).await.unwrap();
     enqueue_numbers(&mut sink, 0..1);
     delivered(&mut sink, 1).await;
     cluster.request_errors(RDKafkaApiKey::EndTxn, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_PRODUCER_FENCED]);
@@ -530,10 +522,9 @@ async fn a_commit_that_is_refused_ends_the_producer_and_says_who_took_over() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_we_may_not_use_is_a_refusal_with_the_acl_it_needs() {
     let cluster = cluster(1);
-    let config = config(cluster.bootstrap_servers(), &[]);
     let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
     cluster.request_errors(RDKafkaApiKey::InitProducerId, &[refusal]);
-    let error = KafkaSink::transactional(&config, &of()).await.err().unwrap();
+    let error = transactional(&cluster).await.err().unwrap();
     assert_eq!(error.kind(), Kind::KafkaRefused);
     assert!(error.what_to_do().unwrap().ends_with("--transactional-id walrelay-7-orders"), "{error:?}");
 }
