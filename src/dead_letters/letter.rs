@@ -15,14 +15,12 @@ use crate::sink::kafka::topic_reader::Message;
 
 /// A record, for as long as it is looked at.
 #[derive(Debug, Clone)]
-pub struct Incoming<'m> {
+pub(crate) struct Incoming<'m> {
     /// Where it is.
     pub at: At,
     /// Its time in milliseconds since the Unix epoch, where it has one.
     pub time_ms: Option<i64>,
-    /// The key.
     pub key: Option<&'m [u8]>,
-    /// The value.
     pub value: Option<&'m [u8]>,
     /// Its headers in order; `None` where they cannot be read.
     pub headers: Option<Vec<Header<'m>>>,
@@ -43,7 +41,7 @@ impl<'m> Incoming<'m> {
 
 /// What a record is.
 #[derive(Debug)]
-pub enum Entry<'r> {
+pub(crate) enum Entry<'r> {
     /// A dead letter.
     Letter(Letter<'r>),
     /// Says that a letter is settled.
@@ -54,7 +52,7 @@ pub enum Entry<'r> {
 
 /// A dead letter.
 #[derive(Debug)]
-pub struct Letter<'r> {
+pub(crate) struct Letter<'r> {
     record: &'r Incoming<'r>,
     original: &'r [Header<'r>],
     reasons: &'r [Header<'r>],
@@ -62,7 +60,7 @@ pub struct Letter<'r> {
 
 /// Why a letter cannot be sent as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unsendable {
+pub(crate) enum Unsendable {
     /// The row made no topic.
     NoTopic,
     /// It names one that Kafka does not have, or that is kept for something else.
@@ -84,7 +82,7 @@ impl fmt::Display for Unsendable {
 impl<'r> Entry<'r> {
     /// What `record` is. A letter's own headers are behind the ones it had as a record, beginning with the last that tells
     /// a class.
-    pub fn of(record: &'r Incoming<'r>) -> Entry<'r> {
+    pub(crate) fn of(record: &'r Incoming<'r>) -> Entry<'r> {
         let Some(headers) = &record.headers else { return Entry::Foreign };
         let begins = headers.iter().rposition(|(name, value)| *name == CLASS_HEADER && value.is_some());
         match begins.and_then(|begins| headers.split_at_checked(begins)) {
@@ -97,27 +95,25 @@ impl<'r> Entry<'r> {
 
 impl<'r> Letter<'r> {
     /// Where it is.
-    pub fn at(&self) -> At {
+    pub(crate) fn at(&self) -> At {
         self.record.at
     }
 
     /// When it was given up, in milliseconds since the Unix epoch.
-    pub fn time_ms(&self) -> Option<i64> {
+    pub(crate) fn time_ms(&self) -> Option<i64> {
         self.record.time_ms
     }
 
-    /// Its key.
-    pub fn key(&self) -> Option<&'r [u8]> {
+    pub(crate) fn key(&self) -> Option<&'r [u8]> {
         self.record.key
     }
 
-    /// Its value.
-    pub fn value(&self) -> Option<&'r [u8]> {
+    pub(crate) fn value(&self) -> Option<&'r [u8]> {
         self.record.value
     }
 
     /// The headers it had as a record.
-    pub fn original_headers(&self) -> &'r [Header<'r>] {
+    pub(crate) fn original_headers(&self) -> &'r [Header<'r>] {
         self.original
     }
 
@@ -135,52 +131,52 @@ impl<'r> Letter<'r> {
     }
 
     /// The class of its fault.
-    pub fn class(&self) -> Cow<'r, str> {
+    pub(crate) fn class(&self) -> Cow<'r, str> {
         self.text(CLASS_HEADER).unwrap_or_default()
     }
 
     /// What happened.
-    pub fn error(&self) -> Option<Cow<'r, str>> {
+    pub(crate) fn error(&self) -> Option<Cow<'r, str>> {
         self.text(ERROR_HEADER)
     }
 
     /// How often it was tried.
-    pub fn attempts(&self) -> Option<u32> {
+    pub(crate) fn attempts(&self) -> Option<u32> {
         self.number(ATTEMPTS_HEADER)
     }
 
     /// The topic it was for.
-    pub fn topic(&self) -> Option<Cow<'r, str>> {
+    pub(crate) fn topic(&self) -> Option<Cow<'r, str>> {
         self.text(TOPIC_HEADER)
     }
 
     /// The slot it came by.
-    pub fn slot(&self) -> Option<Cow<'r, str>> {
+    pub(crate) fn slot(&self) -> Option<Cow<'r, str>> {
         self.text(SLOT_HEADER)
     }
 
     /// Its slot, as it is written.
-    pub fn slot_bytes(&self) -> Option<&'r [u8]> {
+    pub(crate) fn slot_bytes(&self) -> Option<&'r [u8]> {
         self.reason(SLOT_HEADER)
     }
 
     /// The table, or the messages.
-    pub fn outbox(&self) -> Option<Cow<'r, str>> {
+    pub(crate) fn outbox(&self) -> Option<Cow<'r, str>> {
         self.text(OUTBOX_HEADER)
     }
 
     /// The row's id.
-    pub fn row(&self) -> Option<&'r [u8]> {
+    pub(crate) fn row(&self) -> Option<&'r [u8]> {
         self.reason(ROW_HEADER)
     }
 
     /// Where it stands in the log.
-    pub fn position(&self) -> Option<Cow<'r, str>> {
+    pub(crate) fn position(&self) -> Option<Cow<'r, str>> {
         self.text(PLACE_HEADER)
     }
 
     /// Bytes of the value that was not taken along.
-    pub fn omitted_value_bytes(&self) -> Option<u64> {
+    pub(crate) fn omitted_value_bytes(&self) -> Option<u64> {
         self.number(OMITTED_HEADER)
     }
 
@@ -188,7 +184,7 @@ impl<'r> Letter<'r> {
     ///
     /// # Errors
     /// Why it cannot.
-    pub fn sendable(&self, reserved: &[String]) -> Result<Cow<'r, str>, Unsendable> {
+    pub(crate) fn sendable(&self, reserved: &[String]) -> Result<Cow<'r, str>, Unsendable> {
         let topic = self.topic().ok_or(Unsendable::NoTopic)?;
         if !is_topic(&topic) || reserved.iter().any(|reserved| *reserved == *topic) {
             return Err(Unsendable::Topic);
@@ -200,7 +196,7 @@ impl<'r> Letter<'r> {
     }
 
     /// The record it was, for `topic`, and the header that says it comes again.
-    pub fn record(&self, topic: &str) -> OwnedRecord {
+    pub(crate) fn record(&self, topic: &str) -> OwnedRecord {
         let mut headers = self.original.to_vec();
         if !headers.iter().any(|(name, _)| *name == REPLAY_HEADER) {
             headers.push((REPLAY_HEADER, Some(b"1")));
@@ -216,7 +212,7 @@ impl<'r> Letter<'r> {
     }
 
     /// Bytes of key, value and headers.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let all = self.original.iter().chain(self.reasons);
         let headers: usize = all.map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len)).sum();
         headers + self.key().map_or(0, <[u8]>::len) + self.value().map_or(0, <[u8]>::len)

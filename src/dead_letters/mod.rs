@@ -15,25 +15,24 @@
 use std::fmt;
 use std::str::FromStr;
 
-pub mod letter;
-pub mod scan;
-pub mod settled;
-pub mod settling;
-pub mod wanted;
+pub(crate) mod letter;
+pub(crate) mod scan;
+pub(crate) mod settled;
+pub(crate) mod settling;
+pub(crate) mod wanted;
 
-pub use letter::{Entry, Letter, Unsendable};
-pub use scan::{Counts, Scan, Which};
-pub use settled::{Marker, Outcome, Settled};
-pub use settling::{Chosen, Ended, Progress, Settling};
-pub use wanted::Wanted;
+pub(crate) use letter::Letter;
+pub(crate) use scan::{Counts, Scan, Which};
+pub(crate) use settled::Outcome;
+pub(crate) use settling::{Ended, Progress, Settling};
+pub(crate) use wanted::Wanted;
 
 /// A header's name and value.
-pub type Header<'m> = (&'m str, Option<&'m [u8]>);
+pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
 
 /// Where a record is, written `PARTITION:OFFSET`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct At {
-    /// Its partition.
     pub partition: i32,
     /// Its offset there.
     pub offset: i64,

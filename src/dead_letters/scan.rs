@@ -20,7 +20,7 @@ const OTHER_CLASSES: &str = "other";
 
 /// What was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Letters that are what was asked for.
     pub matched: u64,
     /// The same, by class.
@@ -35,7 +35,7 @@ pub struct Counts {
 
 /// Whether letters that are settled are looked at, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
+pub(crate) enum Which {
     /// Only those that are not.
     Unsettled,
     /// All.
@@ -43,10 +43,10 @@ pub enum Which {
 }
 
 /// Is told how far it is: records that were read, and of how many.
-pub type Say<'s> = &'s mut dyn FnMut(u64, u64);
+pub(crate) type Say<'s> = &'s mut dyn FnMut(u64, u64);
 
 /// The topic as it was when this was opened: what comes later is not in it.
-pub struct Scan {
+pub(crate) struct Scan {
     reader: TopicReader,
     topic: String,
     spans: Spans,
@@ -63,7 +63,7 @@ impl Scan {
     /// # Errors
     /// `Kind::Config` where no client can be made of `options`, which are those of [`Options::reader`];
     /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
-    pub fn open(options: Options, topic: &str, wanted: &Wanted, say: Say<'_>) -> Result<Option<Scan>> {
+    pub(crate) fn open(options: Options, topic: &str, wanted: &Wanted, say: Say<'_>) -> Result<Option<Scan>> {
         let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         let mut spans = reader.spans(topic)?;
         if spans.is_empty() {
@@ -90,7 +90,7 @@ impl Scan {
     }
 
     /// The last marker of a letter that was asked for by its place.
-    pub fn marker(&self, letter: At) -> Option<&Marker> {
+    pub(crate) fn marker(&self, letter: At) -> Option<&Marker> {
         self.markers.get(&letter)
     }
 
@@ -99,7 +99,7 @@ impl Scan {
     ///
     /// # Errors
     /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
-    pub fn letters(
+    pub(crate) fn letters(
         &self,
         wanted: &Wanted,
         which: Which,

@@ -8,15 +8,15 @@ use crate::route::dead_letter::SLOT_HEADER;
 use crate::route::{OwnedRecord, Record};
 
 /// Header of a marker: what became of the letter, `retried` or `dropped`.
-pub const SETTLED_HEADER: &str = "walrelay-settled";
+pub(crate) const SETTLED_HEADER: &str = "walrelay-settled";
 /// Which letter: `PARTITION:OFFSET`.
-pub const SETTLED_LETTER_HEADER: &str = "walrelay-settled-letter";
+pub(crate) const SETTLED_LETTER_HEADER: &str = "walrelay-settled-letter";
 /// When, as RFC 3339 has it.
-pub const SETTLED_AT_HEADER: &str = "walrelay-settled-at";
+pub(crate) const SETTLED_AT_HEADER: &str = "walrelay-settled-at";
 
 /// What became of a letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// It was sent to its topic, and is there.
     Retried,
     /// Nobody wants it.
@@ -34,8 +34,7 @@ impl fmt::Display for Outcome {
 
 /// A record that settles a letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Marker {
-    /// The letter.
+pub(crate) struct Marker {
     pub letter: At,
     /// What became of it.
     pub outcome: Outcome,
@@ -45,7 +44,7 @@ pub struct Marker {
 
 impl Marker {
     /// The marker at `at` with these headers, if it is one: it is behind its letter, in the same partition.
-    pub fn of(at: At, headers: &[Header<'_>]) -> Option<Marker> {
+    pub(crate) fn of(at: At, headers: &[Header<'_>]) -> Option<Marker> {
         let text = |name: &str| std::str::from_utf8(headers.iter().find(|(found, _)| *found == name)?.1?).ok();
         let outcome = match text(SETTLED_HEADER)? {
             "retried" => Outcome::Retried,
@@ -58,7 +57,7 @@ impl Marker {
     }
 
     /// The record of it, for the letter's own topic: the letter's key and no value.
-    pub fn record(&self, topic: &str, key: Option<&[u8]>, slot: Option<&[u8]>) -> OwnedRecord {
+    pub(crate) fn record(&self, topic: &str, key: Option<&[u8]>, slot: Option<&[u8]>) -> OwnedRecord {
         let (outcome, letter) = (self.outcome.to_string(), self.letter.to_string());
         let mut headers: Vec<Header<'_>> =
             vec![(SETTLED_HEADER, Some(outcome.as_bytes())), (SETTLED_LETTER_HEADER, Some(letter.as_bytes()))];
@@ -82,11 +81,11 @@ struct Chunk {
 
 /// Settled letters. Two bits for each record of a stretch of 4096 in which any is: 256 KiB for a million.
 #[derive(Debug, Clone, Default)]
-pub struct Settled(HashMap<(i32, i64), Box<Chunk>>);
+pub(crate) struct Settled(HashMap<(i32, i64), Box<Chunk>>);
 
 impl Settled {
     /// Takes a marker. Of several for a letter the last counts.
-    pub fn take(&mut self, marker: &Marker) {
+    pub(crate) fn take(&mut self, marker: &Marker) {
         let Some((chunk, word, bit)) = place(marker.letter) else { return };
         let empty = || Box::new(Chunk { settled: [0; WORDS], dropped: [0; WORDS] });
         let chunk = self.0.entry(chunk).or_insert_with(empty);
@@ -100,7 +99,7 @@ impl Settled {
     }
 
     /// What became of the letter at `at`, if it is settled.
-    pub fn outcome(&self, at: At) -> Option<Outcome> {
+    pub(crate) fn outcome(&self, at: At) -> Option<Outcome> {
         let (chunk, word, bit) = place(at)?;
         let chunk = self.0.get(&chunk)?;
         let has = |words: &[u64; WORDS]| words.get(word).is_some_and(|word| word & bit != 0);

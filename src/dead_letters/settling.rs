@@ -31,11 +31,11 @@ const TELL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long what is in flight is waited for where no more letters can be had.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Letters that are read ahead of their sending.
-pub const LETTERS_AHEAD: usize = 16;
+pub(crate) const LETTERS_AHEAD: usize = 16;
 
 /// A letter to be settled.
 #[derive(Debug)]
-pub struct Chosen {
+pub(crate) struct Chosen {
     at: At,
     key: Option<Vec<u8>>,
     slot: Option<Vec<u8>>,
@@ -46,12 +46,12 @@ pub struct Chosen {
 
 impl Chosen {
     /// To be sent to `topic`, and settled then.
-    pub fn to_send(letter: &Letter<'_>, topic: &str) -> Chosen {
+    pub(crate) fn to_send(letter: &Letter<'_>, topic: &str) -> Chosen {
         Chosen { record: Some(letter.record(topic)), ..Chosen::to_drop(letter) }
     }
 
     /// To be settled.
-    pub fn to_drop(letter: &Letter<'_>) -> Chosen {
+    pub(crate) fn to_drop(letter: &Letter<'_>) -> Chosen {
         Chosen {
             at: letter.at(),
             key: letter.key().map(<[u8]>::to_vec),
@@ -64,7 +64,7 @@ impl Chosen {
 
 /// Reads the letters that are wanted and not settled, and hands each to `into` until nobody takes it any more. Those that
 /// cannot be sent as they are stay where they are, unless they are to be dropped. Blocks.
-pub fn choose(
+pub(crate) fn choose(
     scan: &Scan,
     wanted: &Wanted,
     outcome: Outcome,
@@ -89,7 +89,7 @@ pub fn choose(
 
 /// How far it has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// Letters that their topics have.
     pub sent: u64,
     /// Letters that are marked as settled.
@@ -98,7 +98,7 @@ pub struct Progress {
 
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// All letters are settled.
     All,
     /// It was told to stop.
@@ -115,7 +115,7 @@ struct Flight {
 }
 
 /// Settles letters as they come.
-pub struct Settling<'c> {
+pub(crate) struct Settling<'c> {
     topic: &'c str,
     outcome: Outcome,
     kafka: &'c KafkaConfig,
@@ -137,10 +137,12 @@ pub struct Settling<'c> {
 
 impl<'c> Settling<'c> {
     /// Makes what is needed to settle letters of `topic`. `grace` is how long a stop waits for what is in flight.
-    ///
-    /// # Errors
-    /// As [`KafkaSink::connect`].
-    pub fn new(kafka: &'c KafkaConfig, topic: &'c str, outcome: Outcome, grace: Duration) -> Result<Settling<'c>> {
+    pub(crate) fn new(
+        kafka: &'c KafkaConfig,
+        topic: &'c str,
+        outcome: Outcome,
+        grace: Duration,
+    ) -> Result<Settling<'c>> {
         let letters = (outcome == Outcome::Retried).then(|| KafkaSink::connect(kafka)).transpose()?;
         Ok(Settling {
             topic,
@@ -161,10 +163,7 @@ impl<'c> Settling<'c> {
     }
 
     /// Which of `topics` the cluster does not have.
-    ///
-    /// # Errors
-    /// As [`KafkaSink::missing`].
-    pub async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
+    pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         self.markers.missing(topics, timeout).await
     }
 
@@ -177,7 +176,7 @@ impl<'c> Settling<'c> {
     /// # Errors
     /// What `incoming` gives; a letter or a marker that is refused, with the letter's place. Nothing behind it is taken;
     /// what had arrived is marked, if Kafka answers.
-    pub async fn run(
+    pub(crate) async fn run(
         mut self,
         mut incoming: mpsc::Receiver<Result<Chosen>>,
         mut stop: StopSignal,

@@ -7,7 +7,7 @@ use super::letter::Letter;
 
 /// What was asked for. All of it has to hold for a letter; what is empty holds for every letter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub(crate) struct Wanted {
     /// It is one of these. Where it is, its slot does not matter.
     pub letters: BTreeSet<At>,
     /// Its row has one of these ids.
@@ -30,7 +30,7 @@ pub struct Wanted {
 
 /// What is true of a letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fit {
+pub(crate) enum Fit {
     /// All of it.
     Wanted,
     /// All but the slot.
@@ -41,7 +41,7 @@ pub enum Fit {
 
 impl Wanted {
     /// Whether `letter` is what was asked for.
-    pub fn fit(&self, letter: &Letter<'_>) -> Fit {
+    pub(crate) fn fit(&self, letter: &Letter<'_>) -> Fit {
         let one_of = |wanted: &[String], found: Option<&[u8]>| {
             wanted.is_empty() || wanted.iter().any(|wanted| Some(wanted.as_bytes()) == found)
         };

@@ -14,7 +14,7 @@ use crate::clock::POSTGRES_EPOCH_US;
 /// # Errors
 /// [`DecodeError`] at the first byte that does not fit: unknown tags and kinds, short or trailing bytes, negative
 /// lengths, names that are not UTF-8, times beyond the range of microseconds since the Unix epoch.
-pub fn decode(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
     let mut cursor = Cursor::new(bytes);
     let message = match cursor.u8("a message's tag")? {
         b'I' => Message::Insert(insert(&mut cursor)?),

@@ -12,15 +12,17 @@ mod hostile;
 #[cfg(test)]
 pub(crate) mod wire;
 
-pub use cursor::{DecodeError, Problem};
-pub use message::decode;
-pub use tuple::{Tuple, Value, Values};
+pub(crate) use cursor::DecodeError;
+#[cfg(test)]
+use cursor::Problem;
+pub(crate) use message::decode;
+pub(crate) use tuple::{Tuple, Value};
 
 use crate::position::Lsn;
 
 /// A logical replication message, protocol version 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Message<'a> {
+pub(crate) enum Message<'a> {
     /// `B`: a transaction begins.
     Begin(Begin),
     /// `C`: it ends.
@@ -37,7 +39,7 @@ pub enum Message<'a> {
 
 /// `B`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Begin {
+pub(crate) struct Begin {
     /// LSN of the commit record.
     pub commit_lsn: Lsn,
     /// Commit time, microseconds since the Unix epoch.
@@ -48,7 +50,7 @@ pub struct Begin {
 
 /// `C`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Commit {
+pub(crate) struct Commit {
     /// LSN of the commit record: that of the `Begin`.
     pub commit_lsn: Lsn,
     /// End of the commit record: what may be confirmed.
@@ -59,12 +61,11 @@ pub struct Commit {
 
 /// `R`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Relation {
+pub(crate) struct Relation {
     /// The table's OID.
     pub oid: u32,
     /// Schema. Empty in the wire form means `pg_catalog`, and is that here.
     pub schema: String,
-    /// Table.
     pub table: String,
     /// Columns in the order of a tuple's values.
     pub columns: Vec<Column>,
@@ -73,9 +74,7 @@ pub struct Relation {
 /// A column of a [`Relation`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    /// Name.
     pub name: String,
-    /// Type OID.
     pub type_oid: u32,
     /// Type modifier (`atttypmod`): length, precision or scale; -1 without.
     pub type_modifier: i32,
@@ -83,7 +82,7 @@ pub struct Column {
 
 /// `I`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Insert<'a> {
+pub(crate) struct Insert<'a> {
     /// The table's OID.
     pub relation: u32,
     /// The row's values, still encoded and already checked to be well formed.
@@ -92,7 +91,7 @@ pub struct Insert<'a> {
 
 /// `M`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogicalMessage<'a> {
+pub(crate) struct LogicalMessage<'a> {
     /// Whether it belongs to the transaction that is open; the others stand anywhere.
     pub transactional: bool,
     /// Where it stands in the log.

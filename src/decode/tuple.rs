@@ -4,14 +4,14 @@ use super::cursor::{Cursor, DecodeError, Problem};
 
 /// A row's values: a number of columns and their still encoded bytes, which were checked to hold exactly that many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tuple<'a> {
+pub(crate) struct Tuple<'a> {
     columns: u16,
     bytes: &'a [u8],
 }
 
 /// One value of a [`Tuple`], borrowed from the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Value<'a> {
+pub(crate) enum Value<'a> {
     /// SQL NULL.
     Null,
     /// A toasted value that did not change: never in an insert.
@@ -37,24 +37,19 @@ impl<'a> Tuple<'a> {
     }
 
     /// Its values in the order of the relation's columns. Allocates nothing.
-    pub fn values(&self) -> Values<'a> {
+    pub(crate) fn values(&self) -> Values<'a> {
         Values { left: self.columns, cursor: Cursor::new(self.bytes) }
     }
 
     /// How many values it has.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.columns.into()
-    }
-
-    /// Whether it has none.
-    pub fn is_empty(&self) -> bool {
-        self.columns == 0
     }
 }
 
 /// The values of a [`Tuple`], in order.
 #[derive(Debug, Clone)]
-pub struct Values<'a> {
+pub(crate) struct Values<'a> {
     left: u16,
     cursor: Cursor<'a>,
 }
@@ -103,7 +98,7 @@ mod tests {
         let tuple = Tuple::read(&mut cursor).unwrap();
         assert_eq!(cursor.rest(), b"rest");
         assert_eq!(tuple.len(), 4);
-        assert!(!tuple.is_empty());
+        assert!(tuple.len() > 0);
         assert_eq!(
             tuple.values().collect::<Vec<_>>(),
             [Value::Null, Value::Text(b"hi"), Value::Unchanged, Value::Binary(b"")]
@@ -113,7 +108,7 @@ mod tests {
     #[test]
     fn a_tuple_without_columns_is_empty() {
         let tuple = Tuple::read(&mut Cursor::new(&[0, 0])).unwrap();
-        assert!(tuple.is_empty());
+        assert_eq!(tuple.len(), 0);
         assert_eq!(tuple.values().next(), None);
     }
 

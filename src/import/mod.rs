@@ -30,7 +30,8 @@ const HEADING: &str = "Made by `walrelay config import` of a Debezium connector'
 /// What consumers have to expect of an option that was not carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Effect {
+#[expect(clippy::enum_variant_names, reason = "`config import` prints the names")]
+pub(crate) enum Effect {
     /// Records are other than they were.
     Differs,
     /// They may be: it depends on the table, or on what the file does not say.
@@ -43,7 +44,7 @@ pub enum Effect {
 
 impl Effect {
     /// In people's words.
-    pub fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Effect::Differs => "differs",
             Effect::MayDiffer => "may differ",
@@ -53,14 +54,14 @@ impl Effect {
     }
 
     /// Whether consumers may see it.
-    pub fn is_seen(self) -> bool {
+    pub(crate) fn is_seen(self) -> bool {
         matches!(self, Effect::Differs | Effect::MayDiffer)
     }
 }
 
 /// An option that was not carried, or not to the last byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Left {
+pub(crate) struct Left {
     /// Its name as the file has it; `NAME (not set)` where its default counts.
     pub option: String,
     /// What consumers have to expect.
@@ -73,7 +74,7 @@ pub struct Left {
 
 /// The outcome. Holds no secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Import {
+pub(crate) struct Import {
     /// The `walrelay.toml`.
     pub toml: String,
     /// What it lacks, in the order of the file, and last what the file leaves to a default.
@@ -82,7 +83,7 @@ pub struct Import {
 
 impl Import {
     /// How many options of it consumers see, or may see.
-    pub fn seen(&self) -> usize {
+    pub(crate) fn seen(&self) -> usize {
         self.left.iter().filter(|left| left.effect.is_seen()).count()
     }
 }
@@ -92,7 +93,7 @@ impl Import {
 ///
 /// # Errors
 /// [`Kind::Config`], without any value of the file: it cannot be read, or is no connector of an outbox in Postgres.
-pub fn import(path: &str, text: &str) -> Result<Import> {
+pub(crate) fn import(path: &str, text: &str) -> Result<Import> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let options =
         if text.trim_start().starts_with('{') { json::read(path, text) } else { properties::read(path, text) };

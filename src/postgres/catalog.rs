@@ -14,10 +14,8 @@ const TABLE: &str = include_str!("../../sql/table.sql");
 const TIME_COLUMNS: [&str; 7] =
     ["created_at", "occurred_at", "inserted_at", "recorded_at", "event_time", "created", "timestamp"];
 
-/// A table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Table {
-    /// Its OID.
     pub oid: u32,
     /// `relkind`: `r` an ordinary table, `p` a partitioned one.
     pub kind: String,
@@ -48,7 +46,6 @@ pub struct Table {
 /// A column. What is said of its base type is said of the type under the domain, where its type is one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Column {
-    /// Its name.
     pub name: String,
     /// Its name as SQL writes it, with quotes where it needs them.
     pub written: String,
@@ -93,7 +90,6 @@ pub struct Column {
 /// Columns of a unique index over all rows, which is checked at once and compares as the columns do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct UniqueKey {
-    /// The columns.
     pub columns: Vec<String>,
     /// Those that may be NULL, or are compared by operators outside of `pg_catalog`.
     pub loose: Vec<String>,
@@ -110,7 +106,6 @@ pub enum Form {
     Numeric,
     /// A text of any type.
     Text,
-    /// An enum.
     Enum,
     /// `json` and `jsonb`.
     Json,
@@ -128,9 +123,6 @@ pub enum Form {
 
 impl Table {
     /// Reads `name` within [`QUERY_TIMEOUT`](crate::postgres::query::QUERY_TIMEOUT); none where there is no such relation.
-    ///
-    /// # Errors
-    /// Those of the connection.
     pub(crate) async fn read(client: &Client, name: &TableName) -> Result<Option<Table>> {
         let doing = format!("looking at table {name}");
         let params: [Param<'_>; 2] = [(&name.schema(), Type::TEXT), (&name.table(), Type::TEXT)];
@@ -209,7 +201,6 @@ impl Table {
 }
 
 impl Column {
-    /// Its form.
     pub fn form(&self) -> Form {
         match (self.base.as_str(), self.category.as_str()) {
             ("uuid", _) => Form::Uuid,

@@ -14,7 +14,7 @@ use crate::error::{Error, Kind, NextCommand, Remedy};
 
 /// What was being done when it went wrong; the SQLSTATE alone does not tell a slot from a publication.
 #[derive(Debug, Clone, Copy)]
-pub enum While<'a> {
+pub(crate) enum While<'a> {
     /// Opening a session with `host:port/database as user`.
     Connecting(&'a str),
     /// Running SQL; in words that follow "while", such as `reading the publication "orders"`.
@@ -42,12 +42,12 @@ const AGREE: &str = "check that a password is given (in ~/.pgpass as HOST:PORT:D
 
 /// Whether this SQLSTATE says that the server is going down, is coming up, or has ended our session for it:
 /// `admin_shutdown`, `crash_shutdown`, `cannot_connect_now`.
-pub fn is_shutdown(sqlstate: &str) -> bool {
+pub(crate) fn is_shutdown(sqlstate: &str) -> bool {
     matches!(sqlstate, "57P01" | "57P02" | "57P03")
 }
 
 /// An error the server reported.
-pub fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
+pub(crate) fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
     let kind = kind_of(act, sqlstate);
     let error = Error::new(kind, format_args!("while {act}: {} (SQLSTATE {})", one_line(message), one_line(sqlstate)));
     match remedy(act, sqlstate) {
@@ -58,11 +58,11 @@ pub fn server(act: While<'_>, sqlstate: &str, message: &str) -> Error {
 
 /// The function that waits for a standby of `synchronized_standby_slots` (17 and newer;
 /// `src/backend/replication/slot.c`). Texts are in the server's language, names of functions are not.
-pub const WAITS_FOR_STANDBY: &str = "StandbySlotsHaveCaughtup";
+pub(crate) const WAITS_FOR_STANDBY: &str = "StandbySlotsHaveCaughtup";
 
 /// An error that a function of the server reported. A server that stops gives up waiting for a standby inside the stream, with
 /// the codes of a slot that cannot be used or is not there: those of the standby's slot.
-pub fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &str) -> Error {
+pub(crate) fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &str) -> Error {
     if matches!(act, While::Streaming(_)) && routine == WAITS_FOR_STANDBY {
         let (message, sqlstate) = (one_line(message), one_line(sqlstate));
         let what = format_args!("while {act}: the server stops: {message} (SQLSTATE {sqlstate})");
@@ -72,7 +72,7 @@ pub fn reported(act: While<'_>, routine: &str, sqlstate: &str, message: &str) ->
 }
 
 /// An error of a session of tokio-postgres.
-pub fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
+pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
     if let Some(report) = error.as_db_error() {
         return server(act, report.code().code(), report.message());
     }
@@ -91,7 +91,7 @@ pub fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
 }
 
 /// An error of the socket, or of the TLS layer on it.
-pub fn io(act: While<'_>, error: &io::Error) -> Error {
+pub(crate) fn io(act: While<'_>, error: &io::Error) -> Error {
     match (act, error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>())) {
         (While::Connecting(_), Some(refusal)) => tls(act, refusal),
         // What authentication fails with on our side, such as a server that does not know the password either.
@@ -122,12 +122,12 @@ fn tls(act: While<'_>, refusal: &rustls::Error) -> Error {
 }
 
 /// No answer within the time allowed.
-pub fn timeout(act: While<'_>, after: std::time::Duration) -> Error {
+pub(crate) fn timeout(act: While<'_>, after: std::time::Duration) -> Error {
     Error::new(Kind::PostgresUnreachable, format_args!("while {act}: no answer within {} ms", after.as_millis()))
 }
 
 /// What to do where a server cannot be reached; `named` says whether anybody said where it is.
-pub const fn reach(named: bool) -> &'static str {
+pub(crate) const fn reach(named: bool) -> &'static str {
     if named {
         "check that the server runs there and takes connections"
     } else {
@@ -136,7 +136,7 @@ pub const fn reach(named: bool) -> &'static str {
 }
 
 /// Bytes that are not the protocol.
-pub fn protocol(act: While<'_>, what: impl fmt::Display) -> Error {
+pub(crate) fn protocol(act: While<'_>, what: impl fmt::Display) -> Error {
     Error::new(
         Kind::PostgresUnreachable,
         format_args!("while {act}: the peer does not speak Postgres' protocol: {what}"),

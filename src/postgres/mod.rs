@@ -14,15 +14,15 @@
 //! | [`session`] | a session in protocol messages: start-up, authentication, simple queries |
 //! | [`replication`] | a walsender session, up to the start of its stream |
 
-pub mod catalog;
-pub mod fault;
+pub(crate) mod catalog;
+pub(crate) mod fault;
 pub(crate) mod own_table;
 pub(crate) mod query;
-pub mod quote;
-pub mod replication;
-pub mod session;
-pub mod socket;
-pub mod sql;
-pub mod tls;
-pub mod transport;
-pub mod wire;
+pub(crate) mod quote;
+pub(crate) mod replication;
+pub(crate) mod session;
+pub(crate) mod socket;
+pub(crate) mod sql;
+pub(crate) mod tls;
+pub(crate) mod transport;
+pub(crate) mod wire;

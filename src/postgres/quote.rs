@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 ///
 /// # Errors
 /// [`Kind::Config`] for a name that is empty or holds NUL, which no quoting carries.
-pub fn quote_ident(name: &str) -> Result<String> {
+pub(crate) fn quote_ident(name: &str) -> Result<String> {
     if name.is_empty() {
         return Err(Error::new(Kind::Config, "a name for Postgres is empty"));
     }
@@ -16,25 +16,19 @@ pub fn quote_ident(name: &str) -> Result<String> {
 }
 
 /// A table's name with its schema, as SQL takes it.
-///
-/// # Errors
-/// As [`quote_ident`].
-pub fn quote_table(name: &TableName) -> Result<String> {
+pub(crate) fn quote_table(name: &TableName) -> Result<String> {
     Ok(format!("{}.{}", quote_ident(name.schema())?, quote_ident(name.table())?))
 }
 
 /// The table as it stands in a statement about its rows: those of tables that inherit from it are no events, those of its
 /// partitions are.
-///
-/// # Errors
-/// As [`quote_ident`].
-pub fn quote_own_rows(name: &TableName, is_partitioned: bool) -> Result<String> {
+pub(crate) fn quote_own_rows(name: &TableName, is_partitioned: bool) -> Result<String> {
     Ok(format!("{}{}", if is_partitioned { "" } else { "only " }, quote_table(name)?))
 }
 
 /// `name` as a quoted identifier in a text for people, such as a statement in a remedy. It refuses nothing: what is sent
 /// goes through [`quote_ident`].
-pub fn quoted(name: &str) -> String {
+pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
@@ -42,7 +36,7 @@ pub fn quoted(name: &str) -> String {
 ///
 /// # Errors
 /// [`Kind::Config`] for a text that holds NUL.
-pub fn quote_literal(text: &str) -> Result<String> {
+pub(crate) fn quote_literal(text: &str) -> Result<String> {
     without_nul(text)?;
     let quoted = text.replace('\'', "''");
     // Only an escape string has one meaning for a backslash under both settings.
@@ -57,7 +51,7 @@ pub fn quote_literal(text: &str) -> Result<String> {
 ///
 /// # Errors
 /// [`Kind::Config`] for a name that is empty or holds NUL.
-pub fn publication_list_literal<'a>(publications: impl IntoIterator<Item = &'a str>) -> Result<String> {
+pub(crate) fn publication_list_literal<'a>(publications: impl IntoIterator<Item = &'a str>) -> Result<String> {
     let names: Vec<String> = publications.into_iter().map(quote_ident).collect::<Result<_>>()?;
     Ok(format!("'{}'", names.join(",").replace('\'', "''")))
 }

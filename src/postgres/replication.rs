@@ -38,7 +38,7 @@ const NO_TIME_LIMITS: &str = "SELECT pg_catalog.set_config(name, '0', false) FRO
 
 /// A walsender session that can answer questions and start one stream.
 #[derive(Debug)]
-pub struct WalSession<S = Transport> {
+pub(crate) struct WalSession<S = Transport> {
     session: Session<S>,
     slot: SlotName,
     messages: bool,
@@ -46,7 +46,7 @@ pub struct WalSession<S = Transport> {
 
 /// What `IDENTIFY_SYSTEM` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SystemIdentity {
+pub(crate) struct SystemIdentity {
     /// Given at initdb, kept by every physical copy.
     pub system_identifier: String,
     /// The timeline it is on.
@@ -57,7 +57,7 @@ pub struct SystemIdentity {
 
 /// A slot that was just made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewSlot {
+pub(crate) struct NewSlot {
     /// Where it begins: what committed before that is not in it.
     pub consistent_point: Lsn,
     /// Name of the exported snapshot, in which all that is visible.
@@ -67,7 +67,7 @@ pub struct NewSlot {
 /// Where a timeline ended, for the server that was asked, because the next one in the history began: WAL of it beyond
 /// that does not exist there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TimelineSwitch {
+pub(crate) struct TimelineSwitch {
     /// The timeline that ended.
     pub timeline: u32,
     /// Where it ended.
@@ -81,7 +81,7 @@ impl WalSession<Transport> {
     ///
     /// # Errors
     /// [`fault`]'s kinds; [`Kind::Publication`] where the server did not take a setting that decides the text of values.
-    pub async fn connect(info: &ConnInfo, config: &SourceConfig) -> Result<Self> {
+    pub(crate) async fn connect(info: &ConnInfo, config: &SourceConfig) -> Result<Self> {
         transport::connect(info, &WalLogin { info, config }).await
     }
 }
@@ -89,10 +89,7 @@ impl WalSession<Transport> {
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     /// Logs in on a stream that is open, and encrypted if it is to be; `end_point` is then what the login can be bound
     /// to ([`tls::end_point`]).
-    ///
-    /// # Errors
-    /// As [`WalSession::connect`].
-    pub async fn log_in(
+    pub(crate) async fn log_in(
         stream: S,
         end_point: Option<Vec<u8>>,
         info: &ConnInfo,
@@ -144,7 +141,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     ///
     /// # Errors
     /// [`fault`]'s kinds.
-    pub async fn identify_system(&mut self) -> Result<SystemIdentity> {
+    pub(crate) async fn identify_system(&mut self) -> Result<SystemIdentity> {
         let act = While::Querying("asking the server who it is");
         let rows = self.session.query(act, "IDENTIFY_SYSTEM").await?;
         let identity = || {
@@ -161,7 +158,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     ///
     /// # Errors
     /// [`fault`]'s kinds; the server keeps no history of timelines it never heard of.
-    pub async fn timeline_history(&mut self, timeline: u32) -> Result<Vec<TimelineSwitch>> {
+    pub(crate) async fn timeline_history(&mut self, timeline: u32) -> Result<Vec<TimelineSwitch>> {
         if timeline <= 1 {
             return Ok(Vec::new());
         }
@@ -177,7 +174,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     ///
     /// # Errors
     /// [`fault`]'s kinds.
-    pub async fn backend_pid(&mut self) -> Result<i32> {
+    pub(crate) async fn backend_pid(&mut self) -> Result<i32> {
         let act = While::Querying("asking for the session's pid");
         let rows = self.session.query(act, "SELECT pg_catalog.pg_backend_pid()").await?;
         let pid = text_at(&rows, 0).and_then(|pid| pid.parse().ok());
@@ -191,7 +188,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     ///
     /// # Errors
     /// [`fault`]'s kinds.
-    pub async fn create_slot(&mut self, major: u32) -> Result<NewSlot> {
+    pub(crate) async fn create_slot(&mut self, major: u32) -> Result<NewSlot> {
         let what = format!("creating slot {}", self.slot);
         let act = While::Querying(&what);
         // The options in parentheses came with 15, failover with 17.
@@ -212,21 +209,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     ///
     /// # Errors
     /// [`fault`]'s kinds; [`Kind::SlotActive`] where somebody is.
-    pub async fn drop_slot(&mut self) -> Result<()> {
+    pub(crate) async fn drop_slot(&mut self) -> Result<()> {
         let command = format!("DROP_REPLICATION_SLOT {}", quote_ident(self.slot.as_str())?);
         self.session.query(While::Starting(self.slot.as_str()), &command).await.map(|_| ())
-    }
-
-    /// Runs a replication command or statement and gives its rows as text.
-    ///
-    /// Bounded in time by the caller. Not safe to cancel: drop the session then.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds under `act`.
-    pub async fn simple_query(&mut self, act: While<'_>, statement: &str) -> Result<Vec<Vec<Option<String>>>> {
-        let rows = self.session.query(act, statement).await?;
-        let text = |value: Option<Vec<u8>>| value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        Ok(rows.into_iter().map(|row| row.into_iter().map(text).collect()).collect())
     }
 
     /// Starts streaming the slot's changes to `publication` by protocol version 1 and hands over the stream.
@@ -236,7 +221,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     ///
     /// # Errors
     /// [`fault`]'s kinds while [`While::Starting`].
-    pub async fn start(self, publication: &str) -> Result<(S, Inbox, SlotName)> {
+    pub(crate) async fn start(self, publication: &str) -> Result<(S, Inbox, SlotName)> {
         let command = format!(
             "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {}{})",
             quote_ident(self.slot.as_str())?,
@@ -252,7 +237,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
 ///
 /// # Errors
 /// [`Kind::Publication`]: events would carry other text than they should.
-pub fn check_parameter(name: &str, value: &str) -> Result<()> {
+pub(crate) fn check_parameter(name: &str, value: &str) -> Result<()> {
     let obeyed = match name {
         "client_encoding" => value == "UTF8",
         // The order of day and month, which follows, has no effect on ISO output.

@@ -28,7 +28,7 @@ const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Who logs in, and how the session is to be.
 #[derive(Debug, Clone)]
-pub struct StartUp<'a> {
+pub(crate) struct StartUp<'a> {
     /// `host:port/database as user`, for errors.
     pub place: &'a str,
     /// The role.
@@ -45,14 +45,14 @@ pub struct StartUp<'a> {
 
 /// A logged-in session, between queries.
 #[derive(Debug)]
-pub struct Session<S> {
+pub(crate) struct Session<S> {
     stream: S,
     inbox: Inbox,
     parameters: BTreeMap<String, String>,
 }
 
 /// A row of a simple query, in text form; `None` is NULL.
-pub type Row = Vec<Option<Vec<u8>>>;
+pub(crate) type Row = Vec<Option<Vec<u8>>>;
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
     /// Sends the start-up packet, authenticates and waits until the server is ready.
@@ -61,7 +61,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
     ///
     /// # Errors
     /// [`fault`]'s kinds; [`Kind::PostgresRefused`] for a way to authenticate that is not known here.
-    pub async fn log_in(stream: S, start_up: &StartUp<'_>) -> Result<Session<S>> {
+    pub(crate) async fn log_in(stream: S, start_up: &StartUp<'_>) -> Result<Session<S>> {
         let act = While::Connecting(start_up.place);
         let mut session = Session { stream, inbox: Inbox::new(LOGIN_FRAME_BYTES_MAX), parameters: BTreeMap::new() };
         let mut packet = BytesMut::new();
@@ -84,7 +84,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
     }
 
     /// What the server last said about a setting it reports.
-    pub fn parameter(&self, name: &str) -> Option<&str> {
+    pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters.get(name).map(String::as_str)
     }
 
@@ -94,7 +94,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
     ///
     /// # Errors
     /// [`fault`]'s kinds. After an error the server reported, the session can be used again unless it was fatal.
-    pub async fn query(&mut self, act: While<'_>, statement: &str) -> Result<Vec<Row>> {
+    pub(crate) async fn query(&mut self, act: While<'_>, statement: &str) -> Result<Vec<Row>> {
         self.send_query(act, statement).await?;
         let mut rows = Vec::new();
         let mut bytes = 0_usize;
@@ -127,7 +127,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
     ///
     /// # Errors
     /// [`fault`]'s kinds.
-    pub async fn copy_both(mut self, act: While<'_>, statement: &str) -> Result<(S, Inbox)> {
+    pub(crate) async fn copy_both(mut self, act: While<'_>, statement: &str) -> Result<(S, Inbox)> {
         self.send_query(act, statement).await?;
         loop {
             let (tag, body) = self.receive(act).await?;
@@ -142,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
     }
 
     /// Changes the bound on one message.
-    pub fn set_frame_bytes_max(&mut self, frame_bytes_max: usize) {
+    pub(crate) fn set_frame_bytes_max(&mut self, frame_bytes_max: usize) {
         self.inbox.set_frame_bytes_max(frame_bytes_max);
     }
 
@@ -179,14 +179,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
 }
 
 /// The error in an `ErrorResponse`.
-pub fn reported(act: While<'_>, body: &[u8]) -> Error {
+pub(crate) fn reported(act: While<'_>, body: &[u8]) -> Error {
     let fields = ErrorFields::parse(body);
     let [routine, code, message] = [fields.routine, fields.code, fields.message].map(Option::unwrap_or_default);
     fault::reported(act, &routine, &code, &message)
 }
 
 /// A message that has no place here.
-pub fn unexpected(act: While<'_>, tag: u8) -> Error {
+pub(crate) fn unexpected(act: While<'_>, tag: u8) -> Error {
     fault::protocol(act, format_args!("a message of type {:?} has no place here", char::from(tag)))
 }
 

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 /// A byte stream that can be left unwatched.
-pub trait Unwatch {
+pub(crate) trait Unwatch {
     /// From now on nothing that arrives wakes anybody, up to the first read or write that cannot be done at once.
     fn unwatch(&mut self);
 
@@ -22,7 +22,7 @@ pub trait Unwatch {
 
 /// A connected socket.
 #[derive(Debug)]
-pub enum Socket {
+pub(crate) enum Socket {
     /// Over TCP.
     Tcp(Watching<TcpStream>),
     /// Over a Unix socket.
@@ -31,7 +31,7 @@ pub enum Socket {
 
 /// A socket, and whether the runtime watches it.
 #[derive(Debug)]
-pub enum Watching<W: Watched> {
+pub(crate) enum Watching<W: Watched> {
     /// It does.
     On(W),
     /// It does not. The socket does not block either way.
@@ -41,7 +41,7 @@ pub enum Watching<W: Watched> {
 }
 
 /// A socket of the runtime, which can be had without it.
-pub trait Watched: Sized {
+pub(crate) trait Watched: Sized {
     /// The same without the runtime.
     type Bare;
 
@@ -52,9 +52,6 @@ pub trait Watched: Sized {
     fn let_go(self) -> io::Result<Self::Bare>;
 
     /// Gives it to the runtime.
-    ///
-    /// # Errors
-    /// As [`Watched::let_go`].
     fn take_up(bare: Self::Bare) -> io::Result<Self>;
 }
 

@@ -36,7 +36,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A session for SQL. Dropping it ends the session, in the midst of an answer too.
 #[derive(Debug)]
-pub struct SqlSession {
+pub(crate) struct SqlSession {
     client: Client,
     ended: watch::Receiver<Option<Ended>>,
     notified: Arc<Notify>,
@@ -68,22 +68,17 @@ impl SqlSession {
     ///
     /// # Errors
     /// [`fault`]'s kinds, [`Kind::Config`] for unreadable certificate or password files.
-    pub async fn connect(info: &ConnInfo, application_name: &str) -> Result<SqlSession> {
+    pub(crate) async fn connect(info: &ConnInfo, application_name: &str) -> Result<SqlSession> {
         transport::connect(info, &SqlLogin { info, application_name }).await
     }
 
     /// The client. Turn its errors into ours with [`fault::sql`].
-    pub fn client(&self) -> &Client {
+    pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The client, for transactions.
-    pub fn client_mut(&mut self) -> &mut Client {
-        &mut self.client
-    }
-
     /// Told of each `NOTIFY` on a channel this session listens on. One that nobody waits for is remembered, once.
-    pub fn notified(&self) -> Arc<Notify> {
+    pub(crate) fn notified(&self) -> Arc<Notify> {
         Arc::clone(&self.notified)
     }
 
@@ -91,7 +86,7 @@ impl SqlSession {
     ///
     /// A fast shutdown of the server is announced here while its walsenders still live and wait for us. Where a
     /// query was under way, the query gets the announcement and this gets [`Ended::Lost`].
-    pub fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
+    pub(crate) fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         let mut ended = self.ended.clone();
         async move {
             let outcome = ended.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());

@@ -22,13 +22,13 @@ use crate::conninfo::{RootCert, SslMode, TlsSettings};
 use crate::error::{Error, Kind, Result};
 
 mod end_point;
-pub use end_point::end_point;
+pub(crate) use end_point::end_point;
 
 /// The client's side of TLS for these settings, or `None` where TLS is never used. Reads the files named there.
 ///
 /// # Errors
 /// [`Kind::Config`] where a file cannot be read, holds no PEM of its kind, or is a key that others may read.
-pub fn client_config(settings: &TlsSettings) -> Result<Option<ClientConfig>> {
+pub(crate) fn client_config(settings: &TlsSettings) -> Result<Option<ClientConfig>> {
     let provider = Arc::new(ring::default_provider());
     let Some(verifier) = verifier(settings, &provider)? else { return Ok(None) };
     let versions: &[_] = if settings.tls13_only { &[&version::TLS13] } else { &[&version::TLS13, &version::TLS12] };

@@ -18,7 +18,7 @@ use crate::postgres::tls;
 
 /// A byte stream to a server.
 #[derive(Debug)]
-pub enum Transport {
+pub(crate) enum Transport {
     /// As it is.
     Plain(Socket),
     /// Encrypted.
@@ -27,7 +27,7 @@ pub enum Transport {
 
 /// A socket whose server has said whether it does TLS.
 #[derive(Debug)]
-pub struct Opened {
+pub(crate) struct Opened {
     /// The socket; nothing but the negotiation has passed it.
     pub socket: Socket,
     /// Set where the TLS handshake comes next: its configuration, and the name the certificate should have.
@@ -35,8 +35,7 @@ pub struct Opened {
 }
 
 /// Makes a session out of an open socket.
-pub trait Login {
-    /// The session.
+pub(crate) trait Login {
     type Session: Send;
 
     /// Does the TLS handshake where one is due, then start-up and authentication.
@@ -49,7 +48,7 @@ pub trait Login {
 ///
 /// # Errors
 /// That of the last server tried.
-pub async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::Session> {
+pub(crate) async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::Session> {
     let config = tls::client_config(&info.tls)?;
     let mut last = Error::new(Kind::Config, "the Postgres connection names no server");
     for target in &info.targets {
@@ -69,7 +68,7 @@ pub async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::S
 }
 
 /// `host:port/database as user`.
-pub fn place(info: &ConnInfo, target: &Target) -> String {
+pub(crate) fn place(info: &ConnInfo, target: &Target) -> String {
     format!("{target}/{} as {}", info.database, info.user)
 }
 

@@ -20,7 +20,7 @@ const SHRINK_AFTER: u32 = 64;
 
 /// What arrived and was not taken yet.
 #[derive(Debug)]
-pub struct Inbox {
+pub(crate) struct Inbox {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
@@ -32,7 +32,7 @@ pub struct Inbox {
 
 /// One message: its type, and where its body is. Take the body before the next [`Inbox::poll_fill`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
+pub(crate) struct Frame {
     /// The type byte.
     pub tag: u8,
     body: Range<usize>,
@@ -40,7 +40,7 @@ pub struct Frame {
 
 /// The bytes are no message, or too large a one. Nothing after them can be understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
+pub(crate) enum FrameError {
     /// A length that does not even count itself.
     #[error("a message has the length {0}")]
     Length(i32),
@@ -58,38 +58,39 @@ pub enum FrameError {
 
 impl Inbox {
     /// An empty one that refuses messages of more than `frame_bytes_max`, headers included.
-    pub fn new(frame_bytes_max: usize) -> Self {
+    pub(crate) fn new(frame_bytes_max: usize) -> Self {
         Inbox { bytes: vec![0; READ_BYTES], start: 0, end: 0, frame_bytes_max, small_rounds: 0, discard_bytes: 0 }
     }
 
     /// Changes the bound for messages not taken yet.
-    pub fn set_frame_bytes_max(&mut self, frame_bytes_max: usize) {
+    pub(crate) fn set_frame_bytes_max(&mut self, frame_bytes_max: usize) {
         self.frame_bytes_max = frame_bytes_max;
     }
 
     /// Bytes of memory it holds: at most the bound of a message plus one read, rounded up by growth.
-    pub fn capacity_bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn capacity_bytes(&self) -> usize {
         self.bytes.len()
     }
 
     /// Bytes that arrived and were not taken.
-    pub fn buffered_bytes(&self) -> usize {
+    pub(crate) fn buffered_bytes(&self) -> usize {
         self.end.saturating_sub(self.start)
     }
 
     /// Whether [`Inbox::poll_fill`] has somewhere to read to. False only while received messages are not taken.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.start > 0 || self.end < self.limit()
     }
 
     /// Up to `bytes` of what is next, without taking it; `None` until that much is there.
-    pub fn peek(&self, bytes: usize) -> Option<&[u8]> {
+    pub(crate) fn peek(&self, bytes: usize) -> Option<&[u8]> {
         self.bytes.get(self.start..self.end)?.get(..bytes)
     }
 
     /// Reads what the socket has, as far as there is room; not again after a read that left some, if that is to be `once`.
     /// Zero bytes with room left is the end of the stream.
-    pub fn poll_fill<R: AsyncRead + Unpin>(
+    pub(crate) fn poll_fill<R: AsyncRead + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
         source: &mut R,
@@ -122,8 +123,7 @@ impl Inbox {
     ///
     /// # Errors
     /// [`FrameError`], as soon as the header is there, and again at every later call.
-    #[expect(clippy::should_implement_trait, reason = "an iterator cannot report errors and go on later")]
-    pub fn next(&mut self) -> Result<Option<Frame>, FrameError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
         let discarded = self.discard_bytes.min(self.end.saturating_sub(self.start));
         self.start += discarded;
         self.discard_bytes -= discarded;
@@ -154,12 +154,12 @@ impl Inbox {
     }
 
     /// Leaves out a message that [`Inbox::next`] refused for its size; the one behind it is next.
-    pub fn discard(&mut self, frame_bytes: usize) {
+    pub(crate) fn discard(&mut self, frame_bytes: usize) {
         self.discard_bytes = frame_bytes;
     }
 
     /// The body of a message just taken.
-    pub fn body(&self, frame: &Frame) -> &[u8] {
+    pub(crate) fn body(&self, frame: &Frame) -> &[u8] {
         self.bytes.get(frame.body.clone()).unwrap_or_default()
     }
 
@@ -191,11 +191,11 @@ impl Inbox {
 
 /// Bytes read front to back; `None` where they end too early.
 #[derive(Debug, Clone, Copy)]
-pub struct Cursor<'a>(pub &'a [u8]);
+pub(crate) struct Cursor<'a>(pub &'a [u8]);
 
 impl<'a> Cursor<'a> {
     /// The next `count` bytes.
-    pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+    pub(crate) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
         Some(taken)
@@ -208,32 +208,32 @@ impl<'a> Cursor<'a> {
     }
 
     /// One byte.
-    pub fn u8(&mut self) -> Option<u8> {
+    pub(crate) fn u8(&mut self) -> Option<u8> {
         self.array::<1>().map(|[byte]| byte)
     }
 
     /// Two bytes, most significant first.
-    pub fn u16(&mut self) -> Option<u16> {
+    pub(crate) fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
 
     /// Four bytes, most significant first.
-    pub fn i32(&mut self) -> Option<i32> {
+    pub(crate) fn i32(&mut self) -> Option<i32> {
         self.array().map(i32::from_be_bytes)
     }
 
     /// Eight bytes, most significant first.
-    pub fn u64(&mut self) -> Option<u64> {
+    pub(crate) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
     }
 
     /// Eight bytes, most significant first.
-    pub fn i64(&mut self) -> Option<i64> {
+    pub(crate) fn i64(&mut self) -> Option<i64> {
         self.array().map(i64::from_be_bytes)
     }
 
     /// A text up to its NUL. What is not UTF-8 is replaced: for names and messages, not for values.
-    pub fn text(&mut self) -> Option<String> {
+    pub(crate) fn text(&mut self) -> Option<String> {
         let end = self.0.iter().position(|byte| *byte == 0)?;
         let text = self.take(end)?;
         self.u8()?;
@@ -242,7 +242,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// Name and value of a `ParameterStatus` body.
-pub fn parameter_status(body: &[u8]) -> Option<(String, String)> {
+pub(crate) fn parameter_status(body: &[u8]) -> Option<(String, String)> {
     let mut cursor = Cursor(body);
     Some((cursor.text()?, cursor.text()?))
 }

@@ -8,7 +8,6 @@ use crate::config::unit::human_bytes;
 pub(super) enum Verdict {
     /// It is within its budget, or has none.
     Within,
-    /// It is over it.
     Over {
         /// Bytes it keeps.
         retained: u64,

@@ -176,7 +176,7 @@ impl Tail {
         again
     }
 
-    /// The topic.
+    /// Its topic.
     pub fn topic(&self) -> &str {
         &self.topic
     }

@@ -50,9 +50,6 @@ pub(super) async fn drain<S: Sink>(pipeline: &mut Pipeline<S>, until: Instant, s
 const WRITE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Marks or deletes the rows that were acked, where that is configured.
-///
-/// # Errors
-/// Those of the marker.
 pub(super) async fn write_back<S: Sink>(pipeline: &mut Pipeline<S>, config: &Config) -> Result<()> {
     let publisher = &mut pipeline.publisher;
     if publisher.write_backs.is_empty() {

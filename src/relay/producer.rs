@@ -96,7 +96,6 @@ impl RelayProducer {
         }
     }
 
-    /// This one is new.
     pub(super) fn set_new(&mut self, sink: KafkaSink) {
         self.state = State::New(Box::new(sink), None);
     }

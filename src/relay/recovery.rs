@@ -14,7 +14,6 @@ pub(super) enum SlotIs {
     Missing,
     /// It can never be read again, for this reason.
     Lost(String),
-    /// It is there.
     There,
 }
 

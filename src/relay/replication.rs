@@ -35,8 +35,7 @@ use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process};
 use crate::sink::{Delivery, KafkaSink};
-use crate::source::catalog::{Fingerprint, compare};
-
+use crate::source::catalog::{Fingerprint, compare, notice};
 use crate::source::control::{ControlEnd, PendingRow, WalPosition};
 use crate::source::feedback::{Action, Feedback};
 use crate::source::{Io, Notice, Status, WalMessage, WalSource, notice};
@@ -490,8 +489,13 @@ impl ReplicationLoop<'_> {
     /// `then_store` is what is to be stored where the outbox is published as it was.
     fn looked_at_catalog(&mut self, result: Result<Vec<Fingerprint>>, then_store: Option<Position>) -> Result<()> {
         let judged = result.and_then(|now| {
-            let mut both = self.session.fingerprints.iter().zip(&now);
-            both.try_for_each(|(before, now)| compare(before, now))
+            for (before, now) in self.session.fingerprints.iter_mut().zip(now) {
+                compare(before, &now)?;
+                if let Some(altered) = notice(before, &now) {
+                    tracing::warn!(slot = %self.process.config.source.slot, "{altered}");
+                }
+            }
+            Ok(())
         });
         self.catalog_unsound |= judged.is_err();
         // Where events came meanwhile, they are committed with a position behind them.

@@ -68,7 +68,6 @@ pub(super) struct Session {
 
 /// What a look at server and slot came to.
 pub(super) enum Opened {
-    /// A stream.
     Stream(Box<Session>),
     /// The table has to be read first, or instead.
     Table(Why),

@@ -103,7 +103,6 @@ pub(super) async fn make_slot(
     }
 }
 
-/// Who is waited for.
 struct Waits {
     /// By pid, role and age.
     text: String,

@@ -12,7 +12,6 @@ use crate::config::TransactionConfig;
 /// what an event on an idle stream waits for nothing.
 const QUIET: Duration = Duration::from_millis(2);
 
-/// What is open.
 #[derive(Debug, Clone, Copy)]
 struct Open {
     /// When it was first seen to be.

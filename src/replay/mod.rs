@@ -17,7 +17,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-pub use self::wanted::Wanted;
+pub(crate) use self::wanted::Wanted;
 use crate::clock::now_us;
 use crate::config::{Config, DeliveryConfig, OutboxConfig, SlotName, SourceConfig, Upkeep};
 use crate::error::{Error, Kind, Result};
@@ -59,9 +59,8 @@ struct Table<'c> {
     condition: String,
 }
 
-/// One replay.
 #[derive(Debug)]
-pub struct Replay<'c> {
+pub(crate) struct Replay<'c> {
     config: &'c Config,
     reader: Reader,
     tables: Vec<Table<'c>>,
@@ -208,7 +207,7 @@ pub struct Published {
 
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// All rows are acked.
     All,
     /// It was told to stop.
@@ -223,7 +222,7 @@ impl<'c> Replay<'c> {
     /// [`Kind::Config`] for a condition that does not fit a table, with the flag it is from, and where no outbox is a
     /// table; [`Kind::PostgresRefused`] where the role may not read a table; those of [`table_facts`], and what the
     /// session gives.
-    pub async fn open(config: &'c Config, reader: Reader, wanted: &Wanted) -> Result<Replay<'c>> {
+    pub(crate) async fn open(config: &'c Config, reader: Reader, wanted: &Wanted) -> Result<Replay<'c>> {
         let client = reader.client();
         let unchanged = client.batch_execute("set default_transaction_read_only = on").await;
         unchanged.map_err(|error| fault::sql(While::Querying("preparing to read"), &error))?;
@@ -251,7 +250,7 @@ impl<'c> Replay<'c> {
     }
 
     /// What has to be known, for people.
-    pub fn notes(&self) -> &[String] {
+    pub(crate) fn notes(&self) -> &[String] {
         &self.notes
     }
 
@@ -261,7 +260,7 @@ impl<'c> Replay<'c> {
     ///
     /// # Errors
     /// [`Kind::Config`] where several rows of a table are wanted and nothing tells their order; what the session gives.
-    pub async fn survey(&mut self, say: &mut dyn FnMut(&str, u64, u64)) -> Result<Survey> {
+    pub(crate) async fn survey(&mut self, say: &mut dyn FnMut(&str, u64, u64)) -> Result<Survey> {
         let mut survey = Survey::default();
         for table in &self.tables {
             let (facts, outbox) = (&table.facts, table.outbox);
@@ -299,7 +298,7 @@ impl<'c> Replay<'c> {
     /// # Errors
     /// Of the session and the producer; a row that cannot be produced. Nothing behind it is taken, and what was in flight
     /// may be published.
-    pub async fn publish(
+    pub(crate) async fn publish(
         &mut self,
         sink: KafkaSink,
         stop: StopSignal,
@@ -500,9 +499,6 @@ async fn origin(client: &Client, config: &Config) -> Result<(String, u32)> {
 
 /// Which rows of these tables are of parked events, where the role may see those: published now, they come twice, and before
 /// what waits of their aggregates. Inside the reader's transaction.
-///
-/// # Errors
-/// What the session gives.
 async fn notes_of_parked(reader: &Reader, slot: &SlotName, tables: &[Table<'_>]) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     if !may_look(reader.client()).await? {

@@ -81,9 +81,6 @@ pub trait Sink: Send {
 
     /// The same for a record that the broker may refuse: where that is all that happens, nothing else comes to its end. Call
     /// only with nothing in flight, and enqueue nothing before it is reported. A sink that cannot send apart sends as always.
-    ///
-    /// # Errors
-    /// As [`Sink::enqueue`].
     fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
         self.enqueue(record, ticket)
     }

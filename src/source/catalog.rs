@@ -13,7 +13,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::TableName;
 pub(super) use fingerprint::look;
-pub use fingerprint::{Fingerprint, compare, notice};
+pub(crate) use fingerprint::{Fingerprint, compare, notice};
 
 use crate::postgres::query::{Param, QueryError, one_json};
 
@@ -45,14 +45,12 @@ pub struct Catalog {
 /// A row of `pg_publication` (<https://www.postgresql.org/docs/current/catalog-pg-publication.html>).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Publication {
-    /// Its OID.
     pub oid: u32,
     /// Changes with every `ALTER PUBLICATION` of options, owner or name.
     pub row_version: String,
     /// OID of its owner.
     #[serde(rename = "pubowner")]
     pub owner: String,
-    /// For all tables.
     #[serde(rename = "puballtables")]
     pub all_tables: bool,
     /// What it publishes.
@@ -101,7 +99,6 @@ impl Flags {
 /// The outbox table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Table {
-    /// Its OID.
     pub oid: u32,
     /// `relkind`: `r` an ordinary table, `p` a partitioned one.
     pub kind: String,
@@ -120,7 +117,6 @@ pub struct Table {
 /// A column of the outbox table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Column {
-    /// Its name.
     pub name: String,
     /// Its type, as SQL writes it.
     #[serde(rename = "type")]
@@ -134,7 +130,6 @@ pub struct Column {
 pub struct Member {
     /// 0 for the outbox itself, 1 and up for the partitioned tables above it.
     pub level: u32,
-    /// The relation.
     pub relation: String,
     /// `table`, `schema` or `all tables`.
     pub through: String,

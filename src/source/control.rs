@@ -36,10 +36,8 @@ const STATEMENT_TIMEOUT: &str = "set statement_timeout = '8s'";
 
 /// What the control session looks at.
 #[derive(Debug, Clone)]
-pub struct Watched {
-    /// The slot.
+pub(crate) struct Watched {
     pub slot: SlotName,
-    /// The publication.
     pub publication: String,
     /// The outbox tables.
     pub tables: Vec<TableName>,
@@ -51,10 +49,9 @@ pub struct Watched {
 
 /// Rows of a table that say whether they are pending.
 #[derive(Debug, Clone)]
-pub struct Pending {
+pub(crate) struct Pending {
     /// Which of the outboxes it is.
     pub outbox: usize,
-    /// The table.
     pub table: TableName,
     /// The columns that name a row, the id first.
     pub key_columns: Vec<String>,
@@ -65,7 +62,7 @@ pub struct Pending {
 }
 
 /// A row that is pending: its outbox, and the values of its key.
-pub type PendingRow = (usize, Vec<String>);
+pub(crate) type PendingRow = (usize, Vec<String>);
 
 impl Pending {
     /// The statement that gives the outbox's number and the keys of pending rows.
@@ -81,7 +78,7 @@ impl Pending {
 
 /// Where slot and log are at this moment: to look at, never to confirm.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct WalPosition {
+pub(crate) struct WalPosition {
     /// End of the flushed log (of the replayed one, on a standby).
     pub wal_end: Lsn,
     /// What was visible then.
@@ -96,7 +93,7 @@ pub struct WalPosition {
 
 /// A transaction that has been under way for long.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct OldTransaction {
+pub(crate) struct OldTransaction {
     /// Process id; none for a prepared one.
     pub pid: Option<i32>,
     /// How long it has been open, where the role may know.
@@ -107,21 +104,15 @@ pub struct OldTransaction {
 
 impl WalPosition {
     /// Bytes of log the slot keeps from being removed.
-    pub fn retained_bytes(&self) -> Option<u64> {
+    pub(crate) fn retained_bytes(&self) -> Option<u64> {
         let restart = self.slot.as_ref()?.restart_lsn?;
         Some(self.wal_end.bytes_since(restart))
-    }
-
-    /// Bytes of log that were not confirmed yet.
-    pub fn unconfirmed_bytes(&self) -> Option<u64> {
-        let confirmed = self.slot.as_ref()?.confirmed_flush_lsn?;
-        Some(self.wal_end.bytes_since(confirmed))
     }
 }
 
 /// Why the control session is over.
 #[derive(Debug, Clone)]
-pub enum ControlEnd {
+pub(crate) enum ControlEnd {
     /// The server shuts down, restarts after a crash, or somebody ended this one session: drain and reconnect.
     ServerShuttingDown,
     /// The connection broke, or a statement did not come back.
@@ -133,7 +124,7 @@ pub enum ControlEnd {
 /// One statement runs at a time, in the order of the calls, each within ten seconds. Every method answers
 /// [`Kind::PostgresUnreachable`] once the session is over. A call that is cancelled is still carried out.
 #[derive(Debug, Clone)]
-pub struct Control(Arc<Shared>);
+pub(crate) struct Control(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -148,7 +139,7 @@ impl Control {
     ///
     /// # Errors
     /// Of the connection only.
-    pub async fn start(session: SqlSession, watched: Watched) -> Result<Control> {
+    pub(crate) async fn start(session: SqlSession, watched: Watched) -> Result<Control> {
         bounded("bounding statements", QUERY_TIMEOUT, session.client().batch_execute(STATEMENT_TIMEOUT)).await?;
         let (closed, interval) = (session.closed(), (watched.silence / 3).min(PING_INTERVAL_MAX));
         let (ended, receiver) = watch::channel(None);
@@ -159,7 +150,7 @@ impl Control {
     }
 
     /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold beside anything.
-    pub fn closed(&self) -> impl Future<Output = ControlEnd> + Send + 'static {
+    pub(crate) fn closed(&self) -> impl Future<Output = ControlEnd> + Send + 'static {
         let mut ended = self.0.ended.subscribe();
         async move {
             let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
@@ -172,7 +163,7 @@ impl Control {
     ///
     /// # Errors
     /// Of the connection only.
-    pub async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
+    pub(crate) async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
         let watched = Arc::clone(&self.0.watched);
         self.ask(|session| async move { check_catalog(session.client(), &watched, &before).await }).await
     }
@@ -181,7 +172,7 @@ impl Control {
     ///
     /// # Errors
     /// Of the connection only; a slot that is not there is none in the answer.
-    pub async fn wal_position(&self) -> Result<WalPosition> {
+    pub(crate) async fn wal_position(&self) -> Result<WalPosition> {
         let watched = Arc::clone(&self.0.watched);
         let position = |session: Arc<SqlSession>| async move {
             let params = [(&watched.slot.as_str() as _, Type::TEXT)];
@@ -194,7 +185,7 @@ impl Control {
     ///
     /// # Errors
     /// Of the connection, and of a condition or table that is not what it was.
-    pub async fn look_pending(&self) -> Result<(Vec<PendingRow>, Lsn)> {
+    pub(crate) async fn look_pending(&self) -> Result<(Vec<PendingRow>, Lsn)> {
         let watched = Arc::clone(&self.0.watched);
         self.ask(|session| async move { look_pending(session.client(), &watched.pending).await }).await
     }
@@ -203,7 +194,7 @@ impl Control {
     ///
     /// # Errors
     /// Of the connection only.
-    pub async fn is_kept(&self, table: TableName, key: Vec<(String, String)>) -> Result<Option<bool>> {
+    pub(crate) async fn is_kept(&self, table: TableName, key: Vec<(String, String)>) -> Result<Option<bool>> {
         self.ask(|session| async move { is_kept(session.client(), &table, &key).await }).await
     }
 
@@ -211,7 +202,7 @@ impl Control {
     ///
     /// # Errors
     /// Of the connection only.
-    pub async fn timeline(&self) -> Result<u32> {
+    pub(crate) async fn timeline(&self) -> Result<u32> {
         self.ask(|session| async move { timeline(session.client()).await }).await
     }
 
@@ -219,7 +210,7 @@ impl Control {
     ///
     /// # Errors
     /// Of the connection only.
-    pub async fn take_pair(&self) -> Result<(Snapshot, Lsn)> {
+    pub(crate) async fn take_pair(&self) -> Result<(Snapshot, Lsn)> {
         self.ask(|session| async move { take_pair(session.client()).await }).await
     }
 
@@ -406,7 +397,7 @@ mod tests {
             Slot { confirmed_flush_lsn: Some(Lsn::new(700)), restart_lsn: Some(Lsn::new(400)), ..Slot::default() };
         let gone = WalPosition { wal_end: Lsn::new(900), snapshot: None, slot: None, oldest_transaction: None };
         let position = WalPosition { slot: Some(slot), ..gone.clone() };
-        assert_eq!((position.unconfirmed_bytes(), position.retained_bytes()), (Some(200), Some(500)));
-        assert_eq!((gone.unconfirmed_bytes(), gone.retained_bytes()), (None, None));
+        assert_eq!(position.retained_bytes(), Some(500));
+        assert_eq!(gone.retained_bytes(), None);
     }
 }

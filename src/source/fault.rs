@@ -1,7 +1,6 @@
 //! What ends a stream, in the operator's words. What the server itself reports is [`crate::postgres::fault`]'s.
 
 use std::io;
-use std::time::Duration;
 
 use crate::config::SlotName;
 use crate::error::{Error, Kind};
@@ -44,13 +43,5 @@ pub(super) fn not_finished(slot: &SlotName) -> Error {
         format_args!(
             "slot {slot}: the stream ended without an answer of the server; the last confirmation may not have counted"
         ),
-    )
-}
-
-/// The server has been silent for too long, although asked for a sign of life.
-pub fn silent(slot: &SlotName, silence: Duration) -> Error {
-    Error::new(
-        Kind::PostgresUnreachable,
-        format_args!("slot {slot}: nothing came from the server for {} ms, although asked for", silence.as_millis()),
     )
 }

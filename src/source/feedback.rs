@@ -20,7 +20,7 @@ const TIMEOUT_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Durati
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Send a status, then call [`Feedback::sent`].
     Send {
         /// Whether to ask the server for a sign of life.
@@ -37,7 +37,7 @@ pub enum Action {
 
 /// What was sent and heard when.
 #[derive(Debug, Clone)]
-pub struct Feedback {
+pub(crate) struct Feedback {
     timeout: Duration,
     interval: Duration,
     sent: Option<Sent>,
@@ -56,7 +56,7 @@ struct Sent {
 
 impl Feedback {
     /// For a stream that starts `now` under this `wal_sender_timeout`.
-    pub fn new(wal_sender_timeout: Duration, now: Instant) -> Self {
+    pub(crate) fn new(wal_sender_timeout: Duration, now: Instant) -> Self {
         let timeout = wal_sender_timeout.clamp(TIMEOUT_BOUNDS.0, TIMEOUT_BOUNDS.1);
         Feedback {
             timeout,
@@ -70,19 +70,19 @@ impl Feedback {
     }
 
     /// Bytes arrived, of whatever kind: also the middle of a large message is a sign of life.
-    pub fn heard(&mut self, now: Instant) {
+    pub(crate) fn heard(&mut self, now: Instant) {
         self.heard_at = self.heard_at.max(now);
         self.asked_at = None;
     }
 
     /// A keepalive asked for a reply.
-    pub fn reply_requested(&mut self) {
+    pub(crate) fn reply_requested(&mut self) {
         self.reply_due = true;
     }
 
     /// Reading stops or goes on (P5). Who does not listen cannot call the other side silent; meanwhile the kernel
     /// watches the statuses that go out.
-    pub fn set_reading(&mut self, reading: bool, now: Instant) {
+    pub(crate) fn set_reading(&mut self, reading: bool, now: Instant) {
         if reading && !self.reading {
             self.heard(now);
         }
@@ -90,7 +90,7 @@ impl Feedback {
     }
 
     /// A status was handed to the socket, with what [`Feedback::action`] asked for.
-    pub fn sent(&mut self, now: Instant, confirmed: Lsn, reply_requested: bool) {
+    pub(crate) fn sent(&mut self, now: Instant, confirmed: Lsn, reply_requested: bool) {
         self.sent = Some(Sent { at: now, confirmed });
         self.reply_due = false;
         if reply_requested {
@@ -99,7 +99,7 @@ impl Feedback {
     }
 
     /// What to do `now`, with everything up to `confirmed` done. Pure: asking twice changes nothing.
-    pub fn action(&self, now: Instant, confirmed: Lsn) -> Action {
+    pub(crate) fn action(&self, now: Instant, confirmed: Lsn) -> Action {
         let silence = now.saturating_duration_since(self.heard_at);
         let dead_at = self.dead_at();
         if dead_at.is_some_and(|dead_at| now >= dead_at) {

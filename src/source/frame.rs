@@ -15,7 +15,7 @@ pub(super) const DATA_OVERHEAD_BYTES: usize = 5 + 1 + 8 + 8 + 8;
 pub(super) const STATUS_FRAME_BYTES: usize = 5 + 34;
 
 /// The body of a `CopyData` message, or `None` where it is neither a change nor a keepalive.
-pub fn copy_data(body: &[u8]) -> Option<WalMessage<'_>> {
+pub(crate) fn copy_data(body: &[u8]) -> Option<WalMessage<'_>> {
     let mut cursor = Cursor(body);
     match cursor.u8()? {
         b'w' => {
@@ -55,7 +55,7 @@ pub(super) fn notice(body: &[u8]) -> Notice {
 
 /// A status update as a whole message. Applied is what is confirmed: nothing is applied here in another sense.
 /// The time is for the server's views only.
-pub fn status_update(status: Status, now_us: i64) -> [u8; STATUS_FRAME_BYTES] {
+pub(crate) fn status_update(status: Status, now_us: i64) -> [u8; STATUS_FRAME_BYTES] {
     let mut frame = [0; STATUS_FRAME_BYTES];
     let confirmed = status.confirmed.as_u64().to_be_bytes();
     let length: u32 = 4 + 34;

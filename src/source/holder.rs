@@ -15,7 +15,7 @@ const HOLDER: &str = include_str!("../../sql/source/holder.sql");
 
 /// The session others wait for. `Display` names it for people.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Holder {
+pub(crate) struct Holder {
     /// Process id of the server's side.
     pub pid: i32,
     /// It streams from the slot; else it reads the table.
@@ -43,7 +43,7 @@ impl fmt::Display for Holder {
 ///
 /// # Errors
 /// Of the connection only.
-pub async fn holder(client: &Client, slot: &SlotName) -> Result<Option<Holder>> {
+pub(crate) async fn holder(client: &Client, slot: &SlotName) -> Result<Option<Holder>> {
     let (class, key) = lease::keys(slot);
     let params = [(&slot.as_str() as _, Type::TEXT), (&class as _, Type::INT4), (&key as _, Type::INT4)];
     Ok(one_json(client, "asking who has the slot", HOLDER, &params).await?)

@@ -25,7 +25,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// How the lease is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hold {
+pub(crate) enum Hold {
     /// By everybody who streams, or waits for the slot.
     Shared,
     /// By the one who reads the table.
@@ -39,7 +39,7 @@ pub enum Hold {
 ///
 /// # Errors
 /// Of the connection only.
-pub async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duration) -> Result<bool> {
+pub(crate) async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duration) -> Result<bool> {
     let sql = match hold {
         Hold::Shared => "select pg_catalog.pg_try_advisory_lock_shared($1, $2)::text",
         Hold::Alone => "select pg_catalog.pg_try_advisory_lock($1, $2)::text",
@@ -61,12 +61,12 @@ pub async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duratio
 
 /// How long a relay may stand still and know that nobody else has what it holds. The server, which gives it to another once
 /// it has heard nothing for `silence`, has heard of the relay a third of that before it stood still, at the earliest.
-pub fn bearable(silence: Duration) -> Duration {
+pub(crate) fn bearable(silence: Duration) -> Duration {
     silence * 2 / 3
 }
 
 /// The two halves of the advisory lock that is the lease on the table of this slot's outboxes.
-pub fn keys(slot: &SlotName) -> (i32, i32) {
+pub(crate) fn keys(slot: &SlotName) -> (i32, i32) {
     (CLASS, key(slot.as_str()))
 }
 

@@ -21,23 +21,23 @@ use tokio::time::Instant;
 use crate::error::Result;
 use crate::position::Lsn;
 
-pub mod catalog;
-pub mod control;
-pub mod fault;
-pub mod feedback;
-pub mod frame;
-pub mod holder;
-pub mod lease;
-pub mod notice;
-pub mod preflight;
-pub mod row_key;
-pub mod stream;
+pub(crate) mod catalog;
+pub(crate) mod control;
+pub(crate) mod fault;
+pub(crate) mod feedback;
+pub(crate) mod frame;
+pub(crate) mod holder;
+pub(crate) mod lease;
+pub(crate) mod notice;
+pub(crate) mod preflight;
+pub(crate) mod row_key;
+pub(crate) mod stream;
 
-pub use stream::WalStream;
+pub(crate) use stream::WalStream;
 
 /// One message of the stream, borrowed from the receive buffer until the source is used again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WalMessage<'a> {
+pub(crate) enum WalMessage<'a> {
     /// One message of the output plugin.
     Data {
         /// Where it lies in the log; 0/0 for one that lies nowhere, such as a table's description. Not a position to
@@ -63,7 +63,6 @@ pub enum WalMessage<'a> {
     ParameterStatus {
         /// The setting.
         name: String,
-        /// Its value.
         value: String,
     },
     /// The server ends the stream: it has sent everything and is going down, or was asked to.
@@ -72,7 +71,7 @@ pub enum WalMessage<'a> {
 
 /// A remark of the server: severity, SQLSTATE and message, never its details.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Notice {
+pub(crate) struct Notice {
     /// `NOTICE`, `WARNING`, …, possibly in the server's language: for showing, not for deciding.
     pub severity: String,
     /// What to decide by.
@@ -85,7 +84,7 @@ pub struct Notice {
 
 /// What the server is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Status {
+pub(crate) struct Status {
     /// Up to where bytes have arrived here.
     pub received: Lsn,
     /// Up to where nothing is needed again: acked by the broker, and the position stored (P1).
@@ -96,7 +95,7 @@ pub struct Status {
 
 /// What one turn of [`WalSource::ready_io`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Io {
+pub(crate) struct Io {
     /// Bytes that arrived.
     pub received_bytes: usize,
     /// Whether everything queued was written.
@@ -107,13 +106,7 @@ pub struct Io {
 ///
 /// Nothing here retries; after any error the source is of no use. Memory is bounded by the largest message allowed
 /// plus one read, whatever the caller leaves unread.
-pub trait WalSource: Send {
-    /// Waits for bytes and reads what is there. Zero only where there is no room until messages are taken. Safe to cancel.
-    ///
-    /// # Errors
-    /// The connection failed or ended. Messages that arrived before can still be taken.
-    fn fill(&mut self) -> impl Future<Output = Result<usize>> + Send;
-
+pub(crate) trait WalSource: Send {
     /// Takes the next message, or `None` until more bytes have arrived. Copies nothing.
     ///
     /// # Errors
@@ -143,8 +136,8 @@ pub trait WalSource: Send {
     /// Waits for ever where there is neither to do. Safe to cancel.
     ///
     /// # Errors
-    /// As [`WalSource::fill`] and [`WalSource::flush_output`]. A failed write is told only after what the server sent
-    /// before it, which may name the reason.
+    /// The connection failed or ended; messages that arrived before can still be taken. A failed write is told only after
+    /// what the server sent before it, which may name the reason.
     fn ready_io(&mut self, read: bool) -> impl Future<Output = Result<Io>> + Send;
 
     /// Nothing is to be read for a while: what arrives meanwhile wakes nobody.

@@ -13,7 +13,7 @@ const SKIPPED_PUBLICATION: &str = "55000";
 ///
 /// # Errors
 /// [`Kind::Publication`] where it says that changes are being skipped (P8).
-pub fn judge(notice: &Notice, source: &SourceConfig) -> Result<()> {
+pub(crate) fn judge(notice: &Notice, source: &SourceConfig) -> Result<()> {
     // With the same code. Nothing is skipped: the changes come as soon as the standby has them.
     if notice.routine == WAITS_FOR_STANDBY {
         let slot = &source.slot;

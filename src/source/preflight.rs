@@ -11,9 +11,8 @@ mod warnings;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-pub use facts::{Facts, Server, Slot};
-pub use judge::{MAJOR_MIN, judge, judge_backlog, server as judge_server, version as judge_version};
-pub use warnings::Warning;
+pub(crate) use facts::{Facts, Server, Slot};
+pub(crate) use judge::{MAJOR_MIN, judge, judge_backlog, server as judge_server, version as judge_version};
 
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};
@@ -33,7 +32,12 @@ pub(super) const SLOT: &str = include_str!("../../sql/source/slot.sql");
 /// # Errors
 /// [`Kind::PostgresUnreachable`] (retry) and [`Kind::PostgresRefused`] of the connection; [`Kind::PostgresUnfit`]
 /// for a server that is too old or behind a transaction pooler. Times out by itself.
-pub async fn inspect(client: &Client, slot: &SlotName, publication: &str, outboxes: &[OutboxConfig]) -> Result<Facts> {
+pub(crate) async fn inspect(
+    client: &Client,
+    slot: &SlotName,
+    publication: &str,
+    outboxes: &[OutboxConfig],
+) -> Result<Facts> {
     let server = server(client).await?;
     judge::version(&server)?;
     let system_identifier = match server.may_read_control {
@@ -57,18 +61,12 @@ pub async fn inspect(client: &Client, slot: &SlotName, publication: &str, outbox
 }
 
 /// The server, its settings and our role. Times out by itself.
-///
-/// # Errors
-/// Those of the connection.
-pub async fn server(client: &Client) -> Result<Server> {
+pub(crate) async fn server(client: &Client) -> Result<Server> {
     Ok(one_json(client, "reading the server's settings", SERVER, &[]).await?)
 }
 
 /// The slot `name`, if there is one. Times out by itself.
-///
-/// # Errors
-/// Those of the connection.
-pub async fn slot(client: &Client, name: &SlotName) -> Result<Option<Slot>> {
+pub(crate) async fn slot(client: &Client, name: &SlotName) -> Result<Option<Slot>> {
     Ok(slot_answer(client, name).await?.slot)
 }
 

@@ -11,7 +11,7 @@ use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_literal, quote_table, quoted};
 
 /// What to do where nothing names a row.
-pub const NEEDS_KEY: &str = "give it a primary key, or a unique index over columns that are not null";
+pub(crate) const NEEDS_KEY: &str = "give it a primary key, or a unique index over columns that are not null";
 
 /// Looks at the tables of these outboxes, and names their rows by what is found. A table that is not there is left to whoever
 /// needs it.
@@ -22,7 +22,7 @@ pub const NEEDS_KEY: &str = "give it a primary key, or a unique index over colum
 /// # Errors
 /// [`Kind::Config`] where rows are to be marked, deleted, parked or polled and nothing names one, with the SQL that does, and
 /// where one outbox is a partition of another; those of the connection.
-pub async fn find(
+pub(crate) async fn find(
     client: &Client,
     source: &SourceConfig,
     delivery: &DeliveryConfig,

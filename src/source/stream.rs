@@ -31,7 +31,7 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A started stream. Generic over the byte stream, so that tests can play the server.
 #[derive(Debug)]
-pub struct WalStream<S = Transport> {
+pub(crate) struct WalStream<S = Transport> {
     stream: S,
     slot: SlotName,
     inbox: Inbox,
@@ -70,7 +70,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     ///
     /// # Errors
     /// What [`WalSession::start`] says.
-    pub async fn start(session: WalSession<S>, publication: &str, max_message_bytes: usize) -> Result<Self> {
+    pub(crate) async fn start(session: WalSession<S>, publication: &str, max_message_bytes: usize) -> Result<Self> {
         let (stream, mut inbox, slot) = session.start(publication).await?;
         inbox.set_frame_bytes_max(max_message_bytes.saturating_add(DATA_OVERHEAD_BYTES));
         Ok(WalStream {
@@ -86,9 +86,9 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         })
     }
 
-    /// Bytes of memory the receive buffer holds.
-    pub fn buffer_bytes(&self) -> usize {
-        self.inbox.capacity_bytes()
+    #[cfg(test)]
+    async fn fill(&mut self) -> Result<usize> {
+        poll_fn(|cx| self.poll_fill(cx)).await
     }
 
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<usize>> {
@@ -203,10 +203,6 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalSource for WalStream<S> {
-    async fn fill(&mut self) -> Result<usize> {
-        poll_fn(|cx| self.poll_fill(cx)).await
-    }
-
     fn next(&mut self) -> Result<Option<WalMessage<'_>>> {
         let Some(frame) = self.take_frame()? else { return Ok(None) };
         let act = While::Streaming(self.slot.as_str());

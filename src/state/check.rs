@@ -14,12 +14,11 @@ use crate::state::{ServerIdentity, Stored};
 
 /// What the slot and the catalogs say now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlotNow {
+pub(crate) struct SlotNow {
     /// The slot's name.
     pub name: String,
     /// Up to where it was confirmed.
     pub confirmed_flush: Lsn,
-    /// OID of the publication.
     pub publication_oid: u32,
     /// OIDs of the outbox tables, sorted.
     pub table_oids: Vec<u32>,
@@ -31,7 +30,7 @@ pub struct SlotNow {
 
 /// Where delivery goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Start {
+pub(crate) struct Start {
     /// Everything up to here counts as delivered.
     pub position: Position,
     /// What is known of the tables there.
@@ -50,7 +49,7 @@ pub struct Start {
 ///
 /// # Errors
 /// [`Kind::PositionMismatch`], with what to verify and what `--adopt-slot` may lose.
-pub fn reconcile(
+pub(crate) fn reconcile(
     stored: Option<&Stored>,
     now: &ServerIdentity,
     slot: &SlotNow,
@@ -95,7 +94,7 @@ pub fn reconcile(
 
 /// Events are in the table and not in the slot, and reading the table mends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gap {
+pub(crate) struct Gap {
     /// How it came about, in a sentence.
     pub cause: String,
     /// What is known to be published, on the timeline the server is on now.
@@ -110,7 +109,7 @@ pub struct Gap {
 /// # Errors
 /// [`Kind::PositionMismatch`]: it belongs to another server, timeline or slot, to a log that is not there, or to events
 /// that are in no table.
-pub fn gap(
+pub(crate) fn gap(
     stored: &Stored,
     now: &ServerIdentity,
     slot: &SlotNow,
@@ -128,7 +127,7 @@ pub fn gap(
 }
 
 /// What is known of the tables on the timeline the server is on now.
-pub fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Published> {
+pub(crate) fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Published> {
     let published = stored.published.as_ref()?;
     if stored.server.timeline == now.timeline {
         return Some(published.clone());

@@ -16,7 +16,7 @@ use crate::sink::kafka::options::Options;
 const PARTITION: i32 = 0;
 
 /// [`Store`] in a Kafka topic. Through a producer with transactions, storing commits what was sent before. One call at a time, which `&mut` sees to.
-pub struct KafkaStore {
+pub(crate) struct KafkaStore {
     config: KafkaConfig,
     topic: String,
     key: String,
@@ -32,7 +32,7 @@ impl KafkaStore {
     /// # Errors
     /// [`Kind::KafkaUnreachable`]; [`Kind::KafkaRefused`] where the topic is not fit to keep a position or cannot be
     /// created, with the command that helps; [`Kind::Config`] for properties librdkafka cannot work with.
-    pub async fn open(config: &KafkaConfig, state: &StateConfig, producer: Producer) -> Result<KafkaStore> {
+    pub(crate) async fn open(config: &KafkaConfig, state: &StateConfig, producer: Producer) -> Result<KafkaStore> {
         let options = Options::reader(config)?;
         let name = state.topic.clone();
         blocking(&producer, move || topic::prepare(options, &name)).await?;

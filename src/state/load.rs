@@ -13,7 +13,7 @@ use crate::state::{Stored, kafka, postgres};
 /// # Errors
 /// Those of Kafka or Postgres; [`KafkaRefused`](crate::error::Kind::KafkaRefused) and [`PositionMismatch`](crate::error::Kind::PositionMismatch) for what cannot be read, and
 /// [`PostgresRefused`](crate::error::Kind::PostgresRefused) for a table that may not be.
-pub async fn load(config: &Config) -> Result<Option<Stored>> {
+pub(crate) async fn load(config: &Config) -> Result<Option<Stored>> {
     match config.state.store {
         StoreKind::Kafka => kafka::load(&config.kafka, &config.state).await,
         StoreKind::Postgres => postgres::load(config).await,

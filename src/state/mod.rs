@@ -1,11 +1,11 @@
 //! Where the position is kept, and whether it belongs to this server and slot.
 
-pub mod check;
-pub mod kafka;
+pub(crate) mod check;
+pub(crate) mod kafka;
 mod load;
-pub mod postgres;
+pub(crate) mod postgres;
 
-pub use load::load;
+pub(crate) use load::load;
 
 use std::future::Future;
 
@@ -29,10 +29,8 @@ pub struct ServerIdentity {
 /// What is stored: a position, and what it is a position *in*.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
-    /// The server.
     #[serde(flatten)]
     pub server: ServerIdentity,
-    /// The slot.
     pub slot: String,
     /// Up to where everything was delivered.
     pub position: Position,
@@ -121,7 +119,7 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Re
 }
 
 /// Keeps one [`Stored`]. Durable when `store` returns `Ok`; never answers with an older one after that.
-pub trait Store: Send {
+pub(crate) trait Store: Send {
     /// The newest stored value, if there is one.
     fn load(&mut self) -> impl Future<Output = Result<Option<Stored>>> + Send;
     /// Replaces it. Not safe to cancel half-way: drive it to its end.

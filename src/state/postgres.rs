@@ -27,7 +27,7 @@ const POSITIONS: OwnTable = OwnTable {
 /// What is stored there is WAL, too: whoever stores a position because the log moved on has to do it now and then,
 /// not each time, or the two keep each other busy.
 #[derive(Debug)]
-pub struct PostgresStore {
+pub(crate) struct PostgresStore {
     control: Control,
     key: String,
 }
@@ -37,7 +37,7 @@ impl PostgresStore {
     ///
     /// # Errors
     /// [`Kind::PostgresRefused`] with the SQL for somebody who may; [`Kind::PostgresUnreachable`].
-    pub async fn open(control: Control, key: impl Into<String>) -> Result<PostgresStore> {
+    pub(crate) async fn open(control: Control, key: impl Into<String>) -> Result<PostgresStore> {
         control.ask(|session| async move { POSITIONS.prepare(session.client()).await }).await?;
         Ok(PostgresStore { control, key: key.into() })
     }
@@ -113,7 +113,7 @@ fn read(key: &str, text: &str) -> Result<Stored> {
 /// After a crash of the server, and up to Postgres 16 after every restart, the slot is further back than what was
 /// confirmed, and the events in between are delivered again. Nothing tells a slot that was recreated or advanced.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct SlotStore;
+pub(crate) struct SlotStore;
 
 impl Store for SlotStore {
     async fn load(&mut self) -> Result<Option<Stored>> {

@@ -8,7 +8,7 @@ use crate::postgres::catalog::{Column, Form};
 
 /// What became of a column.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Fate {
+pub(crate) struct Fate {
     /// Its name.
     pub column: String,
     /// Its type, as SQL writes it.
@@ -16,7 +16,6 @@ pub struct Fate {
     pub type_name: String,
     /// What it is used for; empty where it is not used.
     pub used_for: Vec<&'static str>,
-    /// Why.
     pub why: String,
 }
 

@@ -19,7 +19,7 @@ mod written;
 
 use serde::Serialize;
 
-pub use guess::Fate;
+pub(crate) use guess::Fate;
 use guess::Guesses;
 
 use crate::config::TableName;
@@ -28,7 +28,7 @@ use crate::postgres::catalog::Column;
 
 /// What is known beside the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Known {
+pub(crate) struct Known {
     /// A connection string without a password, to be written into the file.
     pub database_url: Option<String>,
     /// The slot's name; made of the table's where there is none.
@@ -41,7 +41,7 @@ pub struct Known {
 
 /// A file, and what it was made from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Suggestion {
+pub(crate) struct Suggestion {
     /// The `walrelay.toml`.
     pub toml: String,
     /// Every column of the table, in order, and what became of it.
@@ -52,13 +52,13 @@ pub struct Suggestion {
 ///
 /// # Errors
 /// [`Kind::Publication`] where no column can be the event's id, or none the payload: all columns are named.
-pub fn suggest(table: &TableName, columns: &[Column], known: &Known) -> Result<Suggestion> {
+pub(crate) fn suggest(table: &TableName, columns: &[Column], known: &Known) -> Result<Suggestion> {
     let guesses = Guesses::of(columns).map_err(|missing| unfit(table, columns, missing))?;
     Ok(Suggestion { toml: written::toml(table, columns, &guesses, known), columns: guesses.fates(columns) })
 }
 
 /// The column by which rows of a table without a number as its id can be put in the order in which they were written.
-pub fn ordering(columns: &[Column]) -> Option<&Column> {
+pub(crate) fn ordering(columns: &[Column]) -> Option<&Column> {
     guess::written_at(columns)
 }
 

@@ -20,7 +20,6 @@ mod oid {
 pub struct UnknownColumn {
     /// The template as it was written.
     pub template: String,
-    /// The column.
     pub column: String,
 }
 

@@ -26,7 +26,7 @@ pub(super) fn member<'j>(text: &'j str, path: &[String]) -> Result<Option<Cow<'j
 ///
 /// # Errors
 /// A string that is none.
-pub fn text_of(raw: &str) -> Result<Option<Cow<'_, str>>, serde_json::Error> {
+pub(crate) fn text_of(raw: &str) -> Result<Option<Cow<'_, str>>, serde_json::Error> {
     Ok(match raw {
         "null" => None,
         text if text.starts_with('"') => Some(unquoted(text)?),
@@ -54,7 +54,7 @@ pub(super) fn raw_member<'j>(text: &'j str, path: &[String]) -> Result<Option<&'
 }
 
 /// A member's name, and its text: a string unquoted, nothing for `null`, anything else as it stands.
-pub type Member<'j> = (Cow<'j, str>, Option<Cow<'j, str>>);
+pub(crate) type Member<'j> = (Cow<'j, str>, Option<Cow<'j, str>>);
 
 /// How many members may become headers. Each takes many times its text, and no broker takes so many (P4).
 const MEMBERS_MAX: usize = 100_000;
@@ -63,7 +63,7 @@ const MEMBERS_MAX: usize = 100_000;
 ///
 /// # Errors
 /// What `text` should be instead.
-pub fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
+pub(crate) fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
     const NEEDED: Needed = "a JSON object of at most 100000 members";
     let members: Ordered<'_, MEMBERS_MAX> = serde_json::from_slice(text).map_err(|_| NEEDED)?;
     let mut texts = Vec::with_capacity(members.0.len());

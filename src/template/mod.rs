@@ -33,10 +33,10 @@ mod value;
 
 use std::str::FromStr;
 
-pub use bind::{Bound, RenderError, TypedValues, UnknownColumn, Values};
+pub(crate) use bind::{Bound, RenderError, TypedValues, UnknownColumn, Values};
 use function::Function;
-pub use json::{Member, members, text_of};
-pub use value::{ColumnType, timestamp};
+pub(crate) use json::{members, text_of};
+pub(crate) use value::{ColumnType, timestamp};
 
 /// A parsed template.
 #[derive(Debug, Clone)]

@@ -19,7 +19,7 @@ impl ColumnType {
 
 /// The time that a `timestamptz`, `timestamp` (taken as UTC) or `date` is, as Postgres prints it with `DateStyle` ISO.
 /// `None`: it is none, or one that only Postgres knows, such as `infinity`.
-pub fn timestamp(text: &str) -> Option<jiff::Timestamp> {
+pub(crate) fn timestamp(text: &str) -> Option<jiff::Timestamp> {
     let text = text.replacen(' ', "T", 1);
     let date_and_time = if text.contains('T') { text } else { format!("{text}T00:00:00") };
     let (date, time) = date_and_time.split_once('T')?;

@@ -17,9 +17,7 @@ pub struct Outbox {
 /// A record, as far as it matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivered<'a> {
-    /// The partition.
     pub partition: i32,
-    /// The offset.
     pub offset: i64,
     /// The event's id, if the record has one.
     pub id: Option<&'a [u8]>,

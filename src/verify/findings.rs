@@ -40,9 +40,7 @@ impl Counts {
 /// From one outbox to one topic. Records that are of no row that was compared count with the topic's first outbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Flow {
-    /// The outbox.
     pub outbox: String,
-    /// The topic.
     pub topic: String,
     /// Whether the order could be checked.
     pub order_checked: bool,
@@ -57,7 +55,6 @@ pub struct Example {
     /// The outbox, where there is a row.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outbox: Option<String>,
-    /// The topic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
     /// The event's id.

@@ -17,6 +17,8 @@ mod findings;
 mod name;
 mod topics;
 
-pub use compare::{Comparison, Delivered, Outbox};
-pub use findings::{Counts, Example, Findings, Flow};
-pub use topics::{Progress, Reader};
+#[cfg(test)]
+pub(crate) use compare::Delivered;
+pub(crate) use compare::{Comparison, Outbox};
+pub(crate) use findings::{Counts, Example, Findings};
+pub(crate) use topics::Reader;

@@ -14,10 +14,10 @@ use crate::sink::kafka::topic_reader::{Isolation, Message, Spans, TopicReader};
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Is told how far it is: the topic, which of how many it is, and the records of it so far.
-pub type Progress<'p> = &'p mut dyn FnMut(&str, usize, usize, u64);
+pub(crate) type Progress<'p> = &'p mut dyn FnMut(&str, usize, usize, u64);
 
 /// Reads topics into a [`Comparison`]. It is in no consumer group, commits nothing and makes no topic.
-pub struct Reader {
+pub(crate) struct Reader {
     reader: TopicReader,
     id_headers: Vec<String>,
     /// Where to begin in time, in milliseconds since the Unix epoch.
@@ -34,7 +34,7 @@ impl Reader {
     ///
     /// # Errors
     /// `Kind::Config` where no client can be made.
-    pub fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<Reader> {
+    pub(crate) fn new(options: Options, id_headers: Vec<String>, since_ms: Option<i64>) -> Result<Reader> {
         let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
         Ok(Reader { reader, id_headers, since_ms, read: BTreeMap::new(), cut: BTreeSet::new() })
     }
@@ -44,7 +44,12 @@ impl Reader {
     ///
     /// # Errors
     /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
-    pub fn read(&mut self, comparison: &mut Comparison, deadline: Instant, progress: Progress<'_>) -> Result<()> {
+    pub(crate) fn read(
+        &mut self,
+        comparison: &mut Comparison,
+        deadline: Instant,
+        progress: Progress<'_>,
+    ) -> Result<()> {
         let topics: Vec<String> = comparison.topics().map(str::to_owned).collect();
         let mut left: Vec<&String> = topics.iter().collect();
         loop {
@@ -61,7 +66,7 @@ impl Reader {
     }
 
     /// Topics that do not exist, and those whose first records are gone, as far as they were read.
-    pub fn absent_and_cut(&self) -> (Vec<String>, Vec<String>) {
+    pub(crate) fn absent_and_cut(&self) -> (Vec<String>, Vec<String>) {
         let absent = self.read.iter().filter(|(_, partitions)| partitions.is_empty()).map(|(topic, _)| topic.clone());
         (absent.collect(), self.cut.iter().cloned().collect())
     }

@@ -368,8 +368,8 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dead_letters::Entry;
-    use crate::dead_letters::letter::Incoming;
+
+    use crate::dead_letters::letter::{Entry, Incoming};
     use crate::route::dead_letter::{
         ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, ROW_HEADER, TOPIC_HEADER,
     };

@@ -169,9 +169,9 @@ impl Unsendable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dead_letters::Entry;
+
     use crate::dead_letters::Header;
-    use crate::dead_letters::letter::Incoming;
+    use crate::dead_letters::letter::{Entry, Incoming};
     use crate::route::dead_letter::{CLASS_HEADER, ROW_HEADER, TOPIC_HEADER};
 
     fn plan(change: Change, topics: &[&str]) -> LetterPlan {

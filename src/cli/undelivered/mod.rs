@@ -207,9 +207,6 @@ async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
 }
 
 /// Shows a plan and asks for it. `false` for a dry run, which ends here.
-///
-/// # Errors
-/// As [`shown_and_confirmed`].
 async fn agreed<S: Store>(args: &ChangeArgs<S>, plan: &impl Serialize, text: &str, question: String) -> Outcome<bool> {
     if args.dry_run {
         print_report(args.chosen.json, plan, &format!("{text}\nDry run: nothing was changed.\n"))?;

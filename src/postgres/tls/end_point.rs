@@ -14,7 +14,7 @@ use x509_cert::der::oid::db::rfc5912::{
 
 /// The hash of `certificate` by the function its signature uses, SHA-256 in place of SHA-1. None where the signature uses
 /// no single function (Ed25519), names it elsewhere (RSA-PSS), or cannot be read: such a channel cannot be bound.
-pub fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
+pub(crate) fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let parsed = Certificate::from_der(certificate).ok()?;
     match parsed.signature_algorithm.oid {
         SHA_1_WITH_RSA_ENCRYPTION | SHA_256_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_256 => {

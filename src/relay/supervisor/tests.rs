@@ -137,7 +137,6 @@ impl Sink for Failing {
     }
 }
 
-/// What it came to.
 #[derive(Debug)]
 enum Came {
     /// The relay ended.

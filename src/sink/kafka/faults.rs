@@ -8,7 +8,7 @@ use crate::error::{Error, Kind};
 /// What an error code was about, as far as it is known.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Subject<'a> {
-    /// The topic.
+    /// Its topic.
     pub topic: Option<&'a str>,
     /// The partition; negative where none was chosen yet.
     pub partition: Option<i32>,

@@ -150,18 +150,12 @@ impl TopicReader {
     }
 
     /// The partitions of `topic`, from their first offset to the end they have now; none where there is no such topic.
-    ///
-    /// # Errors
-    /// As [`TopicReader::layout`].
     pub(crate) fn spans(&self, topic: &str) -> Result<Spans> {
         self.layout(topic)?.partitions.into_iter().map(|id| Ok((id, self.span(topic, id)?))).collect()
     }
 
     /// Where a partition of a topic that exists begins and ends. A broker that does not know the partition or its leader
     /// yet is asked again.
-    ///
-    /// # Errors
-    /// As [`TopicReader::spans`].
     pub(crate) fn span(&self, topic: &str, partition: i32) -> Result<Range<i64>> {
         use RDKafkaErrorCode as Code;
         let until = self.deadline.unwrap_or_else(|| Instant::now() + ASK_TIMEOUT);
@@ -181,9 +175,6 @@ impl TopicReader {
     }
 
     /// What of `spans` may be as young as `since_ms`, in milliseconds since the Unix epoch, as far as the brokers can tell.
-    ///
-    /// # Errors
-    /// As [`TopicReader::spans`].
     pub(crate) fn since(&self, topic: &str, mut spans: Spans, since_ms: i64) -> Result<Spans> {
         if spans.is_empty() {
             return Ok(spans);
@@ -210,9 +201,6 @@ impl TopicReader {
 
     /// Reads `spans`, each in order, until `take` breaks. A span may hold fewer records than offsets: some are compacted
     /// away, and some mark the end of a transaction.
-    ///
-    /// # Errors
-    /// As [`TopicReader::spans`].
     pub(crate) fn read(
         &self,
         topic: &str,

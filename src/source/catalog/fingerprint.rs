@@ -11,7 +11,7 @@ use crate::source::catalog::{Catalog, Member, Publication};
 
 /// What must stay as it is for the stream to hold every event of the outbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fingerprint {
+pub(crate) struct Fingerprint {
     publication_name: String,
     table_name: TableName,
     publication: Option<Publication>,
@@ -28,7 +28,7 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// What makes this publication and table these and no others.
-    pub fn of(catalog: &Catalog, publication: &str, table: &TableName) -> Fingerprint {
+    pub(crate) fn of(catalog: &Catalog, publication: &str, table: &TableName) -> Fingerprint {
         let own: Vec<&Member> = catalog.members.iter().filter(|member| member.level == 0).collect();
         let columns = own.iter().find_map(|member| member.columns.clone());
         Fingerprint {
@@ -48,22 +48,22 @@ impl Fingerprint {
     }
 
     /// OID of the publication, unless there is none.
-    pub fn publication_oid(&self) -> Option<u32> {
+    pub(crate) fn publication_oid(&self) -> Option<u32> {
         self.publication.as_ref().map(|publication| publication.oid)
     }
 
     /// Whether it is of this outbox table.
-    pub fn is_of(&self, table: &TableName) -> bool {
+    pub(crate) fn is_of(&self, table: &TableName) -> bool {
         self.table_name == *table
     }
 
     /// OID of the outbox table, unless there is none.
-    pub fn table_oid(&self) -> Option<u32> {
+    pub(crate) fn table_oid(&self) -> Option<u32> {
         self.table_oid
     }
 
     /// OIDs of the memberships that put the table into the publication: others after removing and adding it again.
-    pub fn membership_oids(&self) -> Vec<u32> {
+    pub(crate) fn membership_oids(&self) -> Vec<u32> {
         self.memberships.iter().map(|(_, oid)| *oid).collect()
     }
 }
@@ -92,7 +92,7 @@ pub(in crate::source) async fn look(
 ///
 /// # Errors
 /// [`Kind::Publication`]: what changed, what may be missing, what to do.
-pub fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
+pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     let (publication, table) = (&now.publication_name, &now.table_name);
     let sql_publication = quoted(publication);
     let Some(seen) = &now.publication else {
@@ -131,11 +131,12 @@ pub fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     settings(before, now, seen)
 }
 
-/// Something that looks harmless and may not have been: for a log line, never for a stop.
-pub fn notice(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
-    let (was, is) = (before.publication.as_ref()?, now.publication.as_ref()?);
+/// Something that looks harmless and may not have been: for a log line, never for a stop. `before` says it once.
+pub(crate) fn notice(before: &mut Fingerprint, now: &Fingerprint) -> Option<String> {
+    let (was, is) = (before.publication.as_mut()?, now.publication.as_ref()?);
     let altered = was.row_version != is.row_version && was.owner == is.owner && was.flags == is.flags;
     altered.then(|| {
+        was.row_version.clone_from(&is.row_version);
         format!(
             "publication {} was altered since the last look, and looks as before: if inserts were not published in \
              between, events of that time are missing from the stream",

@@ -12,7 +12,7 @@ use crate::source::preflight::warnings::{
 };
 
 /// The oldest major whose `pgoutput` and catalogs are known here.
-pub const MAJOR_MIN: u32 = 14;
+pub(crate) const MAJOR_MIN: u32 = 14;
 
 /// Whether the slot can be streamed and every event would be in the stream.
 ///
@@ -22,7 +22,12 @@ pub const MAJOR_MIN: u32 = 14;
 /// # Errors
 /// The first fault, with what to do: [`Kind::PostgresUnfit`], [`Kind::PostgresUnreachable`] (in recovery: retry),
 /// [`Kind::PostgresRefused`], [`Kind::SlotUnusable`], [`Kind::Publication`].
-pub fn judge(facts: &Facts, slot: &SlotName, publication: &str, outboxes: &[OutboxConfig]) -> Result<Vec<Warning>> {
+pub(crate) fn judge(
+    facts: &Facts,
+    slot: &SlotName,
+    publication: &str,
+    outboxes: &[OutboxConfig],
+) -> Result<Vec<Warning>> {
     server(&facts.server)?;
     let tables: Vec<_> = outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))).collect();
     // Before the slot: none helps a table that cannot be streamed.
@@ -103,10 +108,7 @@ fn no_publication(publication: &str, database: &str, slot: &SlotName, found: &Sl
 /// relay the rows that were written while they were, and nobody else can.
 ///
 /// Gives the warnings and, where columns are missing and nothing else is wrong, the fault to stop with behind these rows.
-///
-/// # Errors
-/// As [`judge()`].
-pub fn judge_backlog(
+pub(crate) fn judge_backlog(
     facts: &Facts,
     slot: &SlotName,
     publication: &str,
@@ -136,7 +138,7 @@ pub fn judge_backlog(
 ///
 /// # Errors
 /// [`Kind::PostgresUnfit`] where it is not.
-pub fn version(server: &Server) -> Result<()> {
+pub(crate) fn version(server: &Server) -> Result<()> {
     if server.major() < MAJOR_MIN {
         return Err(Error::new(
             Kind::PostgresUnfit,
@@ -151,7 +153,7 @@ pub fn version(server: &Server) -> Result<()> {
 ///
 /// # Errors
 /// As [`judge()`] of the server alone.
-pub fn server(server: &Server) -> Result<()> {
+pub(crate) fn server(server: &Server) -> Result<()> {
     version(server)?;
     // Before anything a standby may lack: the slot is where the primary is.
     if server.in_recovery {

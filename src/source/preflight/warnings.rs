@@ -12,7 +12,7 @@ const FAILOVER_MAJOR_MIN: u32 = 17;
 
 /// What an operator should know and need not mend: one short sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning(String);
+pub(crate) struct Warning(String);
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

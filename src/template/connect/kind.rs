@@ -197,7 +197,6 @@ pub(super) enum Datum {
 }
 
 impl Datum {
-    /// As text.
     pub(super) fn text(self) -> String {
         match self {
             Datum::Text(text) | Datum::Plain(text) | Datum::Decimal(text, _) => text,
@@ -214,7 +213,6 @@ impl Datum {
         }
     }
 
-    /// As JSON.
     pub(super) fn json(self) -> String {
         match self {
             Datum::Text(text) => java::quoted(&text),
