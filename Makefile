@@ -34,8 +34,9 @@ size: ## how much code there is, by module, and what it may be at most
 lint: ## clippy, warnings are errors
 	cargo clippy --locked --workspace --all-targets $(FEATURES) -- -D warnings
 
+# Who works here reads the private items as well, so that links to them lead somewhere.
 docs: ## the documentation builds, and its links lead somewhere
-	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items $(FEATURES)
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --locked --no-deps --document-private-items $(FEATURES)
 
 deny: ## licences, sources and advisories of what is linked in
 	@scripts/deny

@@ -104,8 +104,10 @@ fn imports_point_to_the_top_of_the_table_of_modules() {
         .filter_map(|line| line.strip_prefix("//! | [`")?.split_once("`] |"))
         .map(|(name, _)| name)
         .collect();
-    let declared: BTreeSet<&str> =
-        map.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')).collect();
+    let declared: BTreeSet<&str> = map
+        .lines()
+        .filter_map(|line| line.strip_prefix("pub mod ").or(line.strip_prefix("pub(crate) mod "))?.strip_suffix(';'))
+        .collect();
     assert_eq!(table.iter().copied().collect::<BTreeSet<_>>(), declared, "the table in src/lib.rs and the modules");
 
     let place = |module: &str| table.iter().position(|known| *known == module);
