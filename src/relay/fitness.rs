@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::poll::{NEEDS_ORDER, Reader, TableFacts, table_facts};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quoted;
-use crate::relay::lease::Task;
+use crate::relay::lease::TableTask;
 use crate::source::preflight;
 use crate::source::row_key::NEEDS_KEY;
 use crate::state::Rows;
@@ -21,7 +21,7 @@ pub(super) async fn look(config: &Config, warn: &mut (dyn FnMut(String) + Send))
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
     for outbox in config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()) {
         let facts = table_facts(reader.client(), outbox).await?;
-        let fit = fits(&facts, outbox, &Task::Poll(String::new()), config);
+        let fit = fits(&facts, outbox, &TableTask::Poll(String::new()), config);
         match fit {
             Err(error) if source.give_up_over_budget => return Err(error),
             Err(error) => warn(error.to_string()),
@@ -32,9 +32,9 @@ pub(super) async fn look(config: &Config, warn: &mut (dyn FnMut(String) + Send))
 }
 
 /// Whether rows of this table can be read as they have to be.
-pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, config: &Config) -> Result<()> {
+pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, config: &Config) -> Result<()> {
     let (slot, table) = (&config.source.slot, &facts.name);
-    if matches!(task, Task::MakeSlot(plan) if plan.rows == Rows::None) {
+    if matches!(task, TableTask::MakeSlot(plan) if plan.rows == Rows::None) {
         return Ok(());
     }
     if !facts.may_select {
@@ -43,7 +43,7 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
         return Err(Error::new(Kind::PostgresRefused, cause).remedy(format!("grant select on {table} to {user}")));
     }
     // One that is asked for again has no order to keep.
-    if facts.order.is_none() && !matches!(task, Task::Again(_)) {
+    if facts.order.is_none() && !matches!(task, TableTask::Again(_)) {
         let cause = format!(
             "slot {slot}: rows have to be read from table {table}, and nothing tells the order of an aggregate's events: it \
              has no identity or serial column"
@@ -52,14 +52,14 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &Task, confi
             .remedy(format!("{NEEDS_ORDER}. To go on without these rows: --adopt-slot")));
     }
     // What is read again behind a crash could not be told from other rows of its id.
-    let needs_key = matches!(task, Task::Poll(_)) || config.delivery.transactions.is_some();
+    let needs_key = matches!(task, TableTask::Poll(_)) || config.delivery.transactions.is_some();
     if needs_key && outbox.row_key.is_none() {
         let cause =
             format!("slot {slot}: rows have to be read from table {table}, and nothing names exactly one of them");
         return Err(Error::new(Kind::Config, cause).remedy(NEEDS_KEY));
     }
     let tells = facts.xid_column.is_some() || outbox.upkeep.says_for_itself();
-    if matches!(task, Task::Poll(_)) && !tells {
+    if matches!(task, TableTask::Poll(_)) && !tells {
         let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
         let mut setup = NextCommand::new("setup").option("slot", slot);
         // Of several tables the file names them all.
@@ -82,7 +82,7 @@ pub(super) fn can_poll<'t>(tables: impl Iterator<Item = (&'t TableFacts, &'t Out
     let mut tables = tables;
     config.state.store != StoreKind::Slot
         && config.outboxes.iter().all(|outbox| outbox.source.table().is_some())
-        && tables.all(|(facts, outbox)| fits(facts, outbox, &Task::Poll(String::new()), config).is_ok())
+        && tables.all(|(facts, outbox)| fits(facts, outbox, &TableTask::Poll(String::new()), config).is_ok())
 }
 
 /// Whether the server could serve a slot by now, and there is a publication for it.

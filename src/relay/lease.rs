@@ -14,7 +14,7 @@ use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::fence;
-use crate::relay::recovery::{Plan, SlotIs, backlog, choices, plan, wants_backlog};
+use crate::relay::recovery::{RecoveryPlan, SlotIs, backlog, choices, plan, wants_backlog};
 use crate::relay::retention::Known;
 use crate::relay::store::{AnyStore, read_position, slot_now, watched};
 use crate::sink::{KafkaSink, Producer};
@@ -31,7 +31,7 @@ pub(super) struct Lease {
     pub(super) store: AnyStore,
     /// What is stored, with the server, publication and tables as they are now.
     pub(super) stored: Stored,
-    pub(super) task: Task,
+    pub(super) task: TableTask,
     /// Somebody says that there are new rows.
     pub(super) notified: Arc<Notify>,
     pub(super) facts: Facts,
@@ -41,7 +41,7 @@ pub(super) struct Lease {
 
 /// Why the table is to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum TableReason {
     /// The slot does not have everything, or there is none.
     Gap,
     /// Somebody set these rows to pending again.
@@ -51,9 +51,9 @@ pub(super) enum Why {
 }
 
 /// What is to be done.
-pub(super) enum Task {
+pub(super) enum TableTask {
     /// Make the slot, and read these rows first.
-    MakeSlot(Box<Plan>),
+    MakeSlot(Box<RecoveryPlan>),
     /// Go on with rows that were begun with.
     GoOn,
     /// Publish these rows again.
@@ -71,7 +71,7 @@ impl Lease {
     pub(super) async fn take(
         config: &Config,
         producer: Option<Producer>,
-        why: &Why,
+        why: &TableReason,
         known: &Known,
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Lease> {
@@ -92,7 +92,7 @@ impl Lease {
         let (server, history) = identify(config, &facts, &control, why).await?;
         let (producer, sink) = fence::own(config, producer, &server.system_identifier).await?;
         let (store, loaded) = match (why, config.state.store) {
-            (Why::Poll(_), StoreKind::Slot) => {
+            (TableReason::Poll(_), StoreKind::Slot) => {
                 let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
                 return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
             }
@@ -112,14 +112,14 @@ impl Lease {
             catch_up: loaded.as_ref().and_then(|loaded| loaded.catch_up.clone()),
         };
         let (task, stored) = match why {
-            Why::Poll(cause) => {
-                (Task::Poll(cause.clone()), polled(config, fresh, loaded.as_ref(), &facts, &slot, &history, warn)?)
+            TableReason::Poll(cause) => {
+                (TableTask::Poll(cause.clone()), polled(config, fresh, loaded.as_ref(), &facts, &slot, &history, warn)?)
             }
-            Why::Asked(_) if fresh.catch_up.is_some() => {
+            TableReason::Asked(_) if fresh.catch_up.is_some() => {
                 return Err(Error::new(Kind::SlotActive, "another relay has begun to read the table; looking again"));
             }
-            Why::Asked(rows) => (Task::Again(rows.clone()), loaded.clone().unwrap_or(fresh)),
-            Why::Gap => (slot_task(config, loaded.as_ref(), &fresh, &facts, &slot, &history, warn)?, fresh),
+            TableReason::Asked(rows) => (TableTask::Again(rows.clone()), loaded.clone().unwrap_or(fresh)),
+            TableReason::Gap => (slot_task(config, loaded.as_ref(), &fresh, &facts, &slot, &history, warn)?, fresh),
         };
         Ok(Lease { control, store, stored, task, notified, facts, sink })
     }
@@ -132,10 +132,10 @@ impl Lease {
             return;
         }
         // A poller has none: no slot may go on from where it stands.
-        if !matches!(self.task, Task::Poll(_)) {
+        if !matches!(self.task, TableTask::Poll(_)) {
             self.stored.position = position;
         }
-        if let Task::MakeSlot(plan) = &mut self.task
+        if let TableTask::MakeSlot(plan) = &mut self.task
             && plan.published.is_some()
         {
             plan.published = Some(published.clone());
@@ -155,7 +155,7 @@ fn slot_task(
     slot: &SlotNow,
     history: &[TimelineSwitch],
     warn: &mut (dyn FnMut(String) + Send),
-) -> Result<Task> {
+) -> Result<TableTask> {
     let source = &config.source;
     let is_not_ours = facts.slot.as_ref().is_some_and(|slot| !slot.is_ours(&facts.server.database));
     // More likely a name that was mistyped than a first start.
@@ -189,13 +189,13 @@ fn slot_task(
     if let Some(CatchUp { rows, until, .. }) = begun {
         let fits = gap?;
         if until.is_some() && is == SlotIs::There && fits.is_none() {
-            return Ok(Task::GoOn);
+            return Ok(TableTask::GoOn);
         }
         let published = fits.map_or_else(|| fresh.published.clone(), |gap| gap.published);
         let cause = "rows of the table were begun with, and the slot they belong to is not there".to_owned();
         // After a promotion, transactions that were begun with may not be those of before.
         let finishes = until.is_some() && loaded.is_some_and(|stored| stored.server == fresh.server);
-        return Ok(Task::MakeSlot(Box::new(Plan { rows, published, finishes, cause, notes: Vec::new() })));
+        return Ok(TableTask::MakeSlot(Box::new(RecoveryPlan { rows, published, finishes, cause, notes: Vec::new() })));
     }
     let is_first = match loaded {
         None => wants_backlog(config),
@@ -204,7 +204,7 @@ fn slot_task(
     if is == SlotIs::There && !is_first && matches!(gap, Ok(None)) {
         return Err(Error::new(Kind::SlotActive, "the slot has everything by now; streaming from it"));
     }
-    Ok(Task::MakeSlot(Box::new(plan(config, loaded, &is, gap)?)))
+    Ok(TableTask::MakeSlot(Box::new(plan(config, loaded, &is, gap)?)))
 }
 
 /// What a poller goes on from.
@@ -277,9 +277,9 @@ async fn identify(
     config: &Config,
     facts: &Facts,
     control: &Control,
-    why: &Why,
+    why: &TableReason,
 ) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
-    if !matches!(why, Why::Poll(_)) || facts.server.may_replicate && facts.server.wal_level == "logical" {
+    if !matches!(why, TableReason::Poll(_)) || facts.server.may_replicate && facts.server.wal_level == "logical" {
         let asked = async {
             let mut wal = WalSession::connect(&config.source.database, &config.source).await?;
             let server = wal.identify_system().await?;
@@ -289,7 +289,7 @@ async fn identify(
         };
         match asked.await {
             // A pooler, or no sender left: a poller needs none.
-            Err(error) if matches!(why, Why::Poll(_)) => tracing::debug!(%error, "no replication connection"),
+            Err(error) if matches!(why, TableReason::Poll(_)) => tracing::debug!(%error, "no replication connection"),
             asked => return asked,
         }
     }

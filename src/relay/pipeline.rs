@@ -12,7 +12,7 @@ use crate::event::{Assembler, BaseTypes, Ignored, RowId, Step};
 use crate::ledger::confirm::{Confirm, Due};
 use crate::ledger::trail::{Published, Trail};
 use crate::position::{Lsn, Position};
-use crate::relay::begun::Begun;
+use crate::relay::open_transaction::OpenTransaction;
 use crate::relay::publisher::{Publisher, Setup, contradiction};
 use crate::sink::Sink;
 
@@ -35,7 +35,7 @@ pub struct Pipeline<S> {
     /// What is known of the rows that are published.
     pub(super) trail: Trail,
     /// What is known of the transaction that is under way.
-    pub(super) begun: Begun,
+    pub(super) begun: OpenTransaction,
     /// Events assembled before the open transaction.
     before_open: u64,
 }
@@ -59,7 +59,7 @@ impl<S: Sink> Pipeline<S> {
             publisher: Publisher::new(setup, start, sink)?,
             confirm: Confirm::new(stored, now),
             trail: Trail::new(published),
-            begun: Begun::default(),
+            begun: OpenTransaction::default(),
             before_open: 0,
         })
     }

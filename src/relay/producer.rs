@@ -7,12 +7,12 @@ use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::ledger::trail::Published;
 use crate::position::Position;
-use crate::relay::begun::Begun;
 use crate::relay::drain;
+use crate::relay::open_transaction::OpenTransaction;
 use crate::relay::pipeline::Pipeline;
 use crate::relay::publisher::Setup;
-use crate::relay::pulse::Pulse;
 use crate::relay::quarantine::Quarantine;
+use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::watch::at_once;
 use crate::sink::{KafkaSink, Producer};
 
@@ -20,13 +20,13 @@ use crate::sink::{KafkaSink, Producer};
 pub(super) struct RelayProducer {
     state: State,
     /// Guards the producer while a session runs.
-    pub(super) pulse: Pulse,
+    pub(super) watchdog: StallWatchdog,
     /// What is known of events that the broker refuses, while no pipeline runs.
     pub(super) quarantine: Quarantine,
     /// Rows the slot delivered of the transaction it went in the middle of, until the table was read.
     pub(super) inside: Vec<RowId>,
     /// The transaction the last session was inside of.
-    begun: Begun,
+    begun: OpenTransaction,
     /// The instant that times inside the pipeline are since.
     pub(super) epoch: Instant,
 }
@@ -42,13 +42,13 @@ enum State {
 
 impl RelayProducer {
     /// There is none.
-    pub(super) fn new(pulse: Pulse) -> RelayProducer {
+    pub(super) fn new(watchdog: StallWatchdog) -> RelayProducer {
         RelayProducer {
             state: State::Absent,
-            pulse,
+            watchdog,
             quarantine: Quarantine::default(),
             inside: Vec::new(),
-            begun: Begun::default(),
+            begun: OpenTransaction::default(),
             epoch: Instant::now(),
         }
     }
@@ -190,7 +190,7 @@ impl RelayProducer {
 
     /// The end of the producer. What it has not delivered is sent again by the next one.
     pub(super) async fn end(&mut self) {
-        self.pulse.release();
+        self.watchdog.release();
         match self.take() {
             State::New(sink, _) => sink.close().await,
             State::Running(pipeline) => pipeline.publisher.sink.close().await,
@@ -201,7 +201,7 @@ impl RelayProducer {
     /// Rows go by other names from now on.
     pub(super) async fn forget_rows(&mut self, config: &Config) {
         self.replace(config).await;
-        (self.inside, self.begun, self.quarantine) = (Vec::new(), Begun::default(), Quarantine::default());
+        (self.inside, self.begun, self.quarantine) = (Vec::new(), OpenTransaction::default(), Quarantine::default());
     }
 
     /// Whether Kafka still has to say something about events of this process.

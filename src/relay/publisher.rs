@@ -24,9 +24,9 @@ use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
 use crate::position::{Lsn, Position};
 use crate::relay::delivered_before::{DeliveredBefore, Tail, Verdict as Before};
-use crate::relay::parking::{Behind, Parking};
+use crate::relay::parked_index::{BlockedBy, ParkedIndex};
 use crate::relay::quarantine::{EventId, Quarantine, Verdict};
-use crate::relay::retrying::Tried;
+use crate::relay::retrying::RetryReport;
 use crate::relay::transaction::Transaction;
 use crate::relay::write_back::{RowPolicy, WriteBack, WriteBacks};
 use crate::route::dead_letter::Reason;
@@ -195,7 +195,7 @@ enum Decision {
     Pending(Pending),
     DeliveredBefore(InFlight),
     GiveUp(OwnedRecord, Verdict),
-    Wait { key: Option<Vec<u8>>, topic: String, behind: Behind },
+    Wait { key: Option<Vec<u8>>, topic: String, behind: BlockedBy },
 }
 
 /// An outbox: how its events become records, and what is written to its rows.
@@ -224,7 +224,7 @@ pub struct Publisher<S> {
     /// What is known of events that the broker refuses.
     pub(super) quarantine: Quarantine,
     /// Which events are parked.
-    pub(super) parking: Parking,
+    pub(super) parking: ParkedIndex,
     /// What an earlier process may have published, while its events come again.
     before: Option<Box<DeliveredBefore>>,
     /// The transaction that events are of, by the lower half of its id; none for rows that are read from the table.
@@ -253,7 +253,7 @@ impl<S: Sink> Publisher<S> {
             uncommitted: Vec::new(),
             write_backs: WriteBacks::new(start),
             quarantine: Quarantine::default(),
-            parking: Parking::default(),
+            parking: ParkedIndex::default(),
             before: None,
             xid: None,
             counts: Counts::default(),
@@ -940,7 +940,7 @@ impl<S: Sink> Publisher<S> {
     }
 
     /// Some events wait no more, some topics take records, and the table was looked at.
-    pub(super) fn tried(&mut self, Tried { released, accepting, table }: &Tried) {
+    pub(super) fn tried(&mut self, RetryReport { released, accepting, table }: &RetryReport) {
         accepting.iter().for_each(|topic| self.parking.accepts(topic));
         released.iter().for_each(|waiting| self.parking.release(waiting));
         let Some((census, table)) = table else { return };
@@ -981,15 +981,15 @@ impl<S: Sink> Publisher<S> {
 
     /// `event` could be delivered, were it not for what waits.
     #[cold]
-    fn wait_behind(&mut self, event: &Event<'_>, key: Option<Vec<u8>>, topic: String, behind: Behind) -> Result<()> {
+    fn wait_behind(&mut self, event: &Event<'_>, key: Option<Vec<u8>>, topic: String, behind: BlockedBy) -> Result<()> {
         let (place, committed_at_us) = (event.place, event.committed_at_us);
         let why = match behind {
-            Behind::Itself => {
+            BlockedBy::Itself => {
                 self.came_again(&event.row_id(), &place)?;
                 return self.done(None, self.unsent(place, committed_at_us, None));
             }
-            Behind::Aggregate => None,
-            Behind::Topic => {
+            BlockedBy::Aggregate => None,
+            BlockedBy::Topic => {
                 let cause = format!("topic {topic} takes no records: behind one that was tried");
                 // It was not tried, and that costs it no try.
                 let why = Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 };

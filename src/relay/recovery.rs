@@ -19,7 +19,7 @@ pub(super) enum SlotIs {
 
 /// A slot is to be made, and these rows are to be read first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct RecoveryPlan {
     /// Which.
     pub(super) rows: Rows,
     /// What is known to be published.
@@ -36,7 +36,12 @@ pub(super) struct Plan {
 ///
 /// # Errors
 /// Somebody has to choose: what the choices are is the remedy.
-pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Option<Gap>>) -> Result<Plan> {
+pub(super) fn plan(
+    config: &Config,
+    loaded: Option<&Stored>,
+    slot: &SlotIs,
+    gap: Result<Option<Gap>>,
+) -> Result<RecoveryPlan> {
     let name = &config.source.slot;
     let found = match slot {
         SlotIs::Missing => format!("there is no replication slot {name} on this server"),
@@ -58,12 +63,12 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(choices(config)));
         }
         let cause = format!("{found}, and nothing was relayed before");
-        return Ok(Plan { rows: backlog(config), published: None, finishes: false, cause, notes: Vec::new() });
+        return Ok(RecoveryPlan { rows: backlog(config), published: None, finishes: false, cause, notes: Vec::new() });
     };
     if config.state.adopt_slot {
         let rows = if config.source.backlog.is_some() { backlog(config) } else { Rows::None };
         let notes = vec!["accepted because of --adopt-slot: what is stored is given up".to_owned()];
-        return Ok(Plan { rows, published: None, finishes: false, cause: found, notes });
+        return Ok(RecoveryPlan { rows, published: None, finishes: false, cause: found, notes });
     }
     let gap = gap?;
     let (cause, published, notes) = match gap {
@@ -89,7 +94,7 @@ pub(super) fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap:
     if published.is_none() && !config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself()) {
         return refused("; nothing that is stored tells which rows of the table were published");
     }
-    Ok(Plan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
+    Ok(RecoveryPlan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
 }
 
 /// Whether rows from before a slot that nobody relayed from yet are published, although `setup` made it: they were asked

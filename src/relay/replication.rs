@@ -19,17 +19,17 @@ use crate::event::RowId;
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::position::{Lsn, Position};
-use crate::relay::again::Again;
 use crate::relay::alarm::Alarm;
 use crate::relay::budget::{Budget, Verdict};
 use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, Jobs};
-use crate::relay::kept::Kept;
-use crate::relay::pace::Pace;
 use crate::relay::pipeline::{Pipeline, Taken};
+use crate::relay::read_pacer::ReadPacer;
 use crate::relay::report::Report;
+use crate::relay::requeue_detector::RequeueDetector;
 use crate::relay::retention::Known;
-use crate::relay::retrying::{Retrying, Tried};
+use crate::relay::retrying::{RetryReport, Retrying};
+use crate::relay::rows_persist::RowsPersist;
 use crate::relay::session::Session;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
@@ -76,7 +76,7 @@ enum Input {
     Deliveries,
     Job(Box<Done>),
     /// Events that waited were tried.
-    Retried(Tried),
+    Retried(RetryReport),
     Control(ControlEnd),
     /// Kafka answers, or does not; an error where nothing is to be expected of the producer any more.
     Kafka(Result<bool>),
@@ -102,7 +102,7 @@ pub(super) async fn run(
     epoch: Instant,
     process: Process<'_>,
 ) -> Result<Ended> {
-    let (now, Process { config, telemetry, pulse, .. }) = (Instant::now(), process.clone());
+    let (now, Process { config, telemetry, watchdog, .. }) = (Instant::now(), process.clone());
     let mut this = ReplicationLoop {
         feedback: Feedback::new(config.source.wal_sender_timeout, now),
         report: Report::new(pipeline),
@@ -110,17 +110,17 @@ pub(super) async fn run(
         leaving: None,
         stop_heard: false,
         jobs: Jobs::new(now),
-        retrying: Retrying::new(config, known, Some(pulse.beside())),
+        retrying: Retrying::new(config, known, Some(watchdog.beside())),
         kafka: KafkaWatch::new(&pipeline.publisher.sink, telemetry),
         control: ControlWatch::new(&session.control),
         catalog_unsound: false,
         unmarkable: false,
-        again: Again::of(config),
+        again: RequeueDetector::of(config),
         budget: Budget::new(&config.source),
-        kept: Kept::default(),
+        kept: RowsPersist::default(),
         noticed: None,
         backlog: false,
-        pace: Pace::new(now),
+        pace: ReadPacer::new(now),
         alarm: Alarm::new(),
         pipeline,
         session,
@@ -169,14 +169,14 @@ struct ReplicationLoop<'a> {
     /// Whether rows were refused to be marked or deleted for good.
     unmarkable: bool,
     /// Rows that were set to pending again, where rows say that they are pending.
-    again: Option<Again>,
+    again: Option<RequeueDetector>,
     budget: Budget,
-    kept: Kept,
+    kept: RowsPersist,
     /// What the server last said beside the changes, since the last change: one that waits for a standby repeats itself.
     noticed: Option<Notice>,
     /// Whether messages were left in the buffer for the next turn.
     backlog: bool,
-    pace: Pace,
+    pace: ReadPacer,
     /// Ends a rest.
     alarm: Alarm,
 }
@@ -209,7 +209,7 @@ impl ReplicationLoop<'_> {
                 tokio::task::yield_now().await;
             }
             let input = self.next_input(self.wake_at(now, feedback), rest, gathers).await;
-            self.process.pulse.beat()?;
+            self.process.watchdog.beat()?;
             if let Input::Deliveries = input {
                 // On failure the producer is finished, and nothing that waits for it would come to an end.
                 self.pipeline.publisher.delivered(&mut self.deliveries)?;
@@ -265,7 +265,7 @@ impl ReplicationLoop<'_> {
         Ok(())
     }
 
-    /// Whether what was read waits for more of it: fewer and larger heaps make fewer and larger batches for Kafka. Not where
+    /// Whether what was read waits for more of it: fewer and larger read batches make fewer and larger batches for Kafka. Not where
     /// there is no room for more: that the socket is dry could not be told then.
     fn gathers(&mut self) -> bool {
         let buffered = self.session.stream.buffered_bytes();

@@ -6,13 +6,13 @@
 //!
 //! | file | its room |
 //! |---|---|
-//! | `pass` | one pass: what is dropped, what is due, and what came of it |
-//! | `line` | its producer and the records it sends |
+//! | `run` | one pass: what is dropped, what is due, and what came of it |
+//! | `producer` | its producer and the records it sends |
 //! | `memory` | what is remembered from pass to pass |
 
-mod line;
 mod memory;
-mod pass;
+mod producer;
+mod run;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,12 +24,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 pub(super) use self::memory::Memory;
-pub(super) use self::pass::Tried;
-use self::pass::{LOOK_INTERVAL, Shared, Summary};
+pub(super) use self::run::RetryReport;
+use self::run::{LOOK_INTERVAL, Shared, Summary};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::relay::pulse::Beside;
 use crate::relay::retention::Known;
+use crate::relay::stall_watchdog::StallGuard;
 use crate::telemetry::Metrics;
 
 /// After a pass that could not be made.
@@ -59,7 +59,7 @@ pub(super) struct Retrying {
 /// A pass. Ends with whoever holds it.
 #[derive(Debug)]
 struct Running {
-    tried: UnboundedReceiver<Tried>,
+    tried: UnboundedReceiver<RetryReport>,
     ended: JoinHandle<(Summary, Result<()>)>,
 }
 
@@ -70,8 +70,8 @@ impl Drop for Running {
 }
 
 impl Retrying {
-    /// `beside`, where the loop has a pulse.
-    pub(super) fn new(config: &Config, known: &Known, beside: Option<Beside>) -> Retrying {
+    /// `beside`, where the loop has a watchdog.
+    pub(super) fn new(config: &Config, known: &Known, beside: Option<StallGuard>) -> Retrying {
         let now = Instant::now();
         let shared = Shared {
             config: config.clone(),
@@ -147,7 +147,7 @@ impl Retrying {
     }
 
     /// Waits for what comes of the pass, or its end. Safe to cancel; without one, for ever.
-    pub(super) async fn next(&mut self) -> Tried {
+    pub(super) async fn next(&mut self) -> RetryReport {
         let ended = match &mut self.pass {
             Some(pass) => match pass.tried.recv().await {
                 Some(tried) => {
@@ -162,7 +162,7 @@ impl Retrying {
         };
         self.pass = None;
         self.ended(ended.unwrap_or_else(|error| (Summary::default(), Err(Error::new(Kind::Bug, error)))));
-        Tried::default()
+        RetryReport::default()
     }
 
     fn ended(&mut self, (Summary { sent, dropped, looked }, ended): (Summary, Result<()>)) {

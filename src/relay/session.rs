@@ -18,7 +18,7 @@ use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
 use crate::relay::fence;
 use crate::relay::fitness;
-use crate::relay::lease::Why;
+use crate::relay::lease::TableReason;
 use crate::relay::recovery::wants_backlog;
 use crate::relay::retention::Known;
 use crate::relay::store::{AnyStore, fingerprints, read_position, slot_now, sorted, watched};
@@ -70,7 +70,7 @@ pub(super) struct Session {
 pub(super) enum Opened {
     Stream(Box<Session>),
     /// The table has to be read first, or instead.
-    Table(Why),
+    Table(TableReason),
 }
 
 impl Session {
@@ -112,7 +112,7 @@ impl Session {
         let mut stream = match WalStream::start(wal, &source.publication, source.max_message_bytes).await {
             // It was there a moment ago. Whoever looks again finds out what has become of it.
             Err(error) if error.kind() == Kind::SlotUnusable && source.on_loss == OnLoss::Recover => {
-                return Ok(Opened::Table(Why::Gap));
+                return Ok(Opened::Table(TableReason::Gap));
             }
             started => started?,
         };
@@ -120,7 +120,7 @@ impl Session {
         let owned = Owned { config, facts: &facts, server, history, control: &control, marker: marker.as_ref() };
         let found = owned.find_start(producer, known, warn);
         let Some(start) = hold(&mut stream, source.wal_sender_timeout / 3, &control, found).await? else {
-            return Ok(Opened::Table(Why::Gap));
+            return Ok(Opened::Table(TableReason::Gap));
         };
         let base_types = facts.catalogs.iter().flat_map(|catalog| &catalog.base_types);
         let base_types = BaseTypes::new(base_types.map(|(oid, base)| (*oid, *base)).collect(), facts.wal_end);
@@ -270,9 +270,9 @@ fn begins(now: &WalPosition, position: Position) -> Option<Published> {
 ///
 /// # Errors
 /// The server cannot have a slot.
-fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Result<Option<Why>> {
+fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Result<Option<TableReason>> {
     if let Some(why) = polls(config, facts, instead) {
-        return Ok(Some(Why::Poll(why)));
+        return Ok(Some(TableReason::Poll(why)));
     }
     // One that is being made has no position yet.
     let needs_making = |slot: &Slot| {
@@ -280,7 +280,7 @@ fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Resul
     };
     if facts.slot.as_ref().is_none_or(needs_making) {
         preflight::judge_server(&facts.server)?;
-        return Ok(Some(Why::Gap));
+        return Ok(Some(TableReason::Gap));
     }
     Ok(None)
 }

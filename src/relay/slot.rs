@@ -26,7 +26,7 @@ const TELL_INTERVAL: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What has become of it.
-pub(super) enum Made {
+pub(super) enum SlotCreation {
     /// It is there; the session's next command ends its exported snapshot.
     Slot(WalSession, NewSlot),
     /// The relay was told to stop.
@@ -50,7 +50,7 @@ pub(super) async fn make_slot(
     observer: &Client,
     telemetry: &Telemetry,
     stop: &mut StopSignal,
-) -> Result<Made> {
+) -> Result<SlotCreation> {
     let source = &config.source;
     let mut wal = WalSession::connect(&source.database, source).await?;
     if is_there {
@@ -71,7 +71,7 @@ pub(super) async fn make_slot(
         loop {
             tokio::select! {
                 biased;
-                () = stop.at_least(Stop::Drain) => break Err(Made::Stopped),
+                () = stop.at_least(Stop::Drain) => break Err(SlotCreation::Stopped),
                 made = &mut making => break Ok(made?),
                 _ = look.tick() => {
                     let Waits { text, oldest } = waits(observer, pid).await?;
@@ -80,7 +80,7 @@ pub(super) async fn make_slot(
                     telemetry.health.report(true, false);
                     OldestTransaction::default().tell(telemetry, Some(&oldest));
                     if may_give_way && began.elapsed() >= PATIENCE {
-                        break Err(Made::Held(text));
+                        break Err(SlotCreation::Held(text));
                     }
                     if tell_at <= Instant::now() {
                         tell_at = Instant::now() + TELL_INTERVAL;
@@ -93,7 +93,7 @@ pub(super) async fn make_slot(
     telemetry.metrics.set_oldest_unacked_commit(None);
     telemetry.health.report(false, true);
     match made {
-        Ok(made) => Ok(Made::Slot(wal, made)),
+        Ok(made) => Ok(SlotCreation::Slot(wal, made)),
         Err(given_up) => {
             // Its session would go on waiting, and leave a slot behind.
             let ended = observer.query_typed("select pg_catalog.pg_terminate_backend($1)", &[(&pid, Type::INT4)]).await;

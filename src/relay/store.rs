@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::config::{Config, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
-use crate::relay::again;
+use crate::relay::requeue_detector;
 use crate::relay::retention::Known;
 use crate::sink::Producer;
 use crate::source::catalog::Fingerprint;
@@ -133,7 +133,7 @@ fn pending((outbox, of): (usize, &OutboxConfig)) -> Option<Pending> {
         table,
         key_columns: of.key_columns().cloned().collect(),
         condition,
-        rows_max: again::ROWS_MAX,
+        rows_max: requeue_detector::ROWS_MAX,
     })
 }
 

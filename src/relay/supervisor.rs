@@ -14,14 +14,14 @@ use crate::position::Position;
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
 use crate::relay::delivered_before::DeliveredBefore;
-use crate::relay::lease::{Lease, Why};
+use crate::relay::lease::{Lease, TableReason};
 use crate::relay::outage::Outage;
 use crate::relay::pipeline::Pipeline;
 use crate::relay::producer::RelayProducer;
-use crate::relay::pulse::Pulse;
 use crate::relay::replication::{self, Ended};
 use crate::relay::retention::Known;
 use crate::relay::session::{Opened, Session};
+use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::watch::Process;
 use crate::relay::{drain, report, table};
@@ -83,7 +83,7 @@ impl Relay {
     pub(super) fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
         Ok(Relay {
             outage: Outage::new(&config.kafka),
-            producer: RelayProducer::new(Pulse::start(config.source.wal_sender_timeout)?),
+            producer: RelayProducer::new(StallWatchdog::start(config.source.wal_sender_timeout)?),
             sessions: 0,
             is_in_doubt: true,
             served: None,
@@ -155,7 +155,7 @@ impl Relay {
 
     /// From connecting to Postgres until the connection, the producer or the relay ends.
     async fn one_session(&mut self, stop: &mut StopSignal) -> Result<Ended> {
-        let given_up = self.producer.pulse.take_given_up();
+        let given_up = self.producer.watchdog.take_given_up();
         self.is_in_doubt |= given_up;
         if self.is_transactional() {
             // Every session fences, and goes on from what is committed.
@@ -172,7 +172,7 @@ impl Relay {
         }
         if !self.asked.is_empty() {
             let asked = std::mem::take(&mut self.asked);
-            return Box::pin(self.at_table(Why::Asked(asked), stop)).await;
+            return Box::pin(self.at_table(TableReason::Asked(asked), stop)).await;
         }
         let opened = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
@@ -233,9 +233,10 @@ impl Relay {
         self.outage.streaming(start, &self.config);
         let (acked, began) = (pipeline.publisher.counts().acked, Instant::now());
         self.walsender_pid = Some(session.walsender_pid);
-        self.producer.pulse.guard(pipeline.publisher.sink.producer());
-        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.producer.pulse, stop.clone());
-        let process = Process { config, telemetry, pulse, stop };
+        self.producer.watchdog.guard(pipeline.publisher.sink.producer());
+        let (config, telemetry, watchdog, stop) =
+            (&self.config, &self.telemetry, &self.producer.watchdog, stop.clone());
+        let process = Process { config, telemetry, watchdog, stop };
         let ended = replication::run(&mut pipeline, session, &self.known, self.producer.epoch, process).await;
         if pipeline.publisher.counts().acked > acked || began.elapsed() > LASTED {
             self.outage.is_over();
@@ -314,8 +315,8 @@ impl Relay {
     }
 
     /// Reads the table: before a slot is streamed, or instead.
-    async fn at_table(&mut self, why: Why, stop: &mut StopSignal) -> Result<Ended> {
-        self.producer.pulse.release();
+    async fn at_table(&mut self, why: TableReason, stop: &mut StopSignal) -> Result<Ended> {
+        self.producer.watchdog.release();
         let delivered = self.end_stream(stop).await?;
         let producer = self.producer.producer();
         let mut warn = |warning: String| {
@@ -347,16 +348,17 @@ impl Relay {
         self.outage.at_table(&self.config);
         let began = Instant::now();
         // Rows that are asked for again are meant to be.
-        let delivered = if matches!(why, Why::Asked(_)) { Vec::new() } else { self.producer.inside.clone() };
-        self.producer.pulse.guard(sink.producer());
-        let (config, telemetry, pulse, stop) = (&self.config, &self.telemetry, &self.producer.pulse, stop.clone());
-        let process = Process { config, telemetry, pulse, stop };
+        let delivered = if matches!(why, TableReason::Asked(_)) { Vec::new() } else { self.producer.inside.clone() };
+        self.producer.watchdog.guard(sink.producer());
+        let (config, telemetry, watchdog, stop) =
+            (&self.config, &self.telemetry, &self.producer.watchdog, stop.clone());
+        let process = Process { config, telemetry, watchdog, stop };
         let quarantine = &mut self.producer.quarantine;
         let (sink, begun, ended) = Box::pin(table::run(lease, sink, delivered, quarantine, process)).await;
-        self.producer.pulse.release();
+        self.producer.watchdog.release();
         match sink {
             // It takes nothing any more.
-            Some(sink) if self.producer.pulse.take_given_up() => sink.close().await,
+            Some(sink) if self.producer.watchdog.take_given_up() => sink.close().await,
             Some(sink) => self.producer.set_new(sink),
             None => {}
         }

@@ -22,13 +22,13 @@ use crate::poll::{Began, Reader, TableFacts, Which, table_facts};
 use crate::position::{Lsn, Position};
 use crate::postgres::quote::{quote_ident, quote_literal};
 use crate::relay::fitness::{can_have_slot, can_poll, fits};
-use crate::relay::lease::{Lease, Task};
+use crate::relay::lease::{Lease, TableTask};
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::quarantine::Quarantine;
-use crate::relay::recovery::{Plan, which};
+use crate::relay::recovery::{RecoveryPlan, which};
 use crate::relay::replication::Ended;
 use crate::relay::report::OldestTransaction;
-use crate::relay::slot::{Made, make_slot};
+use crate::relay::slot::{SlotCreation, make_slot};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{Query, Read, TableLoop};
 use crate::relay::watch::{Process, lease_lost};
@@ -65,7 +65,7 @@ pub(super) async fn run(
     quarantine: &mut Quarantine,
     process: Process<'_>,
 ) -> (Option<KafkaSink>, bool, Result<Ended>) {
-    let Process { config, telemetry, pulse, stop } = process.clone();
+    let Process { config, telemetry, watchdog, stop } = process.clone();
     let mut publisher = match Publisher::new(&Setup::of(config), Position::default(), sink) {
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
@@ -73,7 +73,7 @@ pub(super) async fn run(
     publisher.remember(std::mem::take(quarantine));
     publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
     let source = &config.source;
-    let Opened { marker, waiting, reader, tables } = match pulse.throughout(open(config, &lease.task)).await {
+    let Opened { marker, waiting, reader, tables } = match watchdog.throughout(open(config, &lease.task)).await {
         Ok(opened) => opened,
         Err(error) => {
             *quarantine = std::mem::take(&mut publisher.quarantine);
@@ -81,7 +81,7 @@ pub(super) async fn run(
         }
     };
     publisher.set_parked(waiting);
-    if !matches!(lease.task, Task::Poll(_)) {
+    if !matches!(lease.task, TableTask::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
     }
     telemetry.metrics.reads_table.set(1);
@@ -90,20 +90,20 @@ pub(super) async fn run(
     let reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
     let mut work = Work { reading, reader, tables, config, telemetry, stop, major: facts.server.major() };
     let done = match task {
-        Task::MakeSlot(plan) => Box::pin(pulse.throughout(work.make_slot(plan, facts.slot.is_some()))).await,
-        Task::GoOn => Box::pin(pulse.throughout(work.go_on())).await,
-        Task::Again(asked) => Box::pin(pulse.throughout(work.again(&asked))).await,
-        Task::Poll(why) => {
+        TableTask::MakeSlot(plan) => Box::pin(watchdog.throughout(work.make_slot(plan, facts.slot.is_some()))).await,
+        TableTask::GoOn => Box::pin(watchdog.throughout(work.go_on())).await,
+        TableTask::Again(asked) => Box::pin(watchdog.throughout(work.again(&asked))).await,
+        TableTask::Poll(why) => {
             let of_tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
             facts.unlogged(of_tables).for_each(|table| {
                 tracing::warn!(slot = %source.slot, "table {table} is unlogged: a crash of the server empties it, and what was \
                      not published by then is lost: alter table {table} set logged");
             });
-            Box::pin(pulse.throughout(work.poll(&why, facts.slot.is_some(), &control, notified))).await
+            Box::pin(watchdog.throughout(work.poll(&why, facts.slot.is_some(), &control, notified))).await
         }
     };
     // Where it ended ill the lease may be gone, and what is tried now would come behind what is newer.
-    if done.is_err() || pulse.throughout(work.reading.finish_retrying()).await.is_err() {
+    if done.is_err() || watchdog.throughout(work.reading.finish_retrying()).await.is_err() {
         work.reading.drop_retrying();
     }
     work.reading.tell(Instant::now());
@@ -129,7 +129,7 @@ struct Opened {
     tables: Vec<OutboxTable>,
 }
 
-async fn open(config: &Config, task: &Task) -> Result<Opened> {
+async fn open(config: &Config, task: &TableTask) -> Result<Opened> {
     let source = &config.source;
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
     let mut tables = Vec::new();
@@ -167,7 +167,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Makes the slot, and catches up with what is before it.
-    async fn make_slot(&mut self, plan: Box<Plan>, is_there: bool) -> Result<Ended> {
+    async fn make_slot(&mut self, plan: Box<RecoveryPlan>, is_there: bool) -> Result<Ended> {
         let slot = &self.config.source.slot;
         let (cause, rows) = (&plan.cause, named(&plan.rows));
         // The first one, or one behind a poller: nothing went wrong.
@@ -205,9 +205,9 @@ impl Work<'_> {
             make_slot(config, self.major, is_there, may_give_way, self.reader.client(), self.telemetry, &mut self.stop)
                 .await?;
         let (wal, made) = match made {
-            Made::Slot(wal, made) => (wal, made),
-            Made::Stopped => return Ok(Ended::Stopped),
-            Made::Held(waits) => return Ok(Ended::Held(format!("a slot would have to wait for {waits}"))),
+            SlotCreation::Slot(wal, made) => (wal, made),
+            SlotCreation::Stopped => return Ok(Ended::Stopped),
+            SlotCreation::Held(waits) => return Ok(Ended::Held(format!("a slot would have to wait for {waits}"))),
         };
         failpoint::reached("slot-made");
         let snapshot = begin(&self.reader, &self.tables, Some(&made.snapshot)).await?.snapshot;

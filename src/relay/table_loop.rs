@@ -18,7 +18,7 @@ use crate::failpoint;
 use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
 use crate::postgres::quote::quoted;
-use crate::relay::found::Found;
+use crate::relay::published_rows::PublishedRows;
 use crate::relay::publisher::{Counts, Publisher, contradiction};
 use crate::relay::replication::RETRY_INTERVAL;
 use crate::relay::report::{REPORT_INTERVAL, tell_counts};
@@ -70,7 +70,7 @@ pub(super) struct TableLoop<'a> {
     /// Rows that are read and were delivered by the slot.
     delivered: HashSet<RowId>,
     /// Rows a poller has published and may find again, and those it has just found.
-    found: Found,
+    found: PublishedRows,
     process: Process<'a>,
     /// The session that holds the lease on the table.
     pub(super) lease: ControlWatch,
@@ -159,10 +159,10 @@ impl<'a> TableLoop<'a> {
         control: &Control,
         process: Process<'a>,
     ) -> Self {
-        let (now, Process { config, telemetry, pulse, .. }) = (Instant::now(), process.clone());
+        let (now, Process { config, telemetry, watchdog, .. }) = (Instant::now(), process.clone());
         telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
         TableLoop {
-            retrying: Retrying::new(config, store.known(), Some(pulse.beside())),
+            retrying: Retrying::new(config, store.known(), Some(watchdog.beside())),
             counts: publisher.counts(),
             kafka: KafkaWatch::new(&publisher.sink, telemetry),
             publisher,
@@ -171,7 +171,7 @@ impl<'a> TableLoop<'a> {
             stored,
             marker,
             delivered,
-            found: Found::default(),
+            found: PublishedRows::default(),
             process,
             lease: ControlWatch::new(control),
             deliveries: Vec::new(),

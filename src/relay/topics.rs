@@ -38,12 +38,12 @@ struct Refusing {
 #[derive(Debug, Clone)]
 struct GivenUp {
     error: Error,
-    spell: Spell,
+    spell: Window,
 }
 
 /// For how long events for a topic are given up without a try.
 #[derive(Debug, Clone, Copy)]
-enum Spell {
+enum Window {
     /// For one event.
     Once,
     /// For so long from the first of them on: to come to it may take longer than that.
@@ -99,12 +99,12 @@ impl Topics {
     /// The next event for `topic` is given up for this reason, and so are all others for so long from then on.
     pub fn give_up(&mut self, topic: &str, error: Error, lasting: Duration) {
         let tries = self.refusing.get(topic).map_or(1, |of| of.tries);
-        self.note(topic, GivenUp { error: error.after(tries), spell: Spell::For(lasting) });
+        self.note(topic, GivenUp { error: error.after(tries), spell: Window::For(lasting) });
     }
 
     /// The next event for `topic` is given up for this reason; the table of parked events says what becomes of others.
     pub fn give_up_next(&mut self, topic: &str, error: Error) {
-        self.note(topic, GivenUp { error, spell: Spell::Once });
+        self.note(topic, GivenUp { error, spell: Window::Once });
     }
 
     fn note(&mut self, topic: &str, given_up: GivenUp) {
@@ -121,16 +121,16 @@ impl Topics {
         let GivenUp { error, spell } = self.given_up.get_mut(topic)?;
         let now = Instant::now();
         let is_over = match spell {
-            Spell::Once => return self.given_up.remove(topic).map(|given_up| given_up.error),
-            Spell::For(_) => false,
-            Spell::Until(until) => now >= *until,
+            Window::Once => return self.given_up.remove(topic).map(|given_up| given_up.error),
+            Window::For(_) => false,
+            Window::Until(until) => now >= *until,
         };
         if is_over || !suffices(error.attempts()) {
             self.given_up.remove(topic);
             return None;
         }
-        if let Spell::For(lasting) = *spell {
-            *spell = Spell::Until(now + lasting);
+        if let Window::For(lasting) = *spell {
+            *spell = Window::Until(now + lasting);
         }
         Some(error.clone())
     }

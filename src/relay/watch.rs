@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::relay::pulse::Pulse;
+use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::sink::{Connection, KafkaSink};
 use crate::source::control::{Control, ControlEnd};
@@ -19,7 +19,7 @@ use crate::telemetry::{Side, Telemetry};
 pub(super) struct Process<'a> {
     pub(super) config: &'a Config,
     pub(super) telemetry: &'a Telemetry,
-    pub(super) pulse: &'a Pulse,
+    pub(super) watchdog: &'a StallWatchdog,
     pub(super) stop: StopSignal,
 }
 

@@ -111,9 +111,9 @@ fn a_stop_while_postgres_is_down_waits_for_the_acks_of_what_is_in_flight() {
     world.assert_all_delivered();
 }
 
-/// P10: what is left of a heap when intake ends is nobody's turn any more.
+/// P10: what is left of a read batch when intake ends is nobody's turn any more.
 #[test]
-fn a_stop_in_the_middle_of_a_heap_whose_stream_is_cut_ends_at_its_deadline() {
+fn a_stop_in_the_middle_of_a_read_batch_whose_stream_is_cut_ends_at_its_deadline() {
     let world = World::new();
     let (proxy, brokers) = Kafka::shared().behind_proxy();
     let command = world.run().option("--brokers", &brokers).option("--shutdown-timeout", "6s");

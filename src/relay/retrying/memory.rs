@@ -23,7 +23,7 @@ const KEPT: Duration = Duration::from_secs(600);
 #[derive(Debug, Default)]
 pub(in crate::relay) struct Memory {
     done: HashMap<i64, Done>,
-    hindered: HashMap<Who, Hindered>,
+    hindered: HashMap<Who, Blocked>,
     leaving: HashMap<i64, (Waiting, Left)>,
 }
 
@@ -61,7 +61,7 @@ pub(super) enum How {
 }
 
 #[derive(Debug)]
-struct Hindered {
+struct Blocked {
     until: Instant,
     pause: Duration,
     is_told: bool,
@@ -116,7 +116,7 @@ impl Memory {
 
     /// Something stands in its way: gives the pause, and whether a person is to be told, of what `tells`, because none was.
     pub(super) fn hinder(&mut self, who: Who, now: Instant, tells: bool) -> (Duration, bool) {
-        let new = Hindered { until: now, pause: PAUSE / 2, is_told: false };
+        let new = Blocked { until: now, pause: PAUSE / 2, is_told: false };
         let hindered = self.hindered.entry(who).or_insert(new);
         hindered.pause = (hindered.pause * 2).min(PAUSE_MAX);
         hindered.until = now + hindered.pause;

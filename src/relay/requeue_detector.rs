@@ -16,17 +16,17 @@ pub(super) const ROWS_MAX: usize = 500;
 
 /// See the module's documentation. No I/O: the caller looks.
 #[derive(Debug, Default)]
-pub(super) struct Again {
+pub(super) struct RequeueDetector {
     /// Rows that were pending, and where the log was after they were looked at.
     seen: Option<(HashSet<RowId>, Lsn)>,
     /// Whether a look that failed was logged.
     warned: bool,
 }
 
-impl Again {
+impl RequeueDetector {
     /// None where rows do not say that they are pending.
-    pub(super) fn of(config: &Config) -> Option<Again> {
-        config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()).then(Again::default)
+    pub(super) fn of(config: &Config) -> Option<RequeueDetector> {
+        config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()).then(RequeueDetector::default)
     }
 
     /// Logs that a look failed, the first time.
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_is_pending_still_after_the_slot_passed_it_was_set_again() {
-        let (mut again, at) = (Again::default(), |lsn| Position::at(Lsn::new(lsn)));
+        let (mut again, at) = (RequeueDetector::default(), |lsn| Position::at(Lsn::new(lsn)));
         let mut look = |ids: &[&str], lsn, settled| again.looked(rows(ids), Lsn::new(lsn), &at(settled));
         assert_eq!(look(&["a", "b"], 100, 50), []);
         // Not there yet, however often it is looked at.

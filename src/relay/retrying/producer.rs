@@ -12,7 +12,7 @@ use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use crate::event::RowId;
 use crate::event::{Place, Polled};
 use crate::ledger::Ticket;
-use crate::relay::pulse::Beside;
+use crate::relay::stall_watchdog::StallGuard;
 use crate::route::{OwnedRecord, Router};
 use crate::sink::{Delivery, EnqueueError, KafkaSink, Sink as _};
 use crate::state::Stored;
@@ -22,11 +22,11 @@ use crate::upkeep::parked::{BEHIND, Held};
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// See the module's documentation.
-pub(super) struct Line<'a> {
+pub(super) struct RetryProducer<'a> {
     config: &'a Config,
     stored: &'a Stored,
     /// Gives the producer up should the process stand still.
-    beside: Option<&'a Beside>,
+    beside: Option<&'a StallGuard>,
     sink: Option<KafkaSink>,
     /// The ticket of the next record: a sink never sees one twice.
     next: u64,
@@ -38,7 +38,7 @@ pub(super) struct Line<'a> {
 
 /// What is known of an event that waits once its record is made.
 #[derive(Debug, Clone)]
-pub(super) struct Item {
+pub(super) struct Candidate {
     pub(super) id: i64,
     pub(super) version: String,
     pub(super) row: RowId,
@@ -77,10 +77,10 @@ pub(super) struct Sent {
     pub(super) ended: Result<Option<Refusal>>,
 }
 
-impl<'a> Line<'a> {
-    pub(super) fn new(config: &'a Config, stored: &'a Stored, beside: Option<&'a Beside>) -> Line<'a> {
+impl<'a> RetryProducer<'a> {
+    pub(super) fn new(config: &'a Config, stored: &'a Stored, beside: Option<&'a StallGuard>) -> RetryProducer<'a> {
         let (routes, refusing) = (HashMap::new(), HashMap::new());
-        Line { config, stored, beside, sink: None, next: 0, routes, refusing }
+        RetryProducer { config, stored, beside, sink: None, next: 0, routes, refusing }
     }
 
     /// From here on it is up to the topics again.
@@ -88,11 +88,11 @@ impl<'a> Line<'a> {
         self.refusing.clear();
     }
 
-    pub(super) fn item(&self, held: &Held) -> Item {
+    pub(super) fn item(&self, held: &Held) -> Candidate {
         let event = &held.event;
         let column = self.config.outboxes.get(event.row.outbox).and_then(|outbox| outbox.max_attempts.as_deref());
         let max = column.and_then(|column| event.text(column)).and_then(max_attempts);
-        Item {
+        Candidate {
             id: held.id,
             version: held.version.clone(),
             row: event.row.clone(),
@@ -209,7 +209,7 @@ fn no_such_outbox() -> Error {
     Error::new(Kind::Bug, "an event waits of an outbox that is not configured")
 }
 
-/// As [`Line::send`], and whether the producer goes on. One record is sent apart, so that it does when that is refused.
+/// As [`RetryProducer::send`], and whether the producer goes on. One record is sent apart, so that it does when that is refused.
 async fn sent(
     sink: &mut KafkaSink,
     base: u64,

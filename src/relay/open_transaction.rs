@@ -9,7 +9,7 @@ const BYTES_MAX: usize = 256 * 1024;
 
 /// See the module's documentation. Allocates nothing once it has grown to the size of a transaction.
 #[derive(Debug, Default)]
-pub(super) struct Begun {
+pub(super) struct OpenTransaction {
     commit_lsn: Lsn,
     ids: Vec<u8>,
     /// The outbox of each event, and where its row id ends.
@@ -17,7 +17,7 @@ pub(super) struct Begun {
     is_unknown: bool,
 }
 
-impl Begun {
+impl OpenTransaction {
     /// A transaction begins, or goes on after a lost connection.
     pub(super) fn begin(&mut self, commit_lsn: Lsn) {
         if self.commit_lsn != commit_lsn {
@@ -92,7 +92,7 @@ mod tests {
         RowId::new(outbox, std::iter::once(id))
     }
 
-    fn put(begun: &mut Begun, index: u64, outbox: usize, id: &[u8]) {
+    fn put(begun: &mut OpenTransaction, index: u64, outbox: usize, id: &[u8]) {
         begun.row(index, outbox, |ids| ids.extend_from_slice(id));
     }
 
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn what_was_delivered_of_the_open_transaction_is_known_across_connections() {
-        let mut begun = Begun::default();
+        let mut begun = OpenTransaction::default();
         begun.begin(Lsn::new(10));
         put(&mut begun, 0, 0, b"a");
         put(&mut begun, 1, 1, b"bc");
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn of_a_huge_transaction_nothing_is_kept() {
-        let mut begun = Begun::default();
+        let mut begun = OpenTransaction::default();
         begun.begin(Lsn::new(10));
         let id = vec![b'x'; BYTES_MAX / 2];
         (0..3).for_each(|index| put(&mut begun, index, 0, &id));

@@ -19,9 +19,9 @@ const AT_START: usize = 10_000;
 
 /// Which events wait in the table of parked events, by their ids and by their aggregates.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Parking {
+pub(super) struct ParkedIndex {
     /// Several of one id are several events: it was used again.
-    rows: HashMap<RowId, Vec<Seat>>,
+    rows: HashMap<RowId, Vec<ParkedEntry>>,
     count: usize,
     /// By outbox and key.
     aggregates: HashMap<usize, HashMap<Arc<[u8]>, Aggregate>>,
@@ -37,7 +37,7 @@ pub(super) struct Parking {
 
 /// Why an event that can be routed is not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Behind {
+pub(super) enum BlockedBy {
     /// It waits already: it came again.
     Itself,
     /// One of its aggregate waits.
@@ -57,7 +57,7 @@ struct Aggregate {
 
 /// An event that waits, as far as its row does not tell.
 #[derive(Debug, Clone)]
-struct Seat {
+struct ParkedEntry {
     place: Place,
     /// The key of its aggregate, which it shares with the others.
     key: Option<Arc<[u8]>>,
@@ -66,7 +66,7 @@ struct Seat {
     number: u64,
 }
 
-impl Parking {
+impl ParkedIndex {
     /// Whether any event waits.
     pub(super) fn is_any(&self) -> bool {
         self.count > 0
@@ -85,14 +85,14 @@ impl Parking {
     }
 
     /// Why the event of this row that came from `place` and has this `record` has to wait, if it has to.
-    pub(super) fn behind(&self, row: &RowId, place: &Place, record: &Record<'_>) -> Option<Behind> {
+    pub(super) fn behind(&self, row: &RowId, place: &Place, record: &Record<'_>) -> Option<BlockedBy> {
         if self.holds(row, place) {
-            return Some(Behind::Itself);
+            return Some(BlockedBy::Itself);
         }
         if self.is_blocked(row.outbox, record.key, place) {
-            return Some(Behind::Aggregate);
+            return Some(BlockedBy::Aggregate);
         }
-        self.is_refusing(record.topic).then_some(Behind::Topic)
+        self.is_refusing(record.topic).then_some(BlockedBy::Topic)
     }
 
     /// Whether the event of this row that came from `place` waits.
@@ -164,7 +164,7 @@ impl Parking {
         }
         let number = self.next;
         self.next += 1;
-        self.rows.entry(row).or_default().push(Seat { place, key, refused_by, number });
+        self.rows.entry(row).or_default().push(ParkedEntry { place, key, refused_by, number });
     }
 
     /// This event waits no more; its aggregate goes on with the last of them, and so does the topic that refused it.
@@ -195,7 +195,7 @@ impl Parking {
     pub(super) fn compare(&mut self, census: u64, table: &[Waiting]) -> usize {
         let mut there: HashMap<&RowId, Vec<&Place>> = HashMap::with_capacity(table.len());
         table.iter().for_each(|waiting| there.entry(&waiting.row).or_default().push(&waiting.place));
-        let is_gone = |row: &RowId, seat: &Seat| {
+        let is_gone = |row: &RowId, seat: &ParkedEntry| {
             let is_there = |places: &Vec<&Place>| places.iter().any(|place| seat.place.is_same_event(place));
             seat.number < census && !there.get(row).is_some_and(is_there)
         };
@@ -217,7 +217,7 @@ impl Parking {
 
     /// These wait in the table, and those are on their way there.
     pub(super) fn begin(&mut self, waiting: Vec<Waiting>, under_way: Vec<Waiting>) {
-        *self = Parking { next: self.next, ..Parking::default() };
+        *self = ParkedIndex { next: self.next, ..ParkedIndex::default() };
         // Each is one that will be released, whatever its place says.
         waiting.into_iter().for_each(|waiting| self.add(waiting));
         under_way.into_iter().for_each(|waiting| self.put(waiting));
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn an_aggregate_waits_until_the_last_of_its_events_goes() {
-        let mut parking = Parking::default();
+        let mut parking = ParkedIndex::default();
         assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
         parking.park(waiting(0, 1, Some("a"))).unwrap();
         parking.park(waiting(0, 2, Some("a"))).unwrap();
@@ -293,8 +293,8 @@ mod tests {
     #[test]
     fn what_comes_again_from_before_all_that_wait_goes_before_them() {
         use Via::{Slot, Table};
-        let mut parking = Parking::default();
-        let is_blocked = |parking: &Parking, of: &Waiting| parking.is_blocked(0, Some(b"a"), &of.place);
+        let mut parking = ParkedIndex::default();
+        let is_blocked = |parking: &ParkedIndex, of: &Waiting| parking.is_blocked(0, Some(b"a"), &of.place);
         parking.park(at(200, 3, Slot)).unwrap();
         parking.park(at(300, 0, Slot)).unwrap();
         assert!(!is_blocked(&parking, &at(200, 2, Slot)) && !is_blocked(&parking, &at(100, 9, Slot)));
@@ -309,9 +309,9 @@ mod tests {
     #[test]
     fn an_id_that_is_used_again_is_another_event() {
         use Via::{Replay, Slot, Table};
-        let mut parking = Parking::default();
+        let mut parking = ParkedIndex::default();
         parking.park(at(100, 0, Slot)).unwrap();
-        let holds = |parking: &Parking, of: &Waiting| parking.holds(&of.row, &of.place);
+        let holds = |parking: &ParkedIndex, of: &Waiting| parking.holds(&of.row, &of.place);
         // From the slot its place tells; from the table, whether it was there by then.
         for same in [at(100, 0, Slot), at(101, 7, Table), at(300, 0, Replay)] {
             assert!(holds(&parking, &same), "{same:?}");
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn what_is_on_its_way_to_the_table_and_there_already_is_one_event() {
-        let (mut parking, one) = (Parking::default(), at(100, 0, Via::Slot));
+        let (mut parking, one) = (ParkedIndex::default(), at(100, 0, Via::Slot));
         let copy = at(700, 0, Via::Table);
         // The table can have a copy that two relays made at once: both go one day.
         parking.begin(vec![one.clone(), copy.clone()], vec![one.clone(), at(300, 0, Via::Slot)]);
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn what_is_gone_from_the_table_waits_no_more_unless_it_is_on_its_way_there() {
-        let mut parking = Parking::default();
+        let mut parking = ParkedIndex::default();
         let (gone, stays, under_way, later) =
             (waiting(0, 1, Some("a")), waiting(0, 2, Some("b")), waiting(0, 3, Some("c")), waiting(0, 4, Some("a")));
         parking.begin(vec![gone.clone(), stays.clone()], Vec::new());
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_topic_that_refuses_does_so_until_it_takes_one_or_none_waits_for_it() {
-        let mut parking = Parking::default();
+        let mut parking = ParkedIndex::default();
         let refused = |id| Waiting { refused_by: Some("orders".to_owned()), ..waiting(0, id, Some("a")) };
         parking.begin(vec![refused(1)], Vec::new());
         assert!(
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn no_more_than_somebody_can_look_through_wait() {
-        let mut parking = Parking::default();
+        let mut parking = ParkedIndex::default();
         let id = |number: usize| RowId { outbox: 0, key: number.to_be_bytes().to_vec() };
         let one = |number| Waiting { row: id(number), ..waiting(0, 0, None) };
         let of = |count: usize| (1..=count).map(one).collect();

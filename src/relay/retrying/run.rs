@@ -12,14 +12,14 @@ use tokio::sync::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use super::line::{Item, Line, Refusal, Sent, replay_instead};
 use super::memory::{How, Left, Memory, Who};
+use super::producer::{Candidate, Refusal, RetryProducer, Sent, replay_instead};
 use crate::config::Config;
 use crate::error::{Disposition, Error, NextCommand, Remedy, Result};
 use crate::event::{Place, RowId, Shown, Via};
 use crate::failpoint;
-use crate::relay::pulse::Beside;
 use crate::relay::retention::Known;
+use crate::relay::stall_watchdog::StallGuard;
 use crate::route::OwnedRecord;
 use crate::state::Stored;
 use crate::upkeep::parked::{Head, Held, Limit, Waiting};
@@ -41,7 +41,7 @@ const DROPS: Duration = Duration::from_secs(5);
 
 /// What a pass has come to so far. It is told at once: until then more begins to wait behind what waits no more.
 #[derive(Debug, Default)]
-pub(in crate::relay) struct Tried {
+pub(in crate::relay) struct RetryReport {
     /// Events that wait no more: sent or dropped.
     pub(in crate::relay) released: Vec<Waiting>,
     /// Topics that took records.
@@ -66,7 +66,7 @@ pub(super) struct Summary {
 pub(super) struct Shared {
     pub(super) config: Config,
     pub(super) known: Known,
-    pub(super) beside: Option<Beside>,
+    pub(super) beside: Option<StallGuard>,
     /// Theirs alone: a lock that is waited for in it holds up neither marks nor positions.
     pub(super) session: Mutex<Option<Marker>>,
     /// Whether the pass is to end with what it is at.
@@ -78,7 +78,7 @@ impl Shared {
         &self,
         summary: &mut Summary,
         census: Option<u64>,
-        tell: UnboundedSender<Tried>,
+        tell: UnboundedSender<RetryReport>,
     ) -> Result<()> {
         let Some(stored) = self.known.borrow().clone() else { return Ok(()) };
         let mut session = self.session.lock().await;
@@ -89,7 +89,7 @@ impl Shared {
                 None => return Ok(()),
             },
         };
-        let ended = Pass::new(self, &marker, stored, tell).run(summary, census).await;
+        let ended = RetryRun::new(self, &marker, stored, tell).run(summary, census).await;
         if ended.is_ok() || marker.answers().await.is_ok() {
             *session = Some(marker);
         }
@@ -107,11 +107,11 @@ impl Shared {
 }
 
 /// See the module's documentation.
-pub(super) struct Pass<'a> {
+pub(super) struct RetryRun<'a> {
     shared: &'a Shared,
     marker: &'a Marker,
     stored: Stored,
-    tell: UnboundedSender<Tried>,
+    tell: UnboundedSender<RetryReport>,
     /// Events that were sent, and dropped.
     sent: u64,
     dropped: u64,
@@ -134,14 +134,14 @@ fn unreadable() -> Remedy {
         .and(replay_instead())
 }
 
-impl<'a> Pass<'a> {
+impl<'a> RetryRun<'a> {
     pub(super) fn new(
         shared: &'a Shared,
         marker: &'a Marker,
         stored: Stored,
-        tell: UnboundedSender<Tried>,
-    ) -> Pass<'a> {
-        Pass { shared, marker, stored, tell, sent: 0, dropped: 0 }
+        tell: UnboundedSender<RetryReport>,
+    ) -> RetryRun<'a> {
+        RetryRun { shared, marker, stored, tell, sent: 0, dropped: 0 }
     }
 
     /// Does what was asked and tries what is due.
@@ -150,19 +150,19 @@ impl<'a> Pass<'a> {
     /// What concerns all: Kafka, or the session.
     pub(super) async fn run(&mut self, summary: &mut Summary, census: Option<u64>) -> Result<()> {
         let (shared, stored) = (self.shared, self.stored.clone());
-        let mut line = Line::new(&shared.config, &stored, shared.beside.as_ref());
+        let mut line = RetryProducer::new(&shared.config, &stored, shared.beside.as_ref());
         let ended = self.go(&mut line, summary, census).await;
         (summary.sent, summary.dropped) = (self.sent, self.dropped);
         line.end().await;
         ended
     }
 
-    async fn go(&mut self, line: &mut Line<'_>, summary: &mut Summary, census: Option<u64>) -> Result<()> {
+    async fn go(&mut self, line: &mut RetryProducer<'_>, summary: &mut Summary, census: Option<u64>) -> Result<()> {
         self.look_back().await?;
         if let Some(census) = census {
             let table = self.marker.waiting().await?;
             self.shared.known.dropped.fetch_add(self.marker.take_dropped(), Ordering::Relaxed);
-            self.tell(Tried { table: Some((census, table)), ..Tried::default() });
+            self.tell(RetryReport { table: Some((census, table)), ..RetryReport::default() });
         }
         let began = Instant::now();
         loop {
@@ -295,7 +295,7 @@ impl<'a> Pass<'a> {
         };
         *count += ids.len() as u64;
         told.fetch_add(ids.len() as u64, Ordering::Relaxed);
-        self.tell(Tried { released, ..Tried::default() });
+        self.tell(RetryReport { released, ..RetryReport::default() });
     }
 
     /// Rows of events that wait may be pending again, which asks for a try.
@@ -353,7 +353,7 @@ impl<'a> Pass<'a> {
 
     /// Sends the events of an aggregate from its first on, in their order, until one fails or none is left. `head` is where
     /// that came to.
-    async fn aggregate(&mut self, line: &mut Line<'_>, head: &mut Head) -> Result<(), Trouble> {
+    async fn aggregate(&mut self, line: &mut RetryProducer<'_>, head: &mut Head) -> Result<(), Trouble> {
         // The first one alone: a batch is refused as a whole.
         let (mut alone, mut is_row) = (true, true);
         loop {
@@ -367,7 +367,7 @@ impl<'a> Pass<'a> {
                 Err(_) if !is_row => return Ok(()),
                 Err(error) => return Err(Trouble::Own { doing: "reading it", row: None, error }),
             };
-            let items: Vec<Item> = held.iter().map(|held| line.item(held)).collect();
+            let items: Vec<Candidate> = held.iter().map(|held| line.item(held)).collect();
             let Some((first, last)) = items.first().zip(items.last().map(|item| item.id)) else { return Ok(()) };
             (head.id, is_row) = (first.id, true);
             let before = self.shared.memory().how(first.id, &first.row, first.place, &first.version).cloned();
@@ -424,7 +424,7 @@ impl<'a> Pass<'a> {
         Ok(held)
     }
 
-    fn remember(&self, items: &[Item], acked: &[bool]) {
+    fn remember(&self, items: &[Candidate], acked: &[bool]) {
         let mut memory = self.shared.memory();
         for (item, _) in items.iter().zip(acked).filter(|(_, acked)| **acked) {
             memory.done(item.id, &item.row, item.place, How::Sent);
@@ -433,8 +433,8 @@ impl<'a> Pass<'a> {
 
     /// Writes down that these were delivered, one by one where that does not work out at once. `head` is the first of which it
     /// is not.
-    async fn write(&mut self, head: &mut Head, items: &[Item]) -> Result<(), Trouble> {
-        let waiting = |item: &Item| {
+    async fn write(&mut self, head: &mut Head, items: &[Candidate]) -> Result<(), Trouble> {
+        let waiting = |item: &Candidate| {
             let (row, key) = (item.row.clone(), item.key.clone());
             (item.id, Waiting { row, place: item.place, key, refused_by: None })
         };
@@ -455,7 +455,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn delivered(&self, items: &[Item]) -> Batch {
+    fn delivered(&self, items: &[Candidate]) -> Batch {
         let writes =
             |row: &&RowId| self.shared.config.outboxes.get(row.outbox).is_some_and(|outbox| outbox.upkeep.writes());
         Batch {
@@ -469,16 +469,16 @@ impl<'a> Pass<'a> {
         let acked = records.iter().zip(acked).filter(|(_, acked)| **acked);
         let topics = acked.map(|(record, _)| record.with_record(|record| record.topic.to_owned()));
         let topics: BTreeSet<String> = topics.collect();
-        self.tell(Tried { accepting: topics.into_iter().collect(), ..Tried::default() });
+        self.tell(RetryReport { accepting: topics.into_iter().collect(), ..RetryReport::default() });
     }
 
     /// Nobody listens any more where the session has ended.
-    fn tell(&self, tried: Tried) {
+    fn tell(&self, tried: RetryReport) {
         self.tell.send(tried).unwrap_or_default();
     }
 
     /// It failed once more: says so, and when it is tried again.
-    async fn fail(&mut self, item: &Item, Refusal { error, is_told, .. }: &Refusal) -> Result<(), Trouble> {
+    async fn fail(&mut self, item: &Candidate, Refusal { error, is_told, .. }: &Refusal) -> Result<(), Trouble> {
         let attempts = item.attempts.saturating_add(1);
         let failure = Failure { class: error.kind().class(), cause: error.cause().to_owned(), attempts };
         let wait = match error.kind().disposition() {
@@ -495,7 +495,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Writes down that it failed, and when it is tried again.
-    async fn note(&self, item: &Item, failure: Failure, again: Option<Instant>) -> Result<(), Trouble> {
+    async fn note(&self, item: &Candidate, failure: Failure, again: Option<Instant>) -> Result<(), Trouble> {
         let how = How::Failed { failure: failure.clone(), again, version: item.version.clone() };
         self.shared.memory().done(item.id, &item.row, item.place, how);
         let retry_in_ms = again.map(|again| millis(again.saturating_duration_since(Instant::now())));

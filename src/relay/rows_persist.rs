@@ -12,14 +12,14 @@ const GONE_MAX: u32 = 3;
 
 /// See the module's documentation. No I/O: the caller looks.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct RowsPersist {
     /// An event that was new at the last look: by now its row is visible to everybody, if there is one.
     waiting: Option<RowId>,
     /// By outbox: rows in a row that were gone.
     gone: HashMap<usize, u32>,
 }
 
-impl Kept {
+impl RowsPersist {
     /// The row to look for now; `newest` is that of an event that came lately, and is looked for the next time.
     pub(super) fn due(&mut self, newest: Option<RowId>) -> Option<RowId> {
         let due = self.waiting.take();
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_row_is_looked_for_a_while_after_its_event_and_once() {
-        let (mut kept, row) = (Kept::default(), |id: u8| Some(RowId { outbox: 0, key: vec![id] }));
+        let (mut kept, row) = (RowsPersist::default(), |id: u8| Some(RowId { outbox: 0, key: vec![id] }));
         assert_eq!(kept.due(row(1)), None);
         assert_eq!(kept.due(row(1)), row(1));
         assert_eq!(kept.due(row(1)), None);
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn rows_that_are_gone_three_times_in_a_row_are_told_of_once() {
-        let mut kept = Kept::default();
+        let mut kept = RowsPersist::default();
         let mut found = |answers: &[Option<bool>]| answers.iter().filter(|answer| kept.found(0, **answer)).count();
         assert_eq!(found(&[Some(false), Some(false), Some(true), Some(false), None, Some(false)]), 0);
         assert_eq!(found(&[Some(false), Some(false), Some(false)]), 1);

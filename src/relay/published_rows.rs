@@ -12,7 +12,7 @@ const ROWS_MAX: usize = 100_000;
 
 /// See the module's documentation. No I/O.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct PublishedRows {
     /// Those that are published, and below which transaction they were written.
     published: HashMap<RowId, u64>,
     /// Those of this look.
@@ -21,7 +21,7 @@ pub(super) struct Found {
     xmax: Option<u64>,
 }
 
-impl Found {
+impl PublishedRows {
     /// Another look, at rows of transactions below `xmax`, which finds none below `xmin` any more.
     pub(super) fn begin(&mut self, xmax: u64, xmin: u64) {
         self.looked.clear();
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_row_is_new_until_a_look_that_found_it_came_to_its_end() {
-        let (mut found, row) = (Found::default(), RowId::new(0, std::iter::once(&b"7"[..])));
+        let (mut found, row) = (PublishedRows::default(), RowId::new(0, std::iter::once(&b"7"[..])));
         assert!(found.is_new(&row) && found.is_new(&row), "nobody polls");
         found.begin(20, 10);
         assert!(found.is_new(&row));

@@ -6,7 +6,7 @@
 //! - Read after read of a little without an event means a busy neighbour: the next one waits for longer, and for longer still
 //!   once the outbox has been idle for a while. The first event ends that.
 //!
-//! What comes meanwhile waits in the socket. What was read is dealt with at once, but for a backlog: of that, a heap is
+//! What comes meanwhile waits in the socket. What was read is dealt with at once, but for a backlog: of that, a read batch is
 //! gathered first.
 
 use std::time::Duration;
@@ -26,14 +26,14 @@ const REST: Duration = Duration::from_micros(500);
 const WORTH_BYTES: usize = 8 * 1024;
 /// What is dealt with at once: some two thousand rows, half of what is read at most. Kafka's partitions share it, and a
 /// batch of a few rows costs a broker as much as one of hundreds.
-const HEAP_BYTES: usize = 1 << 20;
-/// A heap of this much is no chance: at 10,000 events a second it takes as long as a heap is gathered for. A rest that adds
+const READ_BATCH_BYTES: usize = 1 << 20;
+/// A read batch of this much is no chance: at 10,000 events a second it takes as long as a read batch is gathered for. A rest that adds
 /// little to it is followed by another, up to [`DRY_AFTER`].
 const BEGUN_BYTES: usize = 64 * 1024;
 /// How long a walsender that has a backlog may have nothing for us, since others had its core.
 const DRY_AFTER: Duration = Duration::from_millis(3);
-/// How long a heap is gathered for at most.
-const HEAP_WITHIN: Duration = Duration::from_millis(20);
+/// How long a read batch is gathered for at most.
+const GATHERED_WITHIN: Duration = Duration::from_millis(20);
 /// So many reads in a row without an event mean that only others are busy.
 const CHATTER: u32 = 20;
 /// How long each of them is waited for at most.
@@ -53,7 +53,7 @@ const IDLE_BYTES: usize = 3 * 1024;
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct ReadPacer {
     last_read: Instant,
     /// The last look for more: a read, or one that found nothing.
     last_look: Instant,
@@ -63,7 +63,7 @@ pub(super) struct Pace {
     rested: bool,
     /// How many reads in a row came at once.
     at_once: u32,
-    /// Since when a heap is gathered.
+    /// Since when a read batch is gathered.
     gathers_since: Option<Instant>,
     /// Events there had been before the last read, and how many reads in a row brought none.
     events: u64,
@@ -73,9 +73,9 @@ pub(super) struct Pace {
     last_bytes: usize,
 }
 
-impl Pace {
+impl ReadPacer {
     pub(super) fn new(now: Instant) -> Self {
-        Pace {
+        ReadPacer {
             last_read: now,
             last_look: now,
             ready_since: None,
@@ -141,15 +141,15 @@ impl Pace {
 
     /// Whether more may be read beside what is being dealt with: a Unix socket that is full keeps the walsender waiting.
     pub(super) fn reads_beside(&self, buffered_bytes: usize) -> bool {
-        buffered_bytes < HEAP_BYTES
+        buffered_bytes < READ_BATCH_BYTES
     }
 
-    /// Whether these bytes, which were read and not dealt with yet, wait for more. To be told of [`Pace::dry`], the caller
+    /// Whether these bytes, which were read and not dealt with yet, wait for more. To be told of [`ReadPacer::dry`], the caller
     /// looks whether there is more each time a rest is over.
     pub(super) fn gathers(&mut self, now: Instant, buffered_bytes: usize) -> bool {
         let since = *self.gathers_since.get_or_insert(now);
-        let is_small = (1..HEAP_BYTES).contains(&buffered_bytes);
-        let gathers = self.is_backlog() && is_small && now.duration_since(since) < HEAP_WITHIN;
+        let is_small = (1..READ_BATCH_BYTES).contains(&buffered_bytes);
+        let gathers = self.is_backlog() && is_small && now.duration_since(since) < GATHERED_WITHIN;
         if !gathers {
             self.gathers_since = None;
         }
@@ -170,7 +170,7 @@ mod tests {
 
     /// Reads as soon as it may, each time something that came `apart` after it was waited for; gives how long all of it took.
     fn reads(
-        pace: &mut Pace,
+        pace: &mut ReadPacer,
         now: &mut Instant,
         count: u32,
         apart: Duration,
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_backlog_is_read_twice_a_millisecond() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
+        let mut pace = ReadPacer::new(now);
         let took = reads(&mut pace, &mut now, 100, SHORT, (50_000, |read| u64::from(read) * 50));
         assert!(pace.is_backlog());
         assert!(took >= 46 * MS && took < 49 * MS, "{took:?}");
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_backlog_whose_rows_take_longer_than_a_rest_is_read_without_one() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
+        let mut pace = ReadPacer::new(now);
         for read in 0..100 {
             pace.ready(now);
             pace.read(now, (50_000, 50_000), read * 50);
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_rest_that_brings_little_is_not_followed_by_another() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
+        let mut pace = ReadPacer::new(now);
         // 2,000 events a second, of which some come close together.
         let took = reads(&mut pace, &mut now, 9 * 11, SHORT, (500, |read| u64::from(read)));
         assert!(took < 8 * MS, "{took:?}");
@@ -222,21 +222,21 @@ mod tests {
     #[test]
     fn a_heap_is_gathered_until_it_is_large_or_old_or_all_there_is() {
         let start = Instant::now();
-        let (mut now, mut pace) = (start, Pace::new(start));
+        let (mut now, mut pace) = (start, ReadPacer::new(start));
         assert!(!pace.gathers(now, 100), "one row is no backlog");
         reads(&mut pace, &mut now, BACKLOG, SHORT, (50_000, |read| u64::from(read)));
-        assert!(pace.gathers(now, 50_000) && !pace.gathers(now, HEAP_BYTES));
-        assert!(pace.gathers(now, 50_000) && pace.gathers(now + HEAP_WITHIN / 2, 100_000));
-        assert!(!pace.gathers(now + HEAP_WITHIN, 150_000));
-        assert!(pace.gathers(now + HEAP_WITHIN, 50_000), "the next one has its own time");
+        assert!(pace.gathers(now, 50_000) && !pace.gathers(now, READ_BATCH_BYTES));
+        assert!(pace.gathers(now, 50_000) && pace.gathers(now + GATHERED_WITHIN / 2, 100_000));
+        assert!(!pace.gathers(now + GATHERED_WITHIN, 150_000));
+        assert!(pace.gathers(now + GATHERED_WITHIN, 50_000), "the next one has its own time");
         pace.dry(now, 50_000);
-        assert!(!pace.gathers(now + HEAP_WITHIN, 50_000), "no large one, and all there is");
+        assert!(!pace.gathers(now + GATHERED_WITHIN, 50_000), "no large one, and all there is");
     }
 
     #[test]
     fn a_large_heap_is_gathered_on_while_the_walsender_pauses_for_a_moment() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
+        let mut pace = ReadPacer::new(now);
         reads(&mut pace, &mut now, BACKLOG, SHORT, (50_000, |read| u64::from(read)));
         let paused = now;
         while now < paused + DRY_AFTER - REST {
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn what_comes_now_and_then_is_read_at_once() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
+        let mut pace = ReadPacer::new(now);
         for number in 0..100 {
             pace.ready(now);
             now += AT_ONCE;
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn keepalives_alone_are_read_in_heaps_until_there_is_an_event() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
+        let mut pace = ReadPacer::new(now);
         reads(&mut pace, &mut now, CHATTER, Duration::from_micros(500), (23, |_| 7));
         let took = reads(&mut pace, &mut now, 100, Duration::from_micros(500), (23, |_| 7));
         assert!(took >= 790 * MS, "{took:?}");
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn an_idle_outbox_beside_a_busy_table_is_looked_at_twenty_times_a_second() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
+        let mut pace = ReadPacer::new(now);
         let apart = Duration::from_micros(500);
         // The first event, and a while in which there is nothing to be read at all.
         assert_eq!(pace.rests_until(now, 7), None);
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn what_was_delivered_before_is_read_as_fast_as_a_backlog() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
+        let mut pace = ReadPacer::new(now);
         let took = reads(&mut pace, &mut now, 100, SHORT, (CHATTER_BYTES, |_| 7));
         assert!(took < 49 * MS, "{took:?}");
     }
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn keepalives_far_apart_are_read_at_once() {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
+        let mut pace = ReadPacer::new(now);
         for _ in 0..100 {
             pace.ready(now);
             now += CHATTER_WITHIN;

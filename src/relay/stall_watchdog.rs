@@ -29,7 +29,7 @@ const BEATS: u64 = 4;
 
 /// See the module's documentation. Its thread ends with it.
 #[derive(Debug)]
-pub(super) struct Pulse(Arc<Beat>);
+pub(super) struct StallWatchdog(Arc<Beat>);
 
 #[derive(Debug)]
 struct Beat {
@@ -48,11 +48,11 @@ struct Guarded {
     beside: Option<Producer>,
 }
 
-/// The same for a producer beside the loop's own. Whoever has one sends nothing without [`Beside::check`].
+/// The same for a producer beside the loop's own. Whoever has one sends nothing without [`StallGuard::check`].
 #[derive(Debug, Clone)]
-pub(super) struct Beside(Arc<Beat>);
+pub(super) struct StallGuard(Arc<Beat>);
 
-impl Beside {
+impl StallGuard {
     /// From here on this producer is given up with the loop's own, instead of the one before.
     pub(super) fn guard(&self, producer: Option<Producer>) {
         self.0.guarded().beside = producer;
@@ -68,12 +68,12 @@ impl Beside {
     }
 }
 
-impl Pulse {
+impl StallWatchdog {
     /// Starts the thread. Nothing is guarded yet.
     ///
     /// # Errors
     /// [`Kind::Prerequisite`]: no thread can be started.
-    pub(super) fn start(wal_sender_timeout: Duration) -> Result<Pulse> {
+    pub(super) fn start(wal_sender_timeout: Duration) -> Result<StallWatchdog> {
         let beat = Arc::new(Beat {
             bound_ms: millis(lease::bearable(wal_sender_timeout)),
             last_ms: AtomicU64::new(now_ms()),
@@ -82,13 +82,13 @@ impl Pulse {
         });
         let weak = Arc::downgrade(&beat);
         std::thread::Builder::new()
-            .name("pulse".to_owned())
+            .name("stall-watchdog".to_owned())
             .spawn(move || watch(&weak))
             .map_err(|error| Error::new(Kind::Prerequisite, format!("no thread can be started: {error}")))?;
-        Ok(Pulse(beat))
+        Ok(StallWatchdog(beat))
     }
 
-    /// From here on this producer depends on [`Pulse::beat`], until [`Pulse::release`].
+    /// From here on this producer depends on [`StallWatchdog::beat`], until [`StallWatchdog::release`].
     pub(super) fn guard(&self, producer: Producer) {
         self.0.last_ms.store(now_ms(), Ordering::Release);
         self.0.guarded().own = Some(producer);
@@ -100,8 +100,8 @@ impl Pulse {
     }
 
     /// For a producer beside that one.
-    pub(super) fn beside(&self) -> Beside {
-        Beside(Arc::clone(&self.0))
+    pub(super) fn beside(&self) -> StallGuard {
+        StallGuard(Arc::clone(&self.0))
     }
 
     /// The loop goes on. To be called when it has waited, before anything else is done.
@@ -126,7 +126,7 @@ impl Pulse {
     /// Does what is no loop of its own, and beats before each step of it, and while it waits.
     ///
     /// # Errors
-    /// Those of `work`, and of [`Pulse::beat`]: `work` is dropped where it was then.
+    /// Those of `work`, and of [`StallWatchdog::beat`]: `work` is dropped where it was then.
     pub(super) async fn throughout<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let every = Duration::from_millis((self.0.bound_ms / BEATS).max(1));
         let (mut work, mut next) = (pin!(work), pin!(sleep(every)));
@@ -227,16 +227,16 @@ mod tests {
 
     #[test]
     fn a_loop_that_goes_on_may_and_one_that_stood_still_for_two_thirds_of_the_timeout_may_not() {
-        let pulse = Pulse::start(Duration::from_secs(3)).unwrap();
-        let stood = |ms| pulse.0.last_ms.store(now_ms() - ms, Ordering::Release);
-        assert!(pulse.beat().is_ok());
+        let watchdog = StallWatchdog::start(Duration::from_secs(3)).unwrap();
+        let stood = |ms| watchdog.0.last_ms.store(now_ms() - ms, Ordering::Release);
+        assert!(watchdog.beat().is_ok());
         stood(1_900);
-        assert!(pulse.beat().is_ok());
+        assert!(watchdog.beat().is_ok());
         stood(2_100);
-        let error = pulse.beat().unwrap_err();
+        let error = watchdog.beat().unwrap_err();
         assert_eq!(error.kind(), Kind::PostgresUnreachable);
         assert!(error.cause().starts_with("this process stood still for 2"), "{error}");
-        assert!(!pulse.take_given_up(), "nothing was guarded");
+        assert!(!watchdog.take_given_up(), "nothing was guarded");
     }
 
     /// A producer nobody answers, with one record in its queue.
@@ -255,15 +255,15 @@ mod tests {
 
     #[tokio::test]
     async fn who_works_beats_and_stops_where_it_stood_still() {
-        let pulse = Pulse::start(Duration::from_secs(3)).unwrap();
-        let stand = |ms| pulse.0.last_ms.store(now_ms() - ms, Ordering::Release);
+        let watchdog = StallWatchdog::start(Duration::from_secs(3)).unwrap();
+        let stand = |ms| watchdog.0.last_ms.store(now_ms() - ms, Ordering::Release);
         stand(1_900);
-        let waited = pulse.throughout(async {
+        let waited = watchdog.throughout(async {
             sleep(Duration::from_millis(600)).await;
-            Ok(pulse.0.stood_ms())
+            Ok(watchdog.0.stood_ms())
         });
         assert!(waited.await.unwrap() < 1_900, "it beats while it waits");
-        let stopped = pulse.throughout(async {
+        let stopped = watchdog.throughout(async {
             stand(2_100);
             tokio::task::yield_now().await;
             Ok(())
@@ -273,19 +273,19 @@ mod tests {
 
     #[tokio::test]
     async fn the_producer_of_events_that_wait_is_given_up_as_well() {
-        let pulse = Pulse::start(Duration::from_secs(60)).unwrap();
+        let watchdog = StallWatchdog::start(Duration::from_secs(60)).unwrap();
         let (mut own, mut beside) = (stuck(), stuck());
-        pulse.guard(own.producer());
-        pulse.beside().guard(Some(beside.producer()));
-        pulse.0.look();
+        watchdog.guard(own.producer());
+        watchdog.beside().guard(Some(beside.producer()));
+        watchdog.0.look();
         let finished = |sink: &mut KafkaSink| {
             let again = sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(1));
             matches!(again, Err(EnqueueError::Finished))
         };
-        assert!(pulse.beside().check().is_ok() && !finished(&mut own) && !finished(&mut beside));
-        pulse.0.last_ms.store(now_ms() - 42_000, Ordering::Release);
-        assert!(pulse.beside().check().is_err());
-        pulse.0.look();
-        assert!(finished(&mut own) && finished(&mut beside) && pulse.take_given_up());
+        assert!(watchdog.beside().check().is_ok() && !finished(&mut own) && !finished(&mut beside));
+        watchdog.0.last_ms.store(now_ms() - 42_000, Ordering::Release);
+        assert!(watchdog.beside().check().is_err());
+        watchdog.0.look();
+        assert!(finished(&mut own) && finished(&mut beside) && watchdog.take_given_up());
     }
 }
