@@ -15,6 +15,7 @@ Examples:
   walrelay run --slot orders --brokers localhost:9092
   walrelay run --config walrelay.toml --http 9464
   PGHOST=db PGUSER=relay walrelay run --slot orders --brokers kafka:9092
+  walrelay run --slot trial --sink stdout
 
 Exit codes:
   0   told to stop, and everything acked was confirmed

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::config::Config;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{CONFIG_VARIABLE, Environment, Flags, Settings};
+use crate::config::{Config, SinkKind};
 use crate::error::Result;
 use crate::sink::kafka::options::weakened;
 use crate::sink::kafka::properties::check_properties;
@@ -48,6 +48,12 @@ impl Loaded {
     /// What is allowed and should be known, without secrets.
     pub fn warnings(&self, config: &Config) -> Vec<String> {
         let mut warnings = self.settings.warnings().to_vec();
+        if config.sink != SinkKind::Kafka {
+            warnings.push(format!(
+                "sink.kind is not kafka: no event reaches Kafka, and slot {} is confirmed as if each had",
+                config.source.slot
+            ));
+        }
         warnings.extend(config.source.database.weakness().map(|weakness| format!("Postgres: {weakness}")));
         warnings
             .extend(weakened(&config.kafka).into_iter().map(|weak| format!("Kafka's server is not verified: {weak}")));

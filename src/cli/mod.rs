@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::config::layers::Flags;
 use crate::config::model::KEYS;
 use crate::config::unit::{parse_bytes, parse_duration};
-use crate::config::{Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, StoreKind};
+use crate::config::{Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, SinkKind, StoreKind};
 
 pub mod check;
 pub mod cleanup;
@@ -158,6 +158,9 @@ pub struct RunSettings {
     /// What to do with a slot that keeps more; unready by default [env: WALRELAY_OVER_BUDGET]
     #[arg(long, value_name = "WHAT")]
     pub over_budget: Option<OverBudget>,
+    /// Where records go; kafka by default [env: WALRELAY_SINK]
+    #[arg(long, value_name = "SINK")]
+    pub sink: Option<SinkKind>,
     /// What to do with an event that cannot be delivered; stop by default [env: WALRELAY_ON_ERROR]
     #[arg(long, value_name = "WHAT")]
     pub on_error: Option<OnError>,

@@ -260,6 +260,8 @@ fn the_help_of_run_has_examples_and_exit_codes() {
                                          default [env: WALRELAY_MAX_RETAINED_BYTES]
           --over-budget <WHAT>           What to do with a slot that keeps more; unready by default
                                          [env: WALRELAY_OVER_BUDGET] [possible values: unready, give-up]
+          --sink <SINK>                  Where records go; kafka by default [env: WALRELAY_SINK]
+                                         [possible values: kafka, stdout, null]
           --on-error <WHAT>              What to do with an event that cannot be delivered; stop by
                                          default [env: WALRELAY_ON_ERROR] [possible values: stop, park,
                                          dead-letter, skip]
@@ -287,6 +289,7 @@ fn the_help_of_run_has_examples_and_exit_codes() {
       walrelay run --slot orders --brokers localhost:9092
       walrelay run --config walrelay.toml --http 9464
       PGHOST=db PGUSER=relay walrelay run --slot orders --brokers kafka:9092
+      walrelay run --slot trial --sink stdout
 
     Exit codes:
       0   told to stop, and everything acked was confirmed

@@ -203,6 +203,7 @@ mod tests {
                 "delivery.guarantee = 'exactly-once'\nstate.store = 'postgres'",
                 "needs the position where the events are",
             ),
+            ("delivery.guarantee = 'exactly-once'\nsink.kind = 'null'", "is done by Kafka's transactions"),
             ("delivery.guarantee = 'exactly-once'\nstate.store = 'slot'", "needs the position where the events are"),
             (
                 "delivery.guarantee = 'exactly-once'\ndelivery.on_error = 'park'",

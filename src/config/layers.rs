@@ -11,7 +11,7 @@ use super::outbox::outbox;
 use super::unit::exact_duration;
 use super::{
     Backlog, Config, DeliveryConfig, KafkaConfig, Mode, OnError, OnLoss, OutboxConfig, PollConfig, ProcessConfig,
-    SlotName, SourceConfig, StateConfig, StoreKind, TableName, TransactionConfig,
+    SinkKind, SlotName, SourceConfig, StateConfig, StoreKind, TableName, TransactionConfig,
 };
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
@@ -106,7 +106,8 @@ impl Settings {
         let source = SourceConfig { messages, ..self.source()? };
         let id_headers = outboxes.iter().filter_map(|outbox| outbox.route.id_header.clone()).collect();
         let kafka = KafkaConfig { id_headers, ..self.kafka()? };
-        let config = Config { source, outboxes, kafka, delivery, state, process: self.process()? };
+        let sink = self.base.model.sink.kind;
+        let config = Config { source, outboxes, sink, kafka, delivery, state, process: self.process()? };
         self.fit_for_the_table(&config)?;
         self.fit_to_give_up(&config)?;
         fit_for_events(&config)?;
@@ -209,7 +210,9 @@ impl Settings {
                 format_args!("set delivery.retry_base to {cap} or less, or raise delivery.retry_cap"),
             ));
         }
-        Ok(DeliveryConfig { transactions: self.transactions()?, ..DeliveryConfig::from(model) })
+        let delivery = DeliveryConfig { transactions: self.transactions()?, ..DeliveryConfig::from(model) };
+        let reads_tails = delivery.reads_tails && layer.model.sink.kind == SinkKind::Kafka;
+        Ok(DeliveryConfig { reads_tails, ..delivery })
     }
 
     fn transactions(&self) -> Result<Option<TransactionConfig>> {
@@ -265,10 +268,14 @@ impl Settings {
             let is_known = BROKER_PROTOCOLS.iter().any(|known| known.eq_ignore_ascii_case(protocol));
             is_known && !address.is_empty() && !address.contains(char::is_whitespace)
         };
-        self.base.required("kafka.brokers")?;
-        let brokers = self.base.checked("kafka.brokers", "HOST:PORT, or several with commas between", |text| {
-            text.split(',').all(host_and_port)
-        })?;
+        let brokers = if self.base.model.sink.kind == SinkKind::Kafka {
+            self.base.required("kafka.brokers")?;
+            self.base.checked("kafka.brokers", "HOST:PORT, or several with commas between", |text| {
+                text.split(',').all(host_and_port)
+            })?
+        } else {
+            self.base.model.kafka.brokers.clone()
+        };
         Ok(KafkaConfig {
             brokers,
             id_headers: Vec::new(),
@@ -286,7 +293,15 @@ impl Settings {
             Some(_) => self.base.checked("state.key", "1 to 255 bytes without control characters", key_fits)?,
         };
         let topic = self.base.checked("state.topic", "a topic's name", is_topic)?;
-        Ok(StateConfig { store: model.store, topic, key, adopt_slot })
+        let is_elsewhere = self.base.model.sink.kind != SinkKind::Kafka;
+        let store = match self.get("state.store") {
+            None if is_elsewhere => StoreKind::Postgres,
+            _ => model.store,
+        };
+        let remedy = "set state.store to postgres, or leave it out";
+        let no_kafka = is_elsewhere && store == StoreKind::Kafka;
+        self.base.refuse_if(no_kafka, "state.store", "is kafka, and sink.kind is not", remedy)?;
+        Ok(StateConfig { store, topic, key, adopt_slot })
     }
 
     fn process(&self) -> Result<ProcessConfig> {
@@ -382,6 +397,12 @@ impl Settings {
             let cause = format!("{}: exactly-once {what}", self.base.origin("delivery.guarantee"));
             Err(Error::new(Kind::Config, cause).remedy(remedy))
         };
+        if config.sink != SinkKind::Kafka {
+            return refuse(
+                "is done by Kafka's transactions, and sink.kind is not kafka",
+                "set delivery.guarantee to at-least-once",
+            );
+        }
         if config.state.store != StoreKind::Kafka {
             return refuse(
                 "needs the position where the events are, so that both are committed together",
@@ -633,6 +654,16 @@ mod tests {
     }
 
     #[test]
+    fn a_sink_beside_kafka_needs_no_broker_and_keeps_the_position_in_postgres() {
+        let least = "database.url = 'postgres://u@h/d'\nslot.name = 'orders'\nsink.kind = 'stdout'\n";
+        let of = |text: &str| Settings::of(&format!("{least}{text}")).unwrap().config(false).unwrap();
+        let config = of("");
+        assert_eq!((config.sink, config.state.store), (SinkKind::Stdout, StoreKind::Postgres));
+        assert!(!config.delivery.reads_tails);
+        assert_eq!(of("state.store = 'slot'").state.store, StoreKind::Slot);
+    }
+
+    #[test]
     fn a_value_that_makes_no_sense_is_refused_where_it_was_typed() {
         let table = [
             ("slot.wal_sender_timeout = '0s'", "w.toml:4: slot.wal_sender_timeout cannot be \"0s\""),
@@ -641,6 +672,7 @@ mod tests {
             ("kafka.max_in_flight_events = 0", "w.toml:4: kafka.max_in_flight_events cannot be 0"),
             ("kafka.max_in_flight_bytes = -1", "w.toml:4: kafka.max_in_flight_bytes cannot be -1"),
             ("state.store = 'redis'", "w.toml:4: state.store cannot be \"redis\""),
+            ("state.store = 'kafka'\nsink.kind = 'null'", "w.toml:4: state.store is kafka, and sink.kind is not"),
             ("state.topic = 'a b'", "w.toml:4: state.topic cannot be \"a b\""),
             ("log.format = 'xml'", "w.toml:4: log.format cannot be \"xml\""),
             ("http.listen = 'somewhere:80'", "w.toml:4: http.listen cannot be \"somewhere:80\""),

@@ -29,7 +29,7 @@ pub mod sql;
 pub mod unit;
 
 pub use delivery::{DeliveryConfig, RetryConfig, TransactionConfig};
-pub use model::{Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, StoreKind};
+pub use model::{Guarantee, LogFormat, Mode, OnError, OnLoss, OverBudget, SinkKind, StoreKind};
 pub use name::{SlotName, TableName, is_topic};
 
 use crate::conninfo::ConnInfo;
@@ -43,6 +43,8 @@ pub struct Config {
     pub source: SourceConfig,
     /// Which of what the slot streams is an event, and where it goes. At least one; no two take the same events.
     pub outboxes: Vec<OutboxConfig>,
+    /// Where records go.
+    pub sink: SinkKind,
     /// How they get there.
     pub kafka: KafkaConfig,
     /// What becomes of those that cannot.

@@ -33,6 +33,7 @@ pub(super) struct Model {
     pub(super) outbox: Outbox,
     pub(super) route: Route,
     pub(super) format: Format,
+    pub(super) sink: Sink,
     pub(super) kafka: Kafka,
     pub(super) delivery: Delivery,
     pub(super) state: State,
@@ -284,6 +285,27 @@ pub(super) enum Tombstone {
     NullPayload,
 }
 
+/// `[sink]`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Sink {
+    /// Where records go. Kafka: the others are for trying walrelay out.
+    pub(super) kind: SinkKind,
+}
+
+/// Where records go.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum SinkKind {
+    /// To Kafka
+    #[default]
+    Kafka,
+    /// To standard output, one JSON object per record
+    Stdout,
+    /// Nowhere
+    Null,
+}
+
 /// `[kafka]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -481,7 +503,7 @@ pub struct Key {
 }
 
 /// Keys that have a flag.
-const FLAGS: [(&str, &str); 17] = [
+const FLAGS: [(&str, &str); 18] = [
     ("database.url", "database-url"),
     ("slot.name", "slot"),
     ("slot.publication", "publication"),
@@ -491,6 +513,7 @@ const FLAGS: [(&str, &str); 17] = [
     ("slot.max_retained_bytes", "max-retained-bytes"),
     ("slot.over_budget", "over-budget"),
     ("outbox.table", "table"),
+    ("sink.kind", "sink"),
     ("kafka.brokers", "brokers"),
     ("delivery.on_error", "on-error"),
     ("delivery.guarantee", "guarantee"),
@@ -582,7 +605,7 @@ mod tests {
             assert!(seen.insert(key.path.clone()), "{} is there twice", key.path);
             assert!(seen.insert(key.variable()), "{} is there twice", key.variable());
         }
-        assert_eq!(seen.len(), 2 * 65);
+        assert_eq!(seen.len(), 2 * 66);
         assert!(FLAGS.iter().all(|(path, _)| seen.contains(*path)), "a flag of no key");
     }
 

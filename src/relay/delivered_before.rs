@@ -17,10 +17,10 @@ use crate::config::OutboxConfig;
 use crate::event::{Place, Via};
 use crate::position::{Lsn, Position};
 use crate::route::Record;
-use crate::sink::kafka::tail::RECORDS_MAX;
+use crate::sink::READ_BACK_RECORDS_MAX;
 
 /// Records remembered, of all topics together: a few megabytes.
-const REMEMBERED_MAX: usize = 2 * RECORDS_MAX as usize;
+const REMEMBERED_MAX: usize = 2 * READ_BACK_RECORDS_MAX as usize;
 
 /// Topics that are read at most: each makes the start wait for a moment, and rows make topics.
 const TOPICS_MAX: usize = 100;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::sink::{KafkaSink, Producer, Transactional};
+use crate::sink::{AnySink, SinkHandle, Transactional};
 
 /// How soon Kafka is asked again where it cannot be reached.
 const RETRY: Duration = Duration::from_secs(1);
@@ -20,12 +20,12 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Call only with slot or lease. Waits for Kafka for as long as it takes.
 ///
 /// # Errors
-/// Those of [`KafkaSink::transactional`] that do not heal.
+/// Those of [`AnySink::transactional`] that do not heal.
 pub(super) async fn own(
     config: &Config,
-    given: Option<Producer>,
+    given: Option<SinkHandle>,
     system_identifier: &str,
-) -> Result<(Producer, Option<KafkaSink>)> {
+) -> Result<(SinkHandle, Option<AnySink>)> {
     if let Some(producer) = given {
         return Ok((producer, None));
     }
@@ -36,7 +36,7 @@ pub(super) async fn own(
     let of = Transactional { id, timeout: transactions.timeout };
     let mut told = false;
     loop {
-        match KafkaSink::transactional(&config.kafka, &of).await {
+        match AnySink::transactional(config, &of).await {
             Err(error) if error.kind() == Kind::KafkaUnreachable => {
                 if !std::mem::replace(&mut told, true) {
                     tracing::warn!(%slot, %error, "no transactions yet; holding the slot until there can be");
@@ -46,7 +46,7 @@ pub(super) async fn own(
             made => {
                 let sink = made?;
                 tracing::debug!(%slot, id = of.id, "older producers are fenced");
-                return Ok((sink.producer(), Some(sink)));
+                return Ok((sink.handle(), Some(sink)));
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::{KafkaConfig, TableName};
+use crate::config::{Config, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::trail::Published;
@@ -17,8 +17,7 @@ use crate::relay::delivered_before::Tail;
 use crate::relay::session::Session;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::end_of;
-use crate::sink::kafka::options::Options;
-use crate::sink::kafka::tail;
+use crate::sink;
 use crate::snapshot::Snapshot;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::{PendingRow, WalPosition};
@@ -202,7 +201,7 @@ impl Jobs {
     }
 
     /// Reads the tail of a topic, with a client of its own, where none is being read.
-    pub(super) fn begin_tail(&mut self, config: &KafkaConfig, unread: impl FnOnce() -> Option<Tail>) {
+    pub(super) fn begin_tail(&mut self, config: &Config, unread: impl FnOnce() -> Option<Tail>) {
         if self.reading.is_none()
             && let Some(tail) = unread()
         {
@@ -242,14 +241,12 @@ impl Jobs {
     }
 }
 
-async fn read_tail(config: KafkaConfig, mut tail: Tail) -> Done {
+async fn read_tail(config: Config, mut tail: Tail) -> Done {
     let topic = tail.topic().to_owned();
     let until = Instant::now() + TAIL_TIMEOUT;
     let reading = tokio::task::spawn_blocking(move || {
         let topic = tail.topic().to_owned();
-        let options = Options::reader(&config);
-        let read = options
-            .and_then(|options| tail::read_back(options, &topic, until.into_std(), &mut |record| tail.take(record)));
+        let read = sink::read_back(&config, &topic, until.into_std(), &mut |record| tail.take(record));
         (tail, read)
     });
     let late = || Error::new(Kind::KafkaUnreachable, format!("topic {topic} could not be read in time"));

@@ -17,7 +17,7 @@ use crate::relay::fence;
 use crate::relay::recovery::{RecoveryPlan, SlotIs, backlog, choices, plan, wants_backlog};
 use crate::relay::retention::Known;
 use crate::relay::store::{AnyStore, read_position, slot_now, watched};
-use crate::sink::{KafkaSink, Producer};
+use crate::sink::{AnySink, SinkHandle};
 use crate::source::control::Control;
 use crate::source::lease::{Hold, hold};
 use crate::source::preflight::{self, Facts};
@@ -36,7 +36,7 @@ pub(super) struct Lease {
     pub(super) notified: Arc<Notify>,
     pub(super) facts: Facts,
     /// A producer that came with the lease, where it is not to outlive it.
-    pub(super) sink: Option<KafkaSink>,
+    pub(super) sink: Option<AnySink>,
 }
 
 /// Why the table is to be read.
@@ -70,7 +70,7 @@ impl Lease {
     /// heal. What [`plan`] says, and the sessions.
     pub(super) async fn take(
         config: &Config,
-        producer: Option<Producer>,
+        producer: Option<SinkHandle>,
         why: &TableReason,
         known: &Known,
         warn: &mut (dyn FnMut(String) + Send),

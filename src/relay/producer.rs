@@ -14,7 +14,7 @@ use crate::relay::publisher::Setup;
 use crate::relay::quarantine::Quarantine;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::watch::at_once;
-use crate::sink::{KafkaSink, Producer};
+use crate::sink::{AnySink, SinkHandle};
 
 /// See the module's documentation.
 pub(super) struct RelayProducer {
@@ -35,9 +35,9 @@ enum State {
     /// There is none.
     Absent,
     /// It has not published from the slot. It begins behind the position, or behind what is stored where there is none.
-    New(Box<KafkaSink>, Option<Position>),
+    New(AnySink, Option<Position>),
     /// It publishes from the slot.
-    Running(Box<Pipeline<KafkaSink>>),
+    Running(Box<Pipeline<AnySink>>),
 }
 
 impl RelayProducer {
@@ -58,21 +58,21 @@ impl RelayProducer {
     }
 
     /// The sink, where nothing was published from the slot.
-    pub(super) fn new_sink(&self) -> Option<&KafkaSink> {
+    pub(super) fn new_sink(&self) -> Option<&AnySink> {
         match &self.state {
             State::New(sink, _) => Some(sink),
             State::Absent | State::Running(_) => None,
         }
     }
 
-    pub(super) fn running(&self) -> Option<&Pipeline<KafkaSink>> {
+    pub(super) fn running(&self) -> Option<&Pipeline<AnySink>> {
         match &self.state {
             State::Running(pipeline) => Some(pipeline),
             State::Absent | State::New(..) => None,
         }
     }
 
-    pub(super) fn running_mut(&mut self) -> Option<&mut Pipeline<KafkaSink>> {
+    pub(super) fn running_mut(&mut self) -> Option<&mut Pipeline<AnySink>> {
         match &mut self.state {
             State::Running(pipeline) => Some(pipeline),
             State::Absent | State::New(..) => None,
@@ -80,11 +80,11 @@ impl RelayProducer {
     }
 
     /// The producer, for the position store and for who gives it up.
-    pub(super) fn producer(&self) -> Option<Producer> {
+    pub(super) fn handle(&self) -> Option<SinkHandle> {
         match &self.state {
             State::Absent => None,
-            State::New(sink, _) => Some(sink.producer()),
-            State::Running(pipeline) => Some(pipeline.publisher.sink.producer()),
+            State::New(sink, _) => Some(sink.handle()),
+            State::Running(pipeline) => Some(pipeline.publisher.sink.handle()),
         }
     }
 
@@ -96,12 +96,12 @@ impl RelayProducer {
         }
     }
 
-    pub(super) fn set_new(&mut self, sink: KafkaSink) {
-        self.state = State::New(Box::new(sink), None);
+    pub(super) fn set_new(&mut self, sink: AnySink) {
+        self.state = State::New(sink, None);
     }
 
     /// This one goes on.
-    pub(super) fn set_running(&mut self, pipeline: Box<Pipeline<KafkaSink>>) {
+    pub(super) fn set_running(&mut self, pipeline: Box<Pipeline<AnySink>>) {
         self.state = State::Running(pipeline);
     }
 
@@ -118,10 +118,10 @@ impl RelayProducer {
     ///
     /// # Errors
     /// There is none.
-    pub(super) fn take_sink(&mut self) -> Result<KafkaSink> {
+    pub(super) fn take_sink(&mut self) -> Result<AnySink> {
         match self.take() {
             State::Running(pipeline) => Ok(pipeline.publisher.sink),
-            State::New(sink, _) => Ok(*sink),
+            State::New(sink, _) => Ok(sink),
             State::Absent => Err(Error::new(Kind::Bug, "the table without a producer")),
         }
     }
@@ -137,7 +137,7 @@ impl RelayProducer {
         stored: Position,
         published: Option<Published>,
         same_server: bool,
-    ) -> Result<Box<Pipeline<KafkaSink>>> {
+    ) -> Result<Box<Pipeline<AnySink>>> {
         let (sink, start) = match std::mem::replace(&mut self.state, State::Absent) {
             State::Running(pipeline) => match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
                 Belongs::Here => return Ok(pipeline),
@@ -155,7 +155,7 @@ impl RelayProducer {
             State::Absent => return Err(Error::new(Kind::Bug, "a session without a producer")),
         };
         let setup = Setup::of(config);
-        let mut pipeline = Pipeline::new(&setup, start, stored, published, *sink, self.epoch.elapsed())?;
+        let mut pipeline = Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
         pipeline.publisher.remember(std::mem::take(&mut self.quarantine));
         if same_server {
             pipeline.begun = std::mem::take(&mut self.begun);
@@ -173,8 +173,8 @@ impl RelayProducer {
         }
         let resume = pipeline.publisher.completed();
         self.end().await;
-        match KafkaSink::connect(&config.kafka) {
-            Ok(sink) => self.state = State::New(Box::new(sink), Some(resume)),
+        match AnySink::connect(config) {
+            Ok(sink) => self.state = State::New(sink, Some(resume)),
             Err(error) => tracing::error!(%error, "a new producer could not be made"),
         }
     }

@@ -34,7 +34,7 @@ use crate::relay::session::Session;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process};
-use crate::sink::{Delivery, KafkaSink};
+use crate::sink::{AnySink, Delivery};
 use crate::source::catalog::{Fingerprint, compare, notice};
 use crate::source::control::{ControlEnd, PendingRow, WalPosition};
 use crate::source::feedback::{Action, Feedback};
@@ -96,7 +96,7 @@ struct Leaving {
 /// # Errors
 /// Why the session ended. The pipeline stays usable for the next one unless the error is the producer's.
 pub(super) async fn run(
-    pipeline: &mut Pipeline<KafkaSink>,
+    pipeline: &mut Pipeline<AnySink>,
     session: Session,
     known: &Known,
     epoch: Instant,
@@ -151,7 +151,7 @@ pub(super) async fn run(
 }
 
 struct ReplicationLoop<'a> {
-    pipeline: &'a mut Pipeline<KafkaSink>,
+    pipeline: &'a mut Pipeline<AnySink>,
     session: Session,
     process: Process<'a>,
     epoch: Instant,
@@ -304,7 +304,7 @@ impl ReplicationLoop<'_> {
             let every = self.process.config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
-        self.jobs.begin_tail(&self.process.config.kafka, || self.pipeline.publisher.unread());
+        self.jobs.begin_tail(self.process.config, || self.pipeline.publisher.unread());
         if self.may_look() && self.pipeline.trail.wants_pair() {
             self.jobs.begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);
         }

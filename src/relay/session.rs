@@ -22,7 +22,7 @@ use crate::relay::lease::TableReason;
 use crate::relay::recovery::wants_backlog;
 use crate::relay::retention::Known;
 use crate::relay::store::{AnyStore, fingerprints, read_position, slot_now, sorted, watched};
-use crate::sink::{KafkaSink, Producer};
+use crate::sink::{AnySink, SinkHandle};
 use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, WalPosition};
 use crate::source::lease::{self, Hold};
@@ -61,7 +61,7 @@ pub(super) struct Session {
     /// The end of the log when the slot was ours.
     pub(super) wal_end: Lsn,
     /// This session's own producer, where it has one.
-    pub(super) sink: Option<KafkaSink>,
+    pub(super) sink: Option<AnySink>,
     /// What goes with every stored position.
     identity: Stored,
 }
@@ -78,7 +78,7 @@ impl Session {
     /// `polls_instead` is why the table is to be polled for a while, although there may be a slot.
     pub(super) async fn open(
         config: &Config,
-        producer: Option<Producer>,
+        producer: Option<SinkHandle>,
         polls_instead: Option<&str>,
         known: &Known,
         warn: &mut (dyn FnMut(String) + Send),
@@ -202,7 +202,7 @@ struct Owned<'a> {
 /// Where a stream goes on.
 struct Start {
     store: AnyStore,
-    sink: Option<KafkaSink>,
+    sink: Option<AnySink>,
     identity: Stored,
     wal_end: Lsn,
     waiting: Vec<Waiting>,
@@ -214,7 +214,7 @@ impl Owned<'_> {
     /// Fences other producers, reads what is stored, and finds out where to go on; none where the table has to be read first.
     async fn find_start(
         self,
-        producer: Option<Producer>,
+        producer: Option<SinkHandle>,
         known: &Known,
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Option<Start>> {

@@ -19,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, Kind, Result};
-use crate::sink::Producer;
+use crate::sink::SinkHandle;
 use crate::source::lease;
 
 /// How often the thread looks.
@@ -44,8 +44,8 @@ struct Beat {
 /// Producers that are given up.
 #[derive(Debug, Default)]
 struct Guarded {
-    own: Option<Producer>,
-    beside: Option<Producer>,
+    own: Option<SinkHandle>,
+    beside: Option<SinkHandle>,
 }
 
 /// The same for a producer beside the loop's own. Whoever has one sends nothing without [`StallGuard::check`].
@@ -54,7 +54,7 @@ pub(super) struct StallGuard(Arc<Beat>);
 
 impl StallGuard {
     /// From here on this producer is given up with the loop's own, instead of the one before.
-    pub(super) fn guard(&self, producer: Option<Producer>) {
+    pub(super) fn guard(&self, producer: Option<SinkHandle>) {
         self.0.guarded().beside = producer;
     }
 
@@ -89,7 +89,7 @@ impl StallWatchdog {
     }
 
     /// From here on this producer depends on [`StallWatchdog::beat`], until [`StallWatchdog::release`].
-    pub(super) fn guard(&self, producer: Producer) {
+    pub(super) fn guard(&self, producer: SinkHandle) {
         self.0.last_ms.store(now_ms(), Ordering::Release);
         self.0.guarded().own = Some(producer);
     }
@@ -167,8 +167,8 @@ impl Beat {
     /// An empty queue is left alone: nothing is put into it without a beat before.
     fn give_up(&self, stood_ms: u64) {
         let mut guarded = self.guarded();
-        let own = guarded.own.as_ref().and_then(Producer::give_up);
-        let beside = guarded.beside.as_ref().and_then(Producer::give_up);
+        let own = guarded.own.as_ref().and_then(SinkHandle::give_up);
+        let beside = guarded.beside.as_ref().and_then(SinkHandle::give_up);
         guarded.own.take_if(|_| own.is_some());
         guarded.beside.take_if(|_| beside.is_some());
         drop(guarded);
@@ -223,7 +223,7 @@ mod tests {
     use crate::config::KafkaConfig;
     use crate::ledger::Ticket;
     use crate::route::Record;
-    use crate::sink::{EnqueueError, KafkaSink, Sink as _};
+    use crate::sink::{AnySink, EnqueueError, KafkaSink, Sink as _};
 
     #[test]
     fn a_loop_that_goes_on_may_and_one_that_stood_still_for_two_thirds_of_the_timeout_may_not() {
@@ -240,8 +240,8 @@ mod tests {
     }
 
     /// A producer nobody answers, with one record in its queue.
-    fn stuck() -> KafkaSink {
-        let mut sink = KafkaSink::connect(&KafkaConfig {
+    fn stuck() -> AnySink {
+        let sink = KafkaSink::connect(&KafkaConfig {
             brokers: "127.0.0.1:1".to_owned(),
             properties: BTreeMap::new(),
             id_headers: Vec::new(),
@@ -249,6 +249,7 @@ mod tests {
             max_in_flight_events: 10,
         })
         .unwrap();
+        let mut sink = AnySink::from(sink);
         sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(0)).unwrap();
         sink
     }
@@ -275,10 +276,10 @@ mod tests {
     async fn the_producer_of_events_that_wait_is_given_up_as_well() {
         let watchdog = StallWatchdog::start(Duration::from_secs(60)).unwrap();
         let (mut own, mut beside) = (stuck(), stuck());
-        watchdog.guard(own.producer());
-        watchdog.beside().guard(Some(beside.producer()));
+        watchdog.guard(own.handle());
+        watchdog.beside().guard(Some(beside.handle()));
         watchdog.0.look();
-        let finished = |sink: &mut KafkaSink| {
+        let finished = |sink: &mut AnySink| {
             let again = sink.enqueue(&Record { topic: "t", ..Record::default() }, Ticket(1));
             matches!(again, Err(EnqueueError::Finished))
         };

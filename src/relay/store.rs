@@ -9,7 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
 use crate::relay::requeue_detector;
 use crate::relay::retention::Known;
-use crate::sink::Producer;
+use crate::sink::SinkHandle;
 use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, Pending, Watched};
 use crate::source::preflight::Facts;
@@ -63,7 +63,7 @@ impl AnyStore {
 /// Opens the store and reads it; while Kafka cannot be reached, for as long as it takes.
 pub(super) async fn read_position(
     config: &Config,
-    producer: Producer,
+    sink: SinkHandle,
     control: &Control,
     known: &Known,
 ) -> Result<(AnyStore, Option<Stored>)> {
@@ -72,7 +72,7 @@ pub(super) async fn read_position(
         let read = async {
             let kind = match config.state.store {
                 StoreKind::Kafka => {
-                    AnyKind::Kafka(KafkaStore::open(&config.kafka, &config.state, producer.clone()).await?)
+                    AnyKind::Kafka(KafkaStore::open(&config.kafka, &config.state, sink.clone().kafka()?).await?)
                 }
                 StoreKind::Postgres => {
                     AnyKind::Postgres(PostgresStore::open(control.clone(), config.state.key.as_str()).await?)

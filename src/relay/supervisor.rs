@@ -25,7 +25,7 @@ use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::watch::Process;
 use crate::relay::{drain, report, table};
-use crate::sink::KafkaSink;
+use crate::sink::AnySink;
 use crate::source::holder::{Holder, holder};
 use crate::source::row_key;
 use crate::state::ServerIdentity;
@@ -164,7 +164,7 @@ impl Relay {
             self.producer.replace(&self.config).await;
         }
         if self.producer.is_absent() && !self.is_transactional() {
-            self.producer.set_new(KafkaSink::connect(&self.config.kafka)?);
+            self.producer.set_new(AnySink::connect(&self.config)?);
         }
         tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
@@ -186,14 +186,14 @@ impl Relay {
 
     /// Looks at Kafka and Postgres, and begins to stream where the slot has everything.
     async fn open(&mut self) -> Result<Opened> {
-        let Config { delivery, kafka, source, .. } = &self.config;
+        let Config { delivery, source, .. } = &self.config;
         let dead_letters =
             Some(delivery.dead_letter_topic.as_str()).filter(|_| delivery.on_error == OnError::DeadLetter);
         let needed: Vec<_> = dead_letters.into_iter().collect();
         let missing = if let Some(sink) = self.producer.new_sink() {
             sink.missing(&needed, CHECK_TIMEOUT).await?
         } else if self.producer.is_absent() {
-            KafkaSink::for_asking(kafka)?.missing(&needed, CHECK_TIMEOUT).await?
+            AnySink::for_asking(&self.config)?.missing(&needed, CHECK_TIMEOUT).await?
         } else {
             Vec::new()
         };
@@ -203,7 +203,7 @@ impl Relay {
             }
         };
         missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
-        let (producer, instead) = (self.producer.producer(), self.polls_instead.as_deref());
+        let (producer, instead) = (self.producer.handle(), self.polls_instead.as_deref());
         Box::pin(Session::open(&self.config, producer, instead, &self.known, &mut warn)).await
     }
 
@@ -233,7 +233,7 @@ impl Relay {
         self.outage.streaming(start, &self.config);
         let (acked, began) = (pipeline.publisher.counts().acked, Instant::now());
         self.walsender_pid = Some(session.walsender_pid);
-        self.producer.watchdog.guard(pipeline.publisher.sink.producer());
+        self.producer.watchdog.guard(pipeline.publisher.sink.handle());
         let (config, telemetry, watchdog, stop) =
             (&self.config, &self.telemetry, &self.producer.watchdog, stop.clone());
         let process = Process { config, telemetry, watchdog, stop };
@@ -266,7 +266,7 @@ impl Relay {
     }
 
     /// What an earlier process published and did not store comes again, or what this one had sent when it stood still.
-    fn expect_again(&self, pipeline: &mut Pipeline<KafkaSink>, session: &Session) {
+    fn expect_again(&self, pipeline: &mut Pipeline<AnySink>, session: &Session) {
         // What is committed with its position does not come again.
         if !self.config.delivery.reads_tails || self.is_transactional() {
             return;
@@ -318,7 +318,7 @@ impl Relay {
     async fn at_table(&mut self, why: TableReason, stop: &mut StopSignal) -> Result<Ended> {
         self.producer.watchdog.release();
         let delivered = self.end_stream(stop).await?;
-        let producer = self.producer.producer();
+        let producer = self.producer.handle();
         let mut warn = |warning: String| {
             if self.warned.insert(warning.clone()) {
                 tracing::warn!(slot = %self.config.source.slot, "{warning}");
@@ -349,7 +349,7 @@ impl Relay {
         let began = Instant::now();
         // Rows that are asked for again are meant to be.
         let delivered = if matches!(why, TableReason::Asked(_)) { Vec::new() } else { self.producer.inside.clone() };
-        self.producer.watchdog.guard(sink.producer());
+        self.producer.watchdog.guard(sink.handle());
         let (config, telemetry, watchdog, stop) =
             (&self.config, &self.telemetry, &self.producer.watchdog, stop.clone());
         let process = Process { config, telemetry, watchdog, stop };

@@ -32,7 +32,7 @@ use crate::relay::slot::{SlotCreation, make_slot};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{Query, Read, TableLoop};
 use crate::relay::watch::{Process, lease_lost};
-use crate::sink::KafkaSink;
+use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
 use crate::source::control::Control;
 use crate::state::{CatchUp, Rows};
@@ -60,11 +60,11 @@ struct OutboxTable {
 /// is still good, and says whether anything was stored.
 pub(super) async fn run(
     lease: Lease,
-    sink: KafkaSink,
+    sink: AnySink,
     delivered: Vec<RowId>,
     quarantine: &mut Quarantine,
     process: Process<'_>,
-) -> (Option<KafkaSink>, bool, Result<Ended>) {
+) -> (Option<AnySink>, bool, Result<Ended>) {
     let Process { config, telemetry, watchdog, stop } = process.clone();
     let mut publisher = match Publisher::new(&Setup::of(config), Position::default(), sink) {
         Ok(publisher) => publisher,

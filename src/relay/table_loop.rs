@@ -26,7 +26,7 @@ use crate::relay::retrying::Retrying;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process, at_once, end_of, lease_lost, told_to_leave};
-use crate::sink::{Delivery, KafkaSink};
+use crate::sink::{AnySink, Delivery};
 use crate::snapshot::Snapshot;
 use crate::source::control::{Control, ControlEnd};
 use crate::state::Stored;
@@ -59,7 +59,7 @@ type WritingBack = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// What reads, and what it needs for as long as it does.
 pub(super) struct TableLoop<'a> {
-    pub(super) publisher: Publisher<KafkaSink>,
+    pub(super) publisher: Publisher<AnySink>,
     pub(super) store: AnyStore,
     /// What is stored, and what is to be stored next.
     pub(super) stored: Stored,
@@ -151,7 +151,7 @@ enum Input {
 
 impl<'a> TableLoop<'a> {
     pub(super) fn new(
-        publisher: Publisher<KafkaSink>,
+        publisher: Publisher<AnySink>,
         store: AnyStore,
         stored: Stored,
         marker: Option<Arc<Marker>>,

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::sink::{Connection, KafkaSink};
+use crate::sink::{AnySink, Connection};
 use crate::source::control::{Control, ControlEnd};
 use crate::telemetry::{Side, Telemetry};
 
@@ -32,10 +32,10 @@ pub(super) struct KafkaWatch {
 
 impl KafkaWatch {
     /// Watches the producer of `sink`, and tells `telemetry` how it is now.
-    pub(super) fn new(sink: &KafkaSink, telemetry: &Telemetry) -> KafkaWatch {
-        let (mut connection, producer) = (sink.watch_connection(), sink.producer());
+    pub(super) fn new(sink: &AnySink, telemetry: &Telemetry) -> KafkaWatch {
+        let (mut connection, handle) = (sink.watch_connection(), sink.handle());
         telemetry.connected(Side::Kafka, *connection.borrow_and_update() == Connection::Up);
-        KafkaWatch { connection, unusable: Some(Box::pin(async move { producer.unusable().await })) }
+        KafkaWatch { connection, unusable: Some(Box::pin(async move { handle.unusable().await })) }
     }
 
     /// Waits for a change, and says whether Kafka answers. Safe to cancel.

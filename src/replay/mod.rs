@@ -31,7 +31,7 @@ use crate::postgres::replication::WalSession;
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::route::Router;
-use crate::sink::{Connection, Delivery, KafkaSink};
+use crate::sink::{AnySink, Delivery};
 use crate::source::control::timeline;
 use crate::source::preflight::inspect;
 use crate::upkeep::left_behind::may_look;
@@ -300,7 +300,7 @@ impl<'c> Replay<'c> {
     /// may be published.
     pub(crate) async fn publish(
         &mut self,
-        sink: KafkaSink,
+        sink: AnySink,
         stop: StopSignal,
         say: &mut dyn FnMut(&Published, u64, bool),
     ) -> (Published, Result<Ended>) {
@@ -310,7 +310,7 @@ impl<'c> Replay<'c> {
         // Whoever asks for it sees what cannot be delivered.
         let (outboxes, delivery) = (config.outboxes.iter().map(untouched).collect(), DeliveryConfig::default());
         let setup = Setup { outboxes, delivery, ..Setup::of(config) };
-        let producer = sink.producer();
+        let producer = sink.handle();
         let mut publisher = match Publisher::new(&setup, Position::default(), sink) {
             Ok(publisher) => publisher,
             Err(error) => return (Published::default(), Err(error)),
@@ -357,7 +357,7 @@ struct Waiting {
 }
 
 struct Publishing<'r> {
-    publisher: Publisher<KafkaSink>,
+    publisher: Publisher<AnySink>,
     tables: &'r [Table<'r>],
     lsn: Lsn,
     total: u64,
@@ -405,7 +405,7 @@ impl Publishing<'_> {
             }
             if next_tell <= now {
                 next_tell = now + TELL_INTERVAL;
-                say(&self.published, self.total, self.publisher.sink.connection() == Connection::Up);
+                say(&self.published, self.total, self.publisher.sink.is_up());
             }
             let room = !ended && self.leaving.is_none() && self.publisher.has_room();
             let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);

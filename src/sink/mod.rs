@@ -1,17 +1,27 @@
-//! Where records go: what a sink is, and the one there is, Kafka.
+//! Where records go: what a sink is, and those there are.
+//!
+//! The relay knows [`Sink`] and [`AnySink`]. Another bus is a folder beside `kafka` and a variant here.
 
 use std::future::Future;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
 
 pub mod kafka;
+mod null;
 mod partitioning;
+mod stdout;
 
 pub use kafka::KafkaSink;
 pub use kafka::options::Transactional;
 pub use kafka::producer::Producer;
+pub use kafka::tail::RECORDS_MAX as READ_BACK_RECORDS_MAX;
+pub use null::NullSink;
 pub(crate) use partitioning::{hash, partition};
+pub use stdout::StdoutSink;
 
-use crate::error::Error;
+use crate::config::{Config, SinkKind};
+use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
 use crate::route::Record;
 
@@ -89,4 +99,185 @@ pub trait Sink: Send {
     /// After [`EnqueueError::Full`] it returns within a millisecond even with nothing appended: offer the record again.
     /// Of several failures the first appended is the one that says most. Safe to cancel.
     fn deliveries(&mut self, into: &mut Vec<Delivery>) -> impl Future<Output = ()> + Send;
+}
+
+/// The sink of `sink.kind`.
+pub enum AnySink {
+    /// Kafka.
+    Kafka(Box<KafkaSink>),
+    /// Standard output.
+    Stdout(StdoutSink),
+    /// Nowhere.
+    Null(NullSink),
+}
+
+/// What the relay asks of a sink beside records: to be kept apart from the sink, which one task owns. Cheap to clone.
+///
+/// A handle does not keep the sink alive.
+#[derive(Debug, Clone)]
+pub enum SinkHandle {
+    /// Kafka's producer.
+    Kafka(Producer),
+    /// Nothing that could be away, or refuse us.
+    Local,
+}
+
+impl AnySink {
+    /// Makes the sink. Connects in the background.
+    ///
+    /// # Errors
+    /// Those of [`KafkaSink::connect`].
+    pub fn connect(config: &Config) -> Result<AnySink> {
+        Ok(match config.sink {
+            SinkKind::Kafka => AnySink::from(KafkaSink::connect(&config.kafka)?),
+            SinkKind::Stdout => AnySink::Stdout(StdoutSink::new()),
+            SinkKind::Null => AnySink::Null(NullSink::default()),
+        })
+    }
+
+    /// The same for asking on behalf of another: it does not log what it finds.
+    ///
+    /// # Errors
+    /// Those of [`KafkaSink::for_asking`].
+    pub fn for_asking(config: &Config) -> Result<AnySink> {
+        match config.sink {
+            SinkKind::Kafka => Ok(AnySink::from(KafkaSink::for_asking(&config.kafka)?)),
+            SinkKind::Stdout | SinkKind::Null => AnySink::connect(config),
+        }
+    }
+
+    /// Makes a sink that writes in transactions, where no older one of this id can write any more.
+    ///
+    /// # Errors
+    /// Those of [`KafkaSink::transactional`]; [`Kind::Bug`] where the bus has no transactions: the configuration allows
+    /// none there.
+    pub async fn transactional(config: &Config, of: &Transactional) -> Result<AnySink> {
+        match config.sink {
+            SinkKind::Kafka => Ok(AnySink::from(KafkaSink::transactional(&config.kafka, of).await?)),
+            SinkKind::Stdout | SinkKind::Null => Err(Error::new(Kind::Bug, "transactions without Kafka")),
+        }
+    }
+
+    /// The handle on this sink.
+    pub fn handle(&self) -> SinkHandle {
+        match self {
+            AnySink::Kafka(sink) => SinkHandle::Kafka(sink.producer()),
+            AnySink::Stdout(_) | AnySink::Null(_) => SinkHandle::Local,
+        }
+    }
+
+    /// Whether the bus answers.
+    pub fn is_up(&self) -> bool {
+        match self {
+            AnySink::Kafka(sink) => sink.connection() == Connection::Up,
+            AnySink::Stdout(_) | AnySink::Null(_) => true,
+        }
+    }
+
+    /// The same, to be woken at each change.
+    pub fn watch_connection(&self) -> watch::Receiver<Connection> {
+        match self {
+            AnySink::Kafka(sink) => sink.watch_connection(),
+            AnySink::Stdout(_) | AnySink::Null(_) => watch::channel(Connection::Up).1,
+        }
+    }
+
+    /// Asks which of `topics` are not there. Creates none.
+    ///
+    /// # Errors
+    /// Those of [`KafkaSink::missing`].
+    pub async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
+        match self {
+            AnySink::Kafka(sink) => sink.missing(topics, timeout).await,
+            AnySink::Stdout(_) | AnySink::Null(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Gives up what was not acked and frees the sink. Dropping does the same without waiting for the end.
+    pub async fn close(self) {
+        match self {
+            AnySink::Kafka(sink) => sink.close().await,
+            AnySink::Stdout(_) | AnySink::Null(_) => {}
+        }
+    }
+}
+
+/// Shows `take` the newest records of `topic`; see [`kafka::tail::read_back`]. Blocks.
+///
+/// # Errors
+/// Those of [`kafka::tail::read_back`].
+pub fn read_back(
+    config: &Config,
+    topic: &str,
+    deadline: Instant,
+    take: &mut dyn FnMut(&Record<'_>) -> bool,
+) -> Result<()> {
+    match config.sink {
+        SinkKind::Kafka => {
+            kafka::tail::read_back(kafka::options::Options::reader(&config.kafka)?, topic, deadline, take)
+        }
+        SinkKind::Stdout | SinkKind::Null => Ok(()),
+    }
+}
+
+impl From<KafkaSink> for AnySink {
+    fn from(sink: KafkaSink) -> AnySink {
+        AnySink::Kafka(Box::new(sink))
+    }
+}
+
+impl Sink for AnySink {
+    #[inline]
+    fn enqueue(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        match self {
+            AnySink::Kafka(sink) => sink.enqueue(record, ticket),
+            AnySink::Stdout(sink) => sink.enqueue(record, ticket),
+            AnySink::Null(sink) => sink.enqueue(record, ticket),
+        }
+    }
+
+    fn enqueue_apart(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        match self {
+            AnySink::Kafka(sink) => sink.enqueue_apart(record, ticket),
+            AnySink::Stdout(sink) => sink.enqueue_apart(record, ticket),
+            AnySink::Null(sink) => sink.enqueue_apart(record, ticket),
+        }
+    }
+
+    async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
+        match self {
+            AnySink::Kafka(sink) => sink.deliveries(into).await,
+            AnySink::Stdout(sink) => sink.deliveries(into).await,
+            AnySink::Null(sink) => sink.deliveries(into).await,
+        }
+    }
+}
+
+impl SinkHandle {
+    /// Gives up everything that was not acked, and says how many records that was; none where there were none.
+    pub fn give_up(&self) -> Option<usize> {
+        match self {
+            SinkHandle::Kafka(producer) => producer.give_up(),
+            SinkHandle::Local => None,
+        }
+    }
+
+    /// Waits until the bus has refused us for some seconds on end, and says why.
+    pub async fn unusable(&self) -> Error {
+        match self {
+            SinkHandle::Kafka(producer) => producer.unusable().await,
+            SinkHandle::Local => std::future::pending().await,
+        }
+    }
+
+    /// The producer, for a position that is kept in Kafka.
+    ///
+    /// # Errors
+    /// [`Kind::Bug`]: this is no sink of Kafka's, and the configuration allows no position there.
+    pub fn kafka(self) -> Result<Producer> {
+        match self {
+            SinkHandle::Kafka(producer) => Ok(producer),
+            SinkHandle::Local => Err(Error::new(Kind::Bug, "a position in Kafka, and events elsewhere")),
+        }
+    }
 }

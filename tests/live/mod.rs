@@ -38,6 +38,7 @@ mod row_key;
 mod schema;
 mod secrets;
 mod shutdown;
+mod sinks;
 mod skipped;
 mod stand_by;
 mod stopping;

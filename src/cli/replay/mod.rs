@@ -19,7 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::poll::Reader;
 use crate::relay::stop::on_signals;
 use crate::replay::{Ended, Replay, Wanted};
-use crate::sink::KafkaSink;
+use crate::sink::AnySink;
 use report::Report;
 
 /// `replay`.
@@ -124,7 +124,7 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
     if args.dry_run {
         return print_report(args.json, &report, &report.text());
     }
-    let sink = KafkaSink::connect(&config.kafka)?;
+    let sink = AnySink::connect(&config)?;
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
     for missing in sink.missing(&topics, CHECK_TIMEOUT).await? {
         report.note(format!("topic {missing} does not exist, or this user may not see it"));

@@ -14,7 +14,7 @@ use crate::event::{Place, Polled};
 use crate::ledger::Ticket;
 use crate::relay::stall_watchdog::StallGuard;
 use crate::route::{OwnedRecord, Router};
-use crate::sink::{Delivery, EnqueueError, KafkaSink, Sink as _};
+use crate::sink::{AnySink, Delivery, EnqueueError, Sink as _};
 use crate::state::Stored;
 use crate::upkeep::parked::{BEHIND, Held};
 
@@ -27,7 +27,7 @@ pub(super) struct RetryProducer<'a> {
     stored: &'a Stored,
     /// Gives the producer up should the process stand still.
     beside: Option<&'a StallGuard>,
-    sink: Option<KafkaSink>,
+    sink: Option<AnySink>,
     /// The ticket of the next record: a sink never sees one twice.
     next: u64,
     /// By outbox: what its records are made with.
@@ -167,14 +167,14 @@ impl<'a> RetryProducer<'a> {
         let mut sink = match self.sink.take() {
             Some(sink) => sink,
             None => {
-                let config = self.config.kafka.clone();
+                let config = self.config.clone();
                 // Files are read for it, and everybody else shares the thread.
-                let made = spawn_blocking(move || KafkaSink::connect(&config)).await;
+                let made = spawn_blocking(move || AnySink::connect(&config)).await;
                 made.map_err(|error| Error::new(Kind::Bug, error))??
             }
         };
         if let Some(beside) = self.beside {
-            beside.guard(Some(sink.producer()));
+            beside.guard(Some(sink.handle()));
             // Only what is in a queue is given up, and nothing is put there without this.
             beside.check()?;
         }
@@ -211,7 +211,7 @@ fn no_such_outbox() -> Error {
 
 /// As [`RetryProducer::send`], and whether the producer goes on. One record is sent apart, so that it does when that is refused.
 async fn sent(
-    sink: &mut KafkaSink,
+    sink: &mut AnySink,
     base: u64,
     records: &[OwnedRecord],
     acked: &mut [bool],
