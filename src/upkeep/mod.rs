@@ -3,29 +3,19 @@
 //! | file | its room |
 //! |---|---|
 //! | [`mark`] | rows are marked or deleted once they were acked |
-//! | [`cleanup`] | rows that are published and old are deleted, in batches |
-//! | [`partition`] | the same for whole partitions |
+//! | [`cleanup`] | rows that are published and old are deleted in batches, or with their partitions |
 //! | `writer` | the statements that do that |
 //! | [`parked`] | where events wait that cannot be delivered yet |
-//! | `pipelined` | many statements in few round trips |
-//! | [`left_behind`] | whether some wait that a relay of another configuration parked |
-//! | [`published`] | which rows are published, as a condition in SQL |
-//! | [`stored`] | whether what a relay stored may be believed here |
-//! | [`assignment`] | which columns SQL assignments set |
+//! | [`published`] | which rows are published: what a relay stored of that, as a condition in SQL |
 //!
 //! None of it comes back as an event: updates and deletes are no events, whether the publication publishes them or not. The
 //! one update that would, one that moves a row to another partition, is refused at start.
 
-pub mod assignment;
 pub mod cleanup;
-pub mod left_behind;
 pub mod mark;
 pub mod parked;
-pub mod partition;
-mod pipelined;
 pub mod published;
-pub mod stored;
-mod writer;
+pub(crate) mod writer;
 
 pub use mark::{Batch, Marker, Wanted};
 pub use parked::{FailedAgain, Failure};

@@ -21,7 +21,7 @@ use crate::route::Router;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::{Facts, inspect, judge};
 use crate::source::row_key;
-use crate::upkeep::left_behind::none_left_behind;
+use crate::upkeep::parked::none_left_behind;
 use crate::upkeep::{self, Marker};
 use report::{Found, Report, Shown};
 use sample::Wanted;

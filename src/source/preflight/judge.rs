@@ -1,15 +1,13 @@
 //! What follows from the facts: a fault with the SQL that mends it, or warnings.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::config::{OutboxConfig, SlotName};
+use crate::config::{OutboxConfig, SlotName, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::postgres::quote::quoted;
-use crate::source::preflight::facts::{Facts, Server, Slot};
-use crate::source::preflight::published::{Published, at_publication, can_be_streamed};
-use crate::source::preflight::warnings::{
-    Warning, operations_warning, slot_warnings, strangers, table_warnings, traffic_warning,
-};
+use crate::source::catalog::{Catalog, Column, Member, Publication, Table};
+use crate::source::preflight::{Facts, Server, Slot};
 
 /// The oldest major whose `pgoutput` and catalogs are known here.
 pub(crate) const MAJOR_MIN: u32 = 14;
@@ -256,10 +254,319 @@ fn is_lost(found: &Slot, slot: &SlotName, reason: &str, setup: &NextCommand) -> 
     )
 }
 
+/// A publication and the outbox in it.
+struct Published<'a> {
+    name: &'a str,
+    publication: &'a Publication,
+    table: &'a Table,
+    members: &'a [Member],
+    /// What else it publishes that is no outbox.
+    other_tables: &'a [String],
+    /// Every table that is an outbox.
+    outbox: &'a OutboxConfig,
+    outbox_name: &'a TableName,
+}
+
+/// Whether rows of this table are in a stream at all, whatever slot and publication there are.
+///
+/// # Errors
+/// [`Kind::Publication`].
+fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
+    if !matches!(table.kind.as_str(), "r" | "p") {
+        let what = match table.kind.as_str() {
+            "v" => "a view",
+            "m" => "a materialized view",
+            "f" => "a foreign table",
+            _ => "not a table",
+        };
+        return Err(at_publication(format!("{name} is {what}, and only tables are in a replication stream"))
+            .remedy("name the table that events are inserted into"));
+    }
+    match table.persistence.as_str() {
+        "p" => {}
+        "u" => {
+            return Err(at_publication(format!("table {name} is unlogged: its rows are never in the WAL"))
+                .remedy(format!("alter table {name} set logged")));
+        }
+        _ => {
+            return Err(at_publication(format!("table {name} is temporary: its rows are never in the WAL"))
+                .remedy("create a permanent outbox table"));
+        }
+    }
+    if let Some(part) = table.silent_partitions.first() {
+        return Err(at_publication(format!(
+            "partition {part} of {name} is unlogged or foreign: its rows are never in the stream"
+        ))
+        .remedy(format!("alter table {part} set logged, or detach it from {name}")));
+    }
+    Ok(())
+}
+
+impl Published<'_> {
+    /// The first thing that would hide an event or a part of it.
+    fn judge(&self) -> Result<()> {
+        can_be_streamed(self.outbox_name, self.table)?;
+        self.table_is_in()?;
+        self.inserts_are_in()?;
+        self.name_is_kept()?;
+        self.no_row_is_hidden()?;
+        self.no_column_is_hidden()
+    }
+
+    fn sql_name(&self) -> String {
+        quoted(self.name)
+    }
+
+    fn table_is_in(&self) -> Result<()> {
+        if self.members.is_empty() {
+            let (name, table, publication) = (self.name, self.outbox_name, self.sql_name());
+            if let Some(other) = self.other_tables.first() {
+                // Adding this one would let the relay confirm, and so give up, what is in the stream of the other.
+                return Err(at_publication(format!(
+                    "publication {name} publishes {}, and not {table}",
+                    self.other_tables.join(", ")
+                ))
+                .remedy(
+                    Remedy::from(format!(
+                        "name the table the slot was set up for: --table '{other}', or `table` in [outbox] of the \
+                         configuration file. For {table}, set up a slot of its own: "
+                    ))
+                    .and(NextCommand::new("setup").option("slot", "…").option("table", format_args!("'{table}'"))),
+                ));
+            }
+            return Err(at_publication(format!(
+                "table {table} is not in publication {name}: never added, or dropped and created again since"
+            ))
+            .remedy(format!(
+                "alter publication {publication} add table {table}. Rows inserted before that are not in the stream; where \
+                 walrelay knows what was published, it reads them from the table"
+            )));
+        }
+        Ok(())
+    }
+
+    fn inserts_are_in(&self) -> Result<()> {
+        let flags = &self.publication.flags;
+        if flags.insert {
+            return Ok(());
+        }
+        Err(at_publication(format!(
+            "publication {} has publish = '{}': without inserts there are no events",
+            self.name,
+            flags.operations()
+        ))
+        .remedy(format!("alter publication {} set (publish = 'insert')", self.sql_name())))
+    }
+
+    fn name_is_kept(&self) -> Result<()> {
+        let (name, table, via_root) = (self.name, self.outbox_name, self.publication.flags.via_root);
+        let publication = self.sql_name();
+        if self.table.kind == "p" && !via_root {
+            return Err(at_publication(format!(
+                "table {table} is partitioned, and publication {name} publishes rows under the names of partitions"
+            ))
+            .remedy(format!(
+                "alter publication {publication} set (publish_via_partition_root = true), and insert again what was \
+                 inserted before: in the log it keeps the names of partitions"
+            )));
+        }
+        if let Some(above) = self.members.iter().rev().find(|member| member.level > 0 && via_root) {
+            return Err(at_publication(format!(
+                "table {table} is a partition, and publication {name} publishes its rows under the name of {}",
+                above.relation
+            ))
+            .remedy(format!(
+                "name {} as the outbox, or alter publication {publication} set (publish_via_partition_root = false)",
+                above.relation
+            )));
+        }
+        Ok(())
+    }
+
+    /// Filters and column lists above a partition count only via the root, which was refused.
+    fn own_members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.level == 0)
+    }
+
+    fn no_row_is_hidden(&self) -> Result<()> {
+        let Some(filter) = self.own_members().find_map(|member| member.row_filter.as_ref()) else { return Ok(()) };
+        let (name, table, publication) = (self.name, self.outbox_name, self.sql_name());
+        Err(at_publication(format!(
+            "publication {name} filters rows of {table}: {filter}; the others would be skipped"
+        ))
+        .remedy(format!("alter publication {publication} set table {table}")))
+    }
+
+    fn no_column_is_hidden(&self) -> Result<()> {
+        let (name, table, publication) = (self.name, self.outbox_name, self.sql_name());
+        let list = self.own_members().find_map(|member| member.columns.as_ref());
+        let outbox = self.outbox;
+        // A row key does without the transaction of its rows where that is not published.
+        for wanted in outbox.routed_columns().iter().chain(outbox.index_columns()) {
+            let Some(column) = self.table.columns.iter().find(|column| column.name == *wanted) else {
+                let there: Vec<&str> = self.table.columns.iter().map(|column| column.name.as_str()).collect();
+                return Err(at_publication(format!(
+                    "table {table} has no column {wanted}; it has {}",
+                    there.join(", ")
+                ))
+                .remedy("say in the configuration which column holds what, or add the column"));
+            };
+            match list {
+                Some(list) if !list.contains(wanted) => {
+                    return Err(at_publication(format!(
+                        "publication {name} publishes only ({}) of {table}, without the column {wanted}",
+                        list.join(", ")
+                    ))
+                    .remedy(format!("alter publication {publication} set table {table}")));
+                }
+                Some(_) => {}
+                None if self.is_streamed(column) => {}
+                None => {
+                    return Err(at_publication(format!(
+                        "column {wanted} of {table} is generated, and publication {name} leaves generated columns out"
+                    ))
+                    .remedy(
+                        "map a column that is stored by the application, or use a trigger instead of the expression",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_streamed(&self, column: &Column) -> bool {
+        let stored = self.publication.generated_columns.as_deref() == Some("s");
+        column.generated.is_empty() || (column.generated == "s" && stored)
+    }
+}
+
+fn at_publication(cause: impl fmt::Display) -> Error {
+    Error::new(Kind::Publication, cause)
+}
+
+/// The first major that copies slots to standbys.
+const FAILOVER_MAJOR_MIN: u32 = 17;
+
+/// What an operator should know and need not mend: one short sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Warning(String);
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What is published and is no event of `outboxes`.
+fn traffic_warning(facts: &Facts, publication: &Publication, outboxes: &[&TableName]) -> Option<Warning> {
+    let mut members = facts.catalogs.iter().flat_map(|catalog| &catalog.members);
+    if publication.all_tables || members.any(|member| member.through == "schema") {
+        let what = "the publication covers more tables than the outbox: their rows cost traffic and are dropped";
+        return Some(Warning(what.to_owned()));
+    }
+    let others = facts.catalogs.iter().flat_map(|catalog| strangers(&catalog.other_tables, outboxes));
+    let others: BTreeSet<_> = others.collect();
+    if others.is_empty() {
+        return None;
+    }
+    let names: Vec<_> = others.into_iter().collect();
+    let names = names.join(", ");
+    Some(Warning(format!("the publication has other tables ({names}): their rows cost traffic and are dropped")))
+}
+
+/// Those of the tables that are no outbox.
+fn strangers(tables: &[String], outboxes: &[&TableName]) -> Vec<String> {
+    let is_outbox = |name: &&String| name.parse::<TableName>().is_ok_and(|name| outboxes.contains(&&name));
+    tables.iter().filter(|name| !is_outbox(name)).cloned().collect()
+}
+
+/// What is published and cannot be an event of these tables.
+fn operations_warning(publication: &Publication, outboxes: &[&TableName]) -> Option<Warning> {
+    let names: Vec<_> = outboxes.iter().map(|table| table.to_string()).collect();
+    (publication.flags.others() && !names.is_empty()).then(|| {
+        Warning(format!(
+            "the publication has publish = '{}': what is not an insert costs traffic and is dropped, and Postgres refuses \
+             updates and deletes of {} without a replica identity; publish = 'insert' is enough",
+            publication.flags.operations(),
+            names.join(", ")
+        ))
+    })
+}
+
+/// What is to be known of an outbox table that was judged to be fit.
+fn table_warnings(catalog: &Catalog, table: &Table, table_name: &TableName, major: u32) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    let mut warn = |text: String| warnings.push(Warning(text));
+    if table.row_security {
+        warn(format!("row-level security of {table_name} does not apply to the stream: every row is relayed"));
+    }
+    if table.inherited_by > 0 {
+        warn(format!("rows of the tables that inherit from {table_name} are not relayed"));
+    }
+    if table.kind == "p" && major < 15 {
+        warn(format!(
+            "PostgreSQL 14 publishes a partition of {table_name} as it was when a row of it was first streamed: attach and \
+             detach in one transaction with an alter publication … set (publish = 'insert'), or rows are missing"
+        ));
+    }
+    if catalog.members.iter().any(|member| member.level > 0) {
+        warn(format!("{table_name} is a partition: rows of its siblings are not relayed"));
+    }
+    warnings
+}
+
+/// What is to be known of a slot that was judged to be fit.
+fn slot_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    let mut warn = |text: String| warnings.push(Warning(text));
+    match (server.max_slot_wal_keep_mb, found.safe_wal_size) {
+        (Some(-1) | None, _) => {
+            warn(format!(
+                "max_slot_wal_keep_size is -1: while walrelay is away, slot {slot} keeps WAL until the disk is full"
+            ));
+        }
+        (Some(limit_mb), None) => {
+            warn(format!("slot {slot} is lost, and events with it, once it is {limit_mb} MB of WAL behind"));
+        }
+        (Some(limit_mb), Some(left)) => {
+            let left_mb = left / (1024 * 1024);
+            warn(format!(
+                "slot {slot} is lost, and events with it, once it is {limit_mb} MB of WAL behind; {left_mb} MB are left"
+            ));
+        }
+    }
+    if found.wal_status.as_deref() == Some("unreserved") {
+        warn(format!("slot {slot} is about to be lost: the next checkpoint may remove WAL it needs"));
+    }
+    if let Some(timeout) = server.idle_replication_slot_timeout.as_deref().filter(|timeout| *timeout != "0") {
+        warn(format!("slot {slot} is lost, and events with it, when walrelay is away for {timeout}"));
+    }
+    match found.failover {
+        Some(false) => warn(format!("slot {slot} has failover off: it does not exist on a standby that is promoted")),
+        Some(true) if server.synchronized_standby_slots.as_deref().is_none_or(str::is_empty) => {
+            warn(
+                "synchronized_standby_slots is empty: events can be relayed that a promoted standby never had"
+                    .to_owned(),
+            );
+        }
+        Some(true) if !server.standby_slots_missing.is_empty() => {
+            let names = server.standby_slots_missing.join(", ");
+            warn(format!(
+                "synchronized_standby_slots names {names}, which is no physical slot of this server: events wait until \
+                 it is one, or is taken out of the setting"
+            ));
+        }
+        Some(true) => {}
+        // The server does not say so of a slot that is still to be made.
+        None if server.major() >= FAILOVER_MAJOR_MIN => {}
+        None => warn(format!(
+            "PostgreSQL {} does not copy slots to standbys: slot {slot} does not exist on one that is promoted",
+            server.major()
+        )),
+    }
+    warnings
+}
+
 #[cfg(test)]
 #[path = "judge_tests.rs"]
 mod tests;
-
-#[cfg(test)]
-#[path = "judge_later_tests.rs"]
-mod later_tests;
