@@ -135,15 +135,8 @@ impl Table {
     /// # Errors
     /// [`Kind::Publication`] where there is no such relation, and those of the connection.
     pub(crate) async fn needed(client: &Client, name: &TableName) -> Result<Table> {
-        Table::read(client, name).await?.ok_or_else(|| {
-            let remedy = Remedy::from(
-                "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
-                 '\"Outbox\"'. `",
-            );
-            let create = NextCommand::new("setup").flag("create-table");
-            Error::new(Kind::Publication, format_args!("there is no table {name} in this database"))
-                .remedy(remedy.and(create).and("` makes a table where there is none"))
-        })
+        let found = Table::read(client, name).await?;
+        found.ok_or_else(|| no_table(name, "this database", NextCommand::new("setup")))
     }
 
     /// Whether it is a table, and no view or other relation.
@@ -166,12 +159,8 @@ impl Table {
     /// # Errors
     /// [`Kind::Publication`] with the columns there are.
     pub fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
-        self.column(wanted).ok_or_else(|| {
-            let there: Vec<&str> = self.columns.iter().map(|column| column.name.as_str()).collect();
-            let cause = format!("table {name} has no column {wanted}; it has {}", there.join(", "));
-            Error::new(Kind::Publication, cause)
-                .remedy("say in the configuration which column holds what, or add the column")
-        })
+        let there = self.columns.iter().map(|column| column.name.as_str());
+        self.column(wanted).ok_or_else(|| no_column(name, wanted, there))
     }
 
     /// The column with the transaction that inserted the row, as `setup --add-xid-column` makes it, under whatever name.
@@ -272,6 +261,23 @@ impl Column {
         text.extend(more.into_iter().filter_map(|(holds, what)| holds.then_some(what)));
         text
     }
+}
+
+/// There is no table `name` in `place`; `setup` makes one.
+pub(crate) fn no_table(name: &TableName, place: &str, setup: NextCommand) -> Error {
+    let remedy = Remedy::from(
+        "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
+         '\"Outbox\"'. `",
+    );
+    Error::new(Kind::Publication, format!("there is no table {name} in {place}"))
+        .remedy(remedy.and(setup.flag("create-table")).and("` makes a table where there is none"))
+}
+
+/// Table `name` has the columns that are `there`, and not the one that is `wanted`.
+pub(crate) fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator<Item = &'a str>) -> Error {
+    let there = there.collect::<Vec<_>>().join(", ");
+    Error::new(Kind::Publication, format!("table {name} has no column {wanted}; it has {there}"))
+        .remedy("say in the configuration which column holds what, or add the column")
 }
 
 #[cfg(test)]

@@ -160,18 +160,20 @@ impl Control {
 
     /// Publication and each of the tables as they are now, in their order; [`crate::source::catalog::compare`] says what
     /// that means. With `before`, the answer can name what something was renamed to.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
         let watched = Arc::clone(&self.0.watched);
-        self.ask(|session| async move { check_catalog(session.client(), &watched, &before).await }).await
+        let look = |session: Arc<SqlSession>| async move {
+            let mut now = Vec::with_capacity(watched.tables.len());
+            for (number, table) in watched.tables.iter().enumerate() {
+                now.push(catalog::look(session.client(), &watched.publication, table, before.get(number)).await?);
+            }
+            Ok(now)
+        };
+        self.ask(look).await
     }
 
-    /// Where slot and log are, for metrics and `status`. Nothing of it may be confirmed.
-    ///
-    /// # Errors
-    /// Of the connection only; a slot that is not there is none in the answer.
+    /// Where slot and log are, for metrics and `status`. Nothing of it may be confirmed. A slot that is not there is none
+    /// in the answer.
     pub(crate) async fn wal_position(&self) -> Result<WalPosition> {
         let watched = Arc::clone(&self.0.watched);
         let position = |session: Arc<SqlSession>| async move {
@@ -181,37 +183,66 @@ impl Control {
         self.ask(position).await
     }
 
-    /// Rows that are pending, by outbox and the values of their key, and the end of the log after they were looked at.
-    ///
-    /// # Errors
-    /// Of the connection, and of a condition or table that is not what it was.
+    /// Rows that are pending, a bounded number of each outbox, by the values of their key; and the end of the log after
+    /// they were looked at. An error may also be about a condition or table that is not what it was.
     pub(crate) async fn look_pending(&self) -> Result<(Vec<PendingRow>, Lsn)> {
-        let watched = Arc::clone(&self.0.watched);
-        self.ask(|session| async move { look_pending(session.client(), &watched.pending).await }).await
+        const DOING: &str = "looking for pending rows";
+        let mut sql = String::new();
+        for pending in &self.0.watched.pending {
+            sql.push_str(&pending.sql()?);
+        }
+        // In statements of their own, one after the other: each sees what committed before it.
+        sql.push_str("select pg_catalog.pg_current_wal_insert_lsn()::text");
+        let look = |session: Arc<SqlSession>| async move {
+            bounded(DOING, QUERY_TIMEOUT, session.client().simple_query(&sql)).await
+        };
+        let (mut rows, mut lsn) = (Vec::new(), None);
+        for message in &self.ask(look).await? {
+            let SimpleQueryMessage::Row(row) = message else { continue };
+            let text = |at| row.try_get(at).ok().flatten();
+            // A row that is older than the column with its transaction has none.
+            let key = (1..row.len()).map_while(|at| text(at).map(str::to_owned)).collect::<Vec<_>>();
+            match (text(0), key.is_empty()) {
+                (Some(number), false) => rows.extend(number.parse().ok().map(|outbox| (outbox, key))),
+                (Some(end), true) => lsn = end.parse().ok(),
+                (None, _) => {}
+            }
+        }
+        let lsn = lsn.ok_or_else(|| Error::new(Kind::PostgresUnfit, format!("while {DOING}: the log has no end")))?;
+        Ok((rows, lsn))
     }
 
     /// Whether `table` has a row with these values in these columns; none where the role may not look.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn is_kept(&self, table: TableName, key: Vec<(String, String)>) -> Result<Option<bool>> {
-        self.ask(|session| async move { is_kept(session.client(), &table, &key).await }).await
+        let of =
+            |(column, value): &(String, String)| Ok(format!("{} = {}", quote_ident(column)?, quote_literal(value)?));
+        let key = key.iter().map(of).collect::<Result<Vec<_>>>()?.join(" and ");
+        let sql = format!("select (exists (select from {} where {key}))::text", quote_table(&table)?);
+        let look = |session: Arc<SqlSession>| async move {
+            match one_text(session.client(), "looking for a row", &sql, &[]).await {
+                Ok(text) => Ok(text.map(|text| text == "true")),
+                Err(QueryError::Refused { error, .. }) => {
+                    tracing::debug!(%error, "whether rows stay in the table is not known");
+                    Ok(None)
+                }
+                Err(other) => Err(other),
+            }
+        };
+        self.ask(look).await
     }
 
     /// The timeline the server is on.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn timeline(&self) -> Result<u32> {
         self.ask(|session| async move { timeline(session.client()).await }).await
     }
 
     /// A snapshot, and the end of the log after it was taken.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn take_pair(&self) -> Result<(Snapshot, Lsn)> {
-        self.ask(|session| async move { take_pair(session.client()).await }).await
+        const DOING: &str = "taking a snapshot";
+        let text = self.ask(|session| async move { one_text(session.client(), DOING, PAIR, &[]).await }).await?;
+        let pair = text.as_deref().and_then(|text| text.split_once(' '));
+        let pair = pair.and_then(|(snapshot, lsn)| Some((snapshot.parse().ok()?, lsn.parse().ok()?)));
+        pair.ok_or_else(|| Error::new(Kind::PostgresUnfit, format!("while {DOING}: the answer is not as documented")))
     }
 
     /// Runs `question`, in a task of its own: whoever waits for an answer and is not polled holds up nobody.
@@ -309,18 +340,6 @@ async fn keep_alive(
     }
 }
 
-async fn check_catalog(
-    client: &Client,
-    watched: &Watched,
-    before: &[Fingerprint],
-) -> Result<Vec<Fingerprint>, QueryError> {
-    let mut now = Vec::with_capacity(watched.tables.len());
-    for (number, table) in watched.tables.iter().enumerate() {
-        now.push(catalog::look(client, &watched.publication, table, before.get(number)).await?);
-    }
-    Ok(now)
-}
-
 /// The timeline the server is on.
 pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
     // The name of a segment begins with its timeline.
@@ -329,62 +348,6 @@ pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
     u32::from_str_radix(&text, 16).map_err(|_| {
         QueryError::refused(Error::new(Kind::PostgresUnfit, "while asking for the timeline: the answer is no number"))
     })
-}
-
-async fn take_pair(client: &Client) -> Result<(Snapshot, Lsn), QueryError> {
-    let text = one_text(client, "taking a snapshot", PAIR, &[]).await?.unwrap_or_default();
-    let pair = text.split_once(' ').and_then(|(snapshot, lsn)| Some((snapshot.parse().ok()?, lsn.parse().ok()?)));
-    pair.ok_or_else(|| {
-        QueryError::refused(Error::new(Kind::PostgresUnfit, "while taking a snapshot: the answer is not as documented"))
-    })
-}
-
-/// Rows that are pending, a bounded number of each outbox, and then the end of the log.
-async fn look_pending(client: &Client, watched: &[Pending]) -> Result<(Vec<PendingRow>, Lsn), QueryError> {
-    let (mut sql, doing) = (String::new(), "looking for pending rows");
-    for pending in watched {
-        sql.push_str(&pending.sql().map_err(QueryError::refused)?);
-    }
-    // In statements of their own, one after the other: each sees what committed before it.
-    sql.push_str("select pg_catalog.pg_current_wal_insert_lsn()::text");
-    let messages = bounded(doing, QUERY_TIMEOUT, client.simple_query(&sql)).await?;
-    let (mut rows, mut lsn) = (Vec::new(), None);
-    for message in &messages {
-        let SimpleQueryMessage::Row(row) = message else { continue };
-        let text = |at| row.try_get(at).ok().flatten();
-        // A row that is older than the column with its transaction has none.
-        let key = (1..row.len()).map_while(|at| text(at).map(str::to_owned)).collect::<Vec<_>>();
-        match (text(0), key.is_empty()) {
-            (Some(number), false) => rows.extend(number.parse().ok().map(|outbox| (outbox, key))),
-            (Some(end), true) => lsn = end.parse().ok(),
-            (None, _) => {}
-        }
-    }
-    let unread = || Error::new(Kind::PostgresUnfit, format!("while {doing}: the end of the log cannot be read"));
-    Ok((rows, lsn.ok_or_else(|| QueryError::refused(unread()))?))
-}
-
-/// Whether there is a row with these values in these columns; none where the role may not look.
-async fn is_kept(client: &Client, table: &TableName, key: &[(String, String)]) -> Result<Option<bool>, QueryError> {
-    let sql = || {
-        let of =
-            |(column, value): &(String, String)| Ok(format!("{} = {}", quote_ident(column)?, quote_literal(value)?));
-        let (table, key) = (quote_table(table)?, key.iter().map(of).collect::<Result<Vec<_>, Error>>()?);
-        Ok(format!("select (exists (select from {table} where {}))::text", key.join(" and ")))
-    };
-    let sql = sql().map_err(QueryError::refused)?;
-    match bounded("looking for a row", QUERY_TIMEOUT, client.simple_query(&sql)).await {
-        Ok(messages) => Ok(messages.iter().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => row.try_get(0).ok().flatten().map(|text| text == "true"),
-            SimpleQueryMessage::CommandComplete(_) | SimpleQueryMessage::RowDescription(_) => None,
-            _ => None,
-        })),
-        Err(QueryError::Refused { error, .. }) => {
-            tracing::debug!(%error, "whether rows stay in the table is not known");
-            Ok(None)
-        }
-        Err(other) => Err(other),
-    }
 }
 
 #[cfg(test)]
