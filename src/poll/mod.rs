@@ -39,6 +39,6 @@ pub mod reader;
 pub mod select;
 pub mod table;
 
-pub use reader::{Began, PolledRow, Reader, Rows};
+pub use reader::{Began, PolledRow, Reader, Rows, table_facts};
 pub use select::{Key, Selection, Which};
-pub use table::{KeyColumn, NEEDS_ORDER, Order, TableFacts, as_streamed, table_facts};
+pub use table::{KeyColumn, NEEDS_ORDER, Order, TableFacts, as_streamed};

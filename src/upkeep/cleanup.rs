@@ -113,6 +113,15 @@ impl Sweeper {
         row.map_err(told)
     }
 
+    /// Why the server refused what was `done`, where the session goes on.
+    fn refusal(&self, doing: &str, done: Result<(), QueryError>) -> Result<Option<String>> {
+        match done {
+            Ok(()) => Ok(None),
+            Err(QueryError::Refused { error, .. }) => Ok(Some(error.cause().to_owned())),
+            Err(failed) => Err(self.told(doing, &failed)),
+        }
+    }
+
     /// Why rows could not be counted or deleted.
     fn told(&self, doing: &str, failed: &QueryError) -> Error {
         let error = failed.error();
@@ -314,18 +323,18 @@ impl Partition {
         let (name, table) = (&self.name, quote_table(&sweeper.name)?);
         let how = if self.is_detaching { "finalize" } else { "concurrently" };
         let doing = format!("detaching partition {name}");
-        if let Err(failed) = detach(client, &doing, &format!("alter table {table} detach partition {name} {how}")).await
-        {
-            return match &failed {
-                QueryError::Refused { error, .. } => Ok(Err(error.cause().to_owned())),
-                QueryError::ShuttingDown(_) | QueryError::Broken(_) => Err(sweeper.told(&doing, &failed)),
-            };
+        let patience = format!("set lock_timeout = {}; set statement_timeout = 0", DETACH_TIMEOUT.as_millis());
+        let patient = bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&patience)).await;
+        patient.map_err(|failed| sweeper.told(&doing, &failed))?;
+        // Alone in its message: it is refused within a transaction, and two statements of a message are one.
+        let detached = client.batch_execute(&format!("alter table {table} detach partition {name} {how}")).await;
+        bound(client).await?;
+        let detached = detached.map_err(|error| QueryError::of(&doing, &error));
+        if let Some(stays) = sweeper.refusal(&doing, detached)? {
+            return Ok(Err(stays));
         }
         failpoint::reached("detached");
-        let stays = match self.dropped(client, sweeper, published).await? {
-            Ok(()) => return Ok(Ok(())),
-            Err(stays) => stays,
-        };
+        let Some(stays) = self.dropped(client, sweeper, published).await? else { return Ok(Ok(())) };
         let doing = format!("attaching partition {name} again, because {stays}");
         let attach = format!("alter table {table} attach partition {name} {}", self.bounds);
         match bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&attach)).await {
@@ -334,60 +343,33 @@ impl Partition {
         }
     }
 
-    /// Drops the table that it is by now, unless a row came that must not go.
+    /// Drops the table that it is by now, unless a row came that must not go; gives why it stays.
     async fn dropped(
         &self,
         client: &Client,
         sweeper: &Sweeper,
         published: Option<&Published>,
-    ) -> Result<Result<(), String>> {
-        let name = &self.name;
+    ) -> Result<Option<String>> {
+        let (name, question) = (&self.name, self.question(sweeper, published)?);
         let doing = format!("dropping partition {name}");
-        let mut done = bounded(
-            &doing,
-            ANSWER_TIMEOUT,
-            client.batch_execute(&format!("begin; lock table {name}; set local statement_timeout = 0")),
-        )
-        .await;
-        let mut unpublished = 0;
-        if done.is_ok() {
-            let question = self.question(sweeper, published)?;
+        let run =
+            async |sql: &str| sweeper.refusal(&doing, bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(sql)).await);
+        let mut stays = run(&format!("begin; lock table {name}; set local statement_timeout = 0")).await?;
+        if stays.is_none() {
             // It is nobody's table by now: nobody waits, however long it takes to read.
-            let row = client.query_one(&question, &[]).await.map_err(|error| QueryError::of(&doing, &error));
-            let end = match row.as_ref().map(|row| row.try_get::<_, i64>(1)) {
-                Ok(Ok(0)) => format!("drop table {name}; commit"),
-                Ok(count) => {
-                    unpublished = count.unwrap_or(1);
-                    "rollback".to_owned()
-                }
-                Err(_) => String::new(),
-            };
-            done = match row {
-                Ok(_) => bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&end)).await,
-                Err(failed) => Err(failed),
+            let unpublished = client.query_one(&question, &[]).await.and_then(|row| row.try_get::<_, i64>(1));
+            stays = match unpublished {
+                Ok(0) => run(&format!("drop table {name}; commit")).await?,
+                Ok(unpublished) => Some(format!("{unpublished} rows came that are not published")),
+                Err(error) => sweeper.refusal(&doing, Err(QueryError::of(&doing, &error)))?,
             };
         }
-        match done {
-            Ok(()) if unpublished == 0 => Ok(Ok(())),
-            Ok(()) => Ok(Err(format!("{unpublished} rows came that are not published"))),
-            Err(QueryError::Refused { error, .. }) => {
-                let rolled_back = bounded(&doing, ANSWER_TIMEOUT, client.batch_execute("rollback")).await;
-                rolled_back.map_err(|failed| sweeper.told(&doing, &failed))?;
-                Ok(Err(error.cause().to_owned()))
-            }
-            Err(failed) => Err(sweeper.told(&doing, &failed)),
+        if stays.is_some() {
+            let rolled_back = bounded(&doing, ANSWER_TIMEOUT, client.batch_execute("rollback")).await;
+            rolled_back.map_err(|failed| sweeper.told(&doing, &failed))?;
         }
+        Ok(stays)
     }
-}
-
-async fn detach(client: &Client, doing: &str, sql: &str) -> Result<(), QueryError> {
-    let timeout = DETACH_TIMEOUT.as_millis();
-    let patience = format!("set lock_timeout = {timeout}; set statement_timeout = 0");
-    bounded(doing, ANSWER_TIMEOUT, client.batch_execute(&patience)).await?;
-    // Alone in its message: it is refused within a transaction, and two statements of a message are one.
-    let done = client.batch_execute(sql).await.map_err(|error| QueryError::of(doing, &error));
-    bound(client).await.map_err(QueryError::Broken)?;
-    done
 }
 
 #[cfg(test)]

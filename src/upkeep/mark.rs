@@ -12,18 +12,20 @@ use tokio::sync::{Mutex, MutexGuard};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
-use crate::config::{Config, OnError, OutboxConfig, SlotName};
+use crate::config::{Config, OutboxConfig, SlotName};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::postgres::query::{QueryError, bounded};
+use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
-use crate::upkeep::parked::{self, FailedAgain, Failure, Head, Held, Limit, Parked, Room, Waiting, none_left_behind};
+use crate::upkeep::parked::{
+    DOING, DROPPED, FailedAgain, Failure, Head, Held, INDEX, Limit, Parked, ParkedTable, Parking, STILL, Waiting, get,
+    none_left_behind,
+};
 use crate::upkeep::writer::{Writer, Written, ask_statement, asks_by_pending, writer};
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
-
-const STILL: &str = include_str!("../../sql/parked/still.sql");
 
 /// Ids of one statement: what a server does in a fraction of a second.
 const ROWS_PER_STATEMENT: usize = 2_000;
@@ -43,7 +45,7 @@ pub struct Marker {
     /// By the outbox's index; none for one that nothing is written to.
     writers: Vec<Option<Writer>>,
     /// Where events wait that cannot be delivered yet, if they do.
-    room: Option<Room>,
+    parked: Option<ParkedTable>,
     /// What finds rows that wait and that somebody set to pending, by the outbox.
     asks: Vec<(String, Statement)>,
     /// How often a transaction is tried.
@@ -85,48 +87,19 @@ struct Settled<'a> {
     failure: Option<(&'a Failure, Option<i64>)>,
 }
 
-/// Whether events may have to wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// They do not.
-    NoRoom,
-    /// They do, and the table for them is not made where it is missing.
-    RoomIfThere,
-    /// They do, and it is.
-    Room,
-}
-
-impl Wanted {
-    /// What a relay of this configuration needs.
-    pub fn by(config: &Config) -> Wanted {
-        if config.delivery.on_error == OnError::Park { Wanted::Room } else { Wanted::NoRoom }
-    }
-}
-
 impl Marker {
     /// [`Marker::connect`] as a relay of this configuration does.
-    ///
-    /// # Errors
-    /// As there.
     pub async fn of(config: &Config) -> Result<Option<Marker>> {
         let source = &config.source;
-        Marker::connect(&source.database, &source.slot, &config.outboxes, Wanted::by(config)).await
+        Marker::connect(&source.database, &source.slot, &config.outboxes, Parking::of(config)).await
     }
 
     /// The same for who has other rows to go on with: locks are waited for a moment, and nothing is tried a second time.
-    ///
-    /// # Errors
-    /// As there.
     pub async fn impatient(config: &Config) -> Result<Option<Marker>> {
         const DOING: &str = "bounding waits for locks";
-        let source = &config.source;
-        let name = format!("walrelay {} retries", source.slot);
-        let Some(marker) =
-            Marker::start(&source.database, &source.slot, &name, &config.outboxes, Wanted::by(config)).await?
-        else {
-            return Ok(None);
-        };
-        let bound = format!("set lock_timeout = {}", MOMENT.as_millis());
+        let Some(marker) = Marker::of(config).await? else { return Ok(None) };
+        let name = quote_literal(&format!("walrelay {} retries", config.source.slot))?;
+        let bound = format!("set application_name = {name}; set lock_timeout = {}", MOMENT.as_millis());
         bounded(DOING, ANSWER_TIMEOUT, marker.session.client().batch_execute(&bound)).await?;
         Ok(Some(Marker { attempts: 1, ..marker }))
     }
@@ -145,43 +118,30 @@ impl Marker {
         database: &ConnInfo,
         slot: &SlotName,
         outboxes: &[OutboxConfig],
-        wanted: Wanted,
-    ) -> Result<Option<Marker>> {
-        Marker::start(database, slot, &format!("walrelay {slot} upkeep"), outboxes, wanted).await
-    }
-
-    async fn start(
-        database: &ConnInfo,
-        slot: &SlotName,
-        name: &str,
-        outboxes: &[OutboxConfig],
-        wanted: Wanted,
+        parking: Parking,
     ) -> Result<Option<Marker>> {
         let writes = |outbox: &&OutboxConfig| outbox.upkeep.writes_any();
-        if outboxes.iter().find(writes).is_none() && wanted == Wanted::NoRoom {
+        if outboxes.iter().find(writes).is_none() && parking == Parking::Off {
             return Ok(None);
         }
-        let session = SqlSession::connect(database, name).await?;
-        bound(session.client()).await?;
+        let session = SqlSession::connect(database, &format!("walrelay {slot} upkeep")).await?;
+        let client = session.client();
+        bound(client).await?;
         let mut writers = Vec::with_capacity(outboxes.len());
         for outbox in outboxes {
             writers.push(match outbox.source.table().filter(|_| writes(&outbox)) {
-                Some(table) => Some(writer(session.client(), outbox, table).await?),
+                Some(table) => Some(writer(client, outbox, table).await?),
                 None => None,
             });
         }
-        let room = match wanted {
-            Wanted::NoRoom => None,
-            Wanted::RoomIfThere => Room::look(session.client(), slot, outboxes).await?,
-            Wanted::Room => Some(Room::open(session.client(), slot, outboxes).await?),
-        };
+        let parked = ParkedTable::open(client, slot, outboxes, parking).await?;
         let mut asks = Vec::new();
         for (outbox, table) in outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))) {
-            if room.is_some() && asks_by_pending(&outbox.upkeep) {
-                asks.push((outbox.source.to_string(), ask_statement(session.client(), outbox, table).await?));
+            if parked.is_some() && asks_by_pending(&outbox.upkeep) {
+                asks.push((outbox.source.to_string(), ask_statement(client, outbox, table).await?));
             }
         }
-        Ok(Some(Marker { session, writers, room, asks, attempts: ATTEMPTS, open: Mutex::new(false) }))
+        Ok(Some(Marker { session, writers, parked, asks, attempts: ATTEMPTS, open: Mutex::new(false) }))
     }
 
     /// Marks or deletes these rows, in one transaction, and gives how many were written.
@@ -269,15 +229,19 @@ impl Marker {
     /// # Errors
     /// Those of the connection, and of a table that is gone or forbidden.
     pub async fn waiting(&self) -> Result<Vec<Waiting>> {
-        self.in_room(async |room, client| room.index(client).await).await
+        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let (_turn, client) = self.client().await?;
+        table.drop_orphans(client).await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(INDEX, &[&table.slot])).await?;
+        Ok(rows.iter().filter_map(|row| table.waiting(row).transpose()).collect::<Result<_, _>>()?)
     }
 
     /// The first event of each aggregate that may be tried now, `limit` at most, without those in `except`.
-    ///
-    /// # Errors
-    /// As [`Marker::waiting`].
     pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<Head>> {
-        self.in_room(async |room, client| room.due(client, limit, except).await).await
+        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let (_turn, client) = self.client().await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&table.due, &[&table.slot, &limit, &except])).await?;
+        Ok(rows.iter().filter_map(|row| table.head(row).transpose()).collect::<Result<_, _>>()?)
     }
 
     /// Events of an aggregate from `head` on, in their order, one at least and no more than `limit` says.
@@ -285,7 +249,13 @@ impl Marker {
     /// # Errors
     /// As [`Marker::waiting`], and of what stands in the table and makes no event.
     pub async fn held(&self, head: &Head, limit: Limit) -> Result<Vec<Held>> {
-        self.in_room(async |room, client| room.events(client, head, limit).await).await
+        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let (_turn, client) = self.client().await?;
+        let name = table.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
+        let bytes = i64::try_from(limit.bytes).unwrap_or(i64::MAX);
+        let values: [&(dyn ToSql + Sync); 6] = [&table.slot, &name, &head.key, &head.id, &limit.events, &bytes];
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&table.events, &values)).await?;
+        Ok(rows.iter().map(|row| table.held(row, head.outbox)).collect::<Result<_, _>>()?)
     }
 
     /// Outboxes in which setting a row to pending asks for a try of the event that waits.
@@ -299,60 +269,52 @@ impl Marker {
     /// As [`Marker::waiting`], and those of `outbox.pending`.
     pub async fn ask_for_pending(&self, outbox: &str) -> Result<u64> {
         const DOING: &str = "looking for rows that wait and are pending";
-        let Some((_, statement)) = self.asks.iter().find(|(of, _)| of == outbox) else { return Ok(0) };
-        let ask = async |room: &Room, client: &Client| {
-            bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&room.slot(), &outbox])).await
-        };
-        self.in_room(ask).await
+        let asked = self.asks.iter().find(|(of, _)| of == outbox);
+        let (Some(table), Some((_, statement))) = (&self.parked, asked) else { return Ok(0) };
+        let (_turn, client) = self.client().await?;
+        Ok(bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&table.slot, &outbox])).await?)
     }
 
     /// Events that somebody asked to be dropped, without those in `except`: row of the table, what waits, and why.
-    ///
-    /// # Errors
-    /// As [`Marker::waiting`].
     pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, Waiting, Failure)>> {
-        self.in_room(async |room, client| room.dropped(client, limit, except).await).await
+        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let (_turn, client) = self.client().await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(DROPPED, &[&table.slot, &limit, &except])).await?;
+        Ok(rows.iter().filter_map(|row| table.dropped_event(row).transpose()).collect::<Result<_, _>>()?)
     }
 
     /// How many events of outboxes that are not configured [`Marker::waiting`] has dropped since this was asked last.
     pub fn take_dropped(&self) -> u64 {
-        self.room.as_ref().map_or(0, |room| room.dropped.swap(0, Ordering::Relaxed))
+        self.parked.as_ref().map_or(0, |table| table.dropped.swap(0, Ordering::Relaxed))
     }
 
     /// Which of these rows of the table are there.
-    ///
-    /// # Errors
-    /// As [`Marker::waiting`].
     pub async fn still(&self, ids: &[i64]) -> Result<Vec<i64>> {
-        let still = async |_: &Room, client: &Client| {
-            let rows = bounded(parked::DOING, ANSWER_TIMEOUT, client.query(STILL, &[&ids])).await?;
-            rows.iter().map(|row| parked::get(row, 0)).collect()
-        };
-        self.in_room(still).await
+        if self.parked.is_none() {
+            return Ok(Vec::new());
+        }
+        let (_turn, client) = self.client().await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(STILL, &[&ids])).await?;
+        Ok(rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?)
     }
 
     /// Whether the session answers, after an error of another call: with no transaction left over.
-    ///
-    /// # Errors
-    /// Those of the connection.
     pub async fn answers(&self) -> Result<()> {
-        const DOING: &str = "asking for a sign of life";
-        let mut open = self.open.lock().await;
-        let answered = match self.end_left_over(&mut open).await {
-            Ok(()) => bounded(DOING, ANSWER_TIMEOUT, self.session.client().batch_execute("select 1")).await,
-            Err(failed) => Err(failed),
-        };
-        Ok(answered?)
+        let (_turn, client) = self.client().await?;
+        Ok(bounded("asking for a sign of life", ANSWER_TIMEOUT, client.batch_execute("select 1")).await?)
     }
 
     /// [`none_left_behind`], through this session.
-    ///
-    /// # Errors
-    /// As there.
     pub async fn none_left_behind(&self, config: &Config) -> Result<()> {
-        let mut open = self.open.lock().await;
-        self.end_left_over(&mut open).await?;
-        none_left_behind(self.session.client(), config).await
+        let (_turn, client) = self.client().await?;
+        none_left_behind(client, config).await
+    }
+
+    /// The session, alone and without a transaction left over, for as long as the guard is held.
+    async fn client(&self) -> Result<(MutexGuard<'_, bool>, &Client), QueryError> {
+        let mut turn = self.open.lock().await;
+        self.end_left_over(&mut turn).await?;
+        Ok((turn, self.session.client()))
     }
 
     /// What is written to each table, ids in their order: two that mark the same rows then wait for one another, and do not
@@ -391,8 +353,8 @@ impl Marker {
         self.end_left_over(open).await.map_err(plain)?;
         **open = true;
         let mut written = transaction(client, parts).await;
-        if let (Ok(_), Some(room)) = (&written, &self.room)
-            && let Err(failed) = moved(client, room, batch).await
+        if let (Ok(_), Some(table)) = (&written, &self.parked)
+            && let Err(failed) = moved(client, table, batch).await
         {
             written = Err((None, failed));
         }
@@ -408,17 +370,6 @@ impl Marker {
         }
         **open = false;
         written
-    }
-
-    async fn in_room<T: Default>(&self, ask: impl AsyncFnOnce(&Room, &Client) -> Result<T, QueryError>) -> Result<T> {
-        let Some(room) = &self.room else { return Ok(T::default()) };
-        let mut open = self.open.lock().await;
-        let ended = self.end_left_over(&mut open).await;
-        let asked = match ended {
-            Ok(()) => ask(room, self.session.client()).await,
-            Err(failed) => Err(failed),
-        };
-        Ok(asked?)
     }
 
     /// A call that was cancelled may have left a transaction.
@@ -457,14 +408,14 @@ fn written_to<'a>(
 }
 
 /// Events begin to wait, wait on, or have waited.
-async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), QueryError> {
+async fn moved(client: &Client, table: &ParkedTable, batch: &Batch) -> Result<(), QueryError> {
     for events in together(&batch.parked, |event| event.bytes()) {
-        pipelined(events.iter().map(|event| room.park(client, event))).await?;
+        pipelined(events.iter().map(|event| table.park(client, event))).await?;
     }
     for events in together(&batch.failed_again, |event| event.failure.cause.len()) {
-        pipelined(events.iter().map(|event| room.failed(client, event))).await?;
+        pipelined(events.iter().map(|event| table.failed(client, event))).await?;
     }
-    if batch.unparked.is_empty() { Ok(()) } else { room.remove(client, &batch.unparked).await }
+    if batch.unparked.is_empty() { Ok(()) } else { table.remove(client, &batch.unparked).await }
 }
 
 async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {

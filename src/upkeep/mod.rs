@@ -17,8 +17,8 @@ pub mod parked;
 pub mod published;
 pub(crate) mod writer;
 
-pub use mark::{Batch, Marker, Wanted};
-pub use parked::{FailedAgain, Failure};
+pub use mark::{Batch, Marker};
+pub use parked::{FailedAgain, Failure, Parking};
 
 use std::time::Duration;
 

@@ -23,12 +23,13 @@ use crate::postgres::sql::SqlSession;
 use crate::upkeep::ANSWER_TIMEOUT;
 
 const INSERT: &str = include_str!("../../sql/parked/insert.sql");
-const INDEX: &str = include_str!("../../sql/parked/index.sql");
+pub(super) const INDEX: &str = include_str!("../../sql/parked/index.sql");
 const DUE: &str = include_str!("../../sql/parked/due.sql");
 const EVENTS: &str = include_str!("../../sql/parked/events.sql");
-const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
+pub(super) const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
 const FAILED: &str = include_str!("../../sql/parked/failed.sql");
 const ORPHANS: &str = include_str!("../../sql/parked/orphans.sql");
+pub(super) const STILL: &str = include_str!("../../sql/parked/still.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
 /// Class of an event that waits for one before it.
@@ -193,19 +194,37 @@ impl Held {
     }
 }
 
-/// The table of one slot. It has no session of its own: whoever calls lends one that nobody uses meanwhile.
+/// What is done with events that may have to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parking {
+    /// They do not wait.
+    Off,
+    /// They wait where there is a table for them, and it is not made.
+    IfTableExists,
+    /// They wait, and the table is made where it is missing.
+    On,
+}
+
+impl Parking {
+    /// What a relay of this configuration does.
+    pub fn of(config: &Config) -> Parking {
+        if config.delivery.on_error == OnError::Park { Parking::On } else { Parking::Off }
+    }
+}
+
+/// The table of one slot, its statements prepared in the session of the [`Marker`](super::Marker) that has it.
 #[derive(Debug)]
-pub struct Room {
-    slot: String,
+pub(super) struct ParkedTable {
+    pub(super) slot: String,
     /// What the outboxes are called, and what their keys are made of, by index.
-    outboxes: Vec<String>,
+    pub(super) outboxes: Vec<String>,
     keys_by: Vec<String>,
     /// The columns that name a row, by outbox.
     row_keys: Vec<Vec<String>>,
     insert: Statement,
     failed: Statement,
-    due: Statement,
-    events: Statement,
+    pub(super) due: Statement,
+    pub(super) events: Statement,
     remove: Statement,
     /// Events of outboxes that are not configured that were dropped, and not counted yet.
     pub(super) dropped: AtomicU64,
@@ -223,32 +242,29 @@ pub(super) const PARKED: OwnTable = OwnTable {
 /// Events of outboxes that are not configured, dropped in one go.
 const ORPHANS_MAX: i64 = 1_000;
 
-impl Room {
-    /// Looks at the table, makes it where it is missing and we may, and prepares what is done with it.
+impl ParkedTable {
+    /// Looks at the table, makes it where that is wanted and we may, and prepares what is done with it.
     ///
     /// # Errors
     /// [`Kind::PostgresRefused`] with the SQL for somebody who may; those of the connection.
-    pub async fn open(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Room> {
-        PARKED.prepare(client).await?;
-        Room::new(client, slot, outboxes).await
-    }
-
-    /// Looks at the table; none where there is none.
-    ///
-    /// # Errors
-    /// As [`Room::open`].
-    pub async fn look(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Option<Room>> {
-        match PARKED.state(client).await?.as_str() {
-            // One of before is changed when it is opened.
-            "missing" | "old" => Ok(None),
-            "usable" => Room::new(client, slot, outboxes).await.map(Some),
-            _ => Err(PARKED.forbidden(client).await),
+    pub(super) async fn open(
+        client: &Client,
+        slot: &SlotName,
+        outboxes: &[OutboxConfig],
+        parking: Parking,
+    ) -> Result<Option<ParkedTable>> {
+        match parking {
+            Parking::Off => return Ok(None),
+            Parking::On => PARKED.prepare(client).await?,
+            Parking::IfTableExists => match PARKED.state(client).await?.as_str() {
+                // A table of an earlier layout is changed by who needs it.
+                "missing" | "old" => return Ok(None),
+                "usable" => {}
+                _ => return Err(PARKED.forbidden(client).await),
+            },
         }
-    }
-
-    async fn new(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Room> {
         let prepared = async |sql| bounded(DOING, ANSWER_TIMEOUT, client.prepare(sql)).await;
-        Ok(Room {
+        Ok(Some(ParkedTable {
             slot: slot.to_string(),
             outboxes: outboxes.iter().map(|outbox| outbox.source.to_string()).collect(),
             keys_by: outboxes.iter().map(key_by).collect(),
@@ -259,63 +275,54 @@ impl Room {
             events: prepared(EVENTS).await?,
             remove: prepared(REMOVE).await?,
             dropped: AtomicU64::default(),
-        })
+        }))
     }
 
-    /// Whose events wait here.
-    pub(super) fn slot(&self) -> &str {
-        &self.slot
+    /// What is known of the event in a row of `index.sql`; none where its outbox is not configured.
+    pub(super) fn waiting(&self, row: &Row) -> Result<Option<Waiting>, QueryError> {
+        let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
+        let of = self.row_id(row, (1, 7), outbox)?;
+        Ok(Some(Waiting { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
     }
 
-    /// Which events wait. Those of an outbox that is not configured go where somebody asked for that; others are for
-    /// [`none_left_behind`] to find.
-    pub(super) async fn index(&self, client: &Client) -> Result<Vec<Waiting>, QueryError> {
-        self.drop_orphans(client).await?;
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(INDEX, &[&self.slot])).await?;
-        let waiting = |row: &Row| {
-            let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
-            let of = self.row_id(row, (1, 7), outbox)?;
-            Ok(Some(Waiting { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
+    /// The aggregate of a row of `due.sql`; likewise.
+    pub(super) fn head(&self, row: &Row) -> Result<Option<Head>, QueryError> {
+        let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
+        Ok(Some(Head { id: get(row, 0)?, outbox, key: get(row, 2)? }))
+    }
+
+    /// The event in a row of `dropped.sql`, and why it waited; likewise.
+    pub(super) fn dropped_event(&self, row: &Row) -> Result<Option<(i64, Waiting, Failure)>, QueryError> {
+        let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
+        let of = self.row_id(row, (2, 10), outbox)?;
+        let waiting = Waiting { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
+        let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
+        let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
+        Ok(Some((get(row, 0)?, waiting, Failure { class: class_of(&class), cause, attempts })))
+    }
+
+    /// The event in a row of `events.sql`, which is one of this outbox.
+    pub(super) fn held(&self, row: &Row, outbox: usize) -> Result<Held, QueryError> {
+        let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
+            (get(row, 8)?, get(row, 9)?, get(row, 10)?);
+        let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
+            name,
+            type_oid: u32::try_from(type_oid).unwrap_or_default(),
+            text,
+        });
+        let event = Parked {
+            row: self.row_id(row, (1, 16), outbox)?,
+            key: get(row, 2)?,
+            topic: get(row, 3)?,
+            place: place(row, 4)?,
+            committed_at_us: get(row, 7)?,
+            columns: columns.collect(),
+            why: None,
+            retry_in_ms: None,
         };
-        rows.iter().filter_map(|row| waiting(row).transpose()).collect()
-    }
-
-    /// The first of each aggregate that may be tried now, `limit` at most, without those in `except`.
-    pub(super) async fn due(&self, client: &Client, limit: i64, except: &[i64]) -> Result<Vec<Head>, QueryError> {
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&self.due, &[&self.slot, &limit, &except])).await?;
-        let head = |row: &Row| {
-            let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-            Ok(Some(Head { id: get(row, 0)?, outbox, key: get(row, 2)? }))
-        };
-        rows.iter().filter_map(|row| head(row).transpose()).collect()
-    }
-
-    /// The events of an aggregate from `head` on, in their order.
-    pub(super) async fn events(&self, client: &Client, head: &Head, limit: Limit) -> Result<Vec<Held>, QueryError> {
-        let name = self.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
-        let bytes = i64::try_from(limit.bytes).unwrap_or(i64::MAX);
-        let values: [&(dyn ToSql + Sync); 6] = [&self.slot, &name, &head.key, &head.id, &limit.events, &bytes];
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&self.events, &values)).await?;
-        rows.iter().map(|row| held(row, self.row_id(row, (1, 16), head.outbox)?)).collect()
-    }
-
-    /// Events that somebody asked to be dropped, with why they waited, without those in `except`.
-    pub(super) async fn dropped(
-        &self,
-        client: &Client,
-        limit: i64,
-        except: &[i64],
-    ) -> Result<Vec<(i64, Waiting, Failure)>, QueryError> {
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(DROPPED, &[&self.slot, &limit, &except])).await?;
-        let dropped = |row: &Row| {
-            let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-            let of = self.row_id(row, (2, 10), outbox)?;
-            let waiting = Waiting { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
-            let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
-            let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
-            Ok(Some((get(row, 0)?, waiting, Failure { class: class_of(&class), cause, attempts })))
-        };
-        rows.iter().filter_map(|row| dropped(row).transpose()).collect()
+        let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
+        let (class, error, is_dropped, version) = (get(row, 11)?, get(row, 12)?, get(row, 14)?, get(row, 15)?);
+        Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
     }
 
     /// Inside a transaction of the caller's: it was tried and failed.
@@ -371,7 +378,9 @@ impl Room {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.remove, &[&ids])).await.map(|_| ())
     }
 
-    async fn drop_orphans(&self, client: &Client) -> Result<(), QueryError> {
+    /// Events of outboxes that are not configured go where somebody asked for that; others are for [`none_left_behind`] to
+    /// find.
+    pub(super) async fn drop_orphans(&self, client: &Client) -> Result<(), QueryError> {
         loop {
             let rows =
                 bounded(DOING, ANSWER_TIMEOUT, client.query(ORPHANS, &[&self.slot, &self.outboxes, &ORPHANS_MAX]))
@@ -441,29 +450,6 @@ fn place(row: &Row, first: usize) -> Result<Place, QueryError> {
         _ => Via::Table,
     };
     Ok(Place { commit_lsn, index, via })
-}
-
-fn held(row: &Row, of: RowId) -> Result<Held, QueryError> {
-    let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
-        (get(row, 8)?, get(row, 9)?, get(row, 10)?);
-    let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
-        name,
-        type_oid: u32::try_from(type_oid).unwrap_or_default(),
-        text,
-    });
-    let event = Parked {
-        row: of,
-        key: get(row, 2)?,
-        topic: get(row, 3)?,
-        place: place(row, 4)?,
-        committed_at_us: get(row, 7)?,
-        columns: columns.collect(),
-        why: None,
-        retry_in_ms: None,
-    };
-    let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
-    let (class, error, is_dropped, version) = (get(row, 11)?, get(row, 12)?, get(row, 14)?, get(row, 15)?);
-    Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
 }
 
 const COUNT: &str = include_str!("../../sql/parked/count.sql");
