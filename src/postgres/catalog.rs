@@ -27,7 +27,6 @@ pub struct Table {
     pub owned: bool,
     /// Whether the role may read all of it, system columns too.
     pub may_select: bool,
-    /// Its columns, in order.
     pub columns: Vec<Column>,
     /// Unique indexes that can name a row: the primary key, then those of the fewest columns.
     pub unique_keys: Vec<UniqueKey>,
@@ -58,7 +57,6 @@ pub struct Column {
     pub domain: bool,
     /// `typname` of its base type.
     pub base: String,
-    /// OID of its base type.
     pub base_oid: u32,
     /// Its base type as SQL writes it in a cast, without a modifier.
     pub base_type: String,
@@ -98,26 +96,18 @@ pub struct UniqueKey {
 /// What matters of a type to whoever guesses what a column holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// `uuid`.
     Uuid,
-    /// A whole number.
     Integer,
-    /// `numeric`.
     Numeric,
-    /// A text of any type.
     Text,
     Enum,
-    /// `json` and `jsonb`.
     Json,
-    /// `bytea`.
     Bytea,
-    /// `xml`.
     Xml,
     /// With a time zone, so that it is one moment.
     Timestamptz,
     /// Without a time zone.
     Timestamp,
-    /// Anything else.
     Other,
 }
 
@@ -144,12 +134,10 @@ impl Table {
         matches!(self.kind.as_str(), "r" | "p")
     }
 
-    /// Whether it has partitions.
     pub fn is_partitioned(&self) -> bool {
         self.kind == "p"
     }
 
-    /// A column by its name.
     pub fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.name == name)
     }

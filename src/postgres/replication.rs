@@ -138,9 +138,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     }
 
     /// Which server this is.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds.
     pub(crate) async fn identify_system(&mut self) -> Result<SystemIdentity> {
         let act = While::Querying("asking the server who it is");
         let rows = self.session.query(act, "IDENTIFY_SYSTEM").await?;
@@ -171,9 +168,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     }
 
     /// The server's process for this session.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds.
     pub(crate) async fn backend_pid(&mut self) -> Result<i32> {
         let act = While::Querying("asking for the session's pid");
         let rows = self.session.query(act, "SELECT pg_catalog.pg_backend_pid()").await?;
@@ -185,9 +179,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     ///
     /// What committed before the beginning is visible in the snapshot, everything else is in the slot. It waits for every
     /// transaction that is under way, a prepared one included; bounded in time by the caller.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds.
     pub(crate) async fn create_slot(&mut self, major: u32) -> Result<NewSlot> {
         let what = format!("creating slot {}", self.slot);
         let act = While::Querying(&what);

@@ -29,7 +29,6 @@ const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 pub(crate) struct StartUp<'a> {
     /// `host:port/database as user`, for errors.
     pub place: &'a str,
-    /// The role.
     pub user: &'a str,
     /// Its password, sent only if asked for.
     pub password: Option<Secret>,
@@ -122,9 +121,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Session<S> {
 
     /// Runs a statement that turns the session into a stream in both directions, and hands over the stream and what
     /// has already arrived of it.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds.
     pub(crate) async fn copy_both(mut self, act: While<'_>, statement: &str) -> Result<(S, Inbox)> {
         self.send_query(act, statement).await?;
         loop {

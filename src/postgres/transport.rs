@@ -45,9 +45,6 @@ pub(crate) trait Login {
 /// Tries the servers of `info` in order and gives the first session that comes about.
 ///
 /// Bounded by `connect_timeout` per server. A refusal ends the search, as with libpq; what a retry may heal does not.
-///
-/// # Errors
-/// That of the last server tried.
 pub(crate) async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::Session> {
     let config = tls::client_config(&info.tls)?;
     let mut last = Error::new(Kind::Config, "the Postgres connection names no server");

@@ -33,7 +33,6 @@ pub(crate) struct Inbox {
 /// One message: its type, and where its body is. Take the body before the next [`Inbox::poll_fill`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// The type byte.
     pub tag: u8,
     body: Range<usize>,
 }
@@ -46,14 +45,7 @@ pub(crate) enum FrameError {
     Length(i32),
     /// A length above the bound; refused before the message is received.
     #[error("a message has {frame_bytes} bytes, and at most {frame_bytes_max} are allowed")]
-    TooLarge {
-        /// The type byte.
-        tag: u8,
-        /// What it would take.
-        frame_bytes: usize,
-        /// What is allowed.
-        frame_bytes_max: usize,
-    },
+    TooLarge { tag: u8, frame_bytes: usize, frame_bytes_max: usize },
 }
 
 impl Inbox {
@@ -207,27 +199,22 @@ impl<'a> Cursor<'a> {
         Some(*taken)
     }
 
-    /// One byte.
     pub(crate) fn u8(&mut self) -> Option<u8> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    /// Two bytes, most significant first.
     pub(crate) fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
 
-    /// Four bytes, most significant first.
     pub(crate) fn i32(&mut self) -> Option<i32> {
         self.array().map(i32::from_be_bytes)
     }
 
-    /// Eight bytes, most significant first.
     pub(crate) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// Eight bytes, most significant first.
     pub(crate) fn i64(&mut self) -> Option<i64> {
         self.array().map(i64::from_be_bytes)
     }

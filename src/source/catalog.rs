@@ -51,7 +51,6 @@ pub struct Publication {
     pub owner: String,
     #[serde(rename = "puballtables")]
     pub all_tables: bool,
-    /// What it publishes.
     #[serde(flatten)]
     pub flags: Flags,
     /// `s` where stored generated columns are published (18+).
@@ -62,16 +61,12 @@ pub struct Publication {
 /// What a publication publishes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub struct Flags {
-    /// Inserts: the events.
     #[serde(rename = "pubinsert")]
     pub insert: bool,
-    /// Updates.
     #[serde(rename = "pubupdate")]
     pub update: bool,
-    /// Deletes.
     #[serde(rename = "pubdelete")]
     pub delete: bool,
-    /// Truncates.
     #[serde(rename = "pubtruncate")]
     pub truncate: bool,
     /// Rows of partitions come under the name of the partitioned table.
@@ -102,13 +97,11 @@ pub struct Table {
     pub kind: String,
     /// `relpersistence`: `p`, `u` for unlogged, `t` for temporary.
     pub persistence: String,
-    /// Whether row-level security is enabled.
     pub row_security: bool,
     /// How many tables inherit from it, partitions not counted.
     pub inherited_by: u32,
     /// Partitions whose rows never reach a stream: unlogged and foreign ones.
     pub silent_partitions: Vec<String>,
-    /// Its columns, in order.
     pub columns: Vec<Column>,
 }
 
@@ -135,7 +128,6 @@ pub struct Member {
     pub oid: u32,
     /// `WHERE` of the membership.
     pub row_filter: Option<String>,
-    /// Column list of the membership.
     pub columns: Option<Vec<String>>,
 }
 
@@ -161,47 +153,23 @@ impl Catalog {
     }
 }
 
-/// What must stay as it is for the stream to hold every event of the outbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What must stay as it is for the stream to hold every event of the outbox: publication and table as they were seen.
+#[derive(Debug, Clone)]
 pub(crate) struct Fingerprint {
     publication_name: String,
     table_name: TableName,
-    publication: Option<Publication>,
-    publication_now_called: Option<String>,
-    table_oid: Option<u32>,
-    table_now_called: Option<String>,
-    partitioned: bool,
-    unlogged: bool,
-    silent_partitions: Vec<String>,
-    memberships: Vec<(String, u32)>,
-    row_filter: Option<String>,
-    columns: Option<Vec<String>>,
+    seen: Catalog,
 }
 
 impl Fingerprint {
     /// What makes this publication and table these and no others.
     pub(crate) fn of(catalog: &Catalog, publication: &str, table: &TableName) -> Fingerprint {
-        let own: Vec<&Member> = catalog.members.iter().filter(|member| member.level == 0).collect();
-        let columns = own.iter().find_map(|member| member.columns.clone());
-        Fingerprint {
-            publication_name: publication.to_owned(),
-            table_name: table.clone(),
-            publication: catalog.publication.clone(),
-            publication_now_called: catalog.publication_now_called.clone().filter(|name| name != publication),
-            table_oid: catalog.table.as_ref().map(|table| table.oid),
-            table_now_called: catalog.table_now_called.clone(),
-            partitioned: catalog.table.as_ref().is_some_and(|table| table.kind == "p"),
-            unlogged: catalog.table.as_ref().is_some_and(|table| table.persistence != "p"),
-            silent_partitions: catalog.table.as_ref().map(|table| table.silent_partitions.clone()).unwrap_or_default(),
-            memberships: catalog.members.iter().map(|member| (member.through.clone(), member.oid)).collect(),
-            row_filter: own.iter().find_map(|member| member.row_filter.clone()),
-            columns,
-        }
+        Fingerprint { publication_name: publication.to_owned(), table_name: table.clone(), seen: catalog.clone() }
     }
 
     /// OID of the publication, unless there is none.
     pub(crate) fn publication_oid(&self) -> Option<u32> {
-        self.publication.as_ref().map(|publication| publication.oid)
+        self.seen.publication.as_ref().map(|publication| publication.oid)
     }
 
     /// Whether it is of this outbox table.
@@ -211,12 +179,17 @@ impl Fingerprint {
 
     /// OID of the outbox table, unless there is none.
     pub(crate) fn table_oid(&self) -> Option<u32> {
-        self.table_oid
+        self.seen.table.as_ref().map(|table| table.oid)
     }
 
     /// OIDs of the memberships that put the table into the publication: others after removing and adding it again.
     pub(crate) fn membership_oids(&self) -> Vec<u32> {
-        self.memberships.iter().map(|(_, oid)| *oid).collect()
+        self.seen.members.iter().map(|member| member.oid).collect()
+    }
+
+    /// The outbox's own membership, without those of the tables above it, where it has what is asked for.
+    fn own<'a, T>(&'a self, of: impl Fn(&'a Member) -> Option<&'a T>) -> Option<&'a T> {
+        self.seen.members.iter().filter(|member| member.level == 0).find_map(of)
     }
 }
 
@@ -247,8 +220,8 @@ pub(super) async fn look(
 pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     let (publication, table) = (&now.publication_name, &now.table_name);
     let sql_publication = quoted(publication);
-    let Some(seen) = &now.publication else {
-        return Err(match &now.publication_now_called {
+    let Some(seen) = &now.seen.publication else {
+        return Err(match now.seen.publication_now_called.as_ref().filter(|name| *name != publication) {
             Some(name) => changed(now, format!("publication {publication} was renamed to {name}")).remedy(format!(
                 "{}. Then rename it back (alter publication {} rename to {sql_publication}) and start walrelay again; \
                  if the slot cannot get past the time in between, create the slot anew with `walrelay setup`",
@@ -265,27 +238,32 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
         return Err(changed(now, format!("publication {publication} was dropped and created again"))
             .remedy(format!("{}. {NEW_SLOT}", missing(table))));
     }
-    if now.table_oid != before.table_oid {
+    if now.table_oid() != before.table_oid() {
         return Err(table_gone(before, now));
     }
-    if now.memberships.is_empty() {
+    let members = &now.seen.members;
+    if members.is_empty() {
         return Err(changed(now, format!("table {table} was removed from publication {publication}")).remedy(format!(
             "alter publication {sql_publication} add table {table}. {}. Then start walrelay again",
             missing(table)
         )));
     }
-    if !now.memberships.iter().any(|membership| before.memberships.contains(membership)) {
+    let was_there =
+        |now: &Member| before.seen.members.iter().any(|was| was.oid == now.oid && was.through == now.through);
+    if !members.iter().any(was_there) {
         let cause = format!("table {table} was removed from publication {publication} and added again");
-        let filter = now.row_filter.as_deref().map(|filter| format!(", with the row filter {filter}"));
-        let remedy = format!("{}. Then start walrelay again", missing(table));
-        return Err(changed(now, format!("{cause}{}", filter.unwrap_or_default())).remedy(remedy));
+        let filter = now.own(|member| member.row_filter.as_ref());
+        let filter = filter.map(|filter| format!(", with the row filter {filter}")).unwrap_or_default();
+        return Err(
+            changed(now, format!("{cause}{filter}")).remedy(format!("{}. Then start walrelay again", missing(table)))
+        );
     }
     settings(before, now, seen)
 }
 
 /// Something that looks harmless and may not have been: for a log line, never for a stop. `before` says it once.
 pub(crate) fn notice(before: &mut Fingerprint, now: &Fingerprint) -> Option<String> {
-    let (was, is) = (before.publication.as_mut()?, now.publication.as_ref()?);
+    let (was, is) = (before.seen.publication.as_mut()?, now.seen.publication.as_ref()?);
     let altered = was.row_version != is.row_version && was.owner == is.owner && was.flags == is.flags;
     altered.then(|| {
         was.row_version.clone_from(&is.row_version);
@@ -319,7 +297,7 @@ fn missing(table: &TableName) -> String {
 fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
     let table = &now.table_name;
     let publication = quoted(&now.publication_name);
-    match (now.table_oid, &now.table_now_called) {
+    match (now.table_oid(), &now.seen.table_now_called) {
         (None, Some(name)) => changed(now, format!("there is no table {table} any more: it is now called {name}"))
             .remedy(format!(
                 "rename it back, or configure {name} as the outbox. Rows inserted since are in the stream under the \
@@ -330,9 +308,9 @@ fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
              What was inserted and not relayed before the drop is still in the stream; after it, nothing is"
         )),
         (Some(_), old) => {
-            let was = before.table_oid.unwrap_or_default();
+            let was = before.table_oid().unwrap_or_default();
             let old = old.as_deref().map(|name| format!(", which is now called {name}")).unwrap_or_default();
-            let (published, add) = match now.memberships.is_empty() {
+            let (published, add) = match now.seen.members.is_empty() {
                 true => (
                     ", and the new one is not in the publication",
                     format!("alter publication {publication} add table {table}. "),
@@ -349,28 +327,32 @@ fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
 fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Result<()> {
     let (publication, table) = (&now.publication_name, &now.table_name);
     let sql_publication = quoted(publication);
-    if let Some(filter) = now.row_filter.as_ref().filter(|_| now.row_filter != before.row_filter) {
+    let filter = |of: &'_ Fingerprint| of.own(|member| member.row_filter.as_ref()).cloned();
+    if let Some(filter) = filter(now).filter(|now| Some(now) != filter(before).as_ref()) {
         return Err(changed(now, format!("publication {publication} filters rows of {table}: {filter}"))
             .remedy(format!("alter publication {sql_publication} set table {table}. {}", missing(table))));
     }
-    if let Some(columns) = now.columns.as_ref().filter(|_| now.columns != before.columns) {
+    let columns = |of: &'_ Fingerprint| of.own(|member| member.columns.as_ref()).cloned();
+    if let Some(columns) = columns(now).filter(|now| Some(now) != columns(before).as_ref()) {
         let columns = columns.join(", ");
         return Err(changed(now, format!("publication {publication} publishes only ({columns}) of {table}"))
             .remedy(format!("alter publication {sql_publication} set table {table}. {}", missing(table))));
     }
-    if now.unlogged {
+    let Some(is) = &now.seen.table else { return Ok(()) };
+    if is.persistence != "p" {
         return Err(changed(now, format!("table {table} is unlogged: none of its rows reaches a stream"))
             .remedy(format!("alter table {table} set logged. {}", missing(table))));
     }
-    if let Some(part) = now.silent_partitions.iter().find(|part| !before.silent_partitions.contains(part)) {
+    let silent_before = before.seen.table.as_ref().map(|table| table.silent_partitions.as_slice()).unwrap_or_default();
+    if let Some(part) = is.silent_partitions.iter().find(|part| !silent_before.contains(part)) {
         return Err(changed(
             now,
             format!("partition {part} of {table} is unlogged or foreign: none of its rows reaches a stream"),
         )
         .remedy(format!("alter table {part} set logged, or detach it. {}", missing(table))));
     }
-    let was = before.publication.as_ref().map(|publication| publication.flags).unwrap_or_default();
-    if seen.flags.via_root != was.via_root && now.partitioned {
+    let was = before.seen.publication.as_ref().map(|publication| publication.flags).unwrap_or_default();
+    if seen.flags.via_root != was.via_root && is.kind == "p" {
         let value = was.via_root;
         return Err(changed(
             now,
@@ -396,13 +378,11 @@ fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Resu
 mod tests {
     use super::*;
 
-    use crate::source::catalog::Flags;
+    type Change = fn(&mut Catalog);
 
-    fn fingerprint() -> Fingerprint {
+    fn changed_by(change: impl FnOnce(&mut Catalog)) -> Fingerprint {
         let flags = Flags { insert: true, ..Flags::default() };
-        Fingerprint {
-            publication_name: "walrelay_orders".to_owned(),
-            table_name: "outbox".parse().unwrap(),
+        let mut catalog = Catalog {
             publication: Some(Publication {
                 oid: 10,
                 row_version: "700".to_owned(),
@@ -410,111 +390,81 @@ mod tests {
                 flags,
                 ..Publication::default()
             }),
-            publication_now_called: None,
-            table_oid: Some(20),
+            table: Some(Table { oid: 20, kind: "r".to_owned(), persistence: "p".to_owned(), ..Table::default() }),
             table_now_called: Some("outbox".to_owned()),
-            partitioned: false,
-            unlogged: false,
-            silent_partitions: vec![],
-            memberships: vec![("table".to_owned(), 30)],
-            row_filter: None,
-            columns: None,
-        }
+            members: vec![Member { through: "table".to_owned(), oid: 30, ..Member::default() }],
+            ..Catalog::default()
+        };
+        change(&mut catalog);
+        Fingerprint::of(&catalog, "walrelay_orders", &"outbox".parse().unwrap())
     }
 
-    fn with(change: impl FnOnce(&mut Fingerprint)) -> Fingerprint {
-        let mut now = fingerprint();
-        change(&mut now);
-        now
+    fn fingerprint() -> Fingerprint {
+        changed_by(|_| {})
     }
 
-    fn with_flags(change: impl FnOnce(&mut Flags)) -> Fingerprint {
-        with(|now| change(&mut now.publication.as_mut().unwrap().flags))
+    fn publication(catalog: &mut Catalog) -> &mut Publication {
+        catalog.publication.as_mut().unwrap()
+    }
+
+    fn table(catalog: &mut Catalog) -> &mut Table {
+        catalog.table.as_mut().unwrap()
     }
 
     #[test]
     fn every_change_that_can_hide_events_is_named() {
-        let rows: Vec<(&str, Fingerprint)> = vec![
-            ("publication walrelay_orders was dropped:", with(|now| now.publication = None)),
-            (
-                "publication walrelay_orders was renamed to old:",
-                with(|now| {
-                    now.publication = None;
-                    now.publication_now_called = Some("old".to_owned());
-                }),
-            ),
-            (
-                "publication walrelay_orders was dropped and created again:",
-                with(|now| now.publication.as_mut().unwrap().oid = 11),
-            ),
-            (
-                "table public.outbox was dropped:",
-                with(|now| {
-                    now.table_oid = None;
-                    now.table_now_called = None;
-                    now.memberships.clear();
-                }),
-            ),
-            (
-                "there is no table public.outbox any more: it is now called sales.events:",
-                with(|now| {
-                    now.table_oid = None;
-                    now.table_now_called = Some("sales.events".to_owned());
-                    now.memberships.clear();
-                }),
-            ),
+        let rows: [(&str, Change); 16] = [
+            ("publication walrelay_orders was dropped:", |now| now.publication = None),
+            ("publication walrelay_orders was renamed to old:", |now| {
+                (now.publication, now.publication_now_called) = (None, Some("old".to_owned()));
+            }),
+            ("publication walrelay_orders was dropped and created again:", |now| publication(now).oid = 11),
+            ("table public.outbox was dropped:", |now| {
+                (now.table, now.table_now_called, now.members) = (None, None, Vec::new());
+            }),
+            ("there is no table public.outbox any more: it is now called sales.events:", |now| {
+                (now.table, now.table_now_called) = (None, Some("sales.events".to_owned()));
+                now.members.clear();
+            }),
             (
                 "table public.outbox is another one than the one watched (OID 20), which is now called old, and the new \
                  one is not in the publication:",
-                with(|now| {
-                    now.table_oid = Some(21);
-                    now.table_now_called = Some("old".to_owned());
-                    now.memberships.clear();
-                }),
+                |now| {
+                    (table(now).oid, now.table_now_called) = (21, Some("old".to_owned()));
+                    now.members.clear();
+                },
             ),
-            (
-                "table public.outbox is another one than the one watched (OID 20):",
-                with(|now| {
-                    now.table_oid = Some(21);
-                    now.table_now_called = None;
-                }),
-            ),
-            ("table public.outbox was removed from publication walrelay_orders:", with(|now| now.memberships.clear())),
-            (
-                "table public.outbox was removed from publication walrelay_orders and added again:",
-                with(|now| now.memberships = vec![("table".to_owned(), 31)]),
-            ),
+            ("table public.outbox is another one than the one watched (OID 20):", |now| {
+                (table(now).oid, now.table_now_called) = (21, None);
+            }),
+            ("table public.outbox was removed from publication walrelay_orders:", |now| now.members.clear()),
+            ("table public.outbox was removed from publication walrelay_orders and added again:", |now| {
+                now.members[0].oid = 31;
+            }),
             (
                 "table public.outbox was removed from publication walrelay_orders and added again, with the row filter \
                  (id > 1):",
-                with(|now| {
-                    now.memberships = vec![("table".to_owned(), 31)];
-                    now.row_filter = Some("(id > 1)".to_owned());
-                }),
+                |now| (now.members[0].oid, now.members[0].row_filter) = (31, Some("(id > 1)".to_owned())),
             ),
-            (
-                "publication walrelay_orders filters rows of public.outbox: (id > 1):",
-                with(|now| now.row_filter = Some("(id > 1)".to_owned())),
-            ),
-            (
-                "publication walrelay_orders publishes only (id, type) of public.outbox:",
-                with(|now| now.columns = Some(vec!["id".to_owned(), "type".to_owned()])),
-            ),
-            ("table public.outbox is unlogged:", with(|now| now.unlogged = true)),
-            (
-                "partition p7 of public.outbox is unlogged or foreign:",
-                with(|now| now.silent_partitions = vec!["p7".to_owned()]),
-            ),
-            (
-                "publication walrelay_orders was changed from publish = 'insert' to '':",
-                with_flags(|f| f.insert = false),
-            ),
-            (
-                "publication walrelay_orders was changed from publish = 'insert' to 'update, truncate':",
-                with_flags(|f| (f.insert, f.update, f.truncate) = (false, true, true)),
-            ),
+            ("publication walrelay_orders filters rows of public.outbox: (id > 1):", |now| {
+                now.members[0].row_filter = Some("(id > 1)".to_owned());
+            }),
+            ("publication walrelay_orders publishes only (id, type) of public.outbox:", |now| {
+                now.members[0].columns = Some(vec!["id".to_owned(), "type".to_owned()]);
+            }),
+            ("table public.outbox is unlogged:", |now| table(now).persistence = "u".to_owned()),
+            ("partition p7 of public.outbox is unlogged or foreign:", |now| {
+                table(now).silent_partitions = vec!["p7".to_owned()];
+            }),
+            ("publication walrelay_orders was changed from publish = 'insert' to '':", |now| {
+                publication(now).flags.insert = false;
+            }),
+            ("publication walrelay_orders was changed from publish = 'insert' to 'update, truncate':", |now| {
+                publication(now).flags = Flags { update: true, truncate: true, ..Flags::default() };
+            }),
         ];
-        for (cause, now) in rows {
+        for (cause, change) in rows {
+            let now = changed_by(change);
             let error = compare(&fingerprint(), &now).unwrap_err();
             assert_eq!(error.kind(), Kind::Publication, "{cause}");
             assert!(error.cause().starts_with(cause), "{cause:?} does not start {:?}", error.cause());
@@ -530,39 +480,42 @@ mod tests {
 
     #[test]
     fn rows_of_a_partitioned_table_must_not_change_their_name() {
-        let before = with(|before| before.partitioned = true);
+        let before = changed_by(|before| table(before).kind = "p".to_owned());
         let mut now = before.clone();
-        now.publication.as_mut().unwrap().flags.via_root = true;
+        publication(&mut now.seen).flags.via_root = true;
         assert!(compare(&before, &now).unwrap_err().cause().contains("under other names"));
-        assert_eq!(compare(&fingerprint(), &with_flags(|flags| flags.via_root = true)), Ok(()));
+        let not_partitioned = changed_by(|now| publication(now).flags.via_root = true);
+        assert_eq!(compare(&fingerprint(), &not_partitioned), Ok(()));
     }
 
     #[test]
     fn what_is_harmless_passes() {
-        let harmless = [
-            fingerprint(),
-            with(|now| now.publication.as_mut().unwrap().owner = "17".to_owned()),
-            with(|now| now.publication.as_mut().unwrap().row_version = "701".to_owned()),
-            with(|now| now.publication.as_mut().unwrap().generated_columns = Some("s".to_owned())),
-            with(|now| now.memberships.push(("schema".to_owned(), 40))),
+        let harmless: [Change; 6] = [
+            |_| {},
+            |now| publication(now).owner = "17".to_owned(),
+            |now| publication(now).row_version = "701".to_owned(),
+            |now| publication(now).generated_columns = Some("s".to_owned()),
+            |now| now.members.push(Member { through: "schema".to_owned(), oid: 40, ..Member::default() }),
             // More operations than before: they are dropped.
-            with_flags(|flags| (flags.update, flags.delete, flags.truncate) = (true, true, true)),
+            |now| {
+                let flags = &mut publication(now).flags;
+                (flags.update, flags.delete, flags.truncate) = (true, true, true);
+            },
         ];
-        for now in harmless {
+        for change in harmless {
+            let now = changed_by(change);
             assert_eq!(compare(&fingerprint(), &now), Ok(()), "{now:?}");
         }
     }
 
     #[test]
     fn a_publication_altered_there_and_back_is_worth_a_line() {
-        let there_and_back = with(|now| now.publication.as_mut().unwrap().row_version = "702".to_owned());
+        let there_and_back = changed_by(|now| publication(now).row_version = "702".to_owned());
         let mut before = fingerprint();
         assert!(notice(&mut before, &there_and_back).unwrap().contains("publication walrelay_orders was altered"));
         assert_eq!(notice(&mut before, &there_and_back), None);
-        let new_owner = with(|now| {
-            let publication = now.publication.as_mut().unwrap();
-            publication.row_version = "701".to_owned();
-            publication.owner = "17".to_owned();
+        let new_owner = changed_by(|now| {
+            (publication(now).row_version, publication(now).owner) = ("701".to_owned(), "17".to_owned());
         });
         assert_eq!(notice(&mut fingerprint(), &new_owner), None);
         assert_eq!(notice(&mut fingerprint(), &fingerprint()), None);

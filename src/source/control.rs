@@ -136,9 +136,6 @@ struct Shared {
 
 impl Control {
     /// Bounds the session's statements, and keeps it alive from a task on the current runtime.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn start(session: SqlSession, watched: Watched) -> Result<Control> {
         bounded("bounding statements", QUERY_TIMEOUT, session.client().batch_execute(STATEMENT_TIMEOUT)).await?;
         let (closed, interval) = (session.closed(), (watched.silence / 3).min(PING_INTERVAL_MAX));

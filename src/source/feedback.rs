@@ -29,10 +29,7 @@ pub(crate) enum Action {
     /// Nothing until then, or until something happens.
     Wait(Instant),
     /// The server is dead: silent for this long, and asked in vain.
-    Dead {
-        /// How long nothing was heard.
-        silence: Duration,
-    },
+    Dead { silence: Duration },
 }
 
 /// What was sent and heard when.

@@ -38,9 +38,6 @@ pub(crate) enum Hold {
 ///
 /// From here on the server ends the session where it is silent for longer than `silence`. Whoever holds it says
 /// something three times as often, and does nothing more once it stood still for longer than is [`bearable`].
-///
-/// # Errors
-/// Of the connection only.
 pub(crate) async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duration) -> Result<bool> {
     let sql = match hold {
         Hold::Shared => "select pg_catalog.pg_try_advisory_lock_shared($1, $2)::text",
@@ -107,9 +104,6 @@ impl fmt::Display for Holder {
 }
 
 /// Who keeps other relays of `slot` waiting; none where nobody does. One small query, bounded in time.
-///
-/// # Errors
-/// Of the connection only.
 pub(crate) async fn holder(client: &Client, slot: &SlotName) -> Result<Option<Holder>> {
     let (class, key) = keys(slot);
     let params = [(&slot.as_str() as _, Type::TEXT), (&class as _, Type::INT4), (&key as _, Type::INT4)];

@@ -36,7 +36,6 @@ pub(crate) enum WalMessage<'a> {
         wal_end: Lsn,
         /// The server's clock when it was sent, microseconds since the Unix epoch.
         sent_at_us: i64,
-        /// The message.
         body: &'a [u8],
     },
     /// Nothing below `wal_end` is left to send but what was sent.
@@ -49,11 +48,7 @@ pub(crate) enum WalMessage<'a> {
     /// The server remarks something, such as a publication it does not find and goes on without.
     Notice(Notice),
     /// A setting changed. Those that decide the text of a value were checked already.
-    ParameterStatus {
-        /// The setting.
-        name: String,
-        value: String,
-    },
+    ParameterStatus { name: String, value: String },
     /// The server ends the stream: it has sent everything and is going down, or was asked to.
     CopyDone,
 }

@@ -85,7 +85,6 @@ fn pooled() -> Error {
 /// Everything [`super::inspect`] found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// The server and its settings.
     pub server: Server,
     /// `system_identifier`, where the role may read it. `IDENTIFY_SYSTEM` tells it, too.
     pub system_identifier: Option<String>,
@@ -155,13 +154,11 @@ pub struct Server {
     pub version_num: u32,
     /// `server_version`, for people.
     pub version: String,
-    /// `wal_level`.
     pub wal_level: String,
     /// A standby, or a primary that has not been promoted yet.
     pub in_recovery: bool,
     /// The database we are connected to.
     pub database: String,
-    /// The role we are.
     pub role: String,
     /// Superuser, `REPLICATION`, or a member of `rds_replication`.
     pub may_replicate: bool,

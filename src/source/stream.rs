@@ -71,9 +71,6 @@ struct Outbox {
 
 impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     /// Starts streaming the session's slot. Messages of more than `max_message_bytes` will be refused.
-    ///
-    /// # Errors
-    /// What [`WalSession::start`] says.
     pub(crate) async fn start(session: WalSession<S>, publication: &str, max_message_bytes: usize) -> Result<Self> {
         let (stream, mut inbox, slot) = session.start(publication).await?;
         inbox.set_frame_bytes_max(max_message_bytes.saturating_add(DATA_OVERHEAD_BYTES));
@@ -143,15 +140,11 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         self.outbox.bytes.extend(frame::status_update(status, now_us()));
     }
 
-    /// Whether something is queued.
     pub(crate) fn has_output(&self) -> bool {
         self.write_error.is_none() && (!self.outbox.bytes.is_empty() || self.outbox.unflushed)
     }
 
     /// Writes what is queued. Safe to cancel: what was written is not written again.
-    ///
-    /// # Errors
-    /// The connection failed.
     pub(crate) async fn flush_output(&mut self) -> Result<()> {
         let flushed = poll_fn(|cx| self.poll_output(cx)).await;
         flushed.map_err(|error| broken(&self.slot, &error))
@@ -333,7 +326,6 @@ fn unreceivable(slot: &SlotName, error: FrameError, lsn: Option<Lsn>) -> Error {
     )
 }
 
-/// The socket failed.
 fn broken(slot: &SlotName, error: &io::Error) -> Error {
     fault::io(While::Streaming(slot.as_str()), error)
 }

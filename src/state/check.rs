@@ -15,7 +15,6 @@ use crate::state::{ServerIdentity, Stored};
 /// What the slot and the catalogs say now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotNow {
-    /// The slot's name.
     pub name: String,
     /// Up to where it was confirmed.
     pub confirmed_flush: Lsn,
@@ -139,7 +138,6 @@ struct Comparison {
     position: Position,
     /// What the operator should know, a sentence each.
     notes: Vec<String>,
-    /// What does not belong.
     mismatches: Vec<Mismatch>,
 }
 

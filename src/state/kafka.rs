@@ -13,12 +13,12 @@ use crate::sink::Producer;
 use crate::sink::kafka::admin::TopicAdmin;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicReader};
-use crate::state::{Store, Stored};
+use crate::state::Stored;
 
 /// The partition; the topic has no other.
 const PARTITION: i32 = 0;
 
-/// [`Store`] in a Kafka topic. Through a producer with transactions, storing commits what was sent before. One call at a time, which `&mut` sees to.
+/// Keeps one [`Stored`] in a Kafka topic. Through a producer with transactions, storing commits what was sent before. One call at a time, which `&mut` sees to.
 pub(crate) struct KafkaStore {
     config: KafkaConfig,
     topic: String,
@@ -41,17 +41,17 @@ impl KafkaStore {
         blocking(&producer, move || prepare(options, &name)).await?;
         Ok(KafkaStore { config: config.clone(), topic: state.topic.clone(), key: state.key.clone(), producer })
     }
-}
 
-impl Store for KafkaStore {
-    async fn load(&mut self) -> Result<Option<Stored>> {
+    /// The newest stored value, if there is one.
+    pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
         let options = Options::reader(&self.config)?;
         let (topic, key) = (self.topic.clone(), self.key.clone());
         let value = blocking(&self.producer, move || newest(options, &topic, key.as_bytes())).await?;
         value.map(|value| decode(&value, &self.topic, &self.key)).transpose()
     }
 
-    async fn store(&mut self, stored: &Stored) -> Result<()> {
+    /// Replaces it: durable when this returns. Not safe to cancel half-way: drive it to its end.
+    pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let value = encode(stored)?;
         let (topic, key) = (&self.topic, self.key.as_bytes());
         match self.producer.is_transactional() {

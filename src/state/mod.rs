@@ -1,7 +1,5 @@
 //! Where the position is kept, and whether it belongs to this server and slot.
 
-use std::future::Future;
-
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config::{Config, StoreKind};
@@ -114,14 +112,6 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Re
         Oids::One(oid) => vec![oid],
         Oids::Several(oids) => oids,
     })
-}
-
-/// Keeps one [`Stored`]. Durable when `store` returns `Ok`; never answers with an older one after that.
-pub(crate) trait Store: Send {
-    /// The newest stored value, if there is one.
-    fn load(&mut self) -> impl Future<Output = Result<Option<Stored>>> + Send;
-    /// Replaces it. Not safe to cancel half-way: drive it to its end.
-    fn store(&mut self, stored: &Stored) -> impl Future<Output = Result<()>> + Send;
 }
 
 /// What is stored under this configuration's key; none where nothing is, or the store is the slot, which keeps only a

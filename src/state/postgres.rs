@@ -9,7 +9,7 @@ use crate::postgres::own_table::OwnTable;
 use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_text};
 use crate::postgres::sql::SqlSession;
 use crate::source::control::Control;
-use crate::state::{Store, Stored};
+use crate::state::Stored;
 
 const LOAD: &str = include_str!("../../sql/position/load.sql");
 const STORE: &str = include_str!("../../sql/position/store.sql");
@@ -41,16 +41,16 @@ impl PostgresStore {
         control.ask(|session| async move { POSITIONS.prepare(session.client()).await }).await?;
         Ok(PostgresStore { control, key: key.into() })
     }
-}
 
-impl Store for PostgresStore {
-    async fn load(&mut self) -> Result<Option<Stored>> {
+    /// The newest stored value, if there is one.
+    pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
         let key = self.key.clone();
         let text = self.control.ask(|session| async move { text(session.client(), &key).await }).await?;
         text.map(|text| read(&self.key, &text)).transpose()
     }
 
-    async fn store(&mut self, stored: &Stored) -> Result<()> {
+    /// Replaces it: durable when this returns.
+    pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let value = serde_json::to_string(stored)
             .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written as JSON: {error}")))?;
         let key = self.key.clone();
@@ -106,23 +106,6 @@ fn read(key: &str, text: &str) -> Result<Stored> {
                  walrelay starts where the slot was confirmed, which repeats events and loses none",
         )
     })
-}
-
-/// Keeps nothing: the slot's own position is all there is.
-///
-/// After a crash of the server, and up to Postgres 16 after every restart, the slot is further back than what was
-/// confirmed, and the events in between are delivered again. Nothing tells a slot that was recreated or advanced.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct SlotStore;
-
-impl Store for SlotStore {
-    async fn load(&mut self) -> Result<Option<Stored>> {
-        Ok(None)
-    }
-
-    async fn store(&mut self, _: &Stored) -> Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -78,6 +78,45 @@ struct Part<'a> {
     rows: Vec<Settled<'a>>,
 }
 
+impl Part<'_> {
+    /// Writes to these rows, and gives how many there were.
+    async fn write(&self, client: &Client) -> Result<u64, QueryError> {
+        let Part { writer, written, rows } = self;
+        let values_at = |at: usize| rows.iter().map(|row| row.key.get(at).copied()).collect::<Vec<_>>();
+        let keys: Vec<Vec<Option<&str>>> = (0..*writer.key_values.end()).map(values_at).collect();
+        let failures: Vec<_> = rows.iter().filter_map(|row| row.failure).collect();
+        let causes: Vec<&str> = failures.iter().map(|(failure, _)| failure.cause.as_str()).collect();
+        let classes: Vec<&str> = failures.iter().map(|(failure, _)| failure.class).collect();
+        let attempts = failures.iter().map(|(failure, _)| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
+        let attempts: Vec<i32> = attempts.collect();
+        let waits_ms: Vec<Option<i64>> = failures.iter().map(|(_, wait_ms)| *wait_ms).collect();
+        let mut values: Vec<&(dyn ToSql + Sync)> = keys.iter().map(|key| key as &(dyn ToSql + Sync)).collect();
+        if !failures.is_empty() {
+            values.extend([&causes as &(dyn ToSql + Sync), &classes, &attempts, &waits_ms]);
+        }
+        let answer = bounded(&written.doing, ANSWER_TIMEOUT, client.query(&written.statement, &values)).await;
+        let answer = answer.map_err(|failed| self.explained(failed))?;
+        let mut numbers = HashSet::with_capacity(answer.len());
+        for row in &answer {
+            let read = || Ok((row.try_get::<_, i64>(0)?, row.try_get::<_, Option<bool>>(1)?));
+            let (number, is_pending) = read().map_err(|error| QueryError::of(&written.doing, &error))?;
+            if is_pending == Some(true) {
+                return Err(QueryError::refused(writer.leaves_pending(written)));
+            }
+            if !numbers.insert(number) {
+                return Err(QueryError::refused(writer.not_one_row(written)));
+            }
+        }
+        Ok(answer.len() as u64)
+    }
+
+    /// The same failure, with whose fault it is.
+    fn explained(&self, failed: QueryError) -> QueryError {
+        let error = self.writer.told(self.written, &failed);
+        failed.with(error)
+    }
+}
+
 /// A row that is written to.
 #[derive(Debug, Clone)]
 struct Settled<'a> {
@@ -166,26 +205,19 @@ impl Marker {
         self.until_visible(&mut open, &batch.xids).await?;
         let (mut attempt, mut pause) = (1, PAUSE);
         loop {
-            let (part, failed) = match self.attempt(&mut open, &parts, batch).await {
+            let failed = match self.attempt(&mut open, &parts, batch).await {
                 Ok(count) => return Ok(count),
-                Err(failed) => failed,
+                Err(failed) if failed.is_passing() => failed,
+                Err(failed) => return Err(failed.into()),
             };
-            let doing = part.map_or("writing to the outbox", |part| part.written.doing.as_str());
-            if failed.is_passing() && attempt < self.attempts {
-                tracing::debug!(attempt, "while {doing}: somebody was in the way, trying again");
-                tokio::time::sleep(pause).await;
-                (attempt, pause) = (attempt + 1, pause * 2);
-                continue;
+            if attempt == self.attempts {
+                let times = if attempt > 1 { format!(", {attempt} times in a row") } else { String::new() };
+                return Err(Error::new(Kind::PostgresUnreachable, format!("{}{times}", failed.error().cause()))
+                    .remedy("see in pg_stat_activity who holds locks on these rows for long"));
             }
-            return Err(match part {
-                _ if failed.is_passing() => {
-                    let times = if attempt > 1 { format!(", {attempt} times in a row") } else { String::new() };
-                    Error::new(Kind::PostgresUnreachable, format!("{}{times}", failed.error().cause()))
-                        .remedy("see in pg_stat_activity who holds locks on these rows for long")
-                }
-                Some(part) => part.writer.told(part.written, &failed),
-                None => failed.into(),
-            });
+            tracing::debug!(attempt, error = %failed.error(), "another session was in the way; trying again");
+            tokio::time::sleep(pause).await;
+            (attempt, pause) = (attempt + 1, pause * 2);
         }
     }
 
@@ -342,34 +374,43 @@ impl Marker {
         Ok(parts)
     }
 
-    async fn attempt<'a>(
+    async fn attempt(
         &self,
         open: &mut MutexGuard<'_, bool>,
-        parts: &'a [Part<'a>],
+        parts: &[Part<'_>],
         batch: &Batch,
-    ) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {
+    ) -> Result<u64, QueryError> {
         let client = self.session.client();
-        let plain = |failed| (None, failed);
-        self.end_left_over(open).await.map_err(plain)?;
+        self.end_left_over(open).await?;
         **open = true;
-        let mut written = transaction(client, parts).await;
-        if let (Ok(_), Some(table)) = (&written, &self.parked)
-            && let Err(failed) = moved(client, table, batch).await
-        {
-            written = Err((None, failed));
-        }
-        if written.is_ok() {
-            let doing = parts.last().map_or("committing what was written to the outbox", |part| &part.written.doing);
-            let committed = bounded(doing, ANSWER_TIMEOUT, client.batch_execute("commit")).await;
-            written = committed.map_err(|failed| (parts.last(), failed)).and(written);
-        }
-        if let Err((_, QueryError::Refused { .. })) = &written {
-            bounded("giving up a transaction", ANSWER_TIMEOUT, client.batch_execute("rollback"))
-                .await
-                .map_err(plain)?;
+        let written = self.transaction(parts, batch).await;
+        if let Err(QueryError::Refused { .. }) = &written {
+            bounded("giving up a transaction", ANSWER_TIMEOUT, client.batch_execute("rollback")).await?;
         }
         **open = false;
         written
+    }
+
+    async fn transaction(&self, parts: &[Part<'_>], batch: &Batch) -> Result<u64, QueryError> {
+        // Whatever role, database and server prefer, and whatever session a pooler gives us.
+        const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
+        let client = self.session.client();
+        bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(BEGIN)).await?;
+        let mut count = 0;
+        for part in parts {
+            count += part.write(client).await?;
+        }
+        if let Some(table) = &self.parked {
+            moved(client, table, batch).await?;
+        }
+        let last = parts.last();
+        let doing = last.map_or("committing what was written to the outbox", |part| &part.written.doing);
+        let committed = bounded(doing, ANSWER_TIMEOUT, client.batch_execute("commit")).await;
+        committed.map_err(|failed| match last {
+            Some(part) => part.explained(failed),
+            None => failed,
+        })?;
+        Ok(count)
     }
 
     /// A call that was cancelled may have left a transaction.
@@ -416,46 +457,6 @@ async fn moved(client: &Client, table: &ParkedTable, batch: &Batch) -> Result<()
         pipelined(events.iter().map(|event| table.failed(client, event))).await?;
     }
     if batch.unparked.is_empty() { Ok(()) } else { table.remove(client, &batch.unparked).await }
-}
-
-async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {
-    // Whatever role, database and server prefer, and whatever session a pooler gives us.
-    const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
-    bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(BEGIN))
-        .await
-        .map_err(|failed| (None, failed))?;
-    let mut count = 0;
-    for part in parts {
-        let Part { writer, written, rows } = part;
-        let told = |failed| (Some(part), failed);
-        let values_at = |at: usize| rows.iter().map(|row| row.key.get(at).copied()).collect::<Vec<_>>();
-        let keys: Vec<Vec<Option<&str>>> = (0..*writer.key_values.end()).map(values_at).collect();
-        let failures: Vec<_> = rows.iter().filter_map(|row| row.failure).collect();
-        let causes: Vec<&str> = failures.iter().map(|(failure, _)| failure.cause.as_str()).collect();
-        let classes: Vec<&str> = failures.iter().map(|(failure, _)| failure.class).collect();
-        let attempts = failures.iter().map(|(failure, _)| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
-        let attempts: Vec<i32> = attempts.collect();
-        let waits_ms: Vec<Option<i64>> = failures.iter().map(|(_, wait_ms)| *wait_ms).collect();
-        let mut values: Vec<&(dyn ToSql + Sync)> = keys.iter().map(|key| key as &(dyn ToSql + Sync)).collect();
-        if !failures.is_empty() {
-            values.extend([&causes as &(dyn ToSql + Sync), &classes, &attempts, &waits_ms]);
-        }
-        let answer =
-            bounded(&written.doing, ANSWER_TIMEOUT, client.query(&written.statement, &values)).await.map_err(told)?;
-        let mut numbers = HashSet::with_capacity(answer.len());
-        for row in &answer {
-            let read = || Ok((row.try_get::<_, i64>(0)?, row.try_get::<_, Option<bool>>(1)?));
-            let (number, is_pending) = read().map_err(|error| told(QueryError::of(&written.doing, &error)))?;
-            if is_pending == Some(true) {
-                return Err(told(QueryError::refused(writer.leaves_pending(written))));
-            }
-            if !numbers.insert(number) {
-                return Err(told(QueryError::refused(writer.not_one_row(written))));
-            }
-        }
-        count += answer.len() as u64;
-    }
-    Ok(count)
 }
 
 /// A value of a key as Postgres takes it.
