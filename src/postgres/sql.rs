@@ -93,6 +93,48 @@ impl SqlSession {
             outcome.unwrap_or_else(|| Ended::Lost(Error::new(Kind::PostgresUnreachable, "the SQL session is over")))
         }
     }
+
+    /// Runs the connection on a task of its own, which ends with the session and leaves the reason behind.
+    fn driven<S, T>(client: Client, mut connection: Connection<S, T>, place: &str) -> SqlSession
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, receiver) = watch::channel(None);
+        let what = format!("the SQL session with {place} was open");
+        let notified = Arc::new(Notify::new());
+        let waker = Arc::clone(&notified);
+        tokio::spawn(async move {
+            let act = While::Querying(&what);
+            let abandoned = async {
+                sender.closed().await;
+                tokio::time::sleep(LEAVE_TIMEOUT).await;
+            };
+            let driven = async {
+                while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+                    if let AsyncMessage::Notification(_) = message? {
+                        waker.notify_one();
+                    }
+                }
+                Ok::<(), tokio_postgres::Error>(())
+            };
+            let outcome = tokio::select! {
+                outcome = driven => outcome,
+                () = abandoned => return,
+            };
+            let ended = match outcome {
+                Ok(()) => {
+                    Ended::Lost(Error::new(Kind::PostgresUnreachable, format_args!("while {act}: it was closed")))
+                }
+                Err(error) if error.code().is_some_and(|code| fault::is_shutdown(code.code())) => {
+                    Ended::Shutdown(fault::sql(act, &error))
+                }
+                Err(error) => Ended::Lost(fault::sql(act, &error)),
+            };
+            sender.send_replace(Some(ended));
+        });
+        SqlSession { client, ended: receiver, notified }
+    }
 }
 
 struct SqlLogin<'a> {
@@ -112,8 +154,7 @@ impl Login for SqlLogin<'_> {
                 config.ssl_mode(Mode::Disable);
                 let (client, connection) =
                     config.connect_raw(opened.socket, NoTls).await.map_err(|error| fault::sql(act, &error))?;
-                let notified = Arc::default();
-                SqlSession { client, ended: drive(connection, &place, &notified), notified }
+                SqlSession::driven(client, connection, &place)
             }
             Some((tls, name)) => {
                 // The server has agreed to TLS already: "direct" makes the library begin with the handshake.
@@ -122,8 +163,7 @@ impl Login for SqlLogin<'_> {
                     .unwrap_or_else(|never| match never {});
                 let (client, connection) =
                     config.connect_raw(opened.socket, connector).await.map_err(|error| fault::sql(act, &error))?;
-                let notified = Arc::default();
-                SqlSession { client, ended: drive(connection, &place, &notified), notified }
+                SqlSession::driven(client, connection, &place)
             }
         };
         session.client.batch_execute(SETTINGS).await.map_err(|error| fault::sql(act, &error))?;
@@ -160,43 +200,4 @@ impl SqlLogin<'_> {
         });
         Ok(config)
     }
-}
-
-/// Runs the connection on a task of its own, which ends with the session and leaves the reason behind.
-fn drive<S, T>(mut connection: Connection<S, T>, place: &str, notified: &Arc<Notify>) -> watch::Receiver<Option<Ended>>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (sender, receiver) = watch::channel(None);
-    let what = format!("the SQL session with {place} was open");
-    let notified = Arc::clone(notified);
-    tokio::spawn(async move {
-        let act = While::Querying(&what);
-        let abandoned = async {
-            sender.closed().await;
-            tokio::time::sleep(LEAVE_TIMEOUT).await;
-        };
-        let driven = async {
-            while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
-                if let AsyncMessage::Notification(_) = message? {
-                    notified.notify_one();
-                }
-            }
-            Ok::<(), tokio_postgres::Error>(())
-        };
-        let outcome = tokio::select! {
-            outcome = driven => outcome,
-            () = abandoned => return,
-        };
-        let ended = match outcome {
-            Ok(()) => Ended::Lost(Error::new(Kind::PostgresUnreachable, format_args!("while {act}: it was closed"))),
-            Err(error) if error.code().is_some_and(|code| fault::is_shutdown(code.code())) => {
-                Ended::Shutdown(fault::sql(act, &error))
-            }
-            Err(error) => Ended::Lost(fault::sql(act, &error)),
-        };
-        sender.send_replace(Some(ended));
-    });
-    receiver
 }

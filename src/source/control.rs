@@ -346,18 +346,3 @@ pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
         QueryError::refused(Error::new(Kind::PostgresUnfit, "while asking for the timeline: the answer is no number"))
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lag_is_counted_from_what_is_confirmed_and_from_what_is_kept() {
-        let slot =
-            Slot { confirmed_flush_lsn: Some(Lsn::new(700)), restart_lsn: Some(Lsn::new(400)), ..Slot::default() };
-        let gone = WalPosition { wal_end: Lsn::new(900), snapshot: None, slot: None, oldest_transaction: None };
-        let position = WalPosition { slot: Some(slot), ..gone.clone() };
-        assert_eq!(position.retained_bytes(), Some(500));
-        assert_eq!(gone.retained_bytes(), None);
-    }
-}

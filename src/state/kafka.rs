@@ -203,25 +203,25 @@ const OPEN_RETRY: Duration = Duration::from_millis(20);
 
 /// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
 fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
-    // No event waits for the topic.
-    let refused =
-        |error: Error| if error.kind() == Kind::TopicRefused { error.with_kind(Kind::KafkaRefused) } else { error };
-    read_newest(options, topic, key).map_err(refused)
-}
-
-fn read_newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
-    let everything = TopicReader::open(options.clone(), Isolation::ReadUncommitted, None)?;
-    let end = everything.span(topic, PARTITION)?.end;
-    let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
-    let spans = [(PARTITION, extent(&reader, topic, end)?)].into();
-    let mut newest = None;
-    reader.read(topic, &spans, &mut |message| {
-        if message.key == Some(key) {
-            newest = message.value.map(<[u8]>::to_vec);
-        }
-        ControlFlow::Continue(())
-    })?;
-    Ok(newest)
+    let read = || {
+        let everything = TopicReader::open(options.clone(), Isolation::ReadUncommitted, None)?;
+        let end = everything.span(topic, PARTITION)?.end;
+        let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
+        let spans = [(PARTITION, extent(&reader, topic, end)?)].into();
+        let mut newest = None;
+        reader.read(topic, &spans, &mut |message| {
+            if message.key == Some(key) {
+                newest = message.value.map(<[u8]>::to_vec);
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(newest)
+    };
+    read().map_err(|error: Error| match error.kind() {
+        // No event waits for the topic.
+        Kind::TopicRefused => error.with_kind(Kind::KafkaRefused),
+        _ => error,
+    })
 }
 
 /// Where the partition begins, and where it ends for readers of what is committed, once that is at least `end`.
@@ -453,15 +453,5 @@ mod tests {
         producer.send(BaseRecord::<[u8], [u8]>::to(TOPIC).partition(PARTITION).key(b"orders")).unwrap();
         producer.flush(std::time::Duration::from_secs(30)).unwrap();
         assert_eq!(store.load().await, Ok(None));
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn storing_fails_when_the_producer_is_finished_and_the_last_position_stands() {
-        let lab = lab(1);
-        let mut store = open(&lab, "orders").await.unwrap();
-        store.store(&stored(7)).await.unwrap();
-        lab.sink.close().await;
-        assert_eq!(store.store(&stored(8)).await.unwrap_err().kind(), Kind::KafkaUnreachable);
-        assert_eq!(store.load().await, Ok(Some(stored(7))));
     }
 }

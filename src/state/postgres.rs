@@ -111,26 +111,6 @@ fn read(key: &str, text: &str) -> Result<Stored> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::position::{Lsn, Partial, Position};
-    use crate::state::ServerIdentity;
-
-    #[test]
-    fn what_was_written_is_read_back() {
-        let partial = Some(Partial { commit_lsn: Lsn::new(120), index: 7 });
-        let stored = Stored {
-            server: ServerIdentity { system_identifier: "7000".to_owned(), timeline: 2 },
-            slot: "orders".to_owned(),
-            position: Position { end_lsn: Lsn::new(100), partial },
-            publication_oid: 10,
-            table_oids: vec![u32::MAX],
-            membership_oids: vec![9],
-            message_prefixes: vec!["shop".to_owned()],
-            published: None,
-            stream_only: Vec::new(),
-            catch_up: None,
-        };
-        assert_eq!(read("orders", &serde_json::to_string(&stored).unwrap()), Ok(stored));
-    }
 
     #[test]
     fn what_cannot_be_read_is_never_taken_for_nothing_stored() {

@@ -24,7 +24,7 @@ use crate::upkeep::parked::{
     DOING, DROPPED, FailedAgain, Failure, Head, Held, INDEX, Limit, Parked, ParkedTable, Parking, STILL, Waiting, get,
     none_left_behind,
 };
-use crate::upkeep::writer::{Writer, Written, ask_statement, asks_by_pending, writer};
+use crate::upkeep::writer::{Writer, Written, writer};
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
 
 /// Ids of one statement: what a server does in a fraction of a second.
@@ -46,8 +46,6 @@ pub struct Marker {
     writers: Vec<Option<Writer>>,
     /// Where events wait that cannot be delivered yet, if they do.
     parked: Option<ParkedTable>,
-    /// What finds rows that wait and that somebody set to pending, by the outbox.
-    asks: Vec<(String, Statement)>,
     /// How often a transaction is tried.
     attempts: u32,
     /// Whether a transaction may be open: a call that was cancelled leaves one. Whoever uses the session holds this.
@@ -166,21 +164,15 @@ impl Marker {
         let session = SqlSession::connect(database, &format!("walrelay {slot} upkeep")).await?;
         let client = session.client();
         bound(client).await?;
+        let parked = ParkedTable::open(client, slot, outboxes, parking).await?;
         let mut writers = Vec::with_capacity(outboxes.len());
         for outbox in outboxes {
             writers.push(match outbox.source.table().filter(|_| writes(&outbox)) {
-                Some(table) => Some(writer(client, outbox, table).await?),
+                Some(table) => Some(writer(client, outbox, table, parked.is_some()).await?),
                 None => None,
             });
         }
-        let parked = ParkedTable::open(client, slot, outboxes, parking).await?;
-        let mut asks = Vec::new();
-        for (outbox, table) in outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))) {
-            if parked.is_some() && asks_by_pending(&outbox.upkeep) {
-                asks.push((outbox.source.to_string(), ask_statement(client, outbox, table).await?));
-            }
-        }
-        Ok(Some(Marker { session, writers, parked, asks, attempts: ATTEMPTS, open: Mutex::new(false) }))
+        Ok(Some(Marker { session, writers, parked, attempts: ATTEMPTS, open: Mutex::new(false) }))
     }
 
     /// Marks or deletes these rows, in one transaction, and gives how many were written.
@@ -292,7 +284,12 @@ impl Marker {
 
     /// Outboxes in which setting a row to pending asks for a try of the event that waits.
     pub fn asked_by_pending(&self) -> impl Iterator<Item = &str> {
-        self.asks.iter().map(|(outbox, _)| outbox.as_str())
+        self.asks().map(|(outbox, _)| outbox)
+    }
+
+    fn asks(&self) -> impl Iterator<Item = (&str, &Statement)> {
+        let outboxes = self.parked.iter().flat_map(|table| &table.outboxes).zip(&self.writers);
+        outboxes.filter_map(|(outbox, writer)| Some((outbox.as_str(), writer.as_ref()?.ask.as_ref()?)))
     }
 
     /// Asks for a try of the events of such an outbox that wait and whose rows somebody set to pending; gives how many.
@@ -301,7 +298,7 @@ impl Marker {
     /// As [`Marker::waiting`], and those of `outbox.pending`.
     pub async fn ask_for_pending(&self, outbox: &str) -> Result<u64> {
         const DOING: &str = "looking for rows that wait and are pending";
-        let asked = self.asks.iter().find(|(of, _)| of == outbox);
+        let asked = self.asks().find(|(of, _)| *of == outbox);
         let (Some(table), Some((_, statement))) = (&self.parked, asked) else { return Ok(0) };
         let (_turn, client) = self.client().await?;
         Ok(bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&table.slot, &outbox])).await?)

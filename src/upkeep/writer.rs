@@ -25,6 +25,9 @@ pub(super) struct Writer {
     pub(super) failed: Option<Written>,
     /// To rows whose events were tried and wait.
     pub(super) waiting: Option<Written>,
+    /// Asks for events to be tried again whose rows somebody set to pending, where that asks for anything. `$1` the slot, `$2`
+    /// the outbox.
+    pub(super) ask: Option<Statement>,
     /// How many values name a row, and how many there may be: the transaction that wrote it need not be known.
     pub(super) key_values: RangeInclusive<usize>,
 }
@@ -133,11 +136,13 @@ fn of_failures(mark: &str) -> String {
     with_values(mark, &names)
 }
 
-pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Writer> {
+/// Prepares what is written to table `name` of `outbox`; `parks` where its events may have to wait.
+pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName, parks: bool) -> Result<Writer> {
     let table = Table::needed(client, name).await?;
     let rows = Rows::of(&table, name, outbox)?;
     let (upkeep, role, key_values) = (&outbox.upkeep, quoted_name(&table.role), rows.values());
-    let mut writer = Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, key_values };
+    let mut writer =
+        Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, ask: None, key_values };
     // A row that is deleted is pending no more.
     let pending = upkeep.pending.as_deref().filter(|_| upkeep.mark.is_some());
     if upkeep.writes() {
@@ -163,14 +168,14 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
         let (key, mark) = (Some("outbox.mark_waiting"), Some(mark.as_str()));
         writer.waiting = Some(writer.written(client, &table, doing, key, mark, sql).await?);
     }
+    if parks && asks_by_pending(upkeep) {
+        writer.ask = Some(ask_statement(client, outbox, name, &rows).await?);
+    }
     Ok(writer)
 }
 
-/// What asks for events that wait to be tried again where somebody set their rows to pending: what marked them as rows that
-/// wait had set them to something else. `$1` the slot, `$2` the outbox.
-pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Statement> {
-    let table = Table::needed(client, name).await?;
-    let rows = Rows::of(&table, name, outbox)?;
+/// What marked rows as rows that wait had set them to something else than pending.
+async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName, rows: &Rows) -> Result<Statement> {
     let pending = outbox.upkeep.pending.as_deref().unwrap_or("false");
     let doing = format!("looking for rows of {name} that wait and are pending");
     let names = outbox.key_columns().map(|name| quote_literal(name)).collect::<Result<Vec<_>>>()?;
@@ -315,7 +320,7 @@ fn assigned(assignments: &str) -> Vec<String> {
 
 /// Whether a row that was marked as one that waits is pending only where somebody set it so: `outbox.mark_waiting` sets a
 /// column that `outbox.pending` looks at.
-pub(super) fn asks_by_pending(upkeep: &Upkeep) -> bool {
+fn asks_by_pending(upkeep: &Upkeep) -> bool {
     let (Some(mark), Some(pending)) = (&upkeep.mark_waiting, &upkeep.pending) else { return false };
     let looked_at = names(pending);
     assigned(mark).iter().any(|column| looked_at.contains(column))

@@ -120,17 +120,6 @@ fn request(code: i32, data: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_trusted_client_is_let_in_and_learns_the_settings() {
-    let (session, _) = log_in(&start_up(false), async |mut server| {
-        let asked = server.let_in(&[("TimeZone", "UTC")]).await;
-        assert_eq!(asked, [("user".into(), "u".into()), ("database".into(), "d".into())]);
-        server
-    })
-    .await;
-    assert_eq!(session.unwrap().parameter("TimeZone"), Some("UTC"));
-}
-
-#[tokio::test]
 async fn md5_answers_with_the_salted_hash() {
     let (session, _) = log_in(&start_up(true), async |mut server| {
         server.start_up().await;
@@ -201,23 +190,6 @@ async fn the_login_is_bound_to_the_channel_where_both_can_and_as_was_asked_for()
         let got = chosen(wanted, end_point, offered).await;
         let got = got.as_ref().map(|(mechanism, binding)| (mechanism.as_str(), binding.as_str()));
         assert_eq!(got, choice, "{wanted:?}, {}", String::from_utf8_lossy(offered));
-    }
-}
-
-#[tokio::test]
-async fn what_the_server_refuses_is_told_with_its_sqlstate_and_without_details() {
-    for (sqlstate, kind) in
-        [("28P01", Kind::PostgresRefused), ("3D000", Kind::PostgresRefused), ("57P03", Kind::PostgresUnreachable)]
-    {
-        let (session, _) = log_in(&start_up(true), async |mut server| {
-            server.start_up().await;
-            server.send(b'E', &report(sqlstate, "no")).await;
-            server
-        })
-        .await;
-        let error = session.unwrap_err();
-        assert_eq!(error.kind(), kind);
-        assert!(error.cause().contains(sqlstate) && !error.cause().contains("canary"), "{error}");
     }
 }
 

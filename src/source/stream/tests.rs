@@ -271,26 +271,6 @@ async fn a_server_that_ignores_a_setting_is_refused() {
 }
 
 #[tokio::test]
-async fn the_slots_troubles_at_the_start_have_their_kinds() {
-    for (sqlstate, kind) in [
-        ("55006", Kind::SlotActive),
-        ("42704", Kind::SlotUnusable),
-        ("55000", Kind::SlotUnusable),
-        ("53300", Kind::PostgresUnreachable),
-    ] {
-        let (client, mut server) = pipe();
-        let session = log_in(&mut server, client, &SETTINGS, ["hex", "1"]).await.unwrap();
-        let (stream, ()) = tokio::join!(WalStream::start(session, "p", 1000), async {
-            server.expect_query().await;
-            server.send(b'E', &report(sqlstate, "no")).await;
-        });
-        let error = stream.unwrap_err();
-        assert_eq!(error.kind(), kind);
-        assert!(error.cause().contains("orders"), "{error}");
-    }
-}
-
-#[tokio::test]
 async fn both_sides_make_progress_in_one_wait() {
     let (mut stream, mut server) = started().await;
     stream.queue_status(told(0, 0));
