@@ -1,6 +1,6 @@
 //! Rows of an outbox table, read with ordinary SQL instead of from a slot.
 //!
-//! | file | its room |
+//! | file | content |
 //! |---|---|
 //! | [`table`] | the table: its columns, what orders its rows, what tells the transaction that wrote one |
 //! | [`select`] | which rows, as SQL |

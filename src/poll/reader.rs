@@ -97,7 +97,7 @@ impl Reader {
         );
         let messages = bounded(BEGINNING, QUERY_TIMEOUT, self.client().simple_query(&sql)).await.map_err(|failed| {
             let is_gone = failed.sqlstate().is_some_and(|sqlstate| SNAPSHOT_GONE.contains(&sqlstate));
-            // Whoever exported it was cut off, and the slot went with it or is made anew.
+            // The session that exported the snapshot was cut off; its slot is gone, or is made anew.
             if adopt.is_some() && is_gone {
                 return Error::new(Kind::PostgresUnreachable, failed.error().cause());
             }
@@ -383,7 +383,7 @@ async fn prepare(client: &Client, sql: &str, setting: &str, remedy: &str) -> Res
     }
 }
 
-/// What Postgres says of SQL it cannot take: syntax and names, values, and what is not supported.
+/// Whether Postgres refused the SQL itself: syntax, names, values, or an unsupported feature.
 fn is_about_sql(failed: &QueryError) -> bool {
     failed.sqlstate().is_some_and(|sqlstate| ["42", "22", "0A"].iter().any(|class| sqlstate.starts_with(class)))
 }
@@ -401,7 +401,7 @@ async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) 
         match bounded(doing, QUERY_TIMEOUT, client.batch_execute(&sql)).await {
             Ok(()) => {}
             Err(failed) if failed.sqlstate() == Some("42501") => return Ok(false),
-            // What stands there on its own and not behind ORDER BY, such as a constant.
+            // An expression that Postgres takes alone and not behind ORDER BY, such as a constant.
             Err(failed) if outbox.upkeep.order_by.is_some() && is_about_sql(&failed) => {
                 return Err(Error::new(Kind::Config, failed.error().cause()).remedy(ORDER_REMEDY));
             }

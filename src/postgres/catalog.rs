@@ -42,7 +42,7 @@ pub struct Table {
     pub partition_keys: Vec<String>,
 }
 
-/// A column. What is said of its base type is said of the type under the domain, where its type is one.
+/// A column. The base type of a domain is the type under the domain; of other types, the type itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Column {
     pub name: String,
@@ -93,7 +93,7 @@ pub struct UniqueKey {
     pub loose: Vec<String>,
 }
 
-/// What matters of a type to whoever guesses what a column holds.
+/// Kinds of types, for guesses at the content of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Uuid,
@@ -166,6 +166,18 @@ impl Table {
     /// The column that has the time of a row by its usual name and type.
     pub fn time_column(&self) -> Option<&Column> {
         TIME_COLUMNS.iter().find_map(|name| self.column(name).filter(|column| column.is_timestamp()))
+    }
+
+    /// The column that has the time of a row: the one that is configured, or one of a usual name and type.
+    pub(crate) fn time_of(&self, name: &TableName, configured: Option<&str>) -> Result<Option<&Column>> {
+        let Some(wanted) = configured else { return Ok(self.time_column()) };
+        let cause = match self.column(wanted) {
+            Some(column) if column.is_timestamp() || column.base == "date" => return Ok(Some(column)),
+            Some(column) => format!("column {wanted} of {name} is of type {}", column.base_type),
+            None => format!("table {name} has no column {wanted}"),
+        };
+        Err(Error::new(Kind::Config, format!("outbox.time: {cause}"))
+            .remedy("name a column of type timestamptz, timestamp or date, or leave it out"))
     }
 
     /// The columns that name exactly one row with an id in column `id`: that alone, or else those of the first unique key

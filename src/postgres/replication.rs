@@ -194,10 +194,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         read(&rows).ok_or_else(|| fault::protocol(act, format_args!("the answer to {statement} is not as documented")))
     }
 
-    /// Drops the slot, which nobody may be streaming from.
+    /// Drops the slot.
     ///
     /// # Errors
-    /// [`fault`]'s kinds; [`Kind::SlotActive`] where somebody is.
+    /// [`fault`]'s kinds; [`Kind::SlotActive`] while a session streams from the slot.
     pub(crate) async fn drop_slot(&mut self) -> Result<()> {
         let command = format!("DROP_REPLICATION_SLOT {}", quote_ident(self.slot.as_str())?);
         self.session.query(While::Starting(self.slot.as_str()), &command).await.map(|_| ())

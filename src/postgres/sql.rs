@@ -21,8 +21,7 @@ use crate::postgres::transport::{self, Login, Opened};
 /// What decides how values are written and how long a statement may wait, whatever role and database say.
 /// Settings this server does not know are left out by it.
 ///
-/// Statements are not bounded by the server: creating a slot waits for every open transaction. Whoever runs one
-/// bounds it with a timeout of its own. Names are looked up in `pg_catalog` alone, so that nothing in a schema others
+/// The server bounds no statement: creating a slot waits for every open transaction. Callers use timeouts of their own. Names are looked up in `pg_catalog` alone, so that nothing in a schema others
 /// may write to is ever called by mistake.
 const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (VALUES \
     ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('IntervalStyle', 'postgres'), ('bytea_output', 'hex'), \
@@ -30,8 +29,7 @@ const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (V
     ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'), ('search_path', '')) \
     AS wanted (name, value) JOIN pg_catalog.pg_settings USING (name)";
 
-/// How long a session may take to end in order once nobody has it any more: the answer to a question nobody waits for can
-/// be as long as a table.
+/// How long a dropped session may take to end in order: the rest of an unread answer can be as long as a table.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A session for SQL. Dropping it ends the session, in the midst of an answer too.
@@ -45,7 +43,7 @@ pub(crate) struct SqlSession {
 /// Why a session is over.
 #[derive(Debug, Clone)]
 pub enum Ended {
-    /// The server ended it: it shuts down, or somebody terminated the session. A new session tells which.
+    /// The server ended the session: it shuts down, or an operator terminated the session. A new session tells which.
     Shutdown(Error),
     /// The connection broke, or was closed by us.
     Lost(Error),
@@ -77,7 +75,7 @@ impl SqlSession {
         &self.client
     }
 
-    /// Told of each `NOTIFY` on a channel this session listens on. One that nobody waits for is remembered, once.
+    /// Wakes at each `NOTIFY` on a channel this session listens on. Keeps one wake-up while nothing waits.
     pub(crate) fn notified(&self) -> Arc<Notify> {
         Arc::clone(&self.notified)
     }

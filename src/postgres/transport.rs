@@ -155,7 +155,7 @@ pub(super) async fn request_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut 
     stream.read_u8().await
 }
 
-/// Whether TLS comes next. The text of an error at this point is nobody's, so it is not shown.
+/// Whether TLS comes next. The text of an error at this point is not authenticated, so it is not shown.
 pub(super) fn answered(act: While<'_>, mode: SslMode, answer: u8) -> Result<bool> {
     match answer {
         b'S' => Ok(true),

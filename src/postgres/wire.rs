@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// What is asked of the socket at once; the size of the buffer while messages are smaller.
+/// Bytes that one read asks for; the size of the buffer while messages are smaller.
 const READ_BYTES: usize = 2 << 20;
 /// A read gets at least this much room where what was left is no more than the rest: to move it for each read would cost more.
 const ROOM_BYTES: usize = READ_BYTES / 4;
@@ -26,7 +26,7 @@ pub(crate) struct Inbox {
     end: usize,
     frame_bytes_max: usize,
     small_rounds: u32,
-    /// Bytes still to come of a message nobody wants.
+    /// Bytes still to arrive of a message that is discarded.
     discard_bytes: usize,
 }
 
@@ -102,7 +102,7 @@ impl Inbox {
                         break;
                     }
                 }
-                // What was read before it is told first; the next read meets the same end.
+                // Bytes that were read count first; the next read meets the same end.
                 Poll::Ready(Err(_)) | Poll::Pending if received > 0 => break,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,

@@ -132,22 +132,21 @@ pub struct Member {
 }
 
 impl Catalog {
-    /// Reads it, in one statement; waits for no lock. Without a table it is about the publication alone. `known` are the OIDs of publication and table when last seen.
-    ///
-    /// # Errors
-    /// Of the connection only; what is missing is missing in the result. Times out by itself.
+    /// Reads it in one statement that waits for no lock, within ten seconds. Without a table it is about the publication
+    /// alone. With `before` it names what publication and table were renamed to. What is missing is missing in the result.
     pub(crate) async fn read(
         client: &Client,
         publication: &str,
         table: Option<&TableName>,
-        known: (u32, u32),
+        before: Option<&Fingerprint>,
     ) -> Result<Catalog, QueryError> {
+        let known = |oid: fn(&Fingerprint) -> Option<u32>| before.and_then(oid).unwrap_or_default();
         let params: [Param<'_>; 5] = [
             (&publication, Type::TEXT),
             (&table.map_or("", TableName::schema), Type::TEXT),
             (&table.map_or("", TableName::table), Type::TEXT),
-            (&known.0, Type::OID),
-            (&known.1, Type::OID),
+            (&known(Fingerprint::publication_oid), Type::OID),
+            (&known(Fingerprint::table_oid), Type::OID),
         ];
         one_json(client, "reading publication and outbox table", SQL, &params).await
     }
@@ -191,24 +190,6 @@ impl Fingerprint {
     fn own<'a, T>(&'a self, of: impl Fn(&'a Member) -> Option<&'a T>) -> Option<&'a T> {
         self.seen.members.iter().filter(|member| member.level == 0).find_map(of)
     }
-}
-
-/// Reads the catalogs again; `before` lets the answer name what something was renamed to. Times out by itself.
-///
-/// # Errors
-/// Of the connection only: what the answer means is [`compare`]'s business.
-pub(super) async fn look(
-    client: &Client,
-    publication: &str,
-    table: &TableName,
-    before: Option<&Fingerprint>,
-) -> Result<Fingerprint, QueryError> {
-    let known = (
-        before.and_then(Fingerprint::publication_oid).unwrap_or_default(),
-        before.and_then(Fingerprint::table_oid).unwrap_or_default(),
-    );
-    let catalog = Catalog::read(client, publication, Some(table), known).await?;
-    Ok(Fingerprint::of(&catalog, publication, table))
 }
 
 /// Whether every event inserted between the two looks is in the stream, as far as catalogs can tell.

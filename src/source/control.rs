@@ -1,8 +1,8 @@
 //! The control session: plain SQL beside the stream (P7, P8).
 //!
-//! A server that shuts down tells ordinary sessions at once, and walsenders not at all: it waits until they have
-//! sent everything and it was confirmed. So somebody has to sit in an ordinary session and listen. It is also where
-//! catalogs are watched and positions are kept, because the replication session takes no commands while it streams
+//! A server that shuts down ends ordinary sessions at once. It tells walsenders nothing, and waits until they have sent
+//! everything and the receiver has confirmed it. So the relay keeps an ordinary session open, to notice a shutdown. The
+//! same session reads catalogs and stores positions, because the replication session takes no commands while it streams
 //! (<https://www.postgresql.org/docs/current/protocol-replication.html>).
 
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_json, one_t
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
-use crate::source::catalog::{self, Fingerprint};
+use crate::source::catalog::{Catalog, Fingerprint};
 use crate::source::preflight::{SLOT, Slot};
 
 const PAIR: &str = include_str!("../../sql/source/pair.sql");
@@ -29,9 +29,8 @@ const PAIR: &str = include_str!("../../sql/source/pair.sql");
 /// query timeout.
 const PING_INTERVAL_MAX: Duration = Duration::from_secs(5);
 
-/// The server gives up on a statement before we give up on the server: a statement that waits for somebody's lock
-/// ends, the session lives on, and nothing is left waiting on the server where nobody can see it. The wait of a commit
-/// for synchronous standbys is not cut short by it.
+/// Shorter than the client's own limit: the server ends a statement that waits for a lock, and the session can be used
+/// again. The limit does not end the wait of a commit for synchronous standbys.
 const STATEMENT_TIMEOUT: &str = "set statement_timeout = '8s'";
 
 /// What the control session looks at.
@@ -113,7 +112,7 @@ impl WalPosition {
 /// Why the control session is over.
 #[derive(Debug, Clone)]
 pub(crate) enum ControlEnd {
-    /// The server shuts down, restarts after a crash, or somebody ended this one session: drain and reconnect.
+    /// The server shuts down or restarts after a crash, or this one session was terminated: drain and reconnect.
     ServerShuttingDown,
     /// The connection broke, or a statement did not come back.
     Lost(Error),
@@ -128,7 +127,7 @@ pub(crate) struct Control(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Whoever asks holds it; none once the session was given up.
+    /// Locked for each statement; none once the session was given up.
     session: Mutex<Option<Arc<SqlSession>>>,
     watched: Arc<Watched>,
     ended: watch::Sender<Option<ControlEnd>>,
@@ -162,7 +161,9 @@ impl Control {
         let look = |session: Arc<SqlSession>| async move {
             let mut now = Vec::with_capacity(watched.tables.len());
             for (number, table) in watched.tables.iter().enumerate() {
-                now.push(catalog::look(session.client(), &watched.publication, table, before.get(number)).await?);
+                let (client, publication) = (session.client(), &watched.publication);
+                let catalog = Catalog::read(client, publication, Some(table), before.get(number)).await?;
+                now.push(Fingerprint::of(&catalog, publication, table));
             }
             Ok(now)
         };
@@ -219,7 +220,7 @@ impl Control {
             match one_text(session.client(), "looking for a row", &sql, &[]).await {
                 Ok(text) => Ok(text.map(|text| text == "true")),
                 Err(QueryError::Refused { error, .. }) => {
-                    tracing::debug!(%error, "whether rows stay in the table is not known");
+                    tracing::debug!(%error, "cannot check whether rows stay in the table");
                     Ok(None)
                 }
                 Err(other) => Err(other),
@@ -242,7 +243,7 @@ impl Control {
         pair.ok_or_else(|| Error::new(Kind::PostgresUnfit, format!("while {DOING}: the answer is not as documented")))
     }
 
-    /// Runs `question`, in a task of its own: whoever waits for an answer and is not polled holds up nobody.
+    /// Runs `question` in a task of its own, so that a caller that is not polled does not block other callers.
     ///
     /// # Errors
     /// Those of the question; [`Kind::PostgresUnreachable`] once the session is over.
@@ -281,7 +282,7 @@ impl Shared {
         Ok(answer?)
     }
 
-    /// Tells `end` to whoever waits for the end of the session. The first one counts.
+    /// Passes `end` to all that wait for the end of the session. Only the first call has an effect.
     fn end(&self, end: ControlEnd) {
         self.ended.send_if_modified(|ended| {
             let is_first = ended.is_none();
@@ -305,8 +306,7 @@ fn gone() -> Error {
     Error::new(Kind::PostgresUnreachable, "the control session with Postgres is over")
 }
 
-/// Asks the session for a sign of life in each `interval` and passes its end on, until that was told or all handles are
-/// gone.
+/// Pings the session every `interval` and passes its end on, until the session has ended or all handles are dropped.
 async fn keep_alive(
     control: Weak<Shared>,
     interval: Duration,
@@ -332,7 +332,7 @@ async fn keep_alive(
             bounded("asking for a sign of life", QUERY_TIMEOUT, session.client().batch_execute("")).await
         };
         if let Err(error) = control.answer(ping).await {
-            tracing::debug!(%error, "the control session gave no sign of life");
+            tracing::debug!(%error, "the control session did not answer a ping");
         }
     }
 }

@@ -34,7 +34,7 @@ pub(crate) enum Hold {
     Alone,
 }
 
-/// Takes the lease for as long as the session lives. False: somebody else has it the other way.
+/// Takes the lease for as long as the session lives. False: another session holds a lease that excludes this one.
 ///
 /// From here on the server ends the session where it is silent for longer than `silence`. Whoever holds it says
 /// something three times as often, and does nothing more once it stood still for longer than is [`bearable`].
@@ -58,8 +58,8 @@ pub(crate) async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: 
     Ok(held)
 }
 
-/// How long a relay may stand still and know that nobody else has what it holds. The server, which gives it to another once
-/// it has heard nothing for `silence`, has heard of the relay a third of that before it stood still, at the earliest.
+/// How long the relay's process may stand still and still rely on its lease. The server ends the session after `silence`
+/// without a message, and the last message is at most a third of `silence` older than the standstill.
 pub(crate) fn bearable(silence: Duration) -> Duration {
     silence * 2 / 3
 }
@@ -103,7 +103,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Who keeps other relays of `slot` waiting; none where nobody does. One small query, bounded in time.
+/// The session that keeps other relays of `slot` waiting, if there is one. One small query, bounded in time.
 pub(crate) async fn holder(client: &Client, slot: &SlotName) -> Result<Option<Holder>> {
     let (class, key) = keys(slot);
     let params = [(&slot.as_str() as _, Type::TEXT), (&class as _, Type::INT4), (&key as _, Type::INT4)];

@@ -1,6 +1,6 @@
-//! The slot's stream of changes, and what is told back about it.
+//! The slot's stream of changes, the status updates to the server, and the checks before and beside the stream.
 //!
-//! | file | its room |
+//! | file | content |
 //! |---|---|
 //! | [`frame`] | what travels inside a replication stream, as bytes |
 //! | [`stream`] | a stream over a socket: reading, status updates, notices, the end |
@@ -38,7 +38,7 @@ pub(crate) enum WalMessage<'a> {
         sent_at_us: i64,
         body: &'a [u8],
     },
-    /// Nothing below `wal_end` is left to send but what was sent.
+    /// The server has sent everything below `wal_end`.
     Keepalive {
         /// As far as the server has decoded.
         wal_end: Lsn,
@@ -66,7 +66,7 @@ pub(crate) struct Notice {
     pub routine: String,
 }
 
-/// What the server is told.
+/// A status update for the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Status {
     /// Up to where bytes have arrived here.

@@ -1,7 +1,7 @@
 //! What has to be right before anything streams (P1, P8).
 //!
-//! Looking and judging are two things: [`inspect`] asks the server and has no opinion, [`judge()`] has one and asks
-//! nobody, so that every fault is a row in a table of tests.
+//! [`inspect`] reads facts from the server and judges none. [`judge()`] decides by the facts alone, so that a table of
+//! tests covers every fault.
 
 use std::collections::BTreeSet;
 
@@ -50,10 +50,10 @@ pub(crate) async fn inspect(
     let found = slot_answer(client, slot).await?;
     let mut catalogs = Vec::new();
     for table in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
-        catalogs.push(Catalog::read(client, publication, Some(table), (0, 0)).await?);
+        catalogs.push(Catalog::read(client, publication, Some(table), None).await?);
     }
     if catalogs.is_empty() {
-        catalogs.push(Catalog::read(client, publication, None, (0, 0)).await?);
+        catalogs.push(Catalog::read(client, publication, None, None).await?);
     }
     let elsewhere = |catalog: &Catalog| catalog.backend_pid != server.backend_pid;
     if found.backend_pid != server.backend_pid || catalogs.iter().any(elsewhere) {

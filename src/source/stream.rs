@@ -29,7 +29,7 @@ const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
 /// How long a finished stream may take to let go of its slot before the socket is closed all the same.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// A stream of changes that has been started: one task reads it, tells it what is confirmed, and finishes it.
+/// A started stream of changes. One task reads messages, queues status updates, and finishes the stream.
 ///
 /// Nothing here retries; after any error the source is of no use. Memory is bounded by the largest message allowed
 /// plus one read, whatever the caller leaves unread.
@@ -160,7 +160,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         poll_fn(|cx| self.poll_io(cx, read)).await
     }
 
-    /// Nothing is to be read for a while: what arrives meanwhile wakes nobody.
+    /// Stops watching the socket for a while: bytes that arrive do not wake the task.
     pub(crate) fn unwatch(&mut self) {
         self.stream.unwatch();
     }
@@ -335,7 +335,7 @@ fn closed(slot: &SlotName) -> Error {
     Error::new(Kind::PostgresUnreachable, format_args!("slot {slot}: the server closed the replication connection"))
 }
 
-/// The server did not end the stream in time, or ended it before it was told.
+/// The server did not end the stream in time, or ended the stream before the last status was sent.
 fn not_finished(slot: &SlotName) -> Error {
     Error::new(
         Kind::PostgresUnreachable,
@@ -375,7 +375,7 @@ pub(crate) fn judge_notice(notice: &Notice, source: &SourceConfig) -> Result<()>
             .and("), and publish the rows written in between again"),
         ));
     }
-    tracing::warn!(sqlstate = ?notice.sqlstate, notice = %notice.message.escape_debug(), "Postgres says inside the stream");
+    tracing::warn!(sqlstate = ?notice.sqlstate, notice = %notice.message.escape_debug(), "Postgres sent a notice inside the stream");
     Ok(())
 }
 

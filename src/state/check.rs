@@ -122,7 +122,7 @@ pub(crate) fn gap(
     Ok(mismatches.into_iter().next().map(|first| Gap { cause: first.cause, published, notes }))
 }
 
-/// What is known of the tables on the timeline the server is on now.
+/// The published rows, on the timeline the server is on now.
 pub(crate) fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Published> {
     let published = stored.published.as_ref()?;
     if stored.server.timeline == now.timeline {
@@ -132,7 +132,7 @@ pub(crate) fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSw
     published.until(switch.switch_lsn)
 }
 
-/// What is stored, beside the server, slot and log that are there.
+/// The result of comparing the stored value with the server, the slot and the log.
 struct Comparison {
     /// The stored position, as far as it exists on this server's timeline.
     position: Position,
@@ -141,7 +141,7 @@ struct Comparison {
     mismatches: Vec<Mismatch>,
 }
 
-/// One way in which what is stored does not belong here.
+/// One reason why the stored value does not belong to this server and slot.
 struct Mismatch {
     cause: String,
     /// What to look at before choosing.

@@ -18,7 +18,7 @@ use crate::state::Stored;
 /// The partition; the topic has no other.
 const PARTITION: i32 = 0;
 
-/// Keeps one [`Stored`] in a Kafka topic. Through a producer with transactions, storing commits what was sent before. One call at a time, which `&mut` sees to.
+/// Keeps one [`Stored`] in a Kafka topic. With a transactional producer, a store commits the records that were sent before.
 pub(crate) struct KafkaStore {
     config: KafkaConfig,
     topic: String,
@@ -156,7 +156,7 @@ fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
         ))
     })?;
     if created {
-        tracing::info!(topic, replicas, "created the topic that keeps the position");
+        tracing::info!(topic, replicas, "created the state topic");
     }
     Ok(())
 }
@@ -173,7 +173,7 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout) -> Result<()> {
             topic,
             replicas = seen.replicas,
             brokers = seen.brokers.len(),
-            "the topic that keeps the position has few replicas"
+            "the state topic has few replicas"
         );
     }
     match admin.setting(topic, "cleanup.policy", seen.brokers.first().copied()) {
@@ -195,10 +195,10 @@ fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout) -> Result<()> {
     }
 }
 
-/// How long transactions of others are waited for.
+/// How long the relay waits for transactions of others.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether transactions of others have ended.
+/// The pause before the next check whether transactions of others have ended.
 const OPEN_RETRY: Duration = Duration::from_millis(20);
 
 /// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
@@ -248,7 +248,7 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
                 )));
         }
         if !std::mem::replace(&mut told, true) {
-            tracing::info!(topic, "somebody has a transaction open in the topic of the positions; waiting for its end");
+            tracing::info!(topic, "another producer has a transaction open in the state topic; waiting for its end");
         }
         std::thread::sleep(OPEN_RETRY);
     }

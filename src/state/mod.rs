@@ -22,7 +22,7 @@ pub struct ServerIdentity {
     pub timeline: u32,
 }
 
-/// What is stored: a position, and what it is a position *in*.
+/// The stored value: a position, and the server, slot and tables that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
     #[serde(flatten)]
@@ -114,8 +114,8 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Re
     })
 }
 
-/// What is stored under this configuration's key; none where nothing is, or the store is the slot, which keeps only a
-/// position.
+/// The value stored under this configuration's key. None where nothing is stored, or the store is the slot, which keeps
+/// only a position.
 ///
 /// Where the store is Kafka: a consumer that leaves no trace, which needs the right to read and describe the topic. May
 /// take half a minute. Nothing is created.

@@ -24,8 +24,8 @@ const POSITIONS: OwnTable = OwnTable {
 
 /// Keeps the position in `walrelay.position` of the outbox's database, one row per key.
 ///
-/// What is stored there is WAL, too: whoever stores a position because the log moved on has to do it now and then,
-/// not each time, or the two keep each other busy.
+/// Each store writes WAL, too. A caller that stores because the log moved on has to do so at intervals: otherwise every
+/// store causes the next one.
 #[derive(Debug)]
 pub(crate) struct PostgresStore {
     control: Control,
@@ -36,7 +36,7 @@ impl PostgresStore {
     /// Opens the store, and creates the table where it is missing and we may.
     ///
     /// # Errors
-    /// [`Kind::PostgresRefused`] with the SQL for somebody who may; [`Kind::PostgresUnreachable`].
+    /// [`Kind::PostgresRefused`] with the SQL for a role that may; [`Kind::PostgresUnreachable`].
     pub(crate) async fn open(control: Control, key: impl Into<String>) -> Result<PostgresStore> {
         control.ask(|session| async move { POSITIONS.prepare(session.client()).await }).await?;
         Ok(PostgresStore { control, key: key.into() })
@@ -58,7 +58,7 @@ impl PostgresStore {
     }
 }
 
-/// What is stored, for those who are not the relay. Creates nothing.
+/// The stored value, for commands beside the relay. Creates nothing.
 pub(super) async fn load(config: &Config) -> Result<Option<Stored>> {
     let session = SqlSession::connect(&config.source.database, "walrelay").await?;
     match POSITIONS.state(session.client()).await?.as_str() {
@@ -85,7 +85,7 @@ async fn store(client: &Client, key: &str, value: &str) -> Result<(), QueryError
     written(bounded("storing the position", QUERY_TIMEOUT, stored).await?)
 }
 
-/// A trigger or rule can swallow a row without an error: that would be a position nobody kept.
+/// A trigger or rule can drop a row without an error: the position would not be stored.
 fn written(rows: u64) -> Result<(), QueryError> {
     match rows {
         1 => Ok(()),

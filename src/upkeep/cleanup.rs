@@ -1,4 +1,4 @@
-//! Deletes rows that are published and older than the retention, without being in anybody's way.
+//! Deletes rows that are published and older than the retention, without blocking other sessions.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::trail::Published;
-use crate::postgres::catalog::Table;
+use crate::postgres::catalog::{Column, Table};
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::published::Basis;
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
 
-/// How often a batch is tried where others, such as a change of the table, were in its way.
+/// How often a batch is tried that another session blocks, such as a change of the table.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 /// Rows that are locked already are looked up one by one. The planner takes reading all partitions for cheaper.
@@ -69,7 +69,8 @@ impl Sweeper {
         bounded(DOING, ANSWER_TIMEOUT, client.batch_execute(BY_PLACE)).await?;
         let table = Table::needed(client, name).await?;
         let basis = Basis::of(outbox, &table);
-        let (time, time_type) = time_of(name, outbox.upkeep.time.as_deref(), &table)?;
+        let column = time_of(name, outbox.upkeep.time.as_deref(), &table)?;
+        let (time, time_type) = (column.name.clone(), column.base_type.clone());
         Ok(Some(Sweeper { name: name.clone(), basis, time, time_type, retention, table }))
     }
 
@@ -153,7 +154,7 @@ impl Sweeper {
 /// Deletes one batch of up to `batch_rows` rows that are published and older than the retention, oldest first, in a
 /// transaction of its own; begins at the time `after`, which is the last batch's. There is more while as many were found.
 ///
-/// Rows that somebody holds are left for another time; nobody waits. For a session that is [`bound`]. `published` is what
+/// Locked rows are left for a later batch. For a session that is [`bound`]. `published` is what
 /// is true of this table on this server; in doubt give none. Memory: a number and a time.
 ///
 /// # Errors
@@ -208,26 +209,19 @@ fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, 
     ))
 }
 
-fn time_of(name: &TableName, given: Option<&str>, table: &Table) -> Result<(String, String)> {
-    let key = "outbox.time";
-    if let Some(given) = given {
-        let column = table.needed_column(name, given)?;
-        if !(column.is_timestamp() || column.base == "date") {
-            let cause =
-                format!("column {given} of {name} is of type {}: the age of a row needs a timestamp", column.base_type);
-            return Err(Error::new(Kind::Config, cause).remedy(format!("name a column with timestamps with {key}")));
-        }
-        return Ok((given.to_owned(), column.base_type.clone()));
+fn time_of<'t>(name: &TableName, configured: Option<&str>, table: &'t Table) -> Result<&'t Column> {
+    if let Some(configured) = configured {
+        table.needed_column(name, configured)?;
     }
-    table.time_column().map(|column| (column.name.clone(), column.base_type.clone())).ok_or_else(|| {
+    table.time_of(name, configured)?.ok_or_else(|| {
         Error::new(Kind::Config, format!("no column of {name} is known to have the time of its row"))
-            .remedy(format!("name a column with timestamps with {key}"))
+            .remedy("name a column with timestamps with outbox.time")
     })
 }
 
 const PARTITIONS: &str = include_str!("../../sql/upkeep/partitions.sql");
-/// How long detaching waits for transactions that use the table. They go on meanwhile; whoever gives up leaves a partition
-/// half detached, which the next one finishes.
+/// How long detaching waits for transactions that use the table. After a timeout the partition is half detached, and the
+/// next run finishes that.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A partition whose every row is older than the retention.
@@ -343,7 +337,7 @@ impl Partition {
         }
     }
 
-    /// Drops the table that it is by now, unless a row came that must not go; gives why it stays.
+    /// Drops the detached table, unless a row came that is not published; gives why the table stays.
     async fn dropped(
         &self,
         client: &Client,
@@ -356,7 +350,7 @@ impl Partition {
             async |sql: &str| sweeper.refusal(&doing, bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(sql)).await);
         let mut stays = run(&format!("begin; lock table {name}; set local statement_timeout = 0")).await?;
         if stays.is_none() {
-            // It is nobody's table by now: nobody waits, however long it takes to read.
+            // The table is detached: no other session waits, however long the count takes.
             let unpublished = client.query_one(&question, &[]).await.and_then(|row| row.try_get::<_, i64>(1));
             stays = match unpublished {
                 Ok(0) => run(&format!("drop table {name}; commit")).await?,
@@ -376,8 +370,6 @@ impl Partition {
 mod tests {
     use super::*;
 
-    use crate::postgres::catalog::Column;
-
     fn table(columns: &[(&str, &str)]) -> Table {
         let column =
             |(name, base): &(&str, &str)| Column { leads_index: *name == "created_at", ..Column::of(name, base) };
@@ -393,7 +385,8 @@ mod tests {
             ("occurred_at", "timestamp"),
             ("day", "date"),
         ]);
-        let found = |given| time_of(&name, given, &columns);
+        let found =
+            |given| time_of(&name, given, &columns).map(|column| (column.name.clone(), column.base_type.clone()));
         assert_eq!(found(None).unwrap(), ("occurred_at".to_owned(), "timestamp without time zone".to_owned()));
         assert_eq!(found(Some("day")).unwrap().1, "date");
         assert_eq!(found(Some("created_at")).unwrap_err().kind(), Kind::Config);

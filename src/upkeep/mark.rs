@@ -1,4 +1,4 @@
-//! Marks rows, or deletes them, once they were acked; and the table of events that wait, in the same session.
+//! Marks or deletes rows once their events were acked, and reads and writes the parked events in the same session.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
@@ -29,11 +29,11 @@ use crate::upkeep::{ANSWER_TIMEOUT, bound};
 
 /// Ids of one statement: what a server does in a fraction of a second.
 const ROWS_PER_STATEMENT: usize = 2_000;
-/// How often a transaction is tried where others were in its way.
+/// How often a transaction is tried that another session blocks.
 const ATTEMPTS: u32 = 5;
-/// How long a lock is waited for by who has other rows to go on with.
+/// The wait for a lock in a session that has other rows to go on with.
 const MOMENT: Duration = Duration::from_millis(250);
-/// How soon it is looked again whether a row can be seen.
+/// The pause before the next check whether rows are visible.
 const UNSEEN_PAUSE: Duration = Duration::from_millis(5);
 /// After the first attempt, and twice as long after each more.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -48,22 +48,22 @@ pub struct Marker {
     parked: Option<ParkedTable>,
     /// How often a transaction is tried.
     attempts: u32,
-    /// Whether a transaction may be open: a call that was cancelled leaves one. Whoever uses the session holds this.
+    /// Whether a cancelled call may have left a transaction open. Locked by each use of the session.
     open: Mutex<bool>,
 }
 
 /// Rows to be written to in one transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Those whose events were acked.
+    /// Rows whose events were acked.
     pub acked: Vec<RowId>,
-    /// Those whose events were given up.
+    /// Rows whose events were given up.
     pub failed: Vec<(RowId, Failure)>,
-    /// Events that are to wait.
+    /// Events to park.
     pub parked: Vec<Arc<Parked>>,
-    /// Events that waited and were tried in vain.
+    /// Parked events that were tried in vain.
     pub failed_again: Vec<FailedAgain>,
-    /// Rows of the table of parked events that wait no more.
+    /// Ids of parked events that are parked no longer.
     pub unparked: Vec<i64>,
     /// The lower halves of the ids of transactions that wrote them, which others may not see yet.
     pub xids: Vec<u32>,
@@ -131,7 +131,7 @@ impl Marker {
         Marker::connect(&source.database, &source.slot, &config.outboxes, Parking::of(config)).await
     }
 
-    /// The same for who has other rows to go on with: locks are waited for a moment, and nothing is tried a second time.
+    /// The same for a caller that has other rows to go on with: it waits for locks for a moment, and tries nothing twice.
     pub async fn impatient(config: &Config) -> Result<Option<Marker>> {
         const DOING: &str = "bounding waits for locks";
         let Some(marker) = Marker::of(config).await? else { return Ok(None) };
@@ -271,7 +271,7 @@ impl Marker {
     /// Events of an aggregate from `head` on, in their order, one at least and no more than `limit` says.
     ///
     /// # Errors
-    /// As [`Marker::waiting`], and of what stands in the table and makes no event.
+    /// As [`Marker::waiting`], and for a row of the table that makes no event.
     pub async fn held(&self, head: &Head, limit: Limit) -> Result<Vec<Held>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
         let (_turn, client) = self.client().await?;
@@ -282,7 +282,7 @@ impl Marker {
         Ok(rows.iter().map(|row| table.held(row, head.outbox)).collect::<Result<_, _>>()?)
     }
 
-    /// Outboxes in which setting a row to pending asks for a try of the event that waits.
+    /// Outboxes in which setting a row to pending asks for a retry of the parked event.
     pub fn asked_by_pending(&self) -> impl Iterator<Item = &str> {
         self.asks().map(|(outbox, _)| outbox)
     }
@@ -292,7 +292,7 @@ impl Marker {
         outboxes.filter_map(|(outbox, writer)| Some((outbox.as_str(), writer.as_ref()?.ask.as_ref()?)))
     }
 
-    /// Asks for a try of the events of such an outbox that wait and whose rows somebody set to pending; gives how many.
+    /// Asks for a retry of parked events of such an outbox whose rows were set to pending; gives how many.
     ///
     /// # Errors
     /// As [`Marker::waiting`], and those of `outbox.pending`.
@@ -304,7 +304,7 @@ impl Marker {
         Ok(bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&table.slot, &outbox])).await?)
     }
 
-    /// Events that somebody asked to be dropped, without those in `except`: row of the table, what waits, and why.
+    /// Parked events that an operator asked to drop, without those in `except`: id, event, and why it was parked.
     pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, Waiting, Failure)>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
         let (_turn, client) = self.client().await?;
@@ -346,8 +346,8 @@ impl Marker {
         Ok((turn, self.session.client()))
     }
 
-    /// What is written to each table, ids in their order: two that mark the same rows then wait for one another, and do not
-    /// deadlock.
+    /// The writes to each table, rows in the order of their keys: two sessions that mark the same rows wait for one another
+    /// and do not deadlock.
     fn parts<'a>(&'a self, batch: &'a Batch) -> Result<Vec<Part<'a>>> {
         let mut parts = Vec::new();
         for (index, writer) in self.writers.iter().enumerate() {
@@ -420,7 +420,7 @@ impl Marker {
     }
 }
 
-/// What is written to rows of outbox `index`.
+/// The writes of one statement to rows of outbox `index`.
 fn written_to<'a>(
     writer: &'a Writer,
     index: usize,

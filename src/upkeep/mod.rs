@@ -1,6 +1,6 @@
-//! What is done to rows that were published: mark, delete, retention.
+//! Writes to rows of published events: marks, deletes and retention; and the table of parked events.
 //!
-//! | file | its room |
+//! | file | content |
 //! |---|---|
 //! | [`mark`] | rows are marked or deleted once they were acked |
 //! | [`cleanup`] | rows that are published and old are deleted in batches, or with their partitions |
@@ -29,13 +29,14 @@ use crate::postgres::query::bounded;
 
 /// How long one statement may take before the server gives it up. They touch some thousand rows at most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long one answer is waited for: what the server gives up on is told by the server. A commit that waits for a
-/// standby is not bounded by the server.
+/// How long the relay waits for one answer. Longer than the server's own limit, which does not bound a commit that waits
+/// for a standby.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a lock is waited for. Whoever holds one for longer is not held up by us, nor we by them.
+/// How long a statement waits for a lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Bounds the statements of a session that is for upkeep alone: nobody is waited for long, and nobody waits long for us.
+/// Sets lock and statement timeouts for a session of upkeep, so that it neither waits long for other sessions nor blocks
+/// them for long.
 ///
 /// # Errors
 /// Those of the connection.

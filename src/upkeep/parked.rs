@@ -1,4 +1,4 @@
-//! Where events wait that cannot be delivered yet, and those behind them: the table `walrelay.parked`.
+//! The parked events: the table `walrelay.parked`.
 //!
 //! One row is one event with the columns its record is made of, so that it is routed anew when its turn comes. The order of
 //! an aggregate is that of `id`. Only the relay that has the slot writes events here and takes them away; others ask, by the
@@ -32,7 +32,7 @@ const ORPHANS: &str = include_str!("../../sql/parked/orphans.sql");
 pub(super) const STILL: &str = include_str!("../../sql/parked/still.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
-/// Class of an event that waits for one before it.
+/// Class of an event that is parked behind an earlier one.
 pub const BEHIND: &str = "behind";
 /// All classes there are.
 pub const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused", BEHIND];
@@ -48,7 +48,7 @@ pub struct Failure {
     pub attempts: u32,
 }
 
-/// An event that waits and was tried in vain.
+/// A parked event that was tried in vain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedAgain {
     /// The row of the table of parked events.
@@ -59,11 +59,11 @@ pub struct FailedAgain {
     pub row: RowId,
     /// What happened.
     pub failure: Failure,
-    /// After how many milliseconds it is tried again; none where somebody has to ask.
+    /// After how many milliseconds the event is tried again; none where an operator has to ask.
     pub retry_in_ms: Option<i64>,
 }
 
-/// An event that is to wait.
+/// An event to park.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parked {
     /// Its row.
@@ -80,11 +80,11 @@ pub struct Parked {
     pub columns: Vec<ParkedColumn>,
     /// Why it waits; none where it waits for one before it.
     pub why: Option<Failure>,
-    /// After how many milliseconds it is tried again by itself; none where somebody has to ask.
+    /// After how many milliseconds the event is tried again; none where an operator has to ask.
     pub retry_in_ms: Option<i64>,
 }
 
-/// A column of an event that waits.
+/// A column of a parked event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedColumn {
     /// Its name.
@@ -132,7 +132,7 @@ impl Parked {
     }
 }
 
-/// What is known of an event that waits without reading it.
+/// A parked event without its columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     /// Its row.
@@ -156,7 +156,7 @@ pub struct Head {
     pub key: Option<Vec<u8>>,
 }
 
-/// An event that was read back.
+/// A parked event that was read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     /// The row of the table.
@@ -169,9 +169,9 @@ pub struct Held {
     pub error: Option<String>,
     /// How often it was tried.
     pub attempts: u32,
-    /// Whether somebody asked to have it dropped.
+    /// Whether an operator asked to drop it.
     pub is_dropped: bool,
-    /// Another one once anybody has written to its row of the table, such as what is asked.
+    /// Changes with every write to its row of the table, such as a request of an operator.
     pub version: String,
 }
 
@@ -194,19 +194,19 @@ impl Held {
     }
 }
 
-/// What is done with events that may have to wait.
+/// Whether events are parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parking {
-    /// They do not wait.
+    /// No events are parked.
     Off,
-    /// They wait where there is a table for them, and it is not made.
+    /// Events are parked where the table exists; the table is not made.
     IfTableExists,
-    /// They wait, and the table is made where it is missing.
+    /// Events are parked, and a missing table is made.
     On,
 }
 
 impl Parking {
-    /// What a relay of this configuration does.
+    /// The choice of this configuration.
     pub fn of(config: &Config) -> Parking {
         if config.delivery.on_error == OnError::Park { Parking::On } else { Parking::Off }
     }
@@ -278,10 +278,10 @@ impl ParkedTable {
         }))
     }
 
-    /// What is known of the event in a row of `index.sql`; none where its outbox is not configured.
+    /// The event in a row of `index.sql`; none where its outbox is not configured.
     pub(super) fn waiting(&self, row: &Row) -> Result<Option<Waiting>, QueryError> {
         let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
-        let of = self.row_id(row, (1, 7), outbox)?;
+        let of = self.row_id(outbox, get(row, 1)?, get(row, 7)?);
         Ok(Some(Waiting { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
     }
 
@@ -294,7 +294,7 @@ impl ParkedTable {
     /// The event in a row of `dropped.sql`, and why it waited; likewise.
     pub(super) fn dropped_event(&self, row: &Row) -> Result<Option<(i64, Waiting, Failure)>, QueryError> {
         let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-        let of = self.row_id(row, (2, 10), outbox)?;
+        let of = self.row_id(outbox, get(row, 2)?, get(row, 10)?);
         let waiting = Waiting { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
         let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
         let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
@@ -311,7 +311,7 @@ impl ParkedTable {
             text,
         });
         let event = Parked {
-            row: self.row_id(row, (1, 16), outbox)?,
+            row: self.row_id(outbox, get(row, 1)?, get(row, 16)?),
             key: get(row, 2)?,
             topic: get(row, 3)?,
             place: place(row, 4)?,
@@ -378,8 +378,8 @@ impl ParkedTable {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.remove, &[&ids])).await.map(|_| ())
     }
 
-    /// Events of outboxes that are not configured go where somebody asked for that; others are for [`none_left_behind`] to
-    /// find.
+    /// Drops events of outboxes that are not configured where an operator asked for that. [`none_left_behind`] reports the
+    /// others.
     pub(super) async fn drop_orphans(&self, client: &Client) -> Result<(), QueryError> {
         loop {
             let rows =
@@ -389,7 +389,7 @@ impl ParkedTable {
             for row in &rows {
                 let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
                 let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
-                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "an event that waits is dropped, as was asked");
+                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "a parked event of an outbox that is not configured is dropped, as an operator asked");
                 ids.push(get(row, 0)?);
             }
             if ids.is_empty() {
@@ -397,7 +397,7 @@ impl ParkedTable {
             }
             self.remove(client, &ids).await?;
             let events = ids.len() as u64;
-            tracing::info!(slot = self.slot, events, "events that waited were dropped");
+            tracing::info!(slot = self.slot, events, "parked events were dropped");
             self.dropped.fetch_add(events, Ordering::Relaxed);
         }
     }
@@ -409,13 +409,12 @@ impl ParkedTable {
         names.iter().cloned().zip(values).collect::<Map<_, _>>().into()
     }
 
-    /// The row of an event, by its id and its key in these columns: by the id alone where that was parked when rows were named by
-    /// other columns.
-    fn row_id(&self, row: &Row, (id, key): (usize, usize), outbox: usize) -> Result<RowId, QueryError> {
-        let (id, key) = (get::<&[u8]>(row, id)?, get::<Option<&str>>(row, key)?);
+    /// The row of an event, by its id and its other columns of the row key as JSON: by the id alone where the event was
+    /// parked when rows were named by other columns.
+    fn row_id(&self, outbox: usize, id: &[u8], key: Option<&str>) -> RowId {
         let kept: Value = key.and_then(|key| serde_json::from_str(key).ok()).unwrap_or_default();
         let rest = self.row_keys.get(outbox).into_iter().flatten().skip(1).map_while(|name| kept.get(name)?.as_str());
-        Ok(RowId::new(outbox, std::iter::once(id).chain(rest.map(str::as_bytes))))
+        RowId::new(outbox, std::iter::once(id).chain(rest.map(str::as_bytes)))
     }
 
     fn outbox(&self, row: &Row, column: usize) -> Result<Option<usize>, QueryError> {
@@ -486,7 +485,7 @@ pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
             all_configured(&left, slot, &config.outboxes)?;
             same_keys(&left, slot, &config.outboxes)
         }
-        // Whoever opens it says what is to be done, and looks again.
+        // The session that opens the table says what to do, and checks again.
         (_, true) => Ok(()),
     }
 }
@@ -540,7 +539,7 @@ fn passes_none(count: i64, slot: &SlotName) -> Result<()> {
     ))
 }
 
-/// Nobody can route events of an outbox that is not there.
+/// Events of an outbox that is not configured have no route.
 fn all_configured(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<()> {
     let mut unknown: BTreeMap<&str, i64> = BTreeMap::new();
     let is_known = |name: &str| outboxes.iter().any(|outbox| outbox.source.to_string() == name);

@@ -24,7 +24,7 @@ pub enum Basis {
 }
 
 impl Basis {
-    /// What `table` has for it.
+    /// The most exact basis that `table` has.
     pub fn of(outbox: &OutboxConfig, table: &Table) -> Basis {
         match (&outbox.upkeep.pending, table.xid_column()) {
             (Some(pending), _) => Basis::Pending(pending.clone()),
@@ -33,7 +33,7 @@ impl Basis {
         }
     }
 
-    /// Whether it takes what a relay stored.
+    /// Whether it needs the stored state of a relay.
     pub fn needs_published(&self) -> bool {
         !matches!(self, Basis::Pending(_))
     }
@@ -54,7 +54,7 @@ impl Basis {
     pub fn condition(&self, table: &TableName, published: Option<&Published>) -> Result<String> {
         let needed = || published.ok_or_else(|| unknown(table));
         match self {
-            // What is neither pending nor not is kept.
+            // Rows for which the condition is NULL stay.
             Basis::Pending(pending) => Ok(format!("(({pending}) is false)")),
             Basis::Xid(column) => {
                 let (published, column) = (needed()?, quote_ident(column)?);
@@ -131,7 +131,7 @@ struct Here {
     wal_end: Lsn,
 }
 
-/// What is published of the table with this OID, of what a relay stored.
+/// The published rows of the table with this OID, by the stored state of a relay.
 ///
 /// # Errors
 /// [`Kind::PositionMismatch`] where it is about another server, timeline or table, does not say, or rows of the table are

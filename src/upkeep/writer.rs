@@ -1,5 +1,4 @@
-//! What is written to the rows of one table: statements that Postgres was seen to take, and whose fault it is where it does
-//! not.
+//! The statements that write to the rows of one table, checked by Postgres, and the causes where they fail.
 
 use std::ops::RangeInclusive;
 
@@ -13,7 +12,7 @@ use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
 use crate::upkeep::ANSWER_TIMEOUT;
 
-/// What is written to one table.
+/// The statements of one table.
 #[derive(Debug, Clone)]
 pub(super) struct Writer {
     pub(super) table: TableName,
@@ -25,8 +24,8 @@ pub(super) struct Writer {
     pub(super) failed: Option<Written>,
     /// To rows whose events were tried and wait.
     pub(super) waiting: Option<Written>,
-    /// Asks for events to be tried again whose rows somebody set to pending, where that asks for anything. `$1` the slot, `$2`
-    /// the outbox.
+    /// Asks for retries of parked events whose rows were set to pending, where that has a meaning. `$1` the slot, `$2` the
+    /// outbox.
     pub(super) ask: Option<Statement>,
     /// How many values name a row, and how many there may be: the transaction that wrote it need not be known.
     pub(super) key_values: RangeInclusive<usize>,
@@ -44,7 +43,7 @@ pub(super) struct Written {
     pub(super) statement: Statement,
 }
 
-/// What is put in for names in an assignment for rows whose events failed, and its type.
+/// The columns that stand for `:name` in an assignment for rows whose events failed, and their types.
 const OF_FAILURES: [(&str, &str); 4] = [
     ("walrelay_error", "text"),
     ("walrelay_class", "text"),
@@ -220,7 +219,7 @@ impl Writer {
         Ok(written)
     }
 
-    /// They would be published again and again.
+    /// Rows that stay pending would be published again and again.
     pub(super) fn leaves_pending(&self, written: &Written) -> Error {
         let key = written.key.unwrap_or_default();
         let cause = format!("rows of {} are pending after {key} as they were before", self.table);
@@ -236,7 +235,7 @@ impl Writer {
     }
 
     pub(super) fn told(&self, written: &Written, failed: &QueryError) -> Error {
-        // The statement was taken when the session began: the table has changed since, and is looked at anew.
+        // Postgres took the statement when the session began: the table has changed, and a new session reads it again.
         if matches!(failed.sqlstate(), Some("42703" | "42P01")) {
             return Error::new(Kind::PostgresUnreachable, failed.error().cause());
         }
