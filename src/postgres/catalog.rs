@@ -27,7 +27,6 @@ pub struct Table {
     pub owned: bool,
     /// Whether the role may read all of it, system columns too.
     pub may_select: bool,
-    /// Its columns, in order.
     pub columns: Vec<Column>,
     /// Unique indexes that can name a row: the primary key, then those of the fewest columns.
     pub unique_keys: Vec<UniqueKey>,
@@ -43,7 +42,7 @@ pub struct Table {
     pub partition_keys: Vec<String>,
 }
 
-/// A column. What is said of its base type is said of the type under the domain, where its type is one.
+/// A column. The base type of a domain is the type under the domain; of other types, the type itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Column {
     pub name: String,
@@ -58,7 +57,6 @@ pub struct Column {
     pub domain: bool,
     /// `typname` of its base type.
     pub base: String,
-    /// OID of its base type.
     pub base_oid: u32,
     /// Its base type as SQL writes it in a cast, without a modifier.
     pub base_type: String,
@@ -95,29 +93,21 @@ pub struct UniqueKey {
     pub loose: Vec<String>,
 }
 
-/// What matters of a type to whoever guesses what a column holds.
+/// Kinds of types, for guesses at the content of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// `uuid`.
     Uuid,
-    /// A whole number.
     Integer,
-    /// `numeric`.
     Numeric,
-    /// A text of any type.
     Text,
     Enum,
-    /// `json` and `jsonb`.
     Json,
-    /// `bytea`.
     Bytea,
-    /// `xml`.
     Xml,
     /// With a time zone, so that it is one moment.
     Timestamptz,
     /// Without a time zone.
     Timestamp,
-    /// Anything else.
     Other,
 }
 
@@ -135,15 +125,8 @@ impl Table {
     /// # Errors
     /// [`Kind::Publication`] where there is no such relation, and those of the connection.
     pub(crate) async fn needed(client: &Client, name: &TableName) -> Result<Table> {
-        Table::read(client, name).await?.ok_or_else(|| {
-            let remedy = Remedy::from(
-                "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
-                 '\"Outbox\"'. `",
-            );
-            let create = NextCommand::new("setup").flag("create-table");
-            Error::new(Kind::Publication, format_args!("there is no table {name} in this database"))
-                .remedy(remedy.and(create).and("` makes a table where there is none"))
-        })
+        let found = Table::read(client, name).await?;
+        found.ok_or_else(|| no_table(name, "this database", NextCommand::new("setup")))
     }
 
     /// Whether it is a table, and no view or other relation.
@@ -151,12 +134,10 @@ impl Table {
         matches!(self.kind.as_str(), "r" | "p")
     }
 
-    /// Whether it has partitions.
     pub fn is_partitioned(&self) -> bool {
         self.kind == "p"
     }
 
-    /// A column by its name.
     pub fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.name == name)
     }
@@ -166,12 +147,8 @@ impl Table {
     /// # Errors
     /// [`Kind::Publication`] with the columns there are.
     pub fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
-        self.column(wanted).ok_or_else(|| {
-            let there: Vec<&str> = self.columns.iter().map(|column| column.name.as_str()).collect();
-            let cause = format!("table {name} has no column {wanted}; it has {}", there.join(", "));
-            Error::new(Kind::Publication, cause)
-                .remedy("say in the configuration which column holds what, or add the column")
-        })
+        let there = self.columns.iter().map(|column| column.name.as_str());
+        self.column(wanted).ok_or_else(|| no_column(name, wanted, there))
     }
 
     /// The column with the transaction that inserted the row, as `setup --add-xid-column` makes it, under whatever name.
@@ -189,6 +166,18 @@ impl Table {
     /// The column that has the time of a row by its usual name and type.
     pub fn time_column(&self) -> Option<&Column> {
         TIME_COLUMNS.iter().find_map(|name| self.column(name).filter(|column| column.is_timestamp()))
+    }
+
+    /// The column that has the time of a row: the one that is configured, or one of a usual name and type.
+    pub(crate) fn time_of(&self, name: &TableName, configured: Option<&str>) -> Result<Option<&Column>> {
+        let Some(wanted) = configured else { return Ok(self.time_column()) };
+        let cause = match self.column(wanted) {
+            Some(column) if column.is_timestamp() || column.base == "date" => return Ok(Some(column)),
+            Some(column) => format!("column {wanted} of {name} is of type {}", column.base_type),
+            None => format!("table {name} has no column {wanted}"),
+        };
+        Err(Error::new(Kind::Config, format!("outbox.time: {cause}"))
+            .remedy("name a column of type timestamptz, timestamp or date, or leave it out"))
     }
 
     /// The columns that name exactly one row with an id in column `id`: that alone, or else those of the first unique key
@@ -272,6 +261,23 @@ impl Column {
         text.extend(more.into_iter().filter_map(|(holds, what)| holds.then_some(what)));
         text
     }
+}
+
+/// There is no table `name` in `place`; `setup` makes one.
+pub(crate) fn no_table(name: &TableName, place: &str, setup: NextCommand) -> Error {
+    let remedy = Remedy::from(
+        "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
+         '\"Outbox\"'. `",
+    );
+    Error::new(Kind::Publication, format!("there is no table {name} in {place}"))
+        .remedy(remedy.and(setup.flag("create-table")).and("` makes a table where there is none"))
+}
+
+/// Table `name` has the columns that are `there`, and not the one that is `wanted`.
+pub(crate) fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator<Item = &'a str>) -> Error {
+    let there = there.collect::<Vec<_>>().join(", ");
+    Error::new(Kind::Publication, format!("table {name} has no column {wanted}; it has {there}"))
+        .remedy("say in the configuration which column holds what, or add the column")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What Postgres, the network or TLS say, to what the operator is told and what follows from it.
+//! From errors of Postgres, the network and TLS to [`Error`]: the kind decides what follows, the remedy says what to do.
 //!
 //! Decided by SQLSTATE and error type, never by a message's text: the server's language is its own. Of a
 //! server's error only SQLSTATE and message are passed on; its DETAIL can hold the values of a row.
@@ -12,7 +12,7 @@ use tokio_rustls::rustls;
 
 use crate::error::{Error, Kind, NextCommand, Remedy};
 
-/// What was being done when it went wrong; the SQLSTATE alone does not tell a slot from a publication.
+/// The operation that failed. The SQLSTATE alone does not tell a slot from a publication.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum While<'a> {
     /// Opening a session with `host:port/database as user`.

@@ -22,7 +22,6 @@ pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 pub(crate) enum QueryError {
     /// The server refused the statement, or the answer cannot be read; the session goes on.
     Refused {
-        /// What happened.
         error: Error,
         /// The server's code; none where the answer cannot be read.
         sqlstate: Option<SqlState>,
@@ -55,10 +54,18 @@ impl QueryError {
         QueryError::Refused { error, sqlstate: None }
     }
 
-    /// What happened.
     pub(crate) fn error(&self) -> &Error {
         match self {
             QueryError::Refused { error, .. } | QueryError::ShuttingDown(error) | QueryError::Broken(error) => error,
+        }
+    }
+
+    /// The same failure in other words.
+    pub(crate) fn with(self, error: Error) -> QueryError {
+        match self {
+            QueryError::Refused { sqlstate, .. } => QueryError::Refused { error, sqlstate },
+            QueryError::ShuttingDown(_) => QueryError::ShuttingDown(error),
+            QueryError::Broken(_) => QueryError::Broken(error),
         }
     }
 

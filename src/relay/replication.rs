@@ -38,7 +38,7 @@ use crate::sink::{AnySink, Delivery};
 use crate::source::catalog::{Fingerprint, compare, notice};
 use crate::source::control::{ControlEnd, PendingRow, WalPosition};
 use crate::source::feedback::{Action, Feedback};
-use crate::source::{Io, Notice, Status, WalMessage, WalSource, notice};
+use crate::source::{Io, Notice, Status, WalMessage, judge_notice};
 use crate::telemetry::Side;
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
@@ -252,7 +252,7 @@ impl ReplicationLoop<'_> {
                 }
                 WalMessage::Notice(notice) if self.noticed.as_ref() == Some(&notice) => {}
                 WalMessage::Notice(notice) => {
-                    notice::judge(&notice, &self.process.config.source)?;
+                    judge_notice(&notice, &self.process.config.source)?;
                     self.noticed = Some(notice);
                 }
                 WalMessage::ParameterStatus { name, value } => tracing::debug!(name, value, "a setting changed"),

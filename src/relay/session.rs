@@ -27,12 +27,12 @@ use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, WalPosition};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot};
-use crate::source::{Status, WalSource, WalStream};
+use crate::source::{Status, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::{ServerIdentity, Stored};
 use crate::upkeep::Marker;
-use crate::upkeep::left_behind::{none_left_behind, still_none_left_behind};
 use crate::upkeep::parked::Waiting;
+use crate::upkeep::parked::{none_left_behind, still_none_left_behind};
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {

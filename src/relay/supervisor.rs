@@ -26,11 +26,11 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::watch::Process;
 use crate::relay::{drain, report, table};
 use crate::sink::AnySink;
-use crate::source::holder::{Holder, holder};
+use crate::source::lease::{Holder, holder};
 use crate::source::row_key;
 use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
-use crate::upkeep::left_behind::none_left_behind;
+use crate::upkeep::parked::none_left_behind;
 
 /// How long a stand-by waits between two looks, each one small query on a session that stays open. Up to as much again is
 /// added, so that two of them do not come in step.

@@ -38,8 +38,8 @@ use crate::source::control::Control;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
-use crate::upkeep::left_behind::none_left_behind;
 use crate::upkeep::parked::Waiting;
+use crate::upkeep::parked::none_left_behind;
 
 /// How long an idle poller may go without storing where it stands: it is nothing but a newer snapshot.
 const IDLE_STORE: Duration = Duration::from_secs(10);

@@ -34,7 +34,7 @@ use crate::route::Router;
 use crate::sink::{AnySink, Delivery};
 use crate::source::control::timeline;
 use crate::source::preflight::inspect;
-use crate::upkeep::left_behind::may_look;
+use crate::upkeep::parked::may_look;
 
 /// How many rows that cannot be routed are named.
 const EXAMPLES_MAX: usize = 10;

@@ -21,8 +21,8 @@ use crate::route::Router;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::{Facts, inspect, judge};
 use crate::source::row_key;
-use crate::upkeep::left_behind::none_left_behind;
-use crate::upkeep::{self, Marker};
+use crate::upkeep::parked::none_left_behind;
+use crate::upkeep::{Marker, Parking};
 use report::{Found, Report, Shown};
 use sample::Wanted;
 
@@ -115,13 +115,12 @@ async fn upkeep(session: &Session, config: &Config) -> Result<()> {
     for outbox in tables.filter(has_sql) {
         table_facts(session.client(), outbox).await?;
     }
-    // What it would write, it only prepares.
-    let wanted = match upkeep::Wanted::by(config) {
-        // Nothing is changed by a look.
-        upkeep::Wanted::Room => upkeep::Wanted::RoomIfThere,
-        wanted @ (upkeep::Wanted::NoRoom | upkeep::Wanted::RoomIfThere) => wanted,
+    // A check makes no table, and only prepares what would be written.
+    let parking = match Parking::of(config) {
+        Parking::On => Parking::IfTableExists,
+        parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };
-    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, wanted).await?;
+    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, parking).await?;
     none_left_behind(session.client(), config).await
 }
 

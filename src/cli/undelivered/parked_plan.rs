@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::Change;
 use super::event::Counts;
 use crate::cli::text::counted;
-use crate::source::holder::Holder;
+use crate::source::lease::Holder;
 
 /// A retry or drop of parked events: what it would ask, and what it asked.
 #[derive(Debug, Serialize)]
