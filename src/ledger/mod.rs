@@ -251,6 +251,13 @@ impl<T> Ledger<T> {
         Some(&mut self.entries.get_mut(offset)?.event)
     }
 
+    /// The owner keeps something else of an event in flight.
+    pub fn set_event(&mut self, ticket: Ticket, event: T) {
+        if let Some(known) = self.event_mut(ticket) {
+            *known = event;
+        }
+    }
+
     /// The same of the event that was enqueued last, while it is in flight.
     pub fn newest(&self) -> Option<&T> {
         self.entries.back().map(|entry| &entry.event)

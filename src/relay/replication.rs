@@ -34,7 +34,7 @@ use crate::relay::session::Session;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process};
-use crate::sink::{AnySink, Delivery};
+use crate::sink::{AnySink, Delivery, Sink as _};
 use crate::source::catalog::{Fingerprint, compare, notice};
 use crate::source::control::{ControlEnd, PendingRow, WalPosition};
 use crate::source::feedback::{Action, Feedback};
@@ -304,7 +304,7 @@ impl ReplicationLoop<'_> {
             let every = self.process.config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
-        self.jobs.begin_tail(self.process.config, || self.pipeline.publisher.unread());
+        self.jobs.begin_tail(self.process.config, || self.pipeline.publisher.before.as_ref()?.unread());
         if self.may_look() && self.pipeline.trail.wants_pair() {
             self.jobs.begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);
         }
@@ -368,7 +368,7 @@ impl ReplicationLoop<'_> {
             () = self.process.stop.at_least(next_stop) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => Input::Clock,
-            () = self.pipeline.publisher.next_deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
+            () = self.pipeline.publisher.sink.deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
             done = self.jobs.next() => Input::Job(Box::new(done)),
             tried = self.retrying.next() => Input::Retried(tried),
             end = self.control.ended() => Input::Control(end),
@@ -499,7 +499,7 @@ impl ReplicationLoop<'_> {
         });
         self.catalog_unsound |= judged.is_err();
         // Where events came meanwhile, they are committed with a position behind them.
-        if then_store.is_some() && (judged.is_err() || self.pipeline.publisher.has_open_transaction()) {
+        if then_store.is_some() && (judged.is_err() || self.pipeline.publisher.transaction.is_open()) {
             self.pipeline.store_abandoned();
         } else if let Some(position) = then_store {
             self.begin_store(position);
@@ -508,7 +508,7 @@ impl ReplicationLoop<'_> {
     }
 
     fn begin_store(&mut self, position: Position) {
-        self.pipeline.publisher.commit_begun();
+        self.pipeline.publisher.transaction.commit_begun();
         let published = self.pipeline.trail.published(&position).cloned();
         self.jobs.begin_store(&mut self.session, position, published);
     }
@@ -546,7 +546,11 @@ impl ReplicationLoop<'_> {
                 "what is in the topic cannot be read: events that were published before a crash may come again"
             );
         }
-        self.pipeline.publisher.tail_read(topic, tail, result.is_err());
+        match (&mut self.pipeline.publisher.before, tail) {
+            (Some(before), Some(tail)) => before.read(tail, result.is_err()),
+            (Some(before), None) => before.unreadable(topic),
+            (None, _) => {}
+        }
     }
 
     fn measured(&mut self, measured: &WalPosition) {
@@ -614,7 +618,7 @@ impl ReplicationLoop<'_> {
     async fn why_not_stored(&mut self, error: Error) -> Error {
         let until = Instant::now() + LAST_WORDS;
         loop {
-            let deliveries = self.pipeline.publisher.next_deliveries(&mut self.deliveries);
+            let deliveries = self.pipeline.publisher.sink.deliveries(&mut self.deliveries);
             if tokio::time::timeout_at(until, deliveries).await.is_err() {
                 return error;
             }

@@ -274,7 +274,7 @@ impl Relay {
         let (server, outboxes) = (session.server(), &self.config.outboxes);
         let origin = (server.system_identifier.as_str(), server.timeline);
         match DeliveredBefore::new(outboxes, origin, session.start_position(), session.wal_end) {
-            Some(before) => pipeline.publisher.expect_again(before),
+            Some(before) => pipeline.publisher.before = Some(Box::new(before)),
             None => tracing::info!(
                 slot = %self.config.source.slot,
                 "records have no headers that name their event (route.id_header, route.position_header): those that were \
@@ -292,7 +292,7 @@ impl Relay {
 
     /// The end of a session's own producer. Nothing of it counts but what is committed.
     async fn retire(&mut self) {
-        if self.producer.running().is_some_and(|pipeline| pipeline.publisher.has_open_transaction()) {
+        if self.producer.running().is_some_and(|pipeline| pipeline.publisher.transaction.is_open()) {
             self.telemetry.metrics.given_up_transactions.inc();
         }
         self.producer.end_uncommitted().await;
@@ -382,13 +382,13 @@ impl Relay {
     async fn end_stream(&mut self, stop: &mut StopSignal) -> Result<Option<Delivered>> {
         let Some(pipeline) = self.producer.running_mut() else { return Ok(None) };
         let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
-        let drained = drain::drain(pipeline, until, stop).await;
+        let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report::tell_counts(&self.telemetry, pipeline.publisher.counts(), before);
         if !drained? {
             let what = "Kafka does not ack what is in flight; reading the table behind it";
             return Err(Error::new(Kind::KafkaUnreachable, what));
         }
-        drain::write_back(pipeline, &self.config).await?;
+        drain::write_back(&mut pipeline.publisher, &self.config).await?;
         let position = pipeline.publisher.ledger.delivered();
         let published = pipeline.trail.published(&position).cloned();
         Ok(published.map(|published| Delivered { position, published, inside: pipeline.inside(&position) }))
@@ -471,7 +471,7 @@ impl Relay {
                 self.telemetry.health.stopping();
                 let in_flight = pipeline.publisher.ledger.in_flight_events();
                 tracing::info!(in_flight, "stopping without Postgres: waiting for acks all the same");
-                drain::drain(pipeline, until, stop).await?
+                drain::drain(&mut pipeline.publisher, until, stop).await?
             }
             Some(_) | None => self.producer.is_drained(),
         };
