@@ -280,7 +280,7 @@ impl<'a> RetryRun<'a> {
         let mut memory = self.shared.memory();
         if !memory.was_hindered(*id) {
             let (slot, row) = (&self.shared.config.source.slot, Shown::of(waiting.row.id()));
-            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "an event that waits is dropped, as was asked");
+            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "a parked event is dropped, as an operator asked");
         }
         memory.leaves(*id, waiting.clone(), Left::Dropped);
     }
