@@ -53,7 +53,7 @@ fn a_drop_that_is_asked_for_during_a_try_is_done_counted_and_told() {
     eventually("none waits", ARRIVAL, || metric(&relay, "walrelay_waiting_events"), |count| *count == 0);
     let dropped = || metric(&relay, "walrelay_dropped_events_total");
     eventually("it is counted", ARRIVAL, dropped, |count| *count == 1);
-    assert_eq!(relay.log().matches("is dropped, as was asked").count(), 1, "{}", relay.log());
+    assert_eq!(relay.log().matches("is dropped, as an operator asked").count(), 1, "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
