@@ -130,10 +130,10 @@ impl ParkedIndex {
         if place.via == Via::Replay || self.told.insert(row.outbox) {
             tracing::warn!(
                 %slot, outbox, row = %row_id, %place,
-                "a row came whose event waits already, by its row key, and is not published now; more of them are counted"
+                "a row came whose event is parked already, by its row key; it is not published now (further ones are counted)"
             );
         } else {
-            tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event waits already");
+            tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event is parked already");
         }
     }
 
@@ -148,13 +148,12 @@ impl ParkedIndex {
     /// Too many do.
     pub(super) fn park(&mut self, waiting: Waiting) -> Result<(), Error> {
         if self.count >= EVENTS_MAX + self.beyond {
-            let cause = format!("{} events are parked, and no more may be", self.count);
-            return Err(Error::new(Kind::Event, cause).remedy(
-                Remedy::from("see them with ").and(NextCommand::new("parked list")).and(
-                    "; while the relay is stopped, mark what is to be sent or dropped with `parked retry` or `parked drop`, \
-                     which is done first once the relay is started",
-                ),
-            ));
+            let cause = format!("{} events are parked, which is the limit", self.count);
+            return Err(Error::new(Kind::Event, cause)
+                .remedy(Remedy::from("see them with ").and(NextCommand::new("parked list")).and(
+                "; while the relay is stopped, ask for retries and drops with `parked retry` and `parked drop`: the \
+                     relay does them first at its next start",
+            )));
         }
         self.put(waiting);
         Ok(())

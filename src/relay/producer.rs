@@ -142,11 +142,11 @@ impl RelayProducer {
             State::Running(pipeline) => match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
                 Belongs::Here => return Ok(pipeline),
                 Belongs::ToAnotherServer => {
-                    let what = "another server or timeline answers; starting again behind what is stored for it";
+                    let what = "another server or timeline answers; starting after the position that is stored for it";
                     return Err(Error::new(Kind::PostgresUnreachable, what));
                 }
                 Belongs::ToThePast => {
-                    let what = "another relay served the slot in between; starting behind it";
+                    let what = "another relay served the slot in between; starting after its position";
                     return Err(Error::new(Kind::SlotActive, what));
                 }
             },

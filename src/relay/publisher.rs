@@ -671,7 +671,7 @@ impl<S: Sink> Publisher<S> {
         if self.before.take_if(|before| before.is_over(lsn)).is_some() {
             let events = self.counts.delivered_before;
             if events > 0 {
-                tracing::info!(slot = %self.slot, events, "events that were in their topics already were not published again");
+                tracing::info!(slot = %self.slot, events, "events that their topics already had were not published again");
             }
         }
     }
@@ -691,7 +691,7 @@ impl<S: Sink> Publisher<S> {
     /// What follows from `failure`, the first that was told, where these were `refused`.
     fn judge_refused(&mut self, refused: &[Refusal], failure: Error) -> Error {
         let Some(first) = refused.first() else { return failure };
-        let cause = format!("the broker refused a record; finding out which: {}", first.error);
+        let cause = format!("the broker refused a record; looking for it: {}", first.error);
         if refused.len() > 1 {
             self.quarantine.with_others();
         }
@@ -815,7 +815,8 @@ impl<S: Sink> Publisher<S> {
         // They were taken away by a pass that could not say so, by another relay, or by hand.
         let gone = self.parking.compare(*census, table);
         if gone > 0 {
-            tracing::info!(slot = %self.slot, events = gone, "events that waited are in walrelay.parked no more; what was behind them goes on");
+            tracing::info!(slot = %self.slot, events = gone, "parked events are gone from walrelay.parked; the events \
+                behind them continue");
         }
     }
 
@@ -838,7 +839,7 @@ impl<S: Sink> Publisher<S> {
         let outbox = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows.outbox;
         tracing::warn!(
             slot = %self.slot, outbox, row = %Shown::of(parked.row.id()), place = %parked.place, class, cause, outcome = "park",
-            "an event cannot be delivered, and waits"
+            "an event cannot be delivered, and is parked"
         );
         record.with_record(|record| {
             parked.key = record.key.map(<[u8]>::to_vec);
@@ -860,7 +861,7 @@ impl<S: Sink> Publisher<S> {
             }
             BlockedBy::Aggregate => None,
             BlockedBy::Topic => {
-                let cause = format!("topic {topic} takes no records: behind one that was tried");
+                let cause = format!("topic {topic} refuses records; this event was not tried");
                 // It was not tried, and that costs it no try.
                 let why = Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 };
                 Some((why, Disposition::RetryThenGiveUp))
@@ -957,8 +958,8 @@ fn warn_of_left_out(event: &Event<'_>, header: &str, outbox: &str, slot: &SlotNa
         let (row, header) = (Shown::of(event.id()), Shown::of(header.as_bytes()));
         tracing::warn!(
             %slot, outbox, %row, %header,
-            "headers whose names begin with walrelay- are walrelay's own, and those of rows are left out (said once; do not \
-             copy them from messages into the table, or give them other names)"
+            "names of headers that begin with walrelay- are reserved; such headers of rows are omitted (logged once for \
+             each outbox; rename the headers)"
         );
     }
 }
@@ -971,6 +972,7 @@ fn no_such_outbox() -> Error {
 
 /// The source contradicts itself or us: nothing it says may be confirmed any more.
 pub(super) fn contradiction(error: LedgerError) -> Error {
-    Error::new(Kind::Bug, format_args!("the stream of changes contradicts itself: {error}"))
-        .remedy("nothing was confirmed past this point; start again, and report it with the log if it comes back")
+    Error::new(Kind::Bug, format_args!("the stream of changes contradicts itself: {error}")).remedy(
+        "nothing was confirmed past this point; start walrelay again, and report the error with the log if it returns",
+    )
 }

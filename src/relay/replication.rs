@@ -334,7 +334,7 @@ impl ReplicationLoop<'_> {
             Action::Dead { silence } => Err(Error::new(
                 Kind::PostgresUnreachable,
                 format_args!(
-                    "Postgres has been silent for {} ms, and was asked for a sign of life",
+                    "Postgres has sent nothing for {} ms, although a reply was requested",
                     silence.as_millis()
                 ),
             )),
@@ -543,7 +543,7 @@ impl ReplicationLoop<'_> {
             let fix = error.what_to_do();
             tracing::warn!(
                 %slot, topic, %error, fix,
-                "what is in the topic cannot be read: events that were published before a crash may come again"
+                "the topic cannot be read: events that were published before a crash may be published again"
             );
         }
         match (&mut self.pipeline.publisher.before, tail) {
@@ -632,7 +632,7 @@ impl ReplicationLoop<'_> {
     fn control_ended(&mut self, end: ControlEnd) -> Result<()> {
         match end {
             ControlEnd::ServerShuttingDown => {
-                tracing::info!("Postgres is shutting down: waiting for acks, then letting it go");
+                tracing::info!("Postgres is shutting down: waiting for acks, then closing the stream");
                 self.leave(SERVER_SHUTDOWN_GRACE, Ok(Ended::ServerShutDown));
                 Ok(())
             }
@@ -662,7 +662,7 @@ impl ReplicationLoop<'_> {
             return Err(error);
         }
         if self.leaving.is_none() && !self.pipeline.publisher.is_drained() {
-            tracing::error!(%error, "stopping: waiting for acks of what came before");
+            tracing::error!(%error, "stopping: waiting for acks of earlier events");
         }
         self.leave(self.process.config.process.shutdown_timeout, Err(error));
         Ok(())

@@ -472,7 +472,7 @@ impl<'a> TableLoop<'a> {
             return Ok(());
         }
         if self.publisher.transaction.is_used() && !self.publisher.is_drained() {
-            let what = "rows of a transaction are not acked; giving it up, and reading them again";
+            let what = "rows of a Kafka transaction are not acked; aborting it, and reading them again";
             return Err(Error::new(Kind::KafkaUnreachable, what));
         }
         failpoint::reached("progress");
@@ -482,7 +482,7 @@ impl<'a> TableLoop<'a> {
             () = told_to_leave(&mut self.process.stop, self.process.config.process.shutdown_timeout) => {
                 let cause = format!("stopped before the progress of slot {} was stored", self.process.config.source.slot);
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
-                    .remedy("nothing is lost: what was not stored is read (again) at the next start"));
+                    .remedy("nothing is lost: rows after the stored progress are read at the next start"));
             }
         }
         self.process.telemetry.metrics.positions_stored.inc();

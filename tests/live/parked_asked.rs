@@ -63,7 +63,7 @@ fn a_retry_that_is_asked_for_once_the_cause_is_gone_is_made_although_the_last_co
     let (sql, holder) = (world.sql(), world.sql());
     let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");
     asked_for_while_held(&world, (&sql, &holder));
-    eventually("it cannot be noted", ARRIVAL, || relay.log(), |log| log.contains("is held up"));
+    eventually("it cannot be noted", ARRIVAL, || relay.log(), |log| log.contains("are blocked"));
     open(&world);
     holder.run("rollback");
     eventually("none waits", ARRIVAL, || parked(&sql), String::is_empty);

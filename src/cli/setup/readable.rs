@@ -60,7 +60,7 @@ fn judge(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts: &Ta
         let column = "--add-xid-column adds a column with the transaction's id";
         if wanted.polls {
             plan.obstacles.push(unfit(
-                format!("table {table} cannot be polled: nothing tells which of its rows were not published"),
+                format!("table {table} cannot be polled: no column tells which rows were not published"),
                 &format!("{column}; or set outbox.pending and outbox.mark, or outbox.delete"),
             ));
         } else {
