@@ -70,7 +70,7 @@ impl Sweeper {
         let table = Table::needed(client, name).await?;
         let basis = Basis::of(outbox, &table);
         let column = time_of(name, outbox.upkeep.time.as_deref(), &table)?;
-        let (time, time_type) = (column.name.clone(), column.base_type.clone());
+        let (time, time_type) = (column.name.clone(), column.base.sql.clone());
         Ok(Some(Sweeper { name: name.clone(), basis, time, time_type, retention, table }))
     }
 
@@ -386,7 +386,7 @@ mod tests {
             ("day", "date"),
         ]);
         let found =
-            |given| time_of(&name, given, &columns).map(|column| (column.name.clone(), column.base_type.clone()));
+            |given| time_of(&name, given, &columns).map(|column| (column.name.clone(), column.base.sql.clone()));
         assert_eq!(found(None).unwrap(), ("occurred_at".to_owned(), "timestamp without time zone".to_owned()));
         assert_eq!(found(Some("day")).unwrap().1, "date");
         assert_eq!(found(Some("created_at")).unwrap_err().kind(), Kind::Config);

@@ -63,7 +63,7 @@ impl Rows {
     fn of(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<Rows> {
         let column = |column: &String| {
             let found = table.needed_column(name, column)?;
-            Ok((quote_ident(&found.name)?, found.base_type.clone()))
+            Ok((quote_ident(&found.name)?, found.base.sql.clone()))
         };
         let key = outbox.index_columns().map(column).collect::<Result<_>>()?;
         let transaction = outbox.transaction_column().map(|column| quote_ident(column)).transpose()?;
