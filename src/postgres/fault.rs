@@ -199,7 +199,7 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
             Remedy::from("the slot cannot be read from any more, or never could: ").and(of_slot("status", slot))
         }
         ("53300", _) => Remedy::from("if this does not pass: raise max_connections or max_wal_senders"),
-        ("53400", _) => Remedy::from("raise max_replication_slots, or drop a slot nobody uses"),
+        ("53400", _) => Remedy::from("raise max_replication_slots, or drop an unused slot"),
         ("22021", While::Streaming(slot)) => Remedy::from(format!(
             "nothing was skipped. A database with the encoding SQL_ASCII takes any bytes for text, and a row with bytes \
              that are not UTF-8 cannot be streamed. With client_encoding set to SQL_ASCII, \

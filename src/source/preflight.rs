@@ -372,7 +372,7 @@ pub(crate) fn judge_server(server: &Server) -> Result<()> {
 fn can_be_read(found: &Slot, slot: &SlotName, database: &str, setup: &NextCommand) -> Result<()> {
     let unusable = |cause: String, remedy: Remedy| Err(Error::new(Kind::SlotUnusable, cause).remedy(remedy));
     let text =
-        format!("name another slot, or, if nobody needs this one: select pg_drop_replication_slot('{slot}'), then `");
+        format!("name another slot, or, if this one is not needed: select pg_drop_replication_slot('{slot}'), then `");
     let another = Remedy::from(text).and(setup.clone()).and("`");
     let plugin = found.plugin.as_deref().unwrap_or_default();
     let of = found.database.as_deref().unwrap_or_default();
