@@ -82,7 +82,7 @@ fn pooled() -> Error {
         .remedy("connect to Postgres itself, or to a pool in session mode: session settings do not survive the others")
 }
 
-/// Everything [`super::inspect`] found.
+/// Everything [`inspect`] found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     pub server: Server,
