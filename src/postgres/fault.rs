@@ -81,12 +81,12 @@ pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
         return self::io(act, io);
     }
     let text: Vec<String> = causes().map(ToString::to_string).collect();
-    let told = |kind| Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))));
+    let failed = |kind| Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))));
     match act {
-        _ if error.is_closed() => told(Kind::PostgresUnreachable),
+        _ if error.is_closed() => failed(Kind::PostgresUnreachable),
         // No socket failed and the server reported nothing: what is left is that the two cannot agree.
-        While::Connecting(_) => told(Kind::PostgresRefused).remedy(AGREE),
-        While::Querying(_) | While::Starting(_) | While::Streaming(_) => told(Kind::Bug),
+        While::Connecting(_) => failed(Kind::PostgresRefused).remedy(AGREE),
+        While::Querying(_) | While::Starting(_) | While::Streaming(_) => failed(Kind::Bug),
     }
 }
 

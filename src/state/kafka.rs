@@ -229,7 +229,7 @@ fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> 
 /// and an older record of ours is not to be taken for the newest.
 fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
     let began = Instant::now();
-    let mut told = false;
+    let mut is_logged = false;
     loop {
         let span = reader.span(topic, PARTITION)?;
         let high = span.end;
@@ -247,7 +247,7 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
                      {high} ends this one; see docs/exactly-once.md"
                 )));
         }
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut is_logged, true) {
             tracing::info!(topic, "another producer has a transaction open in the state topic; waiting for its end");
         }
         std::thread::sleep(OPEN_RETRY);

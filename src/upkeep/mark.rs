@@ -110,7 +110,7 @@ impl Part<'_> {
 
     /// The same failure, with whose fault it is.
     fn explained(&self, failed: QueryError) -> QueryError {
-        let error = self.writer.told(self.written, &failed);
+        let error = self.writer.explained(self.written, &failed);
         failed.with(error)
     }
 }
