@@ -59,7 +59,7 @@ impl Reader {
     }
 
     /// The client, for questions outside of [`Reader::begin`] and [`Reader::end`] such as
-    /// [`table_facts`](crate::poll::table_facts).
+    /// [`table_facts`].
     pub fn client(&self) -> &Client {
         self.session.client()
     }
@@ -165,7 +165,7 @@ impl Reader {
         Ok((count, text(1).map(str::to_owned), text(2).map(str::to_owned)))
     }
 
-    /// Asks for the rows of [`rows`](crate::poll::select::rows). They come as they are taken: what waits is bounded, and
+    /// Asks for the rows of [`rows`]. They come as they are taken: what waits is bounded, and
     /// then the server waits, too.
     ///
     /// In memory are, beside the row that was taken, at most five pieces of the answer as they were read from the

@@ -51,8 +51,8 @@ impl KeyColumn {
     fn of(column: &Column) -> KeyColumn {
         KeyColumn {
             name: column.name.clone(),
-            type_name: column.base_type.clone(),
-            as_text: !column.is_ordered,
+            type_name: column.base.sql.clone(),
+            as_text: !column.base.is_ordered,
             not_null: column.not_null,
         }
     }
@@ -84,7 +84,7 @@ pub struct Order {
 
 impl Order {
     fn of(column: &Column) -> Result<Order> {
-        let (sql, type_name) = (quote_ident(&column.name)?, column.base_type.clone());
+        let (sql, type_name) = (quote_ident(&column.name)?, column.base.sql.clone());
         Ok(Order { sql, type_name, not_null: column.not_null, is_found: true })
     }
 }
@@ -133,7 +133,7 @@ impl TableFacts {
 
 /// A column as the stream describes it, and the relay sees it: without its domain.
 pub fn as_streamed(column: &Column) -> decode::Column {
-    decode::Column { name: column.name.clone(), type_oid: column.base_oid, type_modifier: column.type_modifier }
+    decode::Column { name: column.name.clone(), type_oid: column.base.oid, type_modifier: column.type_modifier }
 }
 
 /// The remedy where no column tells the order of an aggregate's events.

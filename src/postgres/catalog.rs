@@ -42,7 +42,6 @@ pub struct Table {
     pub partition_keys: Vec<String>,
 }
 
-/// A column. The base type of a domain is the type under the domain; of other types, the type itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Column {
     pub name: String,
@@ -53,22 +52,10 @@ pub struct Column {
     pub type_name: String,
     /// The modifier (`atttypmod`).
     pub type_modifier: i32,
-    /// Whether its type is a domain.
-    pub domain: bool,
-    /// `typname` of its base type.
-    pub base: String,
-    pub base_oid: u32,
-    /// Its base type as SQL writes it in a cast, without a modifier.
-    pub base_type: String,
-    /// `typcategory` of its base type:
-    /// <https://www.postgresql.org/docs/current/catalog-pg-type.html#CATALOG-TYPCATEGORY-TABLE>
-    pub category: String,
-    /// Whether Postgres' own operators order its base type.
-    pub is_ordered: bool,
+    #[serde(flatten)]
+    pub base: BaseType,
     /// Whether it is declared `NOT NULL`.
     pub not_null: bool,
-    /// Whether its domain is.
-    pub domain_not_null: bool,
     /// Whether it is an identity column.
     pub is_identity: bool,
     /// Whether it is computed from others, and so not in a stream.
@@ -83,6 +70,27 @@ pub struct Column {
     pub references: bool,
     /// Whether an index over all rows begins with it.
     pub leads_index: bool,
+}
+
+/// A column's type without domains: of a domain the type under it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct BaseType {
+    /// `typname`.
+    #[serde(rename = "base")]
+    pub name: String,
+    #[serde(rename = "base_oid")]
+    pub oid: u32,
+    /// As SQL writes it in a cast, without a modifier.
+    #[serde(rename = "base_type")]
+    pub sql: String,
+    /// `typcategory`: <https://www.postgresql.org/docs/current/catalog-pg-type.html#CATALOG-TYPCATEGORY-TABLE>
+    pub category: String,
+    /// Whether Postgres' own operators order it.
+    pub is_ordered: bool,
+    /// Whether the column's own type is a domain.
+    pub domain: bool,
+    /// Whether a domain of the column's is declared `NOT NULL`.
+    pub domain_not_null: bool,
 }
 
 /// Columns of a unique index over all rows, which is checked at once and compares as the columns do.
@@ -172,8 +180,8 @@ impl Table {
     pub(crate) fn time_of(&self, name: &TableName, configured: Option<&str>) -> Result<Option<&Column>> {
         let Some(wanted) = configured else { return Ok(self.time_column()) };
         let cause = match self.column(wanted) {
-            Some(column) if column.is_timestamp() || column.base == "date" => return Ok(Some(column)),
-            Some(column) => format!("column {wanted} of {name} is of type {}", column.base_type),
+            Some(column) if column.is_timestamp() || column.base.name == "date" => return Ok(Some(column)),
+            Some(column) => format!("column {wanted} of {name} is of type {}", column.base.sql),
             None => format!("table {name} has no column {wanted}"),
         };
         Err(Error::new(Kind::Config, format!("outbox.time: {cause}"))
@@ -191,7 +199,7 @@ impl Table {
 
 impl Column {
     pub fn form(&self) -> Form {
-        match (self.base.as_str(), self.category.as_str()) {
+        match (self.base.name.as_str(), self.base.category.as_str()) {
             ("uuid", _) => Form::Uuid,
             ("int2" | "int4" | "int8", _) => Form::Integer,
             ("numeric", _) => Form::Numeric,
@@ -233,7 +241,7 @@ impl Column {
 
     /// Whether it has no NULL, by itself or by its domain.
     pub fn is_never_null(&self) -> bool {
-        self.not_null || self.domain_not_null
+        self.not_null || self.base.domain_not_null
     }
 
     fn is_serial(&self) -> bool {
@@ -244,14 +252,14 @@ impl Column {
     /// leaves the schema out where it is on the search path, which `pg_catalog` always is.
     pub fn tells_transaction(&self) -> bool {
         let default = self.default.as_deref().unwrap_or_default();
-        self.base == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
+        self.base.name == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
     }
 
     /// Its name and type, for people.
     pub fn described(&self) -> String {
         let mut text = format!("{}: {}", self.name, self.type_name);
         let more = [
-            (self.domain, format!(" over {}", self.base)),
+            (self.base.domain, format!(" over {}", self.base.name)),
             (self.is_never_null(), ", not null".to_owned()),
             (self.in_primary_key && self.unique, ", primary key".to_owned()),
             (self.in_primary_key && !self.unique, ", part of the primary key".to_owned()),
@@ -300,10 +308,13 @@ impl Column {
             written: name.to_owned(),
             type_name: base_type.to_owned(),
             type_modifier: -1,
-            base: base.to_owned(),
-            base_oid,
-            base_type: base_type.to_owned(),
-            is_ordered: true,
+            base: BaseType {
+                name: base.to_owned(),
+                oid: base_oid,
+                sql: base_type.to_owned(),
+                is_ordered: true,
+                ..BaseType::default()
+            },
             ..Column::default()
         }
     }

@@ -81,12 +81,12 @@ pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
         return self::io(act, io);
     }
     let text: Vec<String> = causes().map(ToString::to_string).collect();
-    let told = |kind| Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))));
+    let failed = |kind| Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))));
     match act {
-        _ if error.is_closed() => told(Kind::PostgresUnreachable),
+        _ if error.is_closed() => failed(Kind::PostgresUnreachable),
         // No socket failed and the server reported nothing: what is left is that the two cannot agree.
-        While::Connecting(_) => told(Kind::PostgresRefused).remedy(AGREE),
-        While::Querying(_) | While::Starting(_) | While::Streaming(_) => told(Kind::Bug),
+        While::Connecting(_) => failed(Kind::PostgresRefused).remedy(AGREE),
+        While::Querying(_) | While::Starting(_) | While::Streaming(_) => failed(Kind::Bug),
     }
 }
 
@@ -199,7 +199,7 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
             Remedy::from("the slot cannot be read from any more, or never could: ").and(of_slot("status", slot))
         }
         ("53300", _) => Remedy::from("if this does not pass: raise max_connections or max_wal_senders"),
-        ("53400", _) => Remedy::from("raise max_replication_slots, or drop a slot nobody uses"),
+        ("53400", _) => Remedy::from("raise max_replication_slots, or drop an unused slot"),
         ("22021", While::Streaming(slot)) => Remedy::from(format!(
             "nothing was skipped. A database with the encoding SQL_ASCII takes any bytes for text, and a row with bytes \
              that are not UTF-8 cannot be streamed. With client_encoding set to SQL_ASCII, \

@@ -82,7 +82,7 @@ fn pooled() -> Error {
         .remedy("connect to Postgres itself, or to a pool in session mode: session settings do not survive the others")
 }
 
-/// Everything [`super::inspect`] found.
+/// Everything [`inspect`] found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     pub server: Server,
@@ -372,7 +372,7 @@ pub(crate) fn judge_server(server: &Server) -> Result<()> {
 fn can_be_read(found: &Slot, slot: &SlotName, database: &str, setup: &NextCommand) -> Result<()> {
     let unusable = |cause: String, remedy: Remedy| Err(Error::new(Kind::SlotUnusable, cause).remedy(remedy));
     let text =
-        format!("name another slot, or, if nobody needs this one: select pg_drop_replication_slot('{slot}'), then `");
+        format!("name another slot, or, if this one is not needed: select pg_drop_replication_slot('{slot}'), then `");
     let another = Remedy::from(text).and(setup.clone()).and("`");
     let plugin = found.plugin.as_deref().unwrap_or_default();
     let of = found.database.as_deref().unwrap_or_default();

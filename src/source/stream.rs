@@ -42,8 +42,8 @@ pub(crate) struct WalStream<S = Transport> {
     outbox: Outbox,
     received: Lsn,
     confirmed: Lsn,
-    /// Of `confirmed`, what the socket has taken.
-    told: Lsn,
+    /// The part of `confirmed` that the socket has taken.
+    confirmed_sent: Lsn,
     end: End,
     /// A write that failed, kept while there may be something to read that says why.
     write_error: Option<io::Error>,
@@ -81,7 +81,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             outbox: Outbox::default(),
             received: Lsn::ZERO,
             confirmed: Lsn::ZERO,
-            told: Lsn::ZERO,
+            confirmed_sent: Lsn::ZERO,
             end: End::Open,
             write_error: None,
         })
@@ -154,7 +154,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     /// Waits for ever where there is neither to do. Safe to cancel.
     ///
     /// # Errors
-    /// The connection failed or ended; messages that arrived before can still be taken. A failed write is told only after
+    /// The connection failed or ended; messages that arrived before can still be taken. A failed write is reported only after
     /// what the server sent before it, which may name the reason.
     pub(crate) async fn ready_io(&mut self, read: bool) -> Result<Io> {
         poll_fn(|cx| self.poll_io(cx, read)).await
@@ -173,7 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         self.queue_status(last);
         if self.end > End::Open {
             // It ended first, and reads no more.
-            return if self.told == self.confirmed { Ok(()) } else { Err(not_finished(&self.slot)) };
+            return if self.confirmed_sent == self.confirmed { Ok(()) } else { Err(not_finished(&self.slot)) };
         }
         self.outbox.bytes.extend(COPY_DONE);
         // The server takes messages in order, so its end of the stream answers ours: the status has been processed.
@@ -231,7 +231,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             std::task::ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
             self.outbox.unflushed = false;
         }
-        self.told = self.confirmed;
+        self.confirmed_sent = self.confirmed;
         Poll::Ready(Ok(()))
     }
 

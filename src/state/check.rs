@@ -304,7 +304,7 @@ impl Comparison {
                     "messages with prefix {prefix:?} were events of slot {name}, and no outbox of the configuration takes \
                      them any more: those that were not delivered yet would be given up"
                 ),
-                verify: "check message_prefix in the configuration. If it is meant, relay with the old one until nobody \
+                verify: "check message_prefix in the configuration. If it is meant, relay with the old one until no session \
                          emits it",
                 risk: "messages with that prefix are not relayed, and events after it come again",
                 is_in_the_table: false,
@@ -365,7 +365,7 @@ fn slot_beyond_the_log(slot: &SlotNow, wal_end: Lsn) -> Error {
     )
     .remedy(
         Remedy::from(format!(
-            "somebody confirmed WAL that does not exist (yet), or the server lost WAL. Look for events from then that are \
+            "another session confirmed WAL that does not exist (yet), or the server lost WAL. Look for events from then that are \
              not in Kafka, then drop the slot (select pg_drop_replication_slot('{}')) and run `",
             slot.name
         ))

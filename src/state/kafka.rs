@@ -217,11 +217,10 @@ fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> 
         })?;
         Ok(newest)
     };
-    read().map_err(|error: Error| match error.kind() {
-        // No event waits for the topic.
-        Kind::TopicRefused => error.with_kind(Kind::KafkaRefused),
-        _ => error,
-    })
+    // No event waits for the topic.
+    let refused =
+        |error: Error| if error.kind() == Kind::TopicRefused { error.with_kind(Kind::KafkaRefused) } else { error };
+    read().map_err(refused)
 }
 
 /// Where the partition begins, and where it ends for readers of what is committed, once that is at least `end`.
@@ -230,7 +229,7 @@ fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> 
 /// and an older record of ours is not to be taken for the newest.
 fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
     let began = Instant::now();
-    let mut told = false;
+    let mut is_logged = false;
     loop {
         let span = reader.span(topic, PARTITION)?;
         let high = span.end;
@@ -238,8 +237,9 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
             return Ok(span);
         }
         if began.elapsed() > OPEN_TIMEOUT {
-            let cause =
-                format!("topic {topic} could not be read: somebody has a transaction open in it at offset {high}");
+            let cause = format!(
+                "topic {topic} could not be read: another producer has a transaction open in it at offset {high}"
+            );
             return Err(Error::new(Kind::KafkaUnreachable, cause)
                 .remedy(format!(
                     "it ends by its timeout, unless Kafka has lost it (KAFKA-20734): kafka-transactions.sh find-hanging lists \
@@ -247,7 +247,7 @@ fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
                      {high} ends this one; see docs/exactly-once.md"
                 )));
         }
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut is_logged, true) {
             tracing::info!(topic, "another producer has a transaction open in the state topic; waiting for its end");
         }
         std::thread::sleep(OPEN_RETRY);

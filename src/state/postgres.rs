@@ -102,7 +102,7 @@ fn written(rows: u64) -> Result<(), QueryError> {
 fn read(key: &str, text: &str) -> Result<Stored> {
     serde_json::from_str(text).map_err(|error| {
         Error::new(Kind::PositionMismatch, format!("the position stored under {key:?} cannot be read: {error}")).remedy(
-            "a newer walrelay, or somebody by hand, wrote it. Look at walrelay.position; once its row is deleted, \
+            "a newer walrelay, or a person, wrote it. Look at walrelay.position; once its row is deleted, \
                  walrelay starts where the slot was confirmed, which repeats events and loses none",
         )
     })

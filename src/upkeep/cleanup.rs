@@ -70,7 +70,7 @@ impl Sweeper {
         let table = Table::needed(client, name).await?;
         let basis = Basis::of(outbox, &table);
         let column = time_of(name, outbox.upkeep.time.as_deref(), &table)?;
-        let (time, time_type) = (column.name.clone(), column.base_type.clone());
+        let (time, time_type) = (column.name.clone(), column.base.sql.clone());
         Ok(Some(Sweeper { name: name.clone(), basis, time, time_type, retention, table }))
     }
 
@@ -106,12 +106,12 @@ impl Sweeper {
 
     /// The one row of a statement that may take as long as it takes, alone in its session.
     async fn unbounded(&self, client: &Client, doing: &str, sql: &str) -> Result<Row> {
-        let told = |failed: QueryError| self.told(doing, &failed);
+        let explain = |failed: QueryError| self.explained(doing, &failed);
         let limit = "set statement_timeout = 0";
-        bounded(doing, ANSWER_TIMEOUT, client.batch_execute(limit)).await.map_err(told)?;
+        bounded(doing, ANSWER_TIMEOUT, client.batch_execute(limit)).await.map_err(explain)?;
         let row = client.query_one(sql, &[]).await.map_err(|error| QueryError::of(doing, &error));
         bound(client).await?;
-        row.map_err(told)
+        row.map_err(explain)
     }
 
     /// Why the server refused what was `done`, where the session goes on.
@@ -119,12 +119,12 @@ impl Sweeper {
         match done {
             Ok(()) => Ok(None),
             Err(QueryError::Refused { error, .. }) => Ok(Some(error.cause().to_owned())),
-            Err(failed) => Err(self.told(doing, &failed)),
+            Err(failed) => Err(self.explained(doing, &failed)),
         }
     }
 
     /// Why rows could not be counted or deleted.
-    fn told(&self, doing: &str, failed: &QueryError) -> Error {
+    fn explained(&self, doing: &str, failed: &QueryError) -> Error {
         let error = failed.error();
         let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
         let (name, schema, role) = (&self.name, quoted_name(self.name.schema()), quoted_name(&self.table.role));
@@ -178,7 +178,7 @@ pub async fn sweep(
                 attempt += 1;
                 tokio::time::sleep(PAUSE).await;
             }
-            Err(failed) => return Err(sweeper.told(&doing, &failed)),
+            Err(failed) => return Err(sweeper.explained(&doing, &failed)),
         }
     };
     failpoint::reached("swept");
@@ -254,7 +254,7 @@ pub async fn old_partitions(
     let doing = format!("looking at the partitions of {}", sweeper.name);
     let (oid, seconds) = (i64::from(sweeper.table.oid), sweeper.retention.as_secs_f64());
     let rows = bounded(&doing, ANSWER_TIMEOUT, client.query(PARTITIONS, &[&oid, &sweeper.time, &seconds])).await;
-    let rows = rows.map_err(|failed| sweeper.told(&doing, &failed))?;
+    let rows = rows.map_err(|failed| sweeper.explained(&doing, &failed))?;
     let bug = |error: tokio_postgres::Error| Error::new(Kind::Bug, format!("while {doing}: {error}"));
     let mut partitions = Vec::new();
     for row in &rows {
@@ -319,7 +319,7 @@ impl Partition {
         let doing = format!("detaching partition {name}");
         let patience = format!("set lock_timeout = {}; set statement_timeout = 0", DETACH_TIMEOUT.as_millis());
         let patient = bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&patience)).await;
-        patient.map_err(|failed| sweeper.told(&doing, &failed))?;
+        patient.map_err(|failed| sweeper.explained(&doing, &failed))?;
         // Alone in its message: it is refused within a transaction, and two statements of a message are one.
         let detached = client.batch_execute(&format!("alter table {table} detach partition {name} {how}")).await;
         bound(client).await?;
@@ -333,7 +333,7 @@ impl Partition {
         let attach = format!("alter table {table} attach partition {name} {}", self.bounds);
         match bounded(&doing, ANSWER_TIMEOUT, client.batch_execute(&attach)).await {
             Ok(()) => Ok(Err(stays)),
-            Err(failed) => Err(sweeper.told(&doing, &failed).remedy(format!("{attach};"))),
+            Err(failed) => Err(sweeper.explained(&doing, &failed).remedy(format!("{attach};"))),
         }
     }
 
@@ -360,7 +360,7 @@ impl Partition {
         }
         if stays.is_some() {
             let rolled_back = bounded(&doing, ANSWER_TIMEOUT, client.batch_execute("rollback")).await;
-            rolled_back.map_err(|failed| sweeper.told(&doing, &failed))?;
+            rolled_back.map_err(|failed| sweeper.explained(&doing, &failed))?;
         }
         Ok(stays)
     }
@@ -386,7 +386,7 @@ mod tests {
             ("day", "date"),
         ]);
         let found =
-            |given| time_of(&name, given, &columns).map(|column| (column.name.clone(), column.base_type.clone()));
+            |given| time_of(&name, given, &columns).map(|column| (column.name.clone(), column.base.sql.clone()));
         assert_eq!(found(None).unwrap(), ("occurred_at".to_owned(), "timestamp without time zone".to_owned()));
         assert_eq!(found(Some("day")).unwrap().1, "date");
         assert_eq!(found(Some("created_at")).unwrap_err().kind(), Kind::Config);

@@ -110,7 +110,7 @@ impl Part<'_> {
 
     /// The same failure, with whose fault it is.
     fn explained(&self, failed: QueryError) -> QueryError {
-        let error = self.writer.told(self.written, &failed);
+        let error = self.writer.explained(self.written, &failed);
         failed.with(error)
     }
 }
@@ -349,23 +349,20 @@ impl Marker {
     /// The writes to each table, rows in the order of their keys: two sessions that mark the same rows wait for one another
     /// and do not deadlock.
     fn parts<'a>(&'a self, batch: &'a Batch) -> Result<Vec<Part<'a>>> {
+        let acked: Vec<_> = batch.acked.iter().map(|row| (row, None)).collect();
+        let failed: Vec<_> = batch.failed.iter().map(|(row, failure)| (row, Some((failure, None)))).collect();
+        let parked = batch.parked.iter();
+        let parked = parked.filter_map(|event| Some((&event.row, Some((event.tried()?, event.retry_in_ms)))));
+        let again = batch.failed_again.iter();
+        let again = again.map(|event| (&event.row, Some((&event.failure, event.retry_in_ms))));
+        let waiting: Vec<_> = parked.chain(again).collect();
         let mut parts = Vec::new();
         for (index, writer) in self.writers.iter().enumerate() {
             let Some(writer) = writer else { continue };
-            if let Some(written) = &writer.acked {
-                let of = batch.acked.iter().map(|row| (row, None));
-                parts.extend(written_to(writer, index, written, of)?);
-            }
-            if let Some(written) = &writer.failed {
-                let of = batch.failed.iter().map(|(row, failure)| (row, Some((failure, None))));
-                parts.extend(written_to(writer, index, written, of)?);
-            }
-            if let Some(written) = &writer.waiting {
-                let parked = batch.parked.iter();
-                let parked = parked.filter_map(|event| Some((&event.row, Some((event.tried()?, event.retry_in_ms)))));
-                let again = batch.failed_again.iter();
-                let again = again.map(|event| (&event.row, Some((&event.failure, event.retry_in_ms))));
-                parts.extend(written_to(writer, index, written, parked.chain(again))?);
+            for (written, rows) in [(&writer.acked, &acked), (&writer.failed, &failed), (&writer.waiting, &waiting)] {
+                if let Some(written) = written {
+                    parts.extend(written_to(writer, index, written, rows)?);
+                }
             }
         }
         Ok(parts)
@@ -425,11 +422,11 @@ fn written_to<'a>(
     writer: &'a Writer,
     index: usize,
     written: &'a Written,
-    rows: impl Iterator<Item = (&'a RowId, Option<(&'a Failure, Option<i64>)>)>,
+    rows: &[(&'a RowId, Option<(&'a Failure, Option<i64>)>)],
 ) -> Result<Vec<Part<'a>>> {
-    let of = rows.filter(|(row, _)| row.outbox == index);
+    let of = rows.iter().filter(|(row, _)| row.outbox == index);
     let of = of.map(|(row, failure)| {
-        Ok(Settled { key: row.values().map(|value| text(written, value)).collect::<Result<_>>()?, failure })
+        Ok(Settled { key: row.values().map(|value| text(written, value)).collect::<Result<_>>()?, failure: *failure })
     });
     let mut of = of.collect::<Result<Vec<_>>>()?;
     // Nothing names the row of an event that was written, or parked, before its table had the columns of the key.

@@ -512,8 +512,8 @@ pub async fn may_look(client: &Client) -> Result<bool> {
 async fn unknown(client: &Client, slot: &SlotName) -> Error {
     let role = role(client).await;
     let cause = format!(
-        "there is a table walrelay.parked that role {role} may not read: nobody knows whether events of slot {slot} wait in it, \
-         which later ones would overtake"
+        "there is a table walrelay.parked that role {role} may not read: events of slot {slot} may be parked in it, and later \
+         ones would overtake them"
     );
     Error::new(Kind::PostgresRefused, cause).remedy(format!(
         "as a role that may: grant usage on schema walrelay to {role}; grant select on walrelay.parked to {role};"
@@ -550,7 +550,7 @@ fn all_configured(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> 
     let counts: Vec<_> = unknown.iter().map(|(outbox, count)| format!("{count} of outbox {outbox}")).collect();
     let counts = counts.join(", ");
     let cause =
-        format!("events of slot {slot} are parked whose outbox is not configured, so nobody can send them: {counts}");
+        format!("events of slot {slot} are parked whose outbox is not configured, so they cannot be sent: {counts}");
     let (of, was) = (quote_literal(slot.as_str())?, quote_literal(first)?);
     Err(Error::new(Kind::Config, cause).remedy(
         Remedy::from("configure it again until nothing of it waits; or give its events up: ")

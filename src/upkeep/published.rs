@@ -174,7 +174,7 @@ fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
     }
     if stored.catch_up.is_some() {
         let cause = "rows are still being read from the table".to_owned();
-        return mismatch(cause, "let `walrelay run` come to the end of that, see `walrelay status`");
+        return mismatch(cause, "let `walrelay run` finish reading them, see `walrelay status`");
     }
     match stored.published {
         Some(published) => Ok(published),

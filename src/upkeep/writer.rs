@@ -63,7 +63,7 @@ impl Rows {
     fn of(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<Rows> {
         let column = |column: &String| {
             let found = table.needed_column(name, column)?;
-            Ok((quote_ident(&found.name)?, found.base_type.clone()))
+            Ok((quote_ident(&found.name)?, found.base.sql.clone()))
         };
         let key = outbox.index_columns().map(column).collect::<Result<_>>()?;
         let transaction = outbox.transaction_column().map(|column| quote_ident(column)).transpose()?;
@@ -204,7 +204,7 @@ impl Writer {
             stays_in_place(&self.table, key, mark, &table.partition_keys)?;
         }
         let prepared = bounded(&doing, ANSWER_TIMEOUT, client.prepare(&text)).await;
-        let statement = prepared.map_err(|failed| told(&self.table, &doing, key, &self.role, &failed))?;
+        let statement = prepared.map_err(|failed| self.fault(&doing, key, &failed))?;
         if let Some(key) = key
             && statement.params().len() != parameters
         {
@@ -214,8 +214,8 @@ impl Writer {
         let written = Written { doing, key, statement };
         // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
         // one starts without running.
-        let explained = bounded(&written.doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await;
-        explained.map_err(|failed| told(&self.table, &written.doing, written.key, &self.role, &failed))?;
+        let checked = bounded(&written.doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await;
+        checked.map_err(|failed| self.fault(&written.doing, written.key, &failed))?;
         Ok(written)
     }
 
@@ -234,47 +234,48 @@ impl Writer {
             .remedy("nothing was written to them; give the table the unique index back that it had")
     }
 
-    pub(super) fn told(&self, written: &Written, failed: &QueryError) -> Error {
+    pub(super) fn explained(&self, written: &Written, failed: &QueryError) -> Error {
         // Postgres took the statement when the session began: the table has changed, and a new session reads it again.
         if matches!(failed.sqlstate(), Some("42703" | "42P01")) {
             return Error::new(Kind::PostgresUnreachable, failed.error().cause());
         }
-        told(&self.table, &written.doing, written.key, &self.role, failed)
+        self.fault(&written.doing, written.key, failed)
     }
-}
 
-/// Why rows of `table` could not be written to, and whose fault it is.
-fn told(table: &TableName, doing: &str, key: Option<&'static str>, role: &str, failed: &QueryError) -> Error {
-    let error = failed.error();
-    let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
-    let name = quote_table(table).unwrap_or_else(|_| table.to_string());
-    match (sqlstate, sqlstate.get(..2).unwrap_or_default(), key) {
-        ("42501", ..) => {
-            let verb = if key.is_some() { "update" } else { "delete" };
-            Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
-                "grant usage on schema {} to {role}; grant select, {verb} on {name} to {role};",
-                quoted_name(table.schema())
-            ))
+    /// Why rows could not be written to, and whose fault it is.
+    fn fault(&self, doing: &str, key: Option<&'static str>, failed: &QueryError) -> Error {
+        let Writer { table, role, .. } = self;
+        let error = failed.error();
+        let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
+        let name = quote_table(table).unwrap_or_else(|_| table.to_string());
+        match (sqlstate, sqlstate.get(..2).unwrap_or_default(), key) {
+            ("42501", ..) => {
+                let verb = if key.is_some() { "update" } else { "delete" };
+                Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
+                    "grant usage on schema {} to {role}; grant select, {verb} on {name} to {role};",
+                    quoted_name(table.schema())
+                ))
+            }
+            // The table publishes updates or deletes, and nothing tells its rows apart.
+            ("55000", ..) => Error::new(Kind::Publication, error.cause()).remedy(
+                "a publication of updates and deletes wants a primary key: alter publication … set (publish = 'insert'); is \
+                 enough for walrelay",
+            ),
+            ("42P01" | "3F000", ..) => Error::new(Kind::Publication, error.cause()),
+            // What a value is may stand in the message, and the value may be a row's.
+            (_, "22" | "P0", Some(key)) => {
+                Error::new(Kind::Config, format!("while {doing}: {key} does not work out for a row (SQLSTATE {sqlstate})"))
+                    .remedy(format!("try {key} in an update of such a row"))
+            }
+            (_, "42" | "0A" | "23" | "44" | "21", Some(key)) => {
+                Error::new(Kind::Config, format!("{key} of table {table} cannot be used: {}", error.cause())).remedy(format!(
+                    "write {key} as it would stand behind UPDATE … SET, with the schemas of functions and types of your own"
+                ))
+            }
+            (_, "23", None) => Error::new(Kind::Publication, error.cause())
+                .remedy("other tables refer to these rows: give their foreign keys an on delete, or leave rows where they are"),
+            _ => error.clone(),
         }
-        // The table publishes updates or deletes, and nothing tells its rows apart.
-        ("55000", ..) => Error::new(Kind::Publication, error.cause()).remedy(
-            "a publication of updates and deletes wants a primary key: alter publication … set (publish = 'insert'); is \
-             enough for walrelay",
-        ),
-        ("42P01" | "3F000", ..) => Error::new(Kind::Publication, error.cause()),
-        // What a value is may stand in the message, and the value may be a row's.
-        (_, "22" | "P0", Some(key)) => {
-            Error::new(Kind::Config, format!("while {doing}: {key} does not work out for a row (SQLSTATE {sqlstate})"))
-                .remedy(format!("try {key} in an update of such a row"))
-        }
-        (_, "42" | "0A" | "23" | "44" | "21", Some(key)) => {
-            Error::new(Kind::Config, format!("{key} of table {table} cannot be used: {}", error.cause())).remedy(format!(
-                "write {key} as it would stand behind UPDATE … SET, with the schemas of functions and types of your own"
-            ))
-        }
-        (_, "23", None) => Error::new(Kind::Publication, error.cause())
-            .remedy("other tables refer to these rows: give their foreign keys an on delete, or leave rows where they are"),
-        _ => error.clone(),
     }
 }
 
