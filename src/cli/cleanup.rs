@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, Teller, json_line, note, print_line, warn};
-use crate::cli::session::Session;
+use crate::cli::sql::Session;
 use crate::cli::text::aligned;
 use crate::cli::{Common, flags};
 use crate::config::unit::{exact_duration, parse_duration};

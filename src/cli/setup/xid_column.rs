@@ -3,9 +3,8 @@
 //! Nothing is rewritten: the column comes empty, and its default after it, so rows that are there keep NULL. The table is
 //! locked for an instant, and that lock is not waited for longer than others can bear. The index is built beside writers.
 
-use crate::cli::session::{Session, column};
-use crate::cli::setup::catalog::Found;
-use crate::cli::setup::plan::{Object, Plan, Step};
+use crate::cli::setup::plan::{Found, Object, Plan, Step};
+use crate::cli::sql::{Session, column};
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;

@@ -1,8 +1,8 @@
 //! From when to when.
 
 use tokio_postgres::Client;
-use tokio_postgres::error::SqlState;
 
+use crate::cli::sql::is_about_value;
 use crate::config::unit::parse_duration;
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
@@ -78,11 +78,6 @@ async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Opti
         Err(error) if error.code().is_some_and(is_about_value) => Err(refused()),
         Err(error) => Err(fault::sql(While::Querying(DOING), &error)),
     }
-}
-
-/// Whether an error is about a value that was given: class 22, data exception.
-pub(super) fn is_about_value(code: &SqlState) -> bool {
-    code.code().starts_with("22")
 }
 
 /// The condition on rows, `true` where there is no range.
