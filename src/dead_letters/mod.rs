@@ -4,7 +4,6 @@
 //! |---|---|
 //! | [`letter`] | one record of the topic: a letter, a marker, or nothing of ours |
 //! | [`settled`] | markers: which letters were sent again or dropped |
-//! | [`wanted`] | which letters were asked for |
 //! | [`scan`] | markers first, then letters |
 //! | [`settling`] | letters sent to where they were for, and marked |
 //!
@@ -19,13 +18,11 @@ pub(crate) mod letter;
 pub(crate) mod scan;
 pub(crate) mod settled;
 pub(crate) mod settling;
-pub(crate) mod wanted;
 
 pub(crate) use letter::Letter;
-pub(crate) use scan::{Counts, Scan, Which};
+pub(crate) use scan::{Counts, Scan, Wanted, Which};
 pub(crate) use settled::Outcome;
 pub(crate) use settling::{Ended, Progress, Settling};
-pub(crate) use wanted::Wanted;
 
 /// A header's name and value.
 pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);

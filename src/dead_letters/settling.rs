@@ -13,9 +13,8 @@ use tokio::time::Instant;
 
 use super::At;
 use super::letter::Letter;
-use super::scan::{Scan, Which};
+use super::scan::{Scan, Wanted, Which};
 use super::settled::{Marker, Outcome};
-use super::wanted::Wanted;
 use crate::clock::now_us;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};

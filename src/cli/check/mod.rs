@@ -14,8 +14,9 @@ use crate::config::effective::effective;
 use crate::config::{Config, OutboxConfig, TableName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
-use crate::event::Sample;
+use crate::event::{Place, Polled, Via};
 use crate::poll::{as_streamed, table_facts};
+use crate::position::Lsn;
 use crate::postgres::catalog::Table;
 use crate::route::Router;
 use crate::source::catalog::Catalog;
@@ -160,15 +161,16 @@ async fn row(
         sample::Answer::Empty => return Ok(Row::Routed(Found::Nothing)),
         sample::Answer::Forbidden => return Ok(Row::Routed(Found::Forbidden(facts.server.role.clone()))),
     };
-    let described = outbox.columns.iter().map(|name| described(name, &table));
-    let values = read.values.iter().map(Option::as_deref);
+    let columns = outbox.columns.iter().map(|name| described(name, &table)).collect();
+    let values = read.values.iter().map(|value| value.as_deref().map(str::as_bytes));
     let bug = |what: String| Error::new(Kind::Bug, format!("a row that was asked for comes without {what}"));
-    let sample = Sample::new(outbox, described.zip(values).collect()).map_err(bug)?;
+    let mut polled = Polled::new(outbox, columns).map_err(bug)?;
     let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
     let id = read.values.first().cloned().flatten().unwrap_or_default();
     let chosen = read.chosen;
     let refused = |error| Row::Refused(Found::Refused { id: id.clone(), chosen: chosen.clone() }, error);
-    let event = match sample.event() {
+    let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
+    let event = match polled.event(place, 0, values) {
         Ok(event) => event,
         Err((place, fault)) => {
             let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();
