@@ -12,7 +12,7 @@ use crate::config::outbox::is_own_header;
 use crate::config::{OutboxConfig, SlotName, ValueConfig};
 use crate::error::{Error, Kind};
 use crate::event::{Event, Place, Row, Shown, Via};
-use crate::template::{Bound, RenderError, Template, UnknownColumn, members, timestamp};
+use crate::template::{Bound, RenderError, Template, UnknownColumn, bytea, members, timestamp};
 
 /// A template and where its columns are.
 #[derive(Debug)]
@@ -453,16 +453,11 @@ impl Value {
     }
 }
 
-/// The bytes of a `bytea`, which Postgres prints as `\x` and hexadecimal digits (`bytea_output`, which the session sets).
+/// The bytes of a `bytea`, which are not its text.
 fn bytes<'s>(row: &Row<'s>, place: usize) -> Result<Option<Cow<'s, [u8]>>, RenderError> {
     let Some(text) = row.get(place) else { return Ok(None) };
-    let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
-    let pair = |pair: &[u8]| match pair {
-        [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
-        _ => None,
-    };
-    let decoded: Option<Vec<u8>> = text.strip_prefix(b"\\x").and_then(|hex| hex.chunks(2).map(pair).collect());
-    decoded.map(|bytes| Some(Cow::Owned(bytes))).ok_or(RenderError { place, needed: "bytea in hexadecimal form" })
+    let needed = "bytea in hexadecimal form";
+    bytea(text).map(|bytes| Some(Cow::Owned(bytes))).ok_or(RenderError { place, needed })
 }
 
 #[cfg(test)]
