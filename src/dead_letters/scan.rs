@@ -1,4 +1,4 @@
-//! Markers first, then letters: whether a letter is settled is only said behind it.
+//! Markers first, then dead letters: whether a dead letter is resolved is only said behind it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use serde::Serialize;
 
 use super::At;
-use super::letter::{Entry, Incoming, Letter};
+use super::letter::{Entry, Letter};
 use super::settled::{Marker, Outcome, Settled};
 use crate::error::Result;
 use crate::sink::kafka::options::Options;
@@ -20,11 +20,11 @@ const OTHER_CLASSES: &str = "other";
 /// What was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
-    /// Letters that are what was asked for.
+    /// Dead letters that are what was asked for.
     pub matched: u64,
     /// The same, by class.
     pub classes: BTreeMap<String, u64>,
-    /// Letters that were what was asked for, and are settled.
+    /// Dead letters that were what was asked for, and are resolved.
     pub settled: u64,
     /// Those that came by another slot, and otherwise are what was asked for.
     pub other_slots: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Counts {
     pub foreign: u64,
 }
 
-/// Whether letters that are settled are looked at, too.
+/// Whether dead letters that are resolved are looked at, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     /// Only those that are not.
@@ -50,14 +50,14 @@ pub(crate) struct Scan {
     topic: String,
     spans: Spans,
     settled: Settled,
-    /// The last marker of each letter that was asked for by its place.
+    /// The last marker of each dead letter that was asked for by its place.
     markers: BTreeMap<At, Marker>,
 }
 
 impl Scan {
     /// Opens the topic, as far as `wanted` can be in it, and reads its markers. `None` where there is no such topic.
     ///
-    /// Two bits are kept for each letter.
+    /// Two bits are kept for each dead letter.
     ///
     /// # Errors
     /// `Kind::Config` where no client can be made of `options`, which are those of [`Options::reader`];
@@ -77,7 +77,7 @@ impl Scan {
         reader.read(topic, &spans, &mut |message| {
             read += 1;
             say(read, total);
-            if let Entry::Marker(found) = Entry::of(&Incoming::of(message)) {
+            if let Entry::Marker(found) = Entry::of(&message) {
                 settled.take(&found);
                 if wanted.letters.contains(&found.letter) {
                     markers.insert(found.letter, found);
@@ -88,12 +88,12 @@ impl Scan {
         Ok(Some(Scan { reader, topic: topic.to_owned(), spans, settled, markers }))
     }
 
-    /// The last marker of a letter that was asked for by its place.
+    /// The last marker of a dead letter that was asked for by its place.
     pub(crate) fn marker(&self, letter: At) -> Option<&Marker> {
         self.markers.get(&letter)
     }
 
-    /// Hands each letter that is wanted to `take`, in the order of its partition, until it says that it is enough. What
+    /// Hands each dead letter that is wanted to `take`, in the order of its partition, until it says that it is enough. What
     /// is counted is what was read.
     ///
     /// # Errors
@@ -110,8 +110,7 @@ impl Scan {
         self.reader.read(&self.topic, &self.spans, &mut |message| {
             read += 1;
             say(read, total);
-            let record = Incoming::of(message);
-            let letter = match Entry::of(&record) {
+            let letter = match Entry::of(&message) {
                 Entry::Letter(letter) => letter,
                 Entry::Marker(_) => return ControlFlow::Continue(()),
                 Entry::Foreign => {
@@ -152,7 +151,7 @@ impl Counts {
     }
 }
 
-/// Letters that are named are nowhere else; what settles them is behind them.
+/// Dead letters that are named are nowhere else; what resolves them is behind them.
 fn narrow(spans: &mut Spans, wanted: &Wanted) {
     if wanted.letters.is_empty() {
         return;
@@ -170,7 +169,7 @@ fn records(spans: &Spans) -> u64 {
     spans.values().map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default()).sum()
 }
 
-/// What was asked for. All of it has to hold for a letter; what is empty holds for every letter.
+/// What was asked for. All of it has to hold for a dead letter; what is empty holds for every dead letter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// It is one of these. Where it is, its slot does not matter.
@@ -193,7 +192,7 @@ pub(crate) struct Wanted {
     pub slot: Option<String>,
 }
 
-/// What is true of a letter.
+/// What is true of a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// All of it.
@@ -234,6 +233,7 @@ mod tests {
     use super::super::letter::tests::{incoming, letter};
     use super::*;
     use crate::route::dead_letter::{CLASS_HEADER, OUTBOX_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER};
+    use crate::sink::kafka::topic_reader::Message;
 
     #[test]
     fn letters_that_are_named_are_read_from_there_on_and_nowhere_else() {
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn a_letter_that_lacks_what_is_asked_for_is_not_meant() {
         let record = incoming("0:0", &[(CLASS_HEADER, Some(b"x"))]);
-        let record = super::super::letter::Incoming { key: None, time_ms: None, ..record };
+        let record = Message { key: None, time_ms: None, ..record };
         let letter = letter(&record);
         let empty = || vec![String::new()];
         for wanted in [

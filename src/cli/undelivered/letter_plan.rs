@@ -171,16 +171,17 @@ mod tests {
     use super::*;
 
     use crate::dead_letters::Header;
-    use crate::dead_letters::letter::{Entry, Incoming};
+    use crate::dead_letters::letter::Entry;
     use crate::route::dead_letter::{CLASS_HEADER, ROW_HEADER, TOPIC_HEADER};
+    use crate::sink::kafka::topic_reader::Message;
 
     fn plan(change: Change, topics: &[&str]) -> LetterPlan {
         let mut plan = LetterPlan::new("dead", change, true);
         for topic in topics {
             let mut headers: Vec<Header<'_>> = vec![(CLASS_HEADER, Some(b"rejected")), (ROW_HEADER, Some(b"7\n"))];
             headers.extend((!topic.is_empty()).then_some((TOPIC_HEADER, Some(topic.as_bytes()))));
-            let at = "0:3".parse().unwrap();
-            let record = Incoming { at, time_ms: None, key: None, value: None, headers: Some(headers) };
+            let headers = Some(headers);
+            let record = Message { partition: 0, offset: 3, time_ms: None, key: None, value: None, headers };
             let Entry::Letter(letter) = Entry::of(&record) else { panic!("no letter") };
             plan.letter(&letter, &["dead".to_owned()]);
         }
