@@ -10,8 +10,10 @@ use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::mocking::MockCluster;
 
-use super::PARTITIONS;
 use crate::error::{Error, Kind, Result};
+
+/// Partitions of each topic.
+pub(super) const PARTITIONS: i32 = 6;
 
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -13,10 +13,13 @@ use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::task::JoinHandle;
 
+use super::broker::PARTITIONS;
 use super::verify::{Delivered, Topics, fingerprint};
-use super::{ID_HEADER, PARTITIONS};
 use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
+
+/// The header with the event's id.
+pub(super) const ID_HEADER: &str = "id";
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);

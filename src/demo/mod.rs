@@ -31,16 +31,14 @@ use crate::relay;
 use crate::relay::stop::{Stop, StopSignal, Stopper, stop_channel};
 use crate::telemetry::Telemetry;
 use broker::Broker;
-use consumer::Consumer;
+use consumer::{Consumer, ID_HEADER};
 use report::Report;
 use workload::{OUTBOX_TABLE, Workload};
 
 const TYPES: [&str; 2] = ["order", "invoice"];
-const PARTITIONS: i32 = 6;
 const SLOT: &str = "demo";
 const PUBLICATION: &str = "walrelay_demo";
 const TOPIC_PREFIX: &str = "outbox.event.";
-const ID_HEADER: &str = "id";
 
 /// Commit times make latencies; a relay that is gone is noticed soon.
 const POSTGRES_CONFIGURATION: &str = "track_commit_timestamp = on\nwal_sender_timeout = 5s\n";

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use super::ColumnType;
 use super::Part;
 use super::function::Function;
 use super::json;
+use super::value::ColumnType;
 
 /// OIDs of types whose text is JSON, or nearly: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>
 mod oid {

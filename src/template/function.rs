@@ -6,7 +6,7 @@ use regex::Regex;
 
 use super::connect::{Form, expand};
 use super::json;
-use super::{ColumnType, Needed, timestamp};
+use super::value::{ColumnType, Needed, timestamp};
 
 /// A function with its arguments.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use std::ops::Range;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Needed;
+use super::value::Needed;
 
 /// An object's members, not looked into. Of members with one name the last counts, as in `jsonb`.
 #[derive(Deserialize)]

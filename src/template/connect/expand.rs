@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 
 use super::kind::{double, quoted};
-use crate::template::Needed;
 use crate::template::json::Ordered;
+use crate::template::value::Needed;
 
 /// What is nested deeper stays a text. Each level is read again by the one above it.
 const DEPTH_MAX: usize = 200;

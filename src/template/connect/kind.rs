@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use crate::template::{ColumnType, Needed, bytea, timestamp};
+use crate::template::value::{ColumnType, Needed, bytea, timestamp};
 
 /// What a text of Postgres stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,7 +13,7 @@ mod kind;
 
 use std::borrow::Cow;
 
-use super::{ColumnType, Needed};
+use super::value::{ColumnType, Needed};
 use kind::Kind;
 
 pub(super) use expand::expand;
