@@ -12,8 +12,9 @@ use crate::config::effective::effective;
 use crate::config::{Config, OutboxConfig, TableName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
-use crate::event::Sample;
+use crate::event::{Place, Polled, Via};
 use crate::poll::{as_streamed, table_facts};
+use crate::position::Lsn;
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
@@ -146,12 +147,14 @@ async fn row(
         Answer::Empty => return Ok(Found::Nothing),
         Answer::Forbidden => return Ok(Found::Forbidden(role.to_owned())),
     };
-    let described = outbox.columns.iter().map(|name| described(name, &table));
+    let columns = outbox.columns.iter().map(|name| described(name, &table)).collect();
+    let texts = values.iter().map(|value| value.as_deref().map(str::as_bytes));
     let bug = |column: String| Error::new(Kind::Bug, format!("the query of a row did not return column {column}"));
-    let sample = Sample::new(outbox, described.zip(values.iter().map(Option::as_deref)).collect()).map_err(bug)?;
+    let mut polled = Polled::new(outbox, columns).map_err(bug)?;
     let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
     let id = values.first().cloned().flatten().unwrap_or_default();
-    let event = match sample.event() {
+    let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
+    let event = match polled.event(place, 0, texts) {
         Ok(event) => event,
         Err((place, fault)) => {
             let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();
