@@ -80,14 +80,13 @@ impl Retrying {
             session: Mutex::default(),
             ends: AtomicBool::default(),
         };
-        let is_used = shared.memory().is_any_leaving();
         Retrying {
             shared: Arc::new(shared),
             pass: None,
             next_pass: now,
             next_census: now + CENSUS_SOON,
             told: false,
-            is_used,
+            is_used: false,
         }
     }
 
@@ -96,7 +95,7 @@ impl Retrying {
         if self.pass.is_some() || self.next_pass > now {
             return;
         }
-        let is_any = waiting > 0 || self.is_used && self.shared.memory().is_any_leaving();
+        let is_any = waiting > 0;
         if !is_any && std::mem::take(&mut self.is_used) {
             self.shared.memory().clear();
             if let Ok(mut session) = self.shared.session.try_lock() {

@@ -130,7 +130,7 @@ impl AnySink {
     pub fn connect(config: &Config) -> Result<AnySink> {
         Ok(match config.sink {
             SinkKind::Kafka => AnySink::from(KafkaSink::connect(&config.kafka)?),
-            SinkKind::Stdout => AnySink::Stdout(StdoutSink::new()),
+            SinkKind::Stdout => AnySink::Stdout(StdoutSink::open()),
             SinkKind::Null => AnySink::Null(NullSink::default()),
         })
     }

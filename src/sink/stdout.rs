@@ -50,7 +50,7 @@ struct Printed<'a> {
 
 impl StdoutSink {
     /// Writes to standard output.
-    pub fn new() -> StdoutSink {
+    pub fn open() -> StdoutSink {
         StdoutSink::on(tokio::io::stdout())
     }
 

@@ -21,7 +21,7 @@ use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 use crate::upkeep::parked::{
-    DOING, DROPPED, FailedAgain, Failure, Head, Held, INDEX, Limit, Parked, ParkedTable, Parking, STILL, Waiting, get,
+    DOING, DROPPED, FailedAgain, Failure, Head, Held, INDEX, Limit, Parked, ParkedTable, Parking, Waiting,
     none_left_behind,
 };
 use crate::upkeep::writer::{Writer, Written, writer};
@@ -315,16 +315,6 @@ impl Marker {
     /// How many events of outboxes that are not configured [`Marker::waiting`] has dropped since this was asked last.
     pub fn take_dropped(&self) -> u64 {
         self.parked.as_ref().map_or(0, |table| table.dropped.swap(0, Ordering::Relaxed))
-    }
-
-    /// Which of these rows of the table are there.
-    pub async fn still(&self, ids: &[i64]) -> Result<Vec<i64>> {
-        if self.parked.is_none() {
-            return Ok(Vec::new());
-        }
-        let (_turn, client) = self.client().await?;
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(STILL, &[&ids])).await?;
-        Ok(rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?)
     }
 
     /// Whether the session answers, after an error of another call: with no transaction left over.

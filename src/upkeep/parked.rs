@@ -29,7 +29,6 @@ const EVENTS: &str = include_str!("../../sql/parked/events.sql");
 pub(super) const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
 const FAILED: &str = include_str!("../../sql/parked/failed.sql");
 const ORPHANS: &str = include_str!("../../sql/parked/orphans.sql");
-pub(super) const STILL: &str = include_str!("../../sql/parked/still.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
 /// Class of an event that is parked behind an earlier one.

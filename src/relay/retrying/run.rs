@@ -3,8 +3,8 @@
 //! What stands in the way of one aggregate (a lock, a mark that is refused, an event that cannot be read) holds up that one:
 //! it is told of once and comes again after a pause. Only Kafka, or a session that is gone, ends a pass.
 
-use std::collections::{BTreeSet, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use super::memory::{How, Left, Memory, Who};
+use super::memory::{Memory, Who};
 use super::producer::{Candidate, Refusal, RetryProducer, Sent, replay_instead};
 use crate::config::Config;
 use crate::error::{Disposition, Error, NextCommand, Remedy, Result};
@@ -158,7 +158,6 @@ impl<'a> RetryRun<'a> {
     }
 
     async fn go(&mut self, line: &mut RetryProducer<'_>, summary: &mut Summary, census: Option<u64>) -> Result<()> {
-        self.look_back().await?;
         if let Some(census) = census {
             let table = self.marker.waiting().await?;
             self.shared.known.dropped.fetch_add(self.marker.take_dropped(), Ordering::Relaxed);
@@ -176,12 +175,12 @@ impl<'a> RetryRun<'a> {
             let mut due = self.marker.due(HEADS_MAX, &resting).await?;
             summary.looked = looks.elapsed();
             // What something stood in the way of comes last: it may take its time again.
-            due.sort_by_cached_key(|head| self.shared.memory().was_hindered(head.id));
+            due.sort_by_cached_key(|head| self.shared.memory().was_blocked(head.id));
             for mut head in due {
                 if self.shared.ends() {
                     return Ok(());
                 }
-                if began.elapsed() > LONG && self.shared.memory().was_hindered(head.id) {
+                if began.elapsed() > LONG && self.shared.memory().was_blocked(head.id) {
                     break;
                 }
                 // A try may take long, and whoever asks for a drop waits for it.
@@ -190,7 +189,7 @@ impl<'a> RetryRun<'a> {
                     looked = Instant::now();
                 }
                 if let Err(trouble) = self.aggregate(line, &mut head).await {
-                    self.hindered(&head, trouble).await?;
+                    self.blocked(&head, trouble).await?;
                 }
             }
             // What came to wait meanwhile finds a producer that is ready: a new one takes half a second, and writers who
@@ -204,22 +203,6 @@ impl<'a> RetryRun<'a> {
                 None => return Ok(()),
             }
         }
-    }
-
-    /// What was being taken from the table when its session was lost, or its pass was given up, and is gone, is done.
-    async fn look_back(&mut self) -> Result<()> {
-        let leaving = self.shared.memory().leaving();
-        if leaving.is_empty() {
-            return Ok(());
-        }
-        let ids: Vec<i64> = leaving.iter().map(|(id, ..)| *id).collect();
-        let still: HashSet<i64> = self.marker.still(&ids).await?.into_iter().collect();
-        let (stay, gone): (Vec<_>, Vec<_>) = leaving.into_iter().partition(|(id, ..)| still.contains(id));
-        stay.iter().for_each(|(id, ..)| self.shared.memory().stays(*id));
-        let (delivered, dropped): (Vec<_>, Vec<_>) = gone.into_iter().partition(|(.., left)| *left == Left::Delivered);
-        self.gone(delivered.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Delivered);
-        self.gone(dropped.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Dropped);
-        Ok(())
     }
 
     /// What somebody asked to be dropped goes, and its row counts as given up. There may be much of it.
@@ -240,9 +223,10 @@ impl<'a> RetryRun<'a> {
     async fn drop_these(&mut self, dropped: Vec<(i64, Waiting, Failure)>, until: Instant) -> Result<()> {
         let mut batch = Batch::default();
         dropped.iter().for_each(|dropped| self.drop_in(&mut batch, dropped));
-        dropped.iter().for_each(|dropped| self.drops(dropped));
+        dropped.iter().for_each(|dropped| self.log_drop(dropped));
         if self.marker.settle(&batch).await.is_ok() {
-            self.gone(dropped.into_iter().map(|(id, waiting, _)| (id, waiting)), Left::Dropped);
+            self.dropped +=
+                self.gone(dropped.into_iter().map(|(id, waiting, _)| (id, waiting)), &self.shared.known.dropped);
             return Ok(());
         }
         for dropped in dropped {
@@ -252,12 +236,12 @@ impl<'a> RetryRun<'a> {
             let mut alone = Batch::default();
             self.drop_in(&mut alone, &dropped);
             match self.marker.settle(&alone).await {
-                Ok(_) => self.gone([(dropped.0, dropped.1)], Left::Dropped),
+                Ok(_) => self.dropped += self.gone([(dropped.0, dropped.1)], &self.shared.known.dropped),
                 Err(error) => {
                     let (id, Waiting { row, key, .. }, _) = dropped;
                     let trouble =
                         Trouble::Own { doing: "dropping it, as an operator asked", row: Some(row.clone()), error };
-                    self.hindered(&Head { id, outbox: row.outbox, key }, trouble).await?;
+                    self.blocked(&Head { id, outbox: row.outbox, key }, trouble).await?;
                 }
             }
         }
@@ -268,36 +252,31 @@ impl<'a> RetryRun<'a> {
         batch.unparked.push(*id);
         let Some(outbox) = self.shared.config.outboxes.get(waiting.row.outbox) else { return };
         // It was delivered before somebody asked.
-        let is_sent = self.shared.memory().is_sent(*id, &waiting.row);
-        if outbox.upkeep.mark_failed.is_some() && !is_sent {
+        let is_acked = self.shared.memory().is_acked(*id, &waiting.row, waiting.place);
+        if outbox.upkeep.mark_failed.is_some() && !is_acked {
             batch.failed.push((waiting.row.clone(), failure.clone()));
         } else if outbox.upkeep.writes() {
             batch.acked.push(waiting.row.clone());
         }
     }
 
-    /// It is told of before it is done: whatever ends this process, none goes without a word.
-    fn drops(&self, (id, waiting, failure): &(i64, Waiting, Failure)) {
-        let mut memory = self.shared.memory();
-        if !memory.was_hindered(*id) {
+    /// Logged before it is done: whatever ends this process, none goes without a line.
+    fn log_drop(&self, (id, waiting, failure): &(i64, Waiting, Failure)) {
+        if !self.shared.memory().was_blocked(*id) {
             let (slot, row) = (&self.shared.config.source.slot, Shown::of(waiting.row.id()));
-            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "a parked event is dropped, as an \
-                operator asked");
+            let (class, cause) = (failure.class, &failure.cause);
+            tracing::warn!(%slot, %row, class, cause, "a parked event is dropped, as an operator asked");
         }
-        memory.leaves(*id, waiting.clone(), Left::Dropped);
     }
 
-    /// These wait no more.
-    fn gone(&mut self, events: impl IntoIterator<Item = (i64, Waiting)>, left: Left) {
+    /// These wait no more, and count as `told`. Gives how many they are.
+    fn gone(&self, events: impl IntoIterator<Item = (i64, Waiting)>, told: &AtomicU64) -> u64 {
         let (ids, released): (Vec<i64>, Vec<Waiting>) = events.into_iter().unzip();
         ids.iter().for_each(|id| self.shared.memory().written(*id));
-        let (count, told) = match left {
-            Left::Delivered => (&mut self.sent, &self.shared.known.unparked),
-            Left::Dropped => (&mut self.dropped, &self.shared.known.dropped),
-        };
-        *count += ids.len() as u64;
-        told.fetch_add(ids.len() as u64, Ordering::Relaxed);
+        let count = ids.len() as u64;
+        told.fetch_add(count, Ordering::Relaxed);
         self.tell(RetryReport { released, ..RetryReport::default() });
+        count
     }
 
     /// Rows of events that wait may be pending again, which asks for a try.
@@ -310,7 +289,7 @@ impl<'a> RetryRun<'a> {
             }
             match self.marker.ask_for_pending(outbox).await {
                 Ok(asked) => {
-                    self.shared.memory().unhinder(&who);
+                    self.shared.memory().unblock(&who);
                     if asked > 0 {
                         tracing::info!(%slot, outbox, events = asked, "rows of parked events are pending again; retrying \
                             the events");
@@ -318,7 +297,7 @@ impl<'a> RetryRun<'a> {
                 }
                 Err(error) => {
                     self.marker.answers().await?;
-                    let (pause, is_new) = self.shared.memory().hinder(who, Instant::now(), true);
+                    let (pause, is_new) = self.shared.memory().block(who, Instant::now(), true);
                     if is_new {
                         tracing::warn!(%slot, outbox, %error, fix = error.what_to_do(), pause_ms = millis(pause),
                             "the search for parked events whose rows are pending again failed");
@@ -333,9 +312,9 @@ impl<'a> RetryRun<'a> {
     ///
     /// # Errors
     /// It stands in the way of all.
-    async fn hindered(&self, head: &Head, trouble: Trouble) -> Result<()> {
+    async fn blocked(&self, head: &Head, trouble: Trouble) -> Result<()> {
         let is_whole = matches!(trouble, Trouble::Whole(_));
-        let (pause, is_new) = self.shared.memory().hinder(Who::Event(head.id), Instant::now(), !is_whole);
+        let (pause, is_new) = self.shared.memory().block(Who::Event(head.id), Instant::now(), !is_whole);
         let (doing, row, error) = match trouble {
             Trouble::Own { doing, row, error } => (doing, row, error),
             Trouble::Whole(error) => return Err(error),
@@ -373,11 +352,10 @@ impl<'a> RetryRun<'a> {
             let items: Vec<Candidate> = held.iter().map(|held| line.item(held)).collect();
             let Some((first, last)) = items.first().zip(items.last().map(|item| item.id)) else { return Ok(()) };
             (head.id, is_row) = (first.id, true);
-            let before = self.shared.memory().how(first.id, &first.row, first.place, &first.version).cloned();
-            let (done, failure) = match before {
-                Some(How::Sent) => (items.len(), None),
-                Some(How::Failed { failure, again, .. }) => return self.note(first, failure, again).await,
-                None => {
+            let is_acked = self.shared.memory().is_acked(first.id, &first.row, first.place);
+            let (done, failure) = match is_acked {
+                true => (items.len(), None),
+                false => {
                     let (records, unfit) = line.route(held).map_err(|error| {
                         let (doing, row) = ("making its record", Some(first.row.clone()));
                         Trouble::Own { doing, row, error }
@@ -419,10 +397,11 @@ impl<'a> RetryRun<'a> {
             .held(head, limit)
             .await
             .map_err(|error| if error.any_remedy().is_none() { error.remedy(unreadable()) } else { error })?;
-        let of =
-            |held: &Held| self.shared.memory().how(held.id, &held.event.row, held.event.place, &held.version).cloned();
-        let first = held.first().and_then(of);
-        let goes = |held: &&Held| !held.is_dropped && is_stored(held.event.place, &self.stored) && of(held) == first;
+        let is_acked = |held: &Held| self.shared.memory().is_acked(held.id, &held.event.row, held.event.place);
+        let first = held.first().map(is_acked);
+        let goes = |held: &&Held| {
+            !held.is_dropped && is_stored(held.event.place, &self.stored) && Some(is_acked(held)) == first
+        };
         held.truncate(held.iter().take_while(goes).count());
         Ok(held)
     }
@@ -430,7 +409,7 @@ impl<'a> RetryRun<'a> {
     fn remember(&self, items: &[Candidate], acked: &[bool]) {
         let mut memory = self.shared.memory();
         for (item, _) in items.iter().zip(acked).filter(|(_, acked)| **acked) {
-            memory.done(item.id, &item.row, item.place, How::Sent);
+            memory.acked(item.id, &item.row, item.place);
         }
     }
 
@@ -441,10 +420,8 @@ impl<'a> RetryRun<'a> {
             let (row, key) = (item.row.clone(), item.key.clone());
             (item.id, Waiting { row, place: item.place, key, refused_by: None })
         };
-        let leaves = |(id, waiting)| self.shared.memory().leaves(id, waiting, Left::Delivered);
-        items.iter().map(waiting).for_each(leaves);
         if items.len() > 1 && self.marker.settle(&self.delivered(items)).await.is_ok() {
-            self.gone(items.iter().map(waiting), Left::Delivered);
+            self.sent += self.gone(items.iter().map(waiting), &self.shared.known.unparked);
             return Ok(());
         }
         for item in items {
@@ -453,7 +430,7 @@ impl<'a> RetryRun<'a> {
             let settled = self.marker.settle(&self.delivered(one)).await;
             let doing = "noting that it was delivered";
             settled.map_err(|error| Trouble::Own { doing, row: Some(item.row.clone()), error })?;
-            self.gone([waiting(item)], Left::Delivered);
+            self.sent += self.gone([waiting(item)], &self.shared.known.unparked);
         }
         Ok(())
     }
@@ -495,14 +472,7 @@ impl<'a> RetryRun<'a> {
             tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms, "a parked event \
                 failed again");
         }
-        self.note(item, failure, wait.map(|wait| Instant::now() + wait)).await
-    }
-
-    /// Writes down that it failed, and when it is tried again.
-    async fn note(&self, item: &Candidate, failure: Failure, again: Option<Instant>) -> Result<(), Trouble> {
-        let how = How::Failed { failure: failure.clone(), again, version: item.version.clone() };
-        self.shared.memory().done(item.id, &item.row, item.place, how);
-        let retry_in_ms = again.map(|again| millis(again.saturating_duration_since(Instant::now())));
+        let retry_in_ms = wait.map(millis);
         let failed =
             FailedAgain { id: item.id, version: item.version.clone(), row: item.row.clone(), failure, retry_in_ms };
         let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
