@@ -82,7 +82,8 @@ impl Part<'_> {
         let Part { writer, written, rows } = self;
         let values_at = |at: usize| rows.iter().map(|row| row.key.get(at).copied()).collect::<Vec<_>>();
         let keys: Vec<Vec<Option<&str>>> = (0..*writer.key_values.end()).map(values_at).collect();
-        let failures: Vec<_> = rows.iter().filter_map(|row| row.failure).collect();
+        let failures: Vec<_> =
+            rows.iter().map(|row| row.outcome).filter_map(|of| Some((of.failure?, of.retry_in_ms))).collect();
         let causes: Vec<&str> = failures.iter().map(|(failure, _)| failure.cause.as_str()).collect();
         let classes: Vec<&str> = failures.iter().map(|(failure, _)| failure.class).collect();
         let attempts = failures.iter().map(|(failure, _)| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
@@ -120,8 +121,15 @@ impl Part<'_> {
 struct Settled<'a> {
     /// The values of its key.
     key: Vec<&'a str>,
-    /// Why its event failed, if it did, and in how many milliseconds it is tried again.
-    failure: Option<(&'a Failure, Option<i64>)>,
+    outcome: Outcome<'a>,
+}
+
+/// A row of an event, and why the event failed, if it did.
+#[derive(Debug, Clone, Copy)]
+struct Outcome<'a> {
+    row: &'a RowId,
+    failure: Option<&'a Failure>,
+    retry_in_ms: Option<i64>,
 }
 
 impl Marker {
@@ -339,12 +347,19 @@ impl Marker {
     /// The writes to each table, rows in the order of their keys: two sessions that mark the same rows wait for one another
     /// and do not deadlock.
     fn parts<'a>(&'a self, batch: &'a Batch) -> Result<Vec<Part<'a>>> {
-        let acked: Vec<_> = batch.acked.iter().map(|row| (row, None)).collect();
-        let failed: Vec<_> = batch.failed.iter().map(|(row, failure)| (row, Some((failure, None)))).collect();
-        let parked = batch.parked.iter();
-        let parked = parked.filter_map(|event| Some((&event.row, Some((event.tried()?, event.retry_in_ms)))));
+        let acked: Vec<_> = batch.acked.iter().map(|row| Outcome { row, failure: None, retry_in_ms: None }).collect();
+        let failed = batch.failed.iter();
+        let failed: Vec<_> =
+            failed.map(|(row, failure)| Outcome { row, failure: Some(failure), retry_in_ms: None }).collect();
+        let parked = batch.parked.iter().filter_map(|event| {
+            Some(Outcome { row: &event.row, failure: Some(event.tried()?), retry_in_ms: event.retry_in_ms })
+        });
         let again = batch.failed_again.iter();
-        let again = again.map(|event| (&event.row, Some((&event.failure, event.retry_in_ms))));
+        let again = again.map(|event| Outcome {
+            row: &event.row,
+            failure: Some(&event.failure),
+            retry_in_ms: event.retry_in_ms,
+        });
         let waiting: Vec<_> = parked.chain(again).collect();
         let mut parts = Vec::new();
         for (index, writer) in self.writers.iter().enumerate() {
@@ -412,11 +427,12 @@ fn written_to<'a>(
     writer: &'a Writer,
     index: usize,
     written: &'a Written,
-    rows: &[(&'a RowId, Option<(&'a Failure, Option<i64>)>)],
+    rows: &[Outcome<'a>],
 ) -> Result<Vec<Part<'a>>> {
-    let of = rows.iter().filter(|(row, _)| row.outbox == index);
-    let of = of.map(|(row, failure)| {
-        Ok(Settled { key: row.values().map(|value| text(written, value)).collect::<Result<_>>()?, failure: *failure })
+    let of = rows.iter().filter(|outcome| outcome.row.outbox == index);
+    let of = of.map(|outcome| {
+        let key = outcome.row.values().map(|value| text(written, value)).collect::<Result<_>>()?;
+        Ok(Settled { key, outcome: *outcome })
     });
     let mut of = of.collect::<Result<Vec<_>>>()?;
     // Nothing names the row of an event that was written, or parked, before its table had the columns of the key.
