@@ -90,7 +90,7 @@ pub fn json_line(value: &impl Serialize) -> Result<String, Error> {
 }
 
 fn no_json(error: serde_json::Error) -> Error {
-    Error::new(Kind::Bug, format!("it cannot be printed as JSON: {error}"))
+    Error::new(Kind::Bug, format!("the result cannot be printed as JSON: {error}"))
 }
 
 /// Writes `text` into a file of its own; over one that exists only with `force`.
@@ -168,10 +168,10 @@ pub fn error_lines(error: &Error) -> String {
     }
 }
 
-/// How long the answer of a person is waited for by whoever holds something open meanwhile.
+/// The longest wait for an answer while a session or transaction is open.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
-/// What to do where nobody said yes.
-const ASK_AGAIN: &str = "start it again and answer y; --yes answers for you";
+/// The remedy without a yes.
+const ASK_AGAIN: &str = "repeat the command and answer y, or add --yes";
 
 /// Shows what would be done, and asks for it unless that is answered already; beside JSON it is shown only to whoever is asked.
 ///
@@ -216,7 +216,7 @@ async fn confirm_in_time(question: String, otherwise: &str) -> Result<()> {
 pub fn confirm(question: &str) -> Result<()> {
     let stdin = io::stdin();
     if !stdin.is_terminal() {
-        return Err(Error::new(Kind::Config, "there is no terminal to ask at").remedy("pass --yes if you are sure"));
+        return Err(Error::new(Kind::Config, "there is no terminal to ask at").remedy("add --yes to confirm"));
     }
     let failed = |error: io::Error| Error::new(Kind::Config, format!("the terminal cannot be asked: {error}"));
     let mut stderr = io::stderr().lock();
@@ -229,7 +229,7 @@ pub fn confirm(question: &str) -> Result<()> {
 fn judged(answer: &str) -> Result<()> {
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
-        _ => Err(Error::new(Kind::Config, "not confirmed, nothing was changed").remedy(ASK_AGAIN)),
+        _ => Err(Error::new(Kind::Config, "not confirmed; nothing was changed").remedy(ASK_AGAIN)),
     }
 }
 

@@ -180,28 +180,4 @@ mod tests {
         assert!(fill("{a}", &[("a", Value::Name("x\0y"))]).is_err());
         assert!(fill("{a}", &[("a", Value::Text("x\0y"))]).is_err());
     }
-
-    #[test]
-    fn every_template_can_be_filled() {
-        let table: TableName = "outbox".parse().unwrap();
-        let tables = [&table];
-        let values = [
-            ("table", Value::Table(&table)),
-            ("tables", Value::Tables(&tables)),
-            ("publication", Value::Name("p")),
-            ("slot", Value::Text("s")),
-        ];
-        for template in [
-            CREATE_TABLE,
-            CREATE_PUBLICATION,
-            CREATE_PUBLICATION_OF_NOTHING,
-            DROP_PUBLICATION,
-            CREATE_SLOT,
-            CREATE_SLOT_FAILOVER,
-            DROP_SLOT,
-        ] {
-            let sql = fill(template, &values).unwrap();
-            assert!(sql.ends_with(';') && !sql.contains("{table}"), "{sql}");
-        }
-    }
 }

@@ -12,7 +12,9 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 pub(crate) use facts::{Facts, Server, Slot};
-pub(crate) use judge::{MAJOR_MIN, judge, judge_backlog, server as judge_server, version as judge_version};
+pub(crate) use judge::{
+    MAJOR_MIN, judge, judge_backlog, server as judge_server, usable as judge_slot, version as judge_version,
+};
 
 use crate::config::{OutboxConfig, SlotName};
 use crate::error::{Error, Kind, Result};

@@ -1,4 +1,4 @@
-//! From when to when.
+//! The range of times of `--since` and `--until`.
 
 use tokio_postgres::Client;
 
@@ -41,9 +41,9 @@ fn not_empty((since, since_ms): &(String, i64), (until, until_ms): &(String, i64
     if since_ms < until_ms || since_ms == until_ms && since != until {
         return Ok(());
     }
-    let cause = format!("--since is {since}, and --until, {until}, is not later: no row is in between");
+    let cause = format!("--since is {since}, and --until, {until}, is not later: the range is empty");
     Err(Error::new(Kind::Config, cause)
-        .remedy("give --since the earlier one; a duration is so long ago, as in --since 2h --until 1h"))
+        .remedy("give --since the earlier time; a duration is an age, as in --since 2h --until 1h"))
 }
 
 impl Range {
@@ -106,12 +106,12 @@ pub fn condition(range: &Range, outbox: &OutboxConfig, name: &TableName, table: 
 fn time<'t>(outbox: &OutboxConfig, name: &TableName, table: &'t Table) -> Result<&'t Column> {
     let Some(wanted) = outbox.upkeep.time.as_deref() else {
         return table.time_column().or_else(|| ordering(&table.columns)).ok_or_else(|| {
-            let cause = format!("--since and --until: no column of {name} is known to hold the time of its rows");
+            let cause = format!("--since and --until: no column of {name} is known to have the time of its rows");
             Error::new(Kind::Config, cause).remedy("name a column with a timestamp: time = \"…\" in [outbox]")
         });
     };
     table.column(wanted).filter(|column| column.is_timestamp()).ok_or_else(|| {
-        let what = if table.column(wanted).is_some() { "is no timestamp" } else { "does not exist" };
+        let what = if table.column(wanted).is_some() { "is not a timestamp" } else { "does not exist" };
         let cause = format!("outbox.time: column {wanted} of {name} {what}");
         Error::new(Kind::Config, cause).remedy("name a column of type timestamptz or timestamp")
     })
@@ -180,7 +180,7 @@ mod tests {
         for (time, columns, expected) in [
             (None, &[("created_at", "text")][..], "no column of public.outbox is known"),
             (Some("nope"), &[("created_at", "timestamptz")], "column nope of public.outbox does not exist"),
-            (Some("id"), &[("id", "int8")], "column id of public.outbox is no timestamp"),
+            (Some("id"), &[("id", "int8")], "column id of public.outbox is not a timestamp"),
         ] {
             let error = made(&since, time, columns).unwrap_err();
             assert_eq!(error.kind(), Kind::Config);

@@ -184,7 +184,11 @@ fn unusable(cause: impl fmt::Display) -> Error {
     Error::new(Kind::SlotUnusable, cause)
 }
 
-fn usable(found: &Slot, slot: &SlotName, server: &Server, setup: &NextCommand) -> Result<()> {
+/// Whether a relay can stream from the slot.
+///
+/// # Errors
+/// [`Kind::SlotUnusable`].
+pub(crate) fn usable(found: &Slot, slot: &SlotName, server: &Server, setup: &NextCommand) -> Result<()> {
     let another = Remedy::from(format!(
         "name another slot, or, if nobody needs this one: select pg_drop_replication_slot('{slot}'), then `"
     ))
