@@ -73,7 +73,7 @@ fn pause(text: &str) -> Result<Duration, String> {
 }
 
 /// The deletions of a table, or those of a dry run. The fields are the keys of `--json`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct Report {
     table: String,
     /// The basis for "published": `pending`, `xid` or `xmin`.
@@ -163,11 +163,7 @@ async fn table(
         table: name.to_string(),
         published_by: sweeper.basis.word(),
         older_than_seconds: sweeper.retention.as_secs(),
-        partitions: Vec::new(),
-        rows_dropped: 0,
-        rows_deleted: 0,
-        rows_left: 0,
-        rows_unpublished: 0,
+        ..Report::default()
     };
     if sweeper.reads_all() {
         note(format_args!(

@@ -116,7 +116,7 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
         replay.survey(&mut |table, read, of| teller.tell(|| format!("reading {table}: {read} of {of} rows"))).await?;
     let topics: Vec<String> = survey.topics().into_iter().map(str::to_owned).collect();
     let mut report = Report::new(survey, args.dry_run);
-    replay.notes().iter().for_each(|note| report.note(note.clone()));
+    report.notes.extend(replay.notes().iter().cloned());
     if let Some(error) = report.fault(&wanted) {
         print_report(args.json, &report, &report.text())?;
         return Err(error.into());
@@ -127,11 +127,11 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
     let sink = AnySink::connect(&config)?;
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
     for missing in sink.missing(&topics, CHECK_TIMEOUT).await? {
-        report.note(format!("topic {missing} does not exist, or this user may not see it"));
+        report.notes.push(format!("topic {missing} does not exist, or this user may not see it"));
     }
     // The transaction stays open until the answer, and holds back vacuum.
-    let question = || format!("Publish {} again?", report.rows());
-    shown_and_confirmed(&report.text(), (args.json, args.yes), question, "nothing was published").await?;
+    let question = format!("Publish {} again?", report.rows());
+    shown_and_confirmed(&report.text(), args.json, args.yes, question, "nothing was published").await?;
     let stop = on_signals()?;
     let mut teller = Teller::new();
     let (published, ended) = replay
@@ -203,11 +203,6 @@ impl Report {
         Report { dry_run, survey, ..Report::default() }
     }
 
-    /// Adds a remark.
-    pub fn note(&mut self, note: String) {
-        self.notes.push(note);
-    }
-
     /// Takes what was published.
     pub fn published(&mut self, published: Published) {
         self.published = published.acked;
@@ -227,7 +222,7 @@ impl Report {
         }
         let given = wanted.ids.len();
         if self.survey.rows < given as u64 {
-            self.note(format!("{given} ids were given, and {} found", self.rows()));
+            self.notes.push(format!("{given} ids were given, and {} found", self.rows()));
         }
         (self.survey.unroutable > 0).then(|| {
             let cause =
@@ -332,7 +327,7 @@ mod tests {
     #[test]
     fn what_would_be_published_is_told_by_table_and_topic() {
         let mut report = Report::new(survey(2), true);
-        report.note("topic returns does not exist".to_owned());
+        report.notes.push("topic returns does not exist".to_owned());
         let error = report.fault(&Wanted::default()).unwrap();
         assert_eq!((error.kind(), error.cause()), (Kind::Event, "2 rows cannot be routed, and nothing was published"));
         insta::assert_snapshot!(report.text(), @r#"

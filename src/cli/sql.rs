@@ -48,10 +48,9 @@ impl Session {
     /// All rows of `sql` as text, as the stream would print them: a cast to text would not (`true` for `t`).
     pub(in crate::cli) async fn texts(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
         let messages = self.client().simple_query(sql).await?;
-        let rows = messages.iter().filter_map(|message| match message {
-            SimpleQueryMessage::Row(row) => Some(row),
-            _ => None,
-        });
+        let rows = messages
+            .iter()
+            .filter_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
         rows.map(|row| (0..row.len()).map(|at| Ok(row.try_get(at)?.map(str::to_owned))).collect()).collect()
     }
 

@@ -65,7 +65,8 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     }
     if !args.yes {
         let lost = if args.force { " No relay will receive the unrelayed events from the slot." } else { "" };
-        confirm(&format!("Drop {} at {}?{lost}", doomed.join(" and "), source.database.describe()))?;
+        let question = format!("Drop {} at {}?{lost}", doomed.join(" and "), source.database.describe());
+        confirm(question, "nothing was dropped").await?;
     }
     if let Some(slot) = &slot {
         if args.force {

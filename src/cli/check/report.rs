@@ -246,10 +246,9 @@ impl Report {
 
     /// The faults of rows that cannot be routed.
     pub(super) fn refused(&self) -> impl Iterator<Item = &Error> {
-        self.outboxes.iter().filter_map(|outbox| match &outbox.found {
-            Found::Refused { error, .. } => Some(error),
-            _ => None,
-        })
+        self.outboxes
+            .iter()
+            .filter_map(|outbox| if let Found::Refused { error, .. } = &outbox.found { Some(error) } else { None })
     }
 
     /// For people: a line per fact.

@@ -216,13 +216,13 @@ async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
     S::change(args, change).await
 }
 
-/// Shows a plan and asks for it. `false` for a dry run, which ends here.
+/// Shows a plan and asks for its confirmation. `false` for a dry run, which ends here.
 async fn agreed<S: Store>(args: &ChangeArgs<S>, plan: &impl Serialize, text: &str, question: String) -> Outcome<bool> {
     if args.dry_run {
         print_report(args.chosen.json, plan, &format!("{text}\nDry run: nothing was changed.\n"))?;
         return Ok(false);
     }
-    shown_and_confirmed(text, (args.chosen.json, args.yes), || question, "nothing was changed").await?;
+    shown_and_confirmed(text, args.chosen.json, args.yes, question, "nothing was changed").await?;
     Ok(true)
 }
 

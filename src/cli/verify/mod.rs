@@ -154,16 +154,17 @@ async fn plans(session: &Session, config: &Config, range: &Range, report: &mut R
     let mut plans = Vec::new();
     for outbox in &config.outboxes {
         let Some(name) = outbox.source.table() else {
-            report.note(format!("{} cannot be verified: messages have no rows", outbox.source));
+            report.notes.push(format!("{} cannot be verified: messages have no rows", outbox.source));
             continue;
         };
         let table = Table::needed(session.client(), name).await?;
         if outbox.upkeep.delete || outbox.upkeep.retention.is_some() {
             report
-                .note(format!("the relay or cleanup deletes published rows of {name}: their records count as unknown"));
+                .notes
+                .push(format!("the relay or cleanup deletes published rows of {name}: their records count as unknown"));
         }
         let plan = Plan::new(outbox, name, &table, range)?;
-        report.note(match &plan.order {
+        report.notes.push(match &plan.order {
             Some(order) => format!("the order of {name} is that of {order}"),
             None => {
                 format!("the order of {name} is not checked: the table has no identity or serial column, and outbox.order_by is not set")
@@ -187,11 +188,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds a remark.
-    pub fn note(&mut self, note: String) {
-        self.notes.push(note);
-    }
-
     /// Takes what was found; `absent` are topics that do not exist, `cut` those whose first records are gone.
     pub fn found(&mut self, findings: Findings, absent: &[String], cut: &[String]) {
         let misses = |topic: &String| findings.flows.iter().any(|flow| flow.topic == *topic && flow.counts.missing > 0);
@@ -340,7 +336,7 @@ mod tests {
             comparison.record("orders", &Delivered { partition: 1, offset, id, key, is_replay: false });
         }
         let mut report = Report::default();
-        report.note("the order of public.outbox is that of \"id\"".to_owned());
+        report.notes.push("the order of public.outbox is that of \"id\"".to_owned());
         report.found(comparison.findings(), &["invoices".to_owned()], &["orders".to_owned(), "sound".to_owned()]);
         report
     }
