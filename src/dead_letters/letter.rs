@@ -13,38 +13,12 @@ use crate::route::dead_letter::{
 use crate::route::{OwnedRecord, REPLAY_HEADER, Record};
 use crate::sink::kafka::topic_reader::Message;
 
-/// A record, for as long as it is looked at.
-#[derive(Debug, Clone)]
-pub(crate) struct Incoming<'m> {
-    /// Where it is.
-    pub at: At,
-    /// Its time in milliseconds since the Unix epoch, where it has one.
-    pub time_ms: Option<i64>,
-    pub key: Option<&'m [u8]>,
-    pub value: Option<&'m [u8]>,
-    /// Its headers in order; `None` where they cannot be read.
-    pub headers: Option<Vec<Header<'m>>>,
-}
-
-impl<'m> Incoming<'m> {
-    /// The record in `message`.
-    pub(super) fn of(message: Message<'m>) -> Incoming<'m> {
-        Incoming {
-            at: At { partition: message.partition, offset: message.offset },
-            time_ms: message.time_ms,
-            key: message.key,
-            value: message.value,
-            headers: message.headers,
-        }
-    }
-}
-
 /// What a record is.
 #[derive(Debug)]
 pub(crate) enum Entry<'r> {
     /// A dead letter.
     Letter(Letter<'r>),
-    /// Says that a letter is settled.
+    /// Says that a dead letter is resolved.
     Marker(Marker),
     /// Nothing walrelay wrote.
     Foreign,
@@ -53,12 +27,12 @@ pub(crate) enum Entry<'r> {
 /// A dead letter.
 #[derive(Debug)]
 pub(crate) struct Letter<'r> {
-    record: &'r Incoming<'r>,
+    record: &'r Message<'r>,
     original: &'r [Header<'r>],
     reasons: &'r [Header<'r>],
 }
 
-/// Why a letter cannot be sent as it is.
+/// Why a dead letter cannot be sent as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unsendable {
     /// The row made no topic.
@@ -80,15 +54,16 @@ impl fmt::Display for Unsendable {
 }
 
 impl<'r> Entry<'r> {
-    /// What `record` is. A letter's own headers are behind the ones it had as a record, beginning with the last that tells
+    /// What `record` is. A dead letter's own headers are behind the ones it had as a record, beginning with the last that tells
     /// a class.
-    pub(crate) fn of(record: &'r Incoming<'r>) -> Entry<'r> {
+    pub(crate) fn of(record: &'r Message<'r>) -> Entry<'r> {
         let Some(headers) = &record.headers else { return Entry::Foreign };
         let begins = headers.iter().rposition(|(name, value)| *name == CLASS_HEADER && value.is_some());
         match begins.and_then(|begins| headers.split_at_checked(begins)) {
             Some((original, reasons)) => Entry::Letter(Letter { record, original, reasons }),
-            // A letter settles nothing, whatever headers it had as a record.
-            None => Marker::of(record.at, headers).map_or(Entry::Foreign, Entry::Marker),
+            // A dead letter resolves nothing, whatever headers it had as a record.
+            None => Marker::of(At { partition: record.partition, offset: record.offset }, headers)
+                .map_or(Entry::Foreign, Entry::Marker),
         }
     }
 }
@@ -96,7 +71,7 @@ impl<'r> Entry<'r> {
 impl<'r> Letter<'r> {
     /// Where it is.
     pub(crate) fn at(&self) -> At {
-        self.record.at
+        At { partition: self.record.partition, offset: self.record.offset }
     }
 
     /// When it was given up, in milliseconds since the Unix epoch.
@@ -223,12 +198,13 @@ impl<'r> Letter<'r> {
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::dead_letters) fn incoming<'m>(at: &str, headers: &[Header<'m>]) -> Incoming<'m> {
+    pub(in crate::dead_letters) fn incoming<'m>(at: &str, headers: &[Header<'m>]) -> Message<'m> {
+        let At { partition, offset } = at.parse().unwrap();
         let headers = Some(headers.to_vec());
-        Incoming { at: at.parse().unwrap(), time_ms: Some(5), key: Some(b"k"), value: Some(b"v"), headers }
+        Message { partition, offset, time_ms: Some(5), key: Some(b"k"), value: Some(b"v"), headers }
     }
 
-    pub(in crate::dead_letters) fn letter<'r>(record: &'r Incoming<'r>) -> Letter<'r> {
+    pub(in crate::dead_letters) fn letter<'r>(record: &'r Message<'r>) -> Letter<'r> {
         match Entry::of(record) {
             Entry::Letter(letter) => letter,
             other @ (Entry::Marker(_) | Entry::Foreign) => panic!("{other:?}"),
@@ -306,7 +282,7 @@ pub(super) mod tests {
     #[test]
     fn records_of_others_are_no_letters_and_hostile_ones_do_no_harm() {
         let foreign = |headers: Option<Vec<Header<'_>>>| {
-            let record = Incoming { headers, ..incoming("0:0", &[]) };
+            let record = Message { headers, ..incoming("0:0", &[]) };
             matches!(Entry::of(&record), Entry::Foreign)
         };
         assert!(foreign(None) && foreign(Some(Vec::new())) && foreign(Some(vec![("id", Some(b"7"))])));
@@ -319,7 +295,7 @@ pub(super) mod tests {
             (ROW_HEADER, None),
             (SLOT_HEADER, Some(b"\xc3")),
         ];
-        let record = Incoming { key: None, value: None, time_ms: None, ..incoming("0:0", &hostile) };
+        let record = Message { key: None, value: None, time_ms: None, ..incoming("0:0", &hostile) };
         let letter = letter(&record);
         assert_eq!((letter.attempts(), letter.omitted_value_bytes(), letter.row()), (None, None, None));
         assert_eq!((&*letter.class(), letter.slot().as_deref()), ("\u{fffd}\0\u{1b}[2J", Some("\u{fffd}")));

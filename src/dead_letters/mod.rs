@@ -1,15 +1,14 @@
-//! What was given up: the letters of a dead-letter topic, read, sent again, and settled.
+//! What was given up: the dead letters of a dead-letter topic, read, sent again, and resolved.
 //!
 //! | file | its room |
 //! |---|---|
-//! | [`letter`] | one record of the topic: a letter, a marker, or nothing of ours |
-//! | [`settled`] | markers: which letters were sent again or dropped |
-//! | [`wanted`] | which letters were asked for |
-//! | [`scan`] | markers first, then letters |
-//! | [`settling`] | letters sent to where they were for, and marked |
+//! | [`letter`] | one record of the topic: a dead letter, a marker, or nothing of ours |
+//! | [`settled`] | markers: which dead letters were sent again or dropped |
+//! | [`scan`] | markers first, then dead letters |
+//! | [`settling`] | dead letters sent to where they were for, and marked |
 //!
-//! Kafka deletes no single record. So a letter is settled by a marker: a record behind it in the same partition, with the
-//! same key and no value. Markers are read before letters are, and one bit is kept for each letter that has one. Letters
+//! Kafka deletes no single record. So a dead letter is resolved by a marker: a record behind it in the same partition, with the
+//! same key and no value. Markers are read before dead letters are, and one bit is kept for each dead letter that has one. Dead letters
 //! themselves are looked at one by one and never held; what is sent is read once more.
 
 use std::fmt;
@@ -19,13 +18,11 @@ pub(crate) mod letter;
 pub(crate) mod scan;
 pub(crate) mod settled;
 pub(crate) mod settling;
-pub(crate) mod wanted;
 
 pub(crate) use letter::Letter;
-pub(crate) use scan::{Counts, Scan, Which};
+pub(crate) use scan::{Counts, Scan, Wanted, Which};
 pub(crate) use settled::Outcome;
 pub(crate) use settling::{Ended, Progress, Settling};
-pub(crate) use wanted::Wanted;
 
 /// A header's name and value.
 pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);

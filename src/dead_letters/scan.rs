@@ -1,14 +1,13 @@
-//! Markers first, then letters: whether a letter is settled is only said behind it.
+//! Markers first, then dead letters: whether a dead letter is resolved is only said behind it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use serde::Serialize;
 
 use super::At;
-use super::letter::{Entry, Incoming, Letter};
+use super::letter::{Entry, Letter};
 use super::settled::{Marker, Outcome, Settled};
-use super::wanted::{Fit, Wanted};
 use crate::error::Result;
 use crate::sink::kafka::options::Options;
 use crate::sink::kafka::topic_reader::{Isolation, Spans, TopicReader};
@@ -21,11 +20,11 @@ const OTHER_CLASSES: &str = "other";
 /// What was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
-    /// Letters that are what was asked for.
+    /// Dead letters that are what was asked for.
     pub matched: u64,
     /// The same, by class.
     pub classes: BTreeMap<String, u64>,
-    /// Letters that were what was asked for, and are settled.
+    /// Dead letters that were what was asked for, and are resolved.
     pub settled: u64,
     /// Those that came by another slot, and otherwise are what was asked for.
     pub other_slots: u64,
@@ -33,7 +32,7 @@ pub(crate) struct Counts {
     pub foreign: u64,
 }
 
-/// Whether letters that are settled are looked at, too.
+/// Whether dead letters that are resolved are looked at, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     /// Only those that are not.
@@ -51,14 +50,14 @@ pub(crate) struct Scan {
     topic: String,
     spans: Spans,
     settled: Settled,
-    /// The last marker of each letter that was asked for by its place.
+    /// The last marker of each dead letter that was asked for by its place.
     markers: BTreeMap<At, Marker>,
 }
 
 impl Scan {
     /// Opens the topic, as far as `wanted` can be in it, and reads its markers. `None` where there is no such topic.
     ///
-    /// Two bits are kept for each letter.
+    /// Two bits are kept for each dead letter.
     ///
     /// # Errors
     /// `Kind::Config` where no client can be made of `options`, which are those of [`Options::reader`];
@@ -78,7 +77,7 @@ impl Scan {
         reader.read(topic, &spans, &mut |message| {
             read += 1;
             say(read, total);
-            if let Entry::Marker(found) = Entry::of(&Incoming::of(message)) {
+            if let Entry::Marker(found) = Entry::of(&message) {
                 settled.take(&found);
                 if wanted.letters.contains(&found.letter) {
                     markers.insert(found.letter, found);
@@ -89,12 +88,12 @@ impl Scan {
         Ok(Some(Scan { reader, topic: topic.to_owned(), spans, settled, markers }))
     }
 
-    /// The last marker of a letter that was asked for by its place.
+    /// The last marker of a dead letter that was asked for by its place.
     pub(crate) fn marker(&self, letter: At) -> Option<&Marker> {
         self.markers.get(&letter)
     }
 
-    /// Hands each letter that is wanted to `take`, in the order of its partition, until it says that it is enough. What
+    /// Hands each dead letter that is wanted to `take`, in the order of its partition, until it says that it is enough. What
     /// is counted is what was read.
     ///
     /// # Errors
@@ -111,8 +110,7 @@ impl Scan {
         self.reader.read(&self.topic, &self.spans, &mut |message| {
             read += 1;
             say(read, total);
-            let record = Incoming::of(message);
-            let letter = match Entry::of(&record) {
+            let letter = match Entry::of(&message) {
                 Entry::Letter(letter) => letter,
                 Entry::Marker(_) => return ControlFlow::Continue(()),
                 Entry::Foreign => {
@@ -153,7 +151,7 @@ impl Counts {
     }
 }
 
-/// Letters that are named are nowhere else; what settles them is behind them.
+/// Dead letters that are named are nowhere else; what resolves them is behind them.
 fn narrow(spans: &mut Spans, wanted: &Wanted) {
     if wanted.letters.is_empty() {
         return;
@@ -171,11 +169,71 @@ fn records(spans: &Spans) -> u64 {
     spans.values().map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default()).sum()
 }
 
+/// What was asked for. All of it has to hold for a dead letter; what is empty holds for every dead letter.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// It is one of these. Where it is, its slot does not matter.
+    pub letters: BTreeSet<At>,
+    /// Its row has one of these ids.
+    pub ids: Vec<String>,
+    /// It has one of these keys.
+    pub aggregates: Vec<String>,
+    /// Its fault is of one of these classes.
+    pub classes: Vec<String>,
+    /// It was for one of these topics.
+    pub topics: Vec<String>,
+    /// Its row is of one of these outboxes.
+    pub outboxes: Vec<String>,
+    /// It was given up then or later, in milliseconds since the Unix epoch.
+    pub since_ms: Option<i64>,
+    /// It was given up before.
+    pub until_ms: Option<i64>,
+    /// It came by this slot.
+    pub slot: Option<String>,
+}
+
+/// What is true of a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// All of it.
+    Wanted,
+    /// All but the slot.
+    OtherSlot,
+    /// Less.
+    Unwanted,
+}
+
+impl Wanted {
+    /// Whether `letter` is what was asked for.
+    pub(crate) fn fit(&self, letter: &Letter<'_>) -> Fit {
+        let one_of = |wanted: &[String], found: Option<&[u8]>| {
+            wanted.is_empty() || wanted.iter().any(|wanted| Some(wanted.as_bytes()) == found)
+        };
+        let text = |text: Option<&str>, wanted: &[String]| one_of(wanted, text.map(str::as_bytes));
+        let fits = (self.letters.is_empty() || self.letters.contains(&letter.at()))
+            && one_of(&self.ids, letter.row())
+            && one_of(&self.aggregates, letter.key())
+            && text(Some(&letter.class()), &self.classes)
+            && text(letter.topic().as_deref(), &self.topics)
+            && text(letter.outbox().as_deref(), &self.outboxes)
+            && self.since_ms.is_none_or(|since| letter.time_ms().is_some_and(|time| time >= since))
+            && self.until_ms.is_none_or(|until| letter.time_ms().is_some_and(|time| time < until));
+        let is_named = !self.letters.is_empty();
+        let slot = self.slot.as_ref().filter(|_| !is_named);
+        match slot.is_none_or(|slot| letter.slot_bytes() == Some(slot.as_bytes())) {
+            _ if !fits => Fit::Unwanted,
+            true => Fit::Wanted,
+            false => Fit::OtherSlot,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::letter::tests::{incoming, letter};
     use super::*;
-    use crate::route::dead_letter::CLASS_HEADER;
+    use crate::route::dead_letter::{CLASS_HEADER, OUTBOX_HEADER, ROW_HEADER, SLOT_HEADER, TOPIC_HEADER};
+    use crate::sink::kafka::topic_reader::Message;
 
     #[test]
     fn letters_that_are_named_are_read_from_there_on_and_nowhere_else() {
@@ -202,5 +260,68 @@ mod tests {
         take("0");
         assert_eq!((counts.matched, counts.classes.len()), (1_002, CLASSES_MAX));
         assert_eq!((counts.classes["0"], counts.classes[OTHER_CLASSES]), (2, 982));
+    }
+
+    #[test]
+    fn all_conditions_have_to_hold() {
+        let record = incoming(
+            "2:3",
+            &[
+                (CLASS_HEADER, Some(b"too-large")),
+                (TOPIC_HEADER, Some(b"orders")),
+                (SLOT_HEADER, Some(b"s")),
+                (OUTBOX_HEADER, Some(b"public.outbox")),
+                (ROW_HEADER, Some(b"7")),
+            ],
+        );
+        let letter = letter(&record);
+        let some = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let here = Wanted {
+            letters: BTreeSet::new(),
+            ids: some(&["1", "7"]),
+            aggregates: some(&["k"]),
+            classes: some(&["too-large"]),
+            topics: some(&["orders"]),
+            outboxes: some(&["public.outbox"]),
+            since_ms: Some(5),
+            until_ms: Some(6),
+            slot: Some("s".to_owned()),
+        };
+        let fit = |wanted: &Wanted| wanted.fit(&letter);
+        assert_eq!((fit(&here), fit(&Wanted::default())), (Fit::Wanted, Fit::Wanted));
+        for other in [
+            Wanted { ids: some(&["77"]), ..here.clone() },
+            Wanted { aggregates: some(&["7"]), ..here.clone() },
+            Wanted { classes: some(&["rejected"]), ..here.clone() },
+            Wanted { topics: some(&["order"]), ..here.clone() },
+            Wanted { outboxes: some(&["outbox"]), ..here.clone() },
+            Wanted { since_ms: Some(6), ..here.clone() },
+            Wanted { until_ms: Some(5), ..here.clone() },
+            Wanted { letters: ["2:4".parse().unwrap()].into(), ..here.clone() },
+        ] {
+            assert_eq!(fit(&other), Fit::Unwanted, "{other:?}");
+        }
+        let elsewhere = Wanted { slot: Some("t".to_owned()), ..here };
+        assert_eq!(fit(&elsewhere), Fit::OtherSlot);
+        assert_eq!(fit(&Wanted { letters: ["2:3".parse().unwrap()].into(), ..elsewhere }), Fit::Wanted);
+    }
+
+    #[test]
+    fn a_letter_that_lacks_what_is_asked_for_is_not_meant() {
+        let record = incoming("0:0", &[(CLASS_HEADER, Some(b"x"))]);
+        let record = Message { key: None, time_ms: None, ..record };
+        let letter = letter(&record);
+        let empty = || vec![String::new()];
+        for wanted in [
+            Wanted { ids: empty(), ..Wanted::default() },
+            Wanted { aggregates: empty(), ..Wanted::default() },
+            Wanted { topics: empty(), ..Wanted::default() },
+            Wanted { outboxes: empty(), ..Wanted::default() },
+            Wanted { since_ms: Some(i64::MIN), ..Wanted::default() },
+            Wanted { until_ms: Some(i64::MAX), ..Wanted::default() },
+        ] {
+            assert_eq!(wanted.fit(&letter), Fit::Unwanted, "{wanted:?}");
+        }
+        assert_eq!(Wanted { slot: Some("s".to_owned()), ..Wanted::default() }.fit(&letter), Fit::OtherSlot);
     }
 }

@@ -1,8 +1,8 @@
-//! Letters sent to where they were for, and marked once they are there.
+//! Dead letters sent to where they were for, and marked once they are there.
 //!
-//! Two producers: one for letters, which keeps their order and ends with the first that is refused; one for markers, which
+//! Two producers: one for dead letters, which keeps their order and ends with the first that is refused; one for markers, which
 //! then can still say what had arrived. What is waited for, most urgent first: a stop; the clock, which tells a person how
-//! far it is; deliveries; what Kafka refuses; and, while there is room (P4), the next letter.
+//! far it is; deliveries; what Kafka refuses; and, while there is room (P4), the next dead letter.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
@@ -13,9 +13,8 @@ use tokio::time::Instant;
 
 use super::At;
 use super::letter::Letter;
-use super::scan::{Scan, Which};
+use super::scan::{Scan, Wanted, Which};
 use super::settled::{Marker, Outcome};
-use super::wanted::Wanted;
 use crate::clock::now_us;
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
@@ -28,12 +27,12 @@ use crate::sink::{Connection, Delivery, EnqueueError, KafkaSink, Producer, Sink}
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// How often a person may be told how far it is.
 const TELL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long what is in flight is waited for where no more letters can be had.
+/// How long what is in flight is waited for where no more dead letters can be had.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Letters that are read ahead of their sending.
+/// Dead letters that are read ahead of their sending.
 pub(crate) const LETTERS_AHEAD: usize = 16;
 
-/// A letter to be settled.
+/// A dead letter to be resolved.
 #[derive(Debug)]
 pub(crate) struct Chosen {
     at: At,
@@ -45,12 +44,12 @@ pub(crate) struct Chosen {
 }
 
 impl Chosen {
-    /// To be sent to `topic`, and settled then.
+    /// To be sent to `topic`, and resolved then.
     pub(crate) fn to_send(letter: &Letter<'_>, topic: &str) -> Chosen {
         Chosen { record: Some(letter.record(topic)), ..Chosen::to_drop(letter) }
     }
 
-    /// To be settled.
+    /// To be resolved.
     pub(crate) fn to_drop(letter: &Letter<'_>) -> Chosen {
         Chosen {
             at: letter.at(),
@@ -62,7 +61,7 @@ impl Chosen {
     }
 }
 
-/// Reads the letters that are wanted and not settled, and hands each to `into` until nobody takes it any more. Those that
+/// Reads the dead letters that are wanted and not resolved, and hands each to `into` until nobody takes it any more. Those that
 /// cannot be sent as they are stay where they are, unless they are to be dropped. Blocks.
 pub(crate) fn choose(
     scan: &Scan,
@@ -82,7 +81,7 @@ pub(crate) fn choose(
         if into.blocking_send(Ok(chosen)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
     if let Err(error) = read {
-        // Nobody is left to be told where nobody takes letters.
+        // Nobody is left to be told where nobody takes dead letters.
         into.blocking_send(Err(error)).ok();
     }
 }
@@ -90,42 +89,34 @@ pub(crate) fn choose(
 /// How far it has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Letters that their topics have.
+    /// Dead letters that their topics have.
     pub sent: u64,
-    /// Letters that are marked as settled.
+    /// Dead letters that are marked as resolved.
     pub settled: u64,
 }
 
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// All letters are settled.
+    /// All dead letters are resolved.
     All,
     /// It was told to stop.
     Stopped,
 }
 
-/// A letter in flight.
-#[derive(Debug)]
-struct Flight {
-    at: At,
-    key: Option<Vec<u8>>,
-    slot: Option<Vec<u8>>,
-    bytes: usize,
-}
-
-/// Settles letters as they come.
+/// Resolves dead letters as they come.
 pub(crate) struct Settling<'c> {
     topic: &'c str,
     outcome: Outcome,
     kafka: &'c KafkaConfig,
-    /// For letters; none where they go nowhere.
+    /// For dead letters; none where they go nowhere.
     letters: Option<KafkaSink>,
     markers: KafkaSink,
-    flights: BTreeMap<u64, Flight>,
+    /// Those in flight, without their records.
+    flights: BTreeMap<u64, Chosen>,
     bytes: usize,
     next: u64,
-    /// A letter that found its producer full: nothing goes before it.
+    /// A dead letter that found its producer full: nothing goes before it.
     held: Option<(u64, OwnedRecord)>,
     /// Markers that are not enqueued yet.
     unmarked: VecDeque<u64>,
@@ -136,7 +127,7 @@ pub(crate) struct Settling<'c> {
 }
 
 impl<'c> Settling<'c> {
-    /// Makes what is needed to settle letters of `topic`. `grace` is how long a stop waits for what is in flight.
+    /// Makes what is needed to resolve dead letters of `topic`. `grace` is how long a stop waits for what is in flight.
     pub(crate) fn new(
         kafka: &'c KafkaConfig,
         topic: &'c str,
@@ -167,14 +158,14 @@ impl<'c> Settling<'c> {
         self.markers.missing(topics, timeout).await
     }
 
-    /// Settles what comes from `incoming` until it ends, or `stop` is asked for. Also tells how far it came, however it
+    /// Resolves what comes from `incoming` until it ends, or `stop` is asked for. Also tells how far it came, however it
     /// ended. `say` is told now and then: how far, and whether Kafka answers.
     ///
-    /// A letter counts as sent when the broker has it, and its marker is sent then: after a crash in between it is there
-    /// and not settled. In memory is what may be in flight (`kafka.max_in_flight_bytes`), and what `incoming` holds.
+    /// A dead letter counts as sent when the broker has it, and its marker is sent then: after a crash in between it is there
+    /// and not resolved. In memory is what may be in flight (`kafka.max_in_flight_bytes`), and what `incoming` holds.
     ///
     /// # Errors
-    /// What `incoming` gives; a letter or a marker that is refused, with the letter's place. Nothing behind it is taken;
+    /// What `incoming` gives; a dead letter or a marker that is refused, with the dead letter's place. Nothing behind it is taken;
     /// what had arrived is marked, if Kafka answers.
     pub(crate) async fn run(
         mut self,
@@ -186,7 +177,7 @@ impl<'c> Settling<'c> {
         drop(incoming);
         if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
             let drained = tokio::time::timeout(DRAIN_TIMEOUT, self.mark_what_arrived()).await;
-            tracing::debug!(in_time = drained.is_ok(), "marked what had arrived");
+            tracing::debug!(in_time = drained.is_ok(), "resolved the dead letters that had arrived");
         }
         let Settling { letters, markers, progress, .. } = self;
         if stop.asked() < Stop::Now {
@@ -250,16 +241,15 @@ impl<'c> Settling<'c> {
         !self.ended && self.leaving.is_none() && self.held.is_none() && (in_flight || self.flights.is_empty())
     }
 
-    fn take(&mut self, chosen: Chosen) -> Result<()> {
+    fn take(&mut self, mut chosen: Chosen) -> Result<()> {
         let number = self.next;
         self.next += 1;
-        let Chosen { at, key, slot, record, bytes } = chosen;
-        self.bytes += bytes;
-        self.flights.insert(number, Flight { at, key, slot, bytes });
-        match record {
+        self.bytes += chosen.bytes;
+        match chosen.record.take() {
             Some(record) => self.held = Some((number, record)),
             None => self.unmarked.push_back(number),
         }
+        self.flights.insert(number, chosen);
         self.offer()
     }
 
@@ -268,7 +258,7 @@ impl<'c> Settling<'c> {
         if let (Some((number, record)), Some(sink)) = (self.held.take(), &mut self.letters) {
             match record.with_record(|record| sink.enqueue(record, Ticket(number))) {
                 Ok(()) => {}
-                // Which letter ended it is told by the deliveries.
+                // Which dead letter ended it is told by the deliveries.
                 Err(EnqueueError::Full | EnqueueError::Finished) => self.held = Some((number, record)),
                 Err(EnqueueError::Refused(error)) => {
                     let error = self.named(number, &error);
@@ -300,7 +290,7 @@ impl<'c> Settling<'c> {
         Ok(())
     }
 
-    /// Takes what became of letters; what arrived is to be marked, also where another was refused.
+    /// Takes what became of dead letters; what arrived is to be marked, also where another was refused.
     fn sent(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
         let mut failed = None;
         for delivery in deliveries.drain(..) {
@@ -318,7 +308,7 @@ impl<'c> Settling<'c> {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The letter is in flight no more.
+    /// The dead letter is in flight no more.
     fn land(&mut self, number: u64) -> bool {
         let landed = self.flights.remove(&number);
         self.bytes = self.bytes.saturating_sub(landed.as_ref().map_or(0, |flight| flight.bytes));
@@ -333,7 +323,7 @@ impl<'c> Settling<'c> {
                     self.progress.settled += u64::from(self.land(number));
                 }
                 Delivery::Refused(Ticket(number), error) | Delivery::Failed(Ticket(number), error) => {
-                    let error = Error::new(error.kind(), format!("it cannot be settled: {error}"));
+                    let error = Error::new(error.kind(), format!("the dead letter cannot be resolved: {error}"));
                     failed = failed.or_else(|| Some(self.named(number, &error)));
                 }
             }
@@ -341,7 +331,7 @@ impl<'c> Settling<'c> {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Nothing more is sent: waits until what is in flight has arrived and is marked. Letters that are refused are not
+    /// Nothing more is sent: waits until what is in flight has arrived and is marked. Dead letters that are refused are not
     /// told of any more.
     async fn mark_what_arrived(&mut self) {
         if let Some((number, _)) = self.held.take() {
@@ -357,7 +347,7 @@ impl<'c> Settling<'c> {
                 () = self.markers.deliveries(&mut marked) => if self.marked(&mut marked).is_err() { return },
                 () = deliveries(&mut self.letters, &mut sent) => {
                     let refused = self.sent(&mut sent).err();
-                    tracing::debug!(?refused, "letters in flight");
+                    tracing::debug!(?refused, "dead letters in flight");
                 }
                 () = tokio::time::sleep(RETRY_INTERVAL), if !self.unmarked.is_empty() => {}
             }

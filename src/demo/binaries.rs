@@ -6,14 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::fetch;
 use crate::error::{Error, Kind, Result};
 
 /// The oldest major version whose logical decoding the relay is written for.
-pub const MAJOR_MIN: u32 = 14;
+const MAJOR_MIN: u32 = 14;
 
 /// Names a directory with `postgres` and `initdb`, before anything is searched.
-pub const BIN_VARIABLE: &str = "WALRELAY_POSTGRES_BIN";
+const BIN_VARIABLE: &str = "WALRELAY_POSTGRES_BIN";
 
 /// Directories that hold one directory for each installed version, and where in it the programs are.
 const VERSIONED: [(&str, &str); 5] = [
@@ -26,18 +25,18 @@ const VERSIONED: [(&str, &str); 5] = [
 
 /// A directory with `postgres` and `initdb` of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Binaries {
+pub(super) struct Binaries {
     dir: PathBuf,
     major: u32,
 }
 
 impl Binaries {
-    /// Finds them: `asked`, [`BIN_VARIABLE`], `PATH`, the usual places with the highest version first, and at last a
-    /// copy fetched with a package client that is installed (kept in the user's cache directory).
+    /// Finds them: `asked`, [`BIN_VARIABLE`], `PATH`, then the usual places with the highest version first.
     ///
     /// # Errors
-    /// [`Kind::Config`] where what was asked for is not fit; [`Kind::Prerequisite`] where nothing is found or fetched.
-    pub fn find(asked: Option<&Path>) -> Result<Self> {
+    /// [`Kind::Config`] where `asked` or the variable names a directory without them; [`Kind::Prerequisite`] where none is
+    /// found.
+    pub(super) fn find(asked: Option<&Path>) -> Result<Self> {
         if let Some(dir) = asked {
             return Self::named(dir, "--postgres-bin");
         }
@@ -52,11 +51,10 @@ impl Binaries {
         {
             return Ok(found);
         }
-        let dir = fetch::fetch()?;
-        Self::at(&dir).ok_or_else(|| {
-            Error::new(Kind::Prerequisite, format!("the Postgres fetched into {} does not run here", dir.display()))
-                .remedy(fetch::INSTALL)
-        })
+        Err(Error::new(Kind::Prerequisite, "no Postgres is installed").remedy(
+            "install a Postgres server, version 14 or later (Debian: apt-get install postgresql; macOS: brew install \
+             postgresql), or name its programs with --postgres-bin",
+        ))
     }
 
     fn named(dir: &Path, by: &str) -> Result<Self> {
@@ -82,7 +80,7 @@ impl Binaries {
     }
 
     /// The major version.
-    pub fn major(&self) -> u32 {
+    pub(super) fn major(&self) -> u32 {
         self.major
     }
 

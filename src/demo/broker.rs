@@ -7,92 +7,81 @@ use std::time::Duration;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
-use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::mocking::MockCluster;
-use rdkafka::producer::DefaultProducerContext;
 
 use crate::error::{Error, Kind, Result};
 
-const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
+/// Partitions of each topic.
+pub(super) const PARTITIONS: i32 = 6;
 
-type Cluster = MockCluster<'static, DefaultProducerContext>;
-type Act = Box<dyn FnOnce(&Cluster) + Send>;
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A mock cluster on a thread of its own, because it may not leave the thread it was made on. It keeps everything in
 /// this process's memory, at most 5 MB for each partition, and listens on the loopback interface only.
-#[derive(Debug)]
-pub struct MockBroker {
-    brokers: String,
-    /// `None` only while dropping.
-    acts: Option<mpsc::Sender<Act>>,
+struct Mock {
+    /// `None` only while dropping: the thread ends with it.
+    alive: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl MockBroker {
-    /// Starts one with this many brokers.
+impl Mock {
+    /// Starts it with these topics, and returns its `bootstrap.servers`.
     ///
     /// # Errors
     /// [`Kind::Prerequisite`] where it does not start.
-    pub fn start(brokers: i32) -> Result<Self> {
-        let (acts, incoming) = mpsc::channel::<Act>();
+    fn start(topics: Vec<String>) -> Result<(Mock, String)> {
+        let (alive, dropped) = mpsc::channel::<()>();
         let (started, outcome) = mpsc::channel();
+        let make = move || {
+            let cluster = MockCluster::new(1)?;
+            topics.iter().try_for_each(|topic| cluster.create_topic(topic, PARTITIONS, 1))?;
+            Ok::<_, KafkaError>(cluster)
+        };
         let thread = std::thread::Builder::new().name("mock-kafka".to_owned()).spawn(move || {
-            let cluster = match MockCluster::new(brokers) {
-                Ok(cluster) => cluster,
-                Err(error) => return drop(started.send(Err(error))),
-            };
-            drop(started.send(Ok(cluster.bootstrap_servers())));
-            while let Ok(act) = incoming.recv() {
-                act(&cluster);
-            }
+            let cluster = make();
+            drop(started.send(cluster.as_ref().map(MockCluster::bootstrap_servers).map_err(KafkaError::clone)));
+            // Nothing is ever sent: this waits until the other end is dropped.
+            dropped.recv().unwrap_or_default();
         });
         let failed = |error: String| Error::new(Kind::Prerequisite, format!("the mock Kafka does not start: {error}"));
         let thread = thread.map_err(|error| failed(error.to_string()))?;
+        let mock = Mock { alive: Some(alive), thread: Some(thread) };
         let outcome = outcome.recv().map_err(|error| failed(error.to_string()))?;
-        let brokers = outcome.map_err(|error| failed(error.to_string()))?;
-        Ok(MockBroker { brokers, acts: Some(acts), thread: Some(thread) })
-    }
-
-    /// `bootstrap.servers`.
-    pub fn brokers(&self) -> &str {
-        &self.brokers
-    }
-
-    /// Does something to the cluster, such as taking a broker down, and waits for it.
-    ///
-    /// # Errors
-    /// [`Kind::Bug`] where its thread is gone.
-    pub fn with<T: Send + 'static>(&self, act: impl FnOnce(&Cluster) -> T + Send + 'static) -> Result<T> {
-        let gone = || Error::new(Kind::Bug, "the mock Kafka's thread is gone");
-        let (reply, answer) = mpsc::channel();
-        let act: Act = Box::new(move |cluster| drop(reply.send(act(cluster))));
-        self.acts.as_ref().and_then(|acts| acts.send(act).ok()).ok_or_else(gone)?;
-        answer.recv().map_err(|_| gone())
+        Ok((mock, outcome.map_err(|error| failed(error.to_string()))?))
     }
 }
 
-impl Drop for MockBroker {
+impl Drop for Mock {
     fn drop(&mut self) {
-        drop(self.acts.take());
+        drop(self.alive.take());
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
     }
 }
 
-/// The demo's broker and the topics it made there.
+/// The demo's brokers and topics. Topics on brokers that outlive the run are deleted after it.
 pub(super) struct Broker {
-    mock: Option<MockBroker>,
+    mock: Option<Mock>,
     brokers: String,
     topics: Vec<String>,
 }
 
 impl Broker {
     /// Uses the brokers named, or a mock cluster.
-    pub(super) fn new(named: Option<&str>) -> Result<Self> {
-        let mock = if named.is_none() { Some(MockBroker::start(1)?) } else { None };
-        let brokers = mock.as_ref().map(MockBroker::brokers).or(named).unwrap_or_default().to_owned();
-        Ok(Broker { mock, brokers, topics: Vec::new() })
+    ///
+    /// # Errors
+    /// [`Kind::Prerequisite`] where the mock cluster does not start.
+    pub(super) fn new(named: Option<&str>, topics: Vec<String>) -> Result<Self> {
+        let (mock, brokers) = match named {
+            Some(brokers) => (None, brokers.to_owned()),
+            None => {
+                let (mock, brokers) = Mock::start(topics.clone())?;
+                (Some(mock), brokers)
+            }
+        };
+        Ok(Broker { mock, brokers, topics })
     }
 
     /// `bootstrap.servers`.
@@ -100,47 +89,43 @@ impl Broker {
         &self.brokers
     }
 
-    /// Whether it lives in this process.
-    pub(super) fn is_mock(&self) -> bool {
-        self.mock.is_some()
+    pub(super) fn topics(&self) -> &[String] {
+        &self.topics
     }
 
-    /// Creates the topics, which do not exist.
+    /// Creates the topics where the brokers are named: the mock cluster has its topics from the start.
     ///
     /// # Errors
-    /// [`Kind::KafkaUnreachable`] and [`Kind::KafkaRefused`], naming the topic.
-    pub(super) async fn create_topics(&mut self, topics: Vec<String>, partitions: i32) -> Result<()> {
-        // Noted first: an interruption may leave some of them created.
-        self.topics.clone_from(&topics);
-        if let Some(mock) = &self.mock {
-            for topic in topics.clone() {
-                let created = mock.with(move |cluster| cluster.create_topic(&topic, partitions, 1))?;
-                created.map_err(|error| Error::new(Kind::Prerequisite, format!("the mock Kafka: {error}")))?;
-            }
-        } else {
-            let new = topics.iter().map(|topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(-1)));
-            let new: Vec<_> = new.collect();
-            let outcomes = self.admin()?.create_topics(&new, &admin_options()).await;
-            for outcome in outcomes.map_err(|error| unreachable(&self.brokers, &error))? {
-                outcome.map_err(|(topic, code)| refused("created", &topic, code))?;
-            }
+    /// [`Kind::KafkaUnreachable`] and [`Kind::KafkaRefused`], with the topic's name.
+    pub(super) async fn create_topics(&self) -> Result<()> {
+        if self.mock.is_some() {
+            return Ok(());
+        }
+        let new = self.topics.iter().map(|topic| NewTopic::new(topic, PARTITIONS, TopicReplication::Fixed(-1)));
+        let new: Vec<_> = new.collect();
+        let outcomes = self.admin()?.create_topics(&new, &admin_options()).await;
+        for outcome in outcomes.map_err(|error| unreachable(&self.brokers, &error))? {
+            outcome.map_err(|(topic, code)| refused("created", &topic, code))?;
         }
         Ok(())
     }
 
-    /// Deletes the topics it made on brokers that outlive it.
+    /// Deletes the topics on brokers that outlive the run.
     ///
     /// # Errors
     /// As for creating; the topics that are left are named.
-    pub(super) async fn delete_topics(&mut self) -> Result<()> {
-        let topics = std::mem::take(&mut self.topics);
-        if self.is_mock() || topics.is_empty() {
+    pub(super) async fn delete_topics(&self) -> Result<()> {
+        if self.mock.is_some() {
             return Ok(());
         }
-        let names: Vec<&str> = topics.iter().map(String::as_str).collect();
+        let names: Vec<&str> = self.topics.iter().map(String::as_str).collect();
         let outcomes = self.admin()?.delete_topics(&names, &admin_options()).await;
         for outcome in outcomes.map_err(|error| unreachable(&self.brokers, &error))? {
-            outcome.map_err(|(topic, code)| refused("deleted", &topic, code))?;
+            match outcome {
+                // The run ended before it had made the topic.
+                Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)) => {}
+                Err((topic, code)) => return Err(refused("deleted", &topic, code)),
+            }
         }
         Ok(())
     }
@@ -155,7 +140,7 @@ fn admin_options() -> AdminOptions {
     AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).operation_timeout(Some(ADMIN_TIMEOUT))
 }
 
-fn unreachable(brokers: &str, error: &rdkafka::error::KafkaError) -> Error {
+fn unreachable(brokers: &str, error: &KafkaError) -> Error {
     Error::new(Kind::KafkaUnreachable, format!("Kafka at {brokers}: {error}"))
         .remedy("see whether --brokers names a broker that can be reached from here, or leave it out")
 }

@@ -1,10 +1,9 @@
-//! Reads topics back, all of them from their beginning, on a thread of its own. It is in no consumer group and commits
-//! nothing.
+//! Reads the topics of a run from their beginnings to their ends, on a thread of its own. It is in no consumer group and
+//! commits nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rdkafka::config::ClientConfig;
@@ -12,23 +11,23 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use tokio::task::JoinHandle;
 
+use super::broker::PARTITIONS;
 use super::verify::{Delivered, Topics, fingerprint};
 use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
 
-/// How often new topics are looked for.
-const METADATA_EVERY: Duration = Duration::from_millis(500);
+/// The header with the event's id.
+pub(super) const ID_HEADER: &str = "id";
+
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// A look for topics holds up reading and stopping.
-const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(50);
 
 /// A consumer at work. Dropping it stops it.
-#[derive(Debug)]
-pub struct Consumer {
+pub(super) struct Consumer {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<Result<Topics>>>,
+    reader: JoinHandle<Result<Topics>>,
 }
 
 #[derive(Debug, Default)]
@@ -39,104 +38,85 @@ struct Shared {
 }
 
 impl Consumer {
-    /// Starts reading every topic whose name starts with one of `prefixes`, as they appear. `id_header` names the header that
-    /// carries the event's id.
+    /// Starts to read these topics, which exist.
     ///
     /// # Errors
-    /// [`Kind::Prerequisite`] where no thread or client can be had.
-    pub fn start(brokers: &str, prefixes: Vec<String>, id_header: &str) -> Result<Self> {
-        let failed = |error: String| Error::new(Kind::Prerequisite, format!("the consumer does not start: {error}"));
-        let client = ClientConfig::new()
+    /// [`Kind::Prerequisite`] where no client can be made.
+    pub(super) fn start(brokers: &str, topics: &[String]) -> Result<Self> {
+        let failed = |error| Error::new(Kind::Prerequisite, format!("the consumer does not start: {error}"));
+        let client: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", brokers)
-            // Required by the client, and used for nothing.
+            // The client requires a group, and this reader joins none.
             .set("group.id", "walrelay-reader")
             .set("enable.auto.commit", "false")
             .set("auto.offset.reset", "earliest")
             .set("allow.auto.create.topics", "false")
-            // Arrival stands for the ack in the latencies, so fetches must not add to it.
+            // The arrival stands for the ack in the latencies: fetches must not add to them.
             .set("fetch.wait.max.ms", "10")
             .set("fetch.error.backoff.ms", "20")
-            .create::<BaseConsumer>();
-        let client = client.map_err(|error| failed(error.to_string()))?;
+            .create()
+            .map_err(failed)?;
+        let topics: Vec<Arc<str>> = topics.iter().map(|topic| topic.as_str().into()).collect();
+        let places = topics.iter().flat_map(|topic| (0..PARTITIONS).map(|partition| (Arc::clone(topic), partition)));
+        let next: BTreeMap<_, _> = places.map(|place| (place, 0)).collect();
+        let mut list = TopicPartitionList::new();
+        for (topic, partition) in next.keys() {
+            list.add_partition_offset(topic, *partition, Offset::Beginning).map_err(failed)?;
+        }
+        client.assign(&list).map_err(failed)?;
+        let partitions = topics.into_iter().map(|topic| (topic, PARTITIONS)).collect();
         let shared = Arc::new(Shared::default());
-        let reader = Reader {
-            client,
-            prefixes,
-            id_header: id_header.to_owned(),
-            shared: Arc::clone(&shared),
-            topics: Topics::default(),
-            next: BTreeMap::new(),
-        };
-        let thread = std::thread::Builder::new().name("reader".to_owned()).spawn(move || reader.run());
-        Ok(Consumer { shared, thread: Some(thread.map_err(|error| failed(error.to_string()))?) })
+        let topics = Topics { partitions, ..Topics::default() };
+        let reader = Reader { client, shared: Arc::clone(&shared), topics, next };
+        Ok(Consumer { shared, reader: tokio::task::spawn_blocking(|| reader.run()) })
     }
 
     /// Records read so far.
-    pub fn records(&self) -> u64 {
+    pub(super) fn records(&self) -> u64 {
         self.shared.records.load(Ordering::Relaxed)
     }
 
-    /// Waits until this many records were read; false where `quiet` passes without a new one.
-    pub async fn read_at_least(&self, records: u64, quiet: Duration) -> bool {
+    /// Waits until this many records were read, or until no record has come for the time of `quiet`.
+    pub(super) async fn read_at_least(&self, records: u64, quiet: Duration) {
         let mut last = (self.records(), Instant::now());
-        while self.records() < records {
+        while self.records() < records && last.1.elapsed() <= quiet {
             if self.records() != last.0 {
                 last = (self.records(), Instant::now());
             }
-            if last.1.elapsed() > quiet {
-                return false;
-            }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        true
     }
 
-    /// Reads on to the ends that the topics have now, and gives all that was read. To be called when nobody produces
-    /// any more.
+    /// Reads on to the present ends of the topics, and returns all records. The caller has stopped all producers.
     ///
     /// # Errors
-    /// [`Kind::KafkaUnreachable`] where the ends cannot be asked for or reached.
-    pub async fn finish(mut self) -> Result<Topics> {
+    /// [`Kind::KafkaUnreachable`] where the ends cannot be asked for.
+    pub(super) async fn finish(mut self) -> Result<Topics> {
         self.shared.finish.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().ok_or_else(|| Error::new(Kind::Bug, "the consumer is finished already"))?;
-        let ended = tokio::task::spawn_blocking(move || thread.join()).await;
-        match ended {
-            Ok(Ok(read)) => read,
-            Ok(Err(_)) | Err(_) => Err(Error::new(Kind::Bug, "the consumer's thread panicked")),
-        }
+        let read = (&mut self.reader).await;
+        read.map_err(|error| Error::new(Kind::Bug, format!("the consumer's thread: {error}")))?
     }
 }
 
 impl Drop for Consumer {
     fn drop(&mut self) {
         self.shared.abandon.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            drop(thread.join());
-        }
     }
 }
 
 struct Reader {
     client: BaseConsumer,
-    prefixes: Vec<String>,
-    id_header: String,
     shared: Arc<Shared>,
     topics: Topics,
-    /// Next offset by topic and partition: what is assigned.
+    /// Next offset by topic and partition.
     next: BTreeMap<(Arc<str>, i32), i64>,
 }
 
 impl Reader {
     fn run(mut self) -> Result<Topics> {
-        let mut looked: Option<Instant> = None;
         while !self.shared.finish.load(Ordering::Relaxed) {
-            if self.shared.abandon.load(Ordering::Relaxed) {
+            if self.is_abandoned() {
                 return Ok(self.topics);
-            }
-            if looked.is_none_or(|at| at.elapsed() > METADATA_EVERY) {
-                // A broker that is away comes back, or the caller's own waiting ends.
-                drop(self.look_for_topics());
-                looked = Some(Instant::now());
             }
             self.poll();
         }
@@ -146,70 +126,40 @@ impl Reader {
         Ok(self.topics)
     }
 
-    fn look_for_topics(&mut self) -> Result<(), KafkaError> {
-        let metadata = self.client.fetch_metadata(None, METADATA_TIMEOUT)?;
-        let mut is_new = false;
-        for topic in
-            metadata.topics().iter().filter(|topic| self.prefixes.iter().any(|prefix| topic.name().starts_with(prefix)))
-        {
-            let name: Arc<str> = topic.name().into();
-            self.topics.partitions.insert(Arc::clone(&name), i32::try_from(topic.partitions().len()).unwrap_or(0));
-            for partition in topic.partitions() {
-                self.next.entry((Arc::clone(&name), partition.id())).or_insert_with(|| {
-                    is_new = true;
-                    0
-                });
-            }
-        }
-        if is_new { self.assign() } else { Ok(()) }
+    fn is_abandoned(&self) -> bool {
+        self.shared.abandon.load(Ordering::Relaxed)
     }
 
-    fn assign(&self) -> Result<(), KafkaError> {
-        let mut list = TopicPartitionList::new();
-        for ((topic, partition), next) in &self.next {
-            let from = if *next == 0 { Offset::Beginning } else { Offset::Offset(*next) };
-            list.add_partition_offset(topic, *partition, from)?;
-        }
-        self.client.assign(&list)
-    }
-
-    /// Takes one record, if there is one soon. Errors are those of connections, which the client makes again.
+    /// Takes one record, if one comes soon. Errors are those of connections, which the client makes again.
     fn poll(&mut self) {
         let Some(Ok(message)) = self.client.poll(POLL) else { return };
-        let Some((key, next)) = self
-            .next
-            .iter_mut()
-            .find(|((topic, partition), _)| **topic == *message.topic() && *partition == message.partition())
-        else {
-            return;
-        };
+        let is_its = |place: &(Arc<str>, i32)| *place.0 == *message.topic() && place.1 == message.partition();
+        let Some((place, next)) = self.next.iter_mut().find(|(place, _)| is_its(place)) else { return };
         *next = message.offset() + 1;
-        let record = delivered(&message, Arc::clone(&key.0), &self.id_header);
-        self.topics.records.push(record);
+        self.topics.records.push(delivered(&message, Arc::clone(&place.0)));
         self.shared.records.fetch_add(1, Ordering::Relaxed);
     }
 
     fn read_to_the_ends(&mut self) -> Result<(), KafkaError> {
-        self.look_for_topics()?;
         for (topic, partition) in self.next.keys() {
             let (_, end) = self.client.fetch_watermarks(topic, *partition, REQUEST_TIMEOUT)?;
             self.topics.ends.insert((Arc::clone(topic), *partition), end);
         }
         let deadline = Instant::now() + REQUEST_TIMEOUT;
-        while self.topics.ends.iter().any(|(partition, end)| self.next.get(partition).is_none_or(|next| next < end)) {
-            if Instant::now() > deadline || self.shared.abandon.load(Ordering::Relaxed) {
-                // The checker counts what is missing.
-                break;
-            }
+        let is_behind = |reader: &Reader| {
+            reader.topics.ends.iter().any(|(place, end)| reader.next.get(place).is_none_or(|next| next < end))
+        };
+        // The checker counts what is missing at the deadline.
+        while is_behind(self) && Instant::now() <= deadline && !self.is_abandoned() {
             self.poll();
         }
         Ok(())
     }
 }
 
-fn delivered(message: &BorrowedMessage<'_>, topic: Arc<str>, id_header: &str) -> Delivered {
+fn delivered(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Delivered {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into();
-    let id = message.headers().and_then(|headers| headers.iter().find(|header| header.key == id_header)?.value);
+    let id = message.headers().and_then(|headers| headers.iter().find(|header| header.key == ID_HEADER)?.value);
     Delivered {
         topic,
         partition: message.partition(),

@@ -1,20 +1,16 @@
-//! The relay's main job, shown and checked, with nothing installed beforehand: a private Postgres, writers that make
-//! business transactions, a Kafka, the relay between them, a reader, and a checker that trusts none of them.
+//! The relay's main job, shown and checked: a private Postgres, writers of business transactions, a Kafka, the relay
+//! between them, a reader, and a checker that trusts none of them.
 
-pub mod binaries;
-pub mod broker;
-pub mod consumer;
+mod binaries;
+mod broker;
+mod consumer;
 pub mod guardian;
-pub mod os_user;
 pub mod postgres;
-pub mod relay;
+mod report;
 pub mod verify;
 pub mod workload;
 
-mod fetch;
-mod progress;
-mod report;
-
+use std::fmt;
 use std::future::Future;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -22,25 +18,27 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
 pub use postgres::PrivatePostgres;
-pub use relay::{RunningRelay, Target, start_relay};
-pub use report::{Report, memory_bytes};
+pub use report::memory_bytes;
 
+use crate::config::Config;
+use crate::config::layers::{Environment, Settings};
 use crate::error::{Error, Kind, Result};
+use crate::relay;
+use crate::relay::stop::{Stop, StopSignal, Stopper, stop_channel};
+use crate::telemetry::Telemetry;
 use broker::Broker;
-use consumer::Consumer;
-use progress::Progress;
-use report::Setting;
+use consumer::{Consumer, ID_HEADER};
+use report::Report;
 use workload::{OUTBOX_TABLE, Workload};
 
 const TYPES: [&str; 2] = ["order", "invoice"];
-const PARTITIONS: i32 = 6;
 const SLOT: &str = "demo";
 const PUBLICATION: &str = "walrelay_demo";
 const TOPIC_PREFIX: &str = "outbox.event.";
-const ID_HEADER: &str = "id";
 
 /// Commit times make latencies; a relay that is gone is noticed soon.
 const POSTGRES_CONFIGURATION: &str = "track_commit_timestamp = on\nwal_sender_timeout = 5s\n";
@@ -48,7 +46,10 @@ const POSTGRES_CONFIGURATION: &str = "track_commit_timestamp = on\nwal_sender_ti
 /// Events that do not come for this long, with the writers quiet, do not come at all.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// What `walrelay demo` can be told.
+/// Between two lines that tell the progress.
+const SAY_EVERY: Duration = Duration::from_secs(5);
+
+/// The flags of `walrelay demo`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// How long to write
@@ -66,7 +67,7 @@ pub struct Options {
     /// Kafka brokers to use instead of a mock in this process; topics are made for the run and deleted after it
     #[arg(long, value_name = "HOST:PORT,…")]
     pub brokers: Option<String>,
-    /// Directory of the programs postgres and initdb; searched for, and fetched if need be, where it is not given
+    /// Directory of the programs postgres and initdb; searched for where it is not given
     #[arg(long, value_name = "DIR")]
     pub postgres_bin: Option<PathBuf>,
     /// Seed of the workload; a new one where it is not given
@@ -77,18 +78,18 @@ pub struct Options {
     pub json: bool,
 }
 
-/// Runs the demo and prints what came of it on standard output. Ctrl-C ends the run early and cleans up.
+/// Runs the demo and prints its outcome on standard output. Ctrl-C ends the run early and cleans up.
 ///
 /// # Errors
-/// [`Kind::NotVerified`] where an event was lost, duplicated, out of order or otherwise not as it should be, and where
-/// the run was interrupted; otherwise what kept it from running.
+/// [`Kind::NotVerified`] where an event was lost, duplicated, out of order or otherwise wrong, and where the run was
+/// interrupted; otherwise the fault that kept the demo from running.
 pub async fn run(options: &Options) -> Result<()> {
     let report = Box::pin(report(options, start_relay, interrupted())).await?;
     print(&report, options.json)?;
     if report.verified { Ok(()) } else { Err(Error::new(Kind::NotVerified, report.summary())) }
 }
 
-/// Completes when somebody wants this process to end.
+/// Completes with the signal to end this process.
 async fn interrupted() {
     let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
     if let (Ok(mut interrupt), Ok(mut terminate)) = signals {
@@ -97,25 +98,40 @@ async fn interrupted() {
             _ = terminate.recv() => {}
         }
     } else {
-        // Then the signals do what they do by default, and the guardian cleans up.
+        // The signals end the process then, and the guardian cleans up.
         std::future::pending::<()>().await;
     }
 }
 
-/// Runs the demo with the relay that `start` starts, and gives what came of it.
+/// Runs the demo with the relay that `start` starts, and returns its outcome.
 ///
 /// # Errors
-/// What kept it from running; [`Kind::NotVerified`] where `interrupted` completes first. A run that ran and did not
-/// verify is a report.
-pub async fn report(
+/// The fault that kept the demo from running; [`Kind::NotVerified`] where `interrupted` completes first. A run that ended
+/// and did not verify is a report.
+async fn report(
     options: &Options,
     start: impl FnOnce(&Target) -> Result<RunningRelay>,
     interrupted: impl Future<Output = ()>,
 ) -> Result<Report> {
-    let mut broker = Broker::new(options.brokers.as_deref())?;
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
+    // Brokers that outlive the run may hold topics of others: each run has its own types, and so its own topics.
+    let types = TYPES.map(|kind| match options.brokers {
+        None => kind.to_owned(),
+        Some(_) => format!("{kind}-demo-{seed}-{}", std::process::id()),
+    });
+    let topics = types.iter().map(|kind| format!("{TOPIC_PREFIX}{kind}")).collect();
+    let broker = Broker::new(options.brokers.as_deref(), topics)?;
+    let load = workload::Settings {
+        writers: options.writers.into(),
+        aggregates: usize::try_from(options.aggregates).unwrap_or(usize::MAX),
+        types: types.to_vec(),
+        transactions_per_second: Some(options.rate).filter(|rate| *rate > 0),
+        seed,
+        ..workload::Settings::default()
+    };
     let ran = tokio::select! {
-        ran = Box::pin(run_against(options, &mut broker, start)) => ran,
-        // Dropping what runs stops it: the server with its directory, the relay, the writers, the reader.
+        ran = Box::pin(run_against(options, &broker, &load, start)) => ran,
+        // Dropping the run stops the server, the relay, the writers and the reader, and removes the directory.
         () = interrupted => Err(Error::new(Kind::NotVerified, "interrupted before the run could be checked")),
     };
     let cleaned = broker.delete_topics().await;
@@ -126,16 +142,11 @@ pub async fn report(
 
 async fn run_against(
     options: &Options,
-    broker: &mut Broker,
+    broker: &Broker,
+    load: &workload::Settings,
     start: impl FnOnce(&Target) -> Result<RunningRelay>,
 ) -> Result<Report> {
-    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
-    let mut progress = Progress::new(Duration::from_secs(options.seconds));
-    // Brokers that outlive the run may hold topics of others; each run has its own types, and so its own topics.
-    let run = format!("demo-{seed}-{}", std::process::id());
-    let types = TYPES.map(|kind| if broker.is_mock() { kind.to_owned() } else { format!("{kind}-{run}") });
-
-    progress.say("starting a private Postgres");
+    say("starting a private Postgres");
     let settings = postgres::Settings {
         bin: options.postgres_bin.clone(),
         dir: None,
@@ -144,30 +155,53 @@ async fn run_against(
     };
     let started = tokio::task::spawn_blocking(|| PrivatePostgres::start(settings)).await;
     let server = started.map_err(|error| Error::new(Kind::Bug, format!("starting Postgres: {error}")))??;
-    let load = workload::Settings {
-        writers: options.writers.into(),
-        aggregates: usize::try_from(options.aggregates).unwrap_or(usize::MAX),
-        types: types.to_vec(),
-        transactions_per_second: Some(options.rate).filter(|rate| *rate > 0),
-        seed,
-        ..workload::Settings::default()
-    };
     let mut client = server.connect().await?;
     workload::prepare(&client).await?;
     make_slot(&client).await?;
-    broker.create_topics(topics_of(&load), PARTITIONS).await?;
+    broker.create_topics().await?;
 
-    let kafka = if broker.is_mock() { "a mock Kafka" } else { "Kafka" };
-    let (major, writers, seconds) = (server.major(), options.writers, options.seconds);
-    progress.say(format_args!("Postgres {major} and {kafka} are up; {writers} writers for {seconds} s, seed {seed}"));
-    let (verdict, seconds) =
-        relay_under_load(options, &server, broker, &load, start, &mut progress, &mut client).await?;
-    let setting = Setting { seconds, seed, postgres: major, is_mock: broker.is_mock() };
-    Ok(Report::new(verdict, &setting, memory_bytes(std::process::id(), "VmHWM:")))
+    let (kafka, kind) = if options.brokers.is_none() { ("a mock Kafka", "mock") } else { ("Kafka", "named") };
+    let (postgres, seed, writers, seconds) = (server.major(), load.seed, options.writers, options.seconds);
+    say(format_args!("Postgres {postgres} and {kafka} are up; {writers} writers for {seconds} s, seed {seed}"));
+    let consumer = Consumer::start(broker.brokers(), broker.topics())?;
+    let relay = start(&Target { conninfo: server.conninfo(), brokers: broker.brokers().to_owned() })?;
+    let writing = Workload::start(&server.client_config(), load);
+    let seconds = write(options, &writing, &relay, &consumer).await;
+    writing.stop().await?;
+
+    let committed = workload::ledger(&mut client, TOPIC_PREFIX).await?;
+    say(format_args!("writers are quiet; waiting for the last of {} events", committed.len()));
+    if !relay.is_finished() {
+        // The checker finds what did not come.
+        consumer.read_at_least(committed.len() as u64, QUIET).await;
+    }
+    relay.stop().await?;
+    let verdict = verify::verify(&committed, &consumer.finish().await?);
+    let peak_memory_bytes = memory_bytes(std::process::id(), "VmHWM:");
+    Ok(Report { seconds, seed, postgres, broker: kind, peak_memory_bytes, ..Report::new(&verdict) })
 }
 
-fn topics_of(load: &workload::Settings) -> Vec<String> {
-    load.types.iter().map(|kind| format!("{TOPIC_PREFIX}{kind}")).collect()
+/// Waits for the end of the time to write, and tells the progress now and then. Returns the seconds that passed. Ends
+/// early where the relay or a writer has ended.
+async fn write(options: &Options, writing: &Workload, relay: &RunningRelay, consumer: &Consumer) -> f64 {
+    let started = Instant::now();
+    let mut next_line = SAY_EVERY;
+    while started.elapsed() < Duration::from_secs(options.seconds) && !relay.is_finished() && !writing.is_broken() {
+        if started.elapsed() >= next_line {
+            let committed = writing.counts().committed_events.load(Ordering::Relaxed);
+            let (passed, delivered) = (next_line.as_secs(), consumer.records());
+            let seconds = options.seconds;
+            say(format_args!("{passed:>3} of {seconds} s: {committed} events committed, {delivered} delivered"));
+            next_line += SAY_EVERY;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    started.elapsed().as_secs_f64()
+}
+
+/// A line on standard error. A closed standard error is no reason to stop.
+fn say(what: impl fmt::Display) {
+    drop(writeln!(std::io::stderr(), "{what}"));
 }
 
 /// Publication before slot: a slot cannot see a publication made after it.
@@ -181,46 +215,76 @@ async fn make_slot(client: &Client) -> Result<()> {
     Ok(())
 }
 
-async fn relay_under_load(
-    options: &Options,
-    server: &PrivatePostgres,
-    broker: &Broker,
-    load: &workload::Settings,
-    start: impl FnOnce(&Target) -> Result<RunningRelay>,
-    progress: &mut Progress,
-    client: &mut Client,
-) -> Result<(verify::Verdict, f64)> {
-    let consumer = Consumer::start(broker.brokers(), topics_of(load), ID_HEADER)?;
-    let relay = start(&Target {
-        conninfo: server.conninfo(),
-        slot: SLOT.to_owned(),
-        publication: PUBLICATION.to_owned(),
-        table: OUTBOX_TABLE.to_owned(),
-        brokers: broker.brokers().to_owned(),
-        topic_prefix: TOPIC_PREFIX.to_owned(),
-        id_header: ID_HEADER.to_owned(),
-    })?;
+/// The ends that the relay connects.
+#[derive(Debug, Clone)]
+struct Target {
+    /// The private Postgres, as a connection string with its password.
+    conninfo: String,
+    /// `bootstrap.servers`.
+    brokers: String,
+}
 
-    let writing = Workload::start(&server.client_config(), load);
-    let started = Instant::now();
-    while started.elapsed() < Duration::from_secs(options.seconds) && !relay.is_finished() && !writing.is_broken() {
-        let committed = writing.counts().committed_events.load(Ordering::Relaxed);
-        progress
-            .tick(started.elapsed(), format_args!("{committed} events committed, {} delivered", consumer.records()));
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    let seconds = started.elapsed().as_secs_f64();
-    writing.stop().await?;
+/// A relay at work. Dropping it abandons the relay where it is, as a crash does.
+struct RunningRelay {
+    stopper: Stopper,
+    task: JoinHandle<Result<()>>,
+}
 
-    let committed = workload::ledger(client, TOPIC_PREFIX).await?;
-    progress.say(format_args!("writers are quiet; waiting for the last of {} events", committed.len()));
-    if !relay.is_finished() {
-        // Whether they all came is for the checker to say.
-        consumer.read_at_least(committed.len() as u64, QUIET).await;
+impl RunningRelay {
+    /// Runs the future that `run` makes of telemetry and the signal to stop.
+    fn spawn<F>(run: impl FnOnce(Telemetry, StopSignal) -> F) -> Self
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        let (stopper, stop) = stop_channel();
+        let telemetry = Telemetry::new(Duration::from_secs(30));
+        RunningRelay { stopper, task: tokio::spawn(run(telemetry, stop)) }
     }
-    relay.stop().await?;
-    let topics = consumer.finish().await?;
-    Ok((verify::verify(&committed, &topics), seconds))
+
+    /// Whether the relay has ended by itself.
+    fn is_finished(&self) -> bool {
+        self.task.is_finished()
+    }
+
+    /// Tells the relay to stop, and waits until it has.
+    ///
+    /// # Errors
+    /// The relay's own.
+    async fn stop(mut self) -> Result<()> {
+        self.stopper.ask(Stop::Drain);
+        let ended = (&mut self.task).await;
+        ended.map_err(|error| Error::new(Kind::Bug, format!("the relay's task: {error}")))?
+    }
+}
+
+impl Drop for RunningRelay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Starts the relay between the two ends.
+fn start_relay(target: &Target) -> Result<RunningRelay> {
+    let config = configure(target)?;
+    Ok(RunningRelay::spawn(|telemetry, stop| Box::pin(relay::run(config, telemetry, stop))))
+}
+
+/// The configuration that `walrelay run` would make of flags for `target`, with its defaults for the rest.
+///
+/// The position is kept in Postgres: librdkafka's mock cluster has no admin interface to create a topic with.
+fn configure(target: &Target) -> Result<Config> {
+    let given = [
+        ("database.url", target.conninfo.as_str()),
+        ("slot.name", SLOT),
+        ("slot.publication", PUBLICATION),
+        ("outbox.table", OUTBOX_TABLE),
+        ("kafka.brokers", &target.brokers),
+        ("route.topic_prefix", TOPIC_PREFIX),
+        ("route.id_header", ID_HEADER),
+        ("state.store", "postgres"),
+    ];
+    let flags = given.into_iter().map(|(key, text)| (key, text.to_owned())).collect();
+    Settings::new(&flags, &Environment::new(), None)?.config(false)
 }
 
 fn print(report: &Report, json: bool) -> Result<()> {
@@ -251,7 +315,7 @@ mod tests {
     fn stand_in(spoil: fn(&mut Vec<Row>)) -> impl FnOnce(&Target) -> Result<RunningRelay> {
         move |target: &Target| {
             let target = target.clone();
-            Ok(RunningRelay::spawn(move |_, stop| async move {
+            Ok(RunningRelay::spawn(move |_, mut stop| async move {
                 let config = target.conninfo.parse().unwrap();
                 let client = postgres::connect(&config).await.unwrap();
                 let quiet = "select count(*) from pg_stat_activity where pid <> pg_backend_pid() and backend_type = 'client backend'";
@@ -272,14 +336,14 @@ mod tests {
                     .unwrap();
                 for row in &rows {
                     let text = |index| row.get::<_, &str>(index);
-                    let topic = format!("{}{}", target.topic_prefix, text(1));
-                    let header = Header { key: &target.id_header, value: Some(text(0)) };
+                    let topic = format!("{TOPIC_PREFIX}{}", text(1));
+                    let header = Header { key: ID_HEADER, value: Some(text(0)) };
                     let record = BaseRecord::to(&topic).key(text(2)).payload(text(3));
                     let sent = producer.send(record.headers(OwnedHeaders::new().insert(header)));
                     sent.map_err(|(error, _)| error).unwrap();
                 }
                 producer.flush(Duration::from_secs(20)).unwrap();
-                stop.await;
+                stop.at_least(Stop::Drain).await;
                 Ok(())
             }))
         }
@@ -347,8 +411,8 @@ mod tests {
         let (started, is_started) = tokio::sync::oneshot::channel();
         let idle = |_: &Target| {
             started.send(()).unwrap();
-            Ok(RunningRelay::spawn(|_, stop| async {
-                stop.await;
+            Ok(RunningRelay::spawn(|_, mut stop| async move {
+                stop.at_least(Stop::Drain).await;
                 Ok(())
             }))
         };

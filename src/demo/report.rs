@@ -11,8 +11,8 @@ use super::verify::{Findings, Verdict};
 const EXAMPLES_OF_EACH: usize = 3;
 
 /// How many of each there are.
-#[derive(Debug, Clone, Serialize)]
-pub struct Defects {
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Defects {
     /// Committed, never delivered.
     pub lost: usize,
     /// Records beyond the first of an event.
@@ -29,23 +29,9 @@ pub struct Defects {
     pub unread: usize,
 }
 
-impl From<&Findings> for Defects {
-    fn from(findings: &Findings) -> Self {
-        Defects {
-            lost: findings.lost.len(),
-            duplicated: findings.duplicates,
-            out_of_order: findings.out_of_order.len(),
-            phantom: findings.phantom.len(),
-            wrong_partition: findings.misplaced.len(),
-            altered: findings.altered.len(),
-            unread: findings.unread,
-        }
-    }
-}
-
 /// The outcome of one run.
-#[derive(Debug, Clone, Serialize)]
-pub struct Report {
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Report {
     /// Whether every committed event arrived once, whole, in order and in its place.
     pub verified: bool,
     /// Seconds the writers wrote.
@@ -74,30 +60,29 @@ pub struct Report {
     pub examples: Vec<String>,
 }
 
-/// What is known before the verdict.
-pub(super) struct Setting {
-    pub(super) seconds: f64,
-    pub(super) seed: u64,
-    pub(super) postgres: u32,
-    pub(super) is_mock: bool,
-}
-
 impl Report {
-    pub(super) fn new(verdict: Verdict, setting: &Setting, peak_memory_bytes: Option<u64>) -> Self {
+    /// What follows from the verdict; the rest is empty.
+    pub(super) fn new(verdict: &Verdict) -> Self {
+        let findings = &verdict.findings;
+        let defects = Defects {
+            lost: findings.lost.len(),
+            duplicated: findings.duplicates,
+            out_of_order: findings.out_of_order.len(),
+            phantom: findings.phantom.len(),
+            wrong_partition: findings.misplaced.len(),
+            altered: findings.altered.len(),
+            unread: findings.unread,
+        };
         Report {
             // A run in which nothing was committed shows nothing.
-            verified: verdict.findings == Findings::default() && verdict.committed > 0,
-            seconds: setting.seconds,
-            seed: setting.seed,
-            postgres: setting.postgres,
-            broker: if setting.is_mock { "mock" } else { "named" },
+            verified: *findings == Findings::default() && verdict.committed > 0,
             committed: verdict.committed,
             delivered: verdict.delivered,
             commit_to_ack_p50_ms: verdict.latency_ms(0.50),
             commit_to_ack_p99_ms: verdict.latency_ms(0.99),
-            peak_memory_bytes,
-            defects: Defects::from(&verdict.findings),
-            examples: verdict.findings.examples(EXAMPLES_OF_EACH),
+            defects,
+            examples: findings.examples(EXAMPLES_OF_EACH),
+            ..Report::default()
         }
     }
 
@@ -116,28 +101,32 @@ impl fmt::Display for Report {
         let millis = |value: Option<f64>| value.map_or_else(|| "unknown".to_owned(), |ms| format!("{ms:.1} ms"));
         let memory =
             self.peak_memory_bytes.map_or_else(|| "unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
-        let broker = if self.broker == "mock" { ", mock Kafka included" } else { "" };
         let Defects { lost, duplicated, out_of_order, phantom, wrong_partition, altered, unread } = &self.defects;
         let mut rows = vec![
-            ("committed", self.committed.to_string(), String::new()),
-            ("delivered", self.delivered.to_string(), String::new()),
-            ("lost", lost.to_string(), String::new()),
-            ("duplicated", duplicated.to_string(), String::new()),
-            ("out of order", out_of_order.to_string(), String::new()),
+            ("committed", self.committed.to_string()),
+            ("delivered", self.delivered.to_string()),
+            ("lost", lost.to_string()),
+            ("duplicated", duplicated.to_string()),
+            ("out of order", out_of_order.to_string()),
         ];
         let rare =
             [("phantom", phantom), ("wrong partition", wrong_partition), ("altered", altered), ("unread", unread)];
         let rare = rare.into_iter().filter(|(_, count)| **count > 0);
-        rows.extend(rare.map(|(name, count)| (name, count.to_string(), String::new())));
+        rows.extend(rare.map(|(name, count)| (name, count.to_string())));
         rows.extend([
-            ("commit to reader, p50", millis(self.commit_to_ack_p50_ms), String::new()),
-            ("commit to reader, p99", millis(self.commit_to_ack_p99_ms), String::new()),
-            ("peak memory", memory, format!("  whole process{broker}")),
-            ("verified", if self.verified { "yes" } else { "NO" }.to_owned(), String::new()),
+            ("commit to reader, p50", millis(self.commit_to_ack_p50_ms)),
+            ("commit to reader, p99", millis(self.commit_to_ack_p99_ms)),
+            ("peak memory", memory),
+            ("verified", if self.verified { "yes" } else { "NO" }.to_owned()),
         ]);
-        let name_width = rows.iter().map(|(name, ..)| name.len()).max().unwrap_or(0);
-        let value_width = rows.iter().map(|(_, value, _)| value.len()).max().unwrap_or(0);
-        for (name, value, note) in &rows {
+        let name_width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let value_width = rows.iter().map(|(_, value)| value.len()).max().unwrap_or(0);
+        for (name, value) in &rows {
+            let note = match (*name, self.broker) {
+                ("peak memory", "mock") => "  whole process, mock Kafka included",
+                ("peak memory", _) => "  whole process",
+                _ => "",
+            };
             writeln!(f, "{name:<name_width$}  {value:>value_width$}{note}")?;
         }
         for example in &self.examples {
@@ -158,13 +147,11 @@ pub fn memory_bytes(pid: u32, field: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const SETTING: Setting = Setting { seconds: 20.0, seed: 1, postgres: 15, is_mock: true };
-
     #[test]
     fn the_table_is_aligned_and_a_clean_run_shows_no_rare_defects() {
         let verdict =
             Verdict { committed: 20_000, delivered: 20_000, latencies_us: vec![5_000; 9], ..Verdict::default() };
-        let report = Report::new(verdict, &SETTING, Some(64 << 20));
+        let report = Report { peak_memory_bytes: Some(64 << 20), ..Report::new(&verdict) };
         assert!(report.verified);
         let text = report.to_string();
         let value_ends: Vec<_> = text.lines().map(|line| line.split("  whole").next().unwrap().len()).collect();
@@ -175,7 +162,7 @@ mod tests {
 
     #[test]
     fn nothing_committed_is_not_verified_and_says_so() {
-        let report = Report::new(Verdict::default(), &SETTING, None);
+        let report = Report::new(&Verdict::default());
         assert!(!report.verified);
         assert!(report.summary().contains("nothing was committed"));
     }
@@ -184,7 +171,7 @@ mod tests {
     fn the_json_object_has_the_numbers_at_its_top_level() {
         let findings = Findings { lost: vec![String::new(); 3], ..Findings::default() };
         let verdict = Verdict { committed: 10, delivered: 7, findings, ..Verdict::default() };
-        let json = serde_json::to_value(Report::new(verdict, &SETTING, None)).unwrap();
+        let json = serde_json::to_value(Report::new(&verdict)).unwrap();
         assert_eq!((&json["committed"], &json["lost"], &json["verified"]), (&10.into(), &3.into(), &false.into()));
         assert!(json["commit_to_ack_p99_ms"].is_null());
     }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::content::Content;
-use super::error::{EventError, Fault, Seen, Violation};
-use super::mapping::Mapping;
-use super::{BaseTypes, Event, Place, Row, Shown, Step, Via};
+use super::error::{EventError, Fault, Seen, Shown, Violation};
+use super::row::Mapping;
+use super::{Event, Place, Row, Step, Via};
 use crate::config::{EventSource, OutboxConfig, TableName};
 use crate::decode::{self, Begin, Column, Commit, Insert, LogicalMessage, Message, Other, Relation};
 use crate::position::{Lsn, Position};
@@ -353,6 +353,43 @@ fn list(relation: &Relation) -> String {
         list.push_str(&Shown::of(column.name.as_bytes()).to_string());
     }
     if list.is_empty() { "none".to_owned() } else { list }
+}
+
+/// OIDs below are Postgres' own, `FirstNormalObjectId`:
+/// <https://github.com/postgres/postgres/blob/master/src/include/access/transam.h>
+const FIRST_NORMAL_OID: u32 = 16_384;
+
+/// Types that columns may be of, as of a place in the log, with the type under each: a relation message names a domain
+/// and does not say what it is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseTypes {
+    bases: HashMap<u32, u32>,
+    as_of: Lsn,
+}
+
+impl Default for BaseTypes {
+    /// There are no domains, and never will be.
+    fn default() -> Self {
+        BaseTypes { bases: HashMap::new(), as_of: Lsn::new(u64::MAX) }
+    }
+}
+
+impl BaseTypes {
+    /// `bases` gives for the OID of a type that of the type under it: of a domain one that is none. What committed up to
+    /// `as_of` is in it.
+    pub fn new(bases: HashMap<u32, u32>, as_of: Lsn) -> Self {
+        BaseTypes { bases, as_of }
+    }
+
+    /// The type under a column's type in a transaction that commits at `commit_lsn`: that type itself where it is no
+    /// domain, or was dropped since. None where it may be a domain that is too young to be known.
+    pub(super) fn base(&self, type_oid: u32, commit_lsn: Lsn) -> Option<u32> {
+        match self.bases.get(&type_oid) {
+            Some(base) => Some(*base),
+            None if type_oid >= FIRST_NORMAL_OID && commit_lsn > self.as_of => None,
+            None => Some(type_oid),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::mapping::Mapping;
+use super::row::Mapping;
 use super::{Event, Place, Row};
 use crate::config::OutboxConfig;
 use crate::decode::{Message, Value, decode, wire};

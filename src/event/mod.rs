@@ -4,15 +4,10 @@
 //! stands is counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
 
 mod assemble;
-mod base_types;
 mod content;
 mod error;
-mod mapping;
 mod polled;
 mod row;
-mod row_id;
-mod sample;
-mod shown;
 
 #[cfg(test)]
 mod golden;
@@ -23,14 +18,10 @@ pub(crate) mod replay;
 
 use std::fmt;
 
-pub use assemble::{Assembler, Ignored};
-pub use base_types::BaseTypes;
-pub use error::{EventError, Fault, Seen, Violation};
+pub use assemble::{Assembler, BaseTypes, Ignored};
+pub use error::{EventError, Fault, Seen, Shown, Violation};
 pub use polled::Polled;
-pub use row::Row;
-pub use row_id::RowId;
-pub use sample::Sample;
-pub use shown::Shown;
+pub use row::{Row, RowId};
 
 use crate::config::SlotName;
 use crate::position::Lsn;

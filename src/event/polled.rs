@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::mapping::Mapping;
+use super::row::Mapping;
 use super::{Event, Fault, Place, Row};
 use crate::config::OutboxConfig;
 use crate::decode::{self, Column, Insert, Message, Relation};
@@ -43,12 +43,7 @@ impl Polled {
         outbox: usize,
         values: impl ExactSizeIterator<Item = Option<&'v [u8]>>,
     ) -> Result<Event<'a>, (usize, Fault)> {
-        self.put(values);
-        self.read(place, outbox)
-    }
-
-    /// <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-INSERT>
-    pub(super) fn put<'v>(&mut self, values: impl ExactSizeIterator<Item = Option<&'v [u8]>>) {
+        // <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-INSERT>
         let message = &mut self.message;
         message.clear();
         message.shrink_to(KEPT_BYTES_MAX);
@@ -65,9 +60,6 @@ impl Polled {
                 }
             }
         }
-    }
-
-    pub(super) fn read(&self, place: Place, outbox: usize) -> Result<Event<'_>, (usize, Fault)> {
         let Ok(Message::Insert(Insert { tuple, .. })) = decode::decode(&self.message) else {
             return Err((0, Fault::Binary));
         };

@@ -5,16 +5,11 @@
 //! further headers are templates over the row's columns.
 
 pub mod dead_letter;
-mod error;
-mod owned;
 mod router;
 mod topic;
-mod topics;
-mod value;
 
-pub use error::{RouteError, RouteProblem};
-pub use owned::OwnedRecord;
-pub use router::{REPLAY_HEADER, Routed, Router};
+pub use dead_letter::OwnedRecord;
+pub use router::{REPLAY_HEADER, RouteError, RouteProblem, Routed, Router};
 pub use topic::TopicProblem;
 
 /// What is handed to the sink; borrowed, because the sink copies it.

@@ -6,13 +6,13 @@ use std::fmt::Write;
 
 use serde_json::Map;
 
-use super::topics::Topics;
-use super::value::Value;
-use super::{OwnedRecord, Record, RouteError, RouteProblem, TopicProblem};
-use crate::config::OutboxConfig;
+use super::topic::Topics;
+use super::{OwnedRecord, Record, TopicProblem};
 use crate::config::outbox::is_own_header;
-use crate::event::{Event, Row, Shown, Via};
-use crate::template::{Bound, RenderError, Template, UnknownColumn, members, timestamp};
+use crate::config::{OutboxConfig, SlotName, ValueConfig};
+use crate::error::{Error, Kind};
+use crate::event::{Event, Place, Row, Shown, Via};
+use crate::template::{Bound, RenderError, Template, UnknownColumn, bytea, members, timestamp};
 
 /// A template and where its columns are.
 #[derive(Debug)]
@@ -313,6 +313,151 @@ fn timestamp_ms_in(row: &Row<'_>, place: usize) -> Option<i64> {
     let ms = if row.type_oid(place) == INT8 { text.parse().ok()? } else { timestamp(text)?.as_millisecond() };
     // Kafka knows no time before 1970.
     (ms >= 0).then_some(ms)
+}
+
+/// What is wrong with an event's way.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RouteProblem {
+    /// Kafka does not take the topic.
+    #[error("template {template:?} makes topic {topic}, which {problem}")]
+    Topic {
+        /// The template as it was written.
+        template: String,
+        /// What it makes of the row.
+        topic: Shown,
+        /// What is wrong with that.
+        problem: TopicProblem,
+    },
+    /// There is no topic: a column that selects it is NULL.
+    #[error("column {column} is NULL, and template {template:?} needs it for the topic")]
+    NoTopic {
+        /// The template as it was written.
+        template: String,
+        /// The column.
+        column: String,
+    },
+    /// A value is not what a template needs.
+    #[error("column {column} is not {needed}, which template {template:?} needs")]
+    Value {
+        /// The template as it was written.
+        template: String,
+        /// The column.
+        column: String,
+        /// What it should be.
+        needed: &'static str,
+    },
+}
+
+/// An event cannot be routed. It was not skipped: the position stays before it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{place}, row {id}: {problem}")]
+pub struct RouteError {
+    /// The event.
+    pub place: Place,
+    /// The row's id.
+    pub id: Shown,
+    /// What is wrong with it.
+    pub problem: RouteProblem,
+}
+
+/// Where what was meant is not what was written.
+const CORRECT: &str = "If the template or its column is not the one that was meant, correct the configuration; default('…') \
+                       gives NULL a value. Otherwise keep such rows out with a CHECK on the column";
+
+impl RouteError {
+    /// What an operator reads: what happened, on which slot, and what to do.
+    pub fn into_error(self, slot: &SlotName) -> Error {
+        Error::new(Kind::Event, self.problem)
+            .about(format_args!("slot {slot}: {}, row {}", self.place, self.id))
+            .remedy(format_args!(
+                "nothing was skipped, and nothing behind this row is delivered. {CORRECT}. To pass this one over, {}; that \
+                 gives the whole transaction up",
+                self.place.give_up(slot)
+            ))
+    }
+
+    /// The same of a row that is not in the stream, and whose place is not known.
+    pub fn of_sample(self) -> Error {
+        Error::new(Kind::Event, self.problem)
+            .of_row(self.id)
+            .remedy(format_args!("`run` stops at such a row. {CORRECT}"))
+    }
+}
+
+/// OID of `bytea`, whose text form is not what was written.
+const BYTEA: u32 = 17;
+
+/// Templates bound to places.
+#[derive(Debug)]
+pub(super) enum Value {
+    One(Template, Bound),
+    Envelope {
+        /// A member's name as JSON with its colon, and its template.
+        members: Vec<(String, Template, Bound)>,
+        /// The place that, where it is NULL, makes a tombstone.
+        tombstone: Option<usize>,
+    },
+}
+
+impl Value {
+    /// Binds by `bind`, which binds templates, and `place`, which finds columns.
+    ///
+    /// # Errors
+    /// Those of `bind` and `place`.
+    pub(super) fn new<E>(
+        config: &ValueConfig,
+        bind: impl Fn(&Template) -> Result<Bound, E>,
+        place: impl Fn(&str) -> Result<usize, E>,
+    ) -> Result<Value, E> {
+        Ok(match config {
+            ValueConfig::Template(template) => Value::One(template.clone(), bind(template)?),
+            ValueConfig::Envelope { members, tombstone } => {
+                let member = |(name, template): &(String, Template)| {
+                    let name = format!("{}:", serde_json::Value::from(name.as_str()));
+                    Ok((name, template.clone(), bind(template)?))
+                };
+                Value::Envelope {
+                    members: members.iter().map(member).collect::<Result<_, E>>()?,
+                    tombstone: tombstone.as_deref().map(place).transpose()?,
+                }
+            }
+        })
+    }
+
+    /// The value of a row; `None` is a tombstone. A column as it stands is not copied.
+    ///
+    /// # Errors
+    /// The template that a value does not fit.
+    #[inline]
+    pub(super) fn render<'s>(&'s self, row: &'s Row<'s>) -> Result<Option<Cow<'s, [u8]>>, (&'s Template, RenderError)> {
+        match self {
+            Value::One(template, bound) => match bound.column() {
+                Some(place) if row.type_oid(place) == BYTEA => bytes(row, place).map_err(|error| (template, error)),
+                Some(place) => Ok(row.get(place).map(Cow::Borrowed)),
+                None => bound.render(row).map_err(|error| (template, error)),
+            },
+            Value::Envelope { tombstone: Some(place), .. } if row.get(*place).is_none() => Ok(None),
+            Value::Envelope { members, .. } => {
+                let mut object = vec![b'{'];
+                for (number, (name, template, bound)) in members.iter().enumerate() {
+                    if number > 0 {
+                        object.push(b',');
+                    }
+                    object.extend_from_slice(name.as_bytes());
+                    bound.append_json(row, &mut object).map_err(|error| (template, error))?;
+                }
+                object.push(b'}');
+                Ok(Some(Cow::Owned(object)))
+            }
+        }
+    }
+}
+
+/// The bytes of a `bytea`, which are not its text.
+fn bytes<'s>(row: &Row<'s>, place: usize) -> Result<Option<Cow<'s, [u8]>>, RenderError> {
+    let Some(text) = row.get(place) else { return Ok(None) };
+    let needed = "bytea in hexadecimal form";
+    bytea(text).map(|bytes| Some(Cow::Owned(bytes))).ok_or(RenderError { place, needed })
 }
 
 #[cfg(test)]

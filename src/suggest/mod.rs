@@ -2,18 +2,14 @@
 //!
 //! | module | its room |
 //! |---|---|
-//! | `name` | what a name says, however it is written |
-//! | `words` | the names the field uses |
-//! | `guess` | which column is what, and why |
-//! | `marked` | what it notes down of rows that were published |
+//! | `words` | what a name says, however it is written, and the names the field uses |
+//! | `guess` | which column is what, and why; what the table notes down of rows that were published |
 //! | `written` | the file, with a comment per guess |
 //!
 //! Nothing is asked here: the same table gives the same file. Where it cannot be told what a column is, the choice is the
 //! one that loses no event and no order, and the file says so.
 
 mod guess;
-mod marked;
-mod name;
 mod words;
 mod written;
 

@@ -1,8 +1,7 @@
 //! The file, with a comment per guess.
 
 use super::Known;
-use super::guess::{Guess, Guesses, Role};
-use super::marked;
+use super::guess::{self, Guess, Guesses, Role};
 use crate::config::draft::Draft;
 use crate::config::{SlotName, TableName};
 use crate::postgres::catalog::{Column, Form};
@@ -98,7 +97,7 @@ impl File {
                         polling needs: should the slot be lost, exactly what was not published is read from the table.";
             self.note("outbox.table", text);
         }
-        let Some(marked) = marked::marked(columns) else { return };
+        let Some(marked) = guess::marked(columns) else { return };
         let text = format!(
             "{}. Where these say what was published, and nobody else writes them, walrelay can do so: with the words of your \
              application, and UPDATE on the table. docs/upkeep.md:",

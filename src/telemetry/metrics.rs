@@ -1,8 +1,8 @@
 //! What is counted. Everything the relay touches per event is one plain atomic, held by name: no label is looked up on
 //! the way, and callers may add a batch at a time.
 //!
-//! [`Metrics::new`] is the table of all metrics: field, name and help. Dashboards and alerts are written against the names,
-//! so none is ever renamed. As exposed they begin with `walrelay_`, and counters end in `_total`.
+//! The table `metrics!` has all metrics that are counted, [`COMPUTED_BYTES`] and [`Metrics::new`] those that are computed.
+//! Dashboards and alerts are written against the names, so none is ever renamed. As exposed they begin with `walrelay_`, and counters end in `_total`.
 //!
 //! Labels have fixed values only. No topic, aggregate or key is ever one: a row could make as many as it likes.
 
@@ -37,64 +37,102 @@ const NO_COMMIT_TIME: i64 = i64::MIN;
 /// Metrics that differ by one label: its name and its value.
 type ByLabel<V, M> = Family<[(&'static str, V); 1], M>;
 
-/// All metrics of one relay. Clones share them.
-///
-/// `inc_by` and `set` on counters and gauges are wait-free; `observe` on a histogram takes a short lock.
-#[derive(Debug, Clone)]
-pub struct Metrics {
-    registry: Arc<Registry>,
-    pub(crate) received_bytes: Counter,
-    pub(crate) received_messages: Counter,
-    pub(crate) decoded_messages: Counter,
-    pub(crate) assembled_events: Counter,
-    pub(crate) routed_events: Counter,
-    pub(crate) enqueued_events: Counter,
-    pub(crate) acked_events: Counter,
-    pub(crate) dead_lettered_events: Counter,
-    pub(crate) skipped_events: Counter,
-    pub(crate) parked_events: Counter,
-    pub(crate) unparked_events: Counter,
-    pub(crate) dropped_events: Counter,
-    pub(crate) waiting_events: Gauge,
-    pub(crate) waiting_again_events: Counter,
-    pub(crate) delivered_before_events: Counter,
-    pub(crate) acked_bytes: Counter,
-    pub(crate) in_flight_events: Gauge,
-    pub(crate) in_flight_bytes: Gauge,
-    pub(crate) queue_full: Counter,
-    pub(crate) keepalives: Counter,
-    pub(crate) status_updates: Counter,
-    pub(crate) positions_stored: Counter,
-    committed_transactions: Counter,
-    pub(crate) given_up_transactions: Counter,
-    committed_events: Counter,
-    transaction_commit_seconds: Histogram,
-    pub(crate) catalog_checks: Counter,
-    pub(super) standing_by: Gauge,
-    pub(crate) reads_table: Gauge,
-    pub(crate) oldest_transaction_seconds: Gauge,
-    pub(crate) oldest_transaction_pid: Gauge,
-    commit_to_ack_seconds: Histogram,
-    retries: ByLabel<&'static str, Counter>,
-    reconnects: ByLabel<&'static str, Counter>,
-    connection_state: ByLabel<&'static str, Gauge>,
-    intake_closed: ByLabel<&'static str, Gauge>,
-    ignored_messages: ByLabel<&'static str, Counter>,
-    errors: ByLabel<String, Counter>,
-    /// End of the last WAL data received.
-    pub received_lsn: LsnGauge,
-    /// End of the stored position.
-    pub stored_lsn: LsnGauge,
-    /// What Postgres was told.
-    pub confirmed_lsn: LsnGauge,
-    /// The end of WAL the server last mentioned.
-    pub server_wal_end_lsn: LsnGauge,
-    /// The slot's `restart_lsn`: behind it WAL is kept, even where everything is confirmed and a transaction is open.
-    pub slot_restart_lsn: LsnGauge,
-    /// In microseconds since the Unix epoch.
-    oldest_unacked_commit_us: Arc<AtomicI64>,
-    started: Instant,
+/// Defines [`Metrics`]: a field for each line of the table, registered under the name of the field.
+macro_rules! metrics {
+    ($($visibility:vis $name:ident: $kind:ty = $make:ident, $help:literal;)*) => {
+        /// All metrics of one relay. Clones share them.
+        ///
+        /// `inc_by` and `set` on counters and gauges are wait-free; `observe` on a histogram takes a short lock.
+        #[derive(Debug, Clone)]
+        pub struct Metrics {
+            $($visibility $name: $kind,)*
+            /// End of the last WAL data received.
+            pub received_lsn: LsnGauge,
+            /// End of the stored position.
+            pub stored_lsn: LsnGauge,
+            /// The LSN that Postgres was told.
+            pub confirmed_lsn: LsnGauge,
+            /// The end of WAL the server last mentioned.
+            pub server_wal_end_lsn: LsnGauge,
+            /// The slot's `restart_lsn`: the server keeps WAL from there, also for an open transaction behind which all is
+            /// confirmed.
+            pub slot_restart_lsn: LsnGauge,
+            /// In microseconds since the Unix epoch.
+            oldest_unacked_commit_us: Arc<AtomicI64>,
+            started: Instant,
+            registry: Arc<Registry>,
+        }
+
+        impl Registering {
+            /// The metrics of the table, all at zero.
+            fn metrics(&mut self) -> Metrics {
+                Metrics {
+                    $($name: self.$make(stringify!($name), $help),)*
+                    received_lsn: LsnGauge::default(),
+                    stored_lsn: LsnGauge::default(),
+                    confirmed_lsn: LsnGauge::default(),
+                    server_wal_end_lsn: LsnGauge::default(),
+                    slot_restart_lsn: LsnGauge::default(),
+                    oldest_unacked_commit_us: Arc::new(AtomicI64::new(NO_COMMIT_TIME)),
+                    started: Instant::now(),
+                    registry: Arc::default(),
+                }
+            }
+        }
+    };
 }
+
+metrics! {
+    pub(crate) received_bytes: Counter = plain, "Bytes read from the replication stream";
+    pub(crate) received_messages: Counter = plain, "WAL data messages read from the replication stream";
+    pub(crate) decoded_messages: Counter = plain, "pgoutput messages decoded";
+    pub(crate) assembled_events: Counter = plain, "Outbox events above the position";
+    pub(crate) routed_events: Counter = plain, "Events that were given topic and key";
+    pub(crate) enqueued_events: Counter = plain, "Records handed to the Kafka client";
+    pub(crate) acked_events: Counter = plain, "Records the broker acknowledged";
+    pub(crate) dead_lettered_events: Counter = plain, "Events that went to the topic of dead letters";
+    pub(crate) skipped_events: Counter = plain, "Events that were given up and went nowhere";
+    pub(crate) parked_events: Counter = plain, "Events that began to wait in the table of parked events";
+    pub(crate) unparked_events: Counter = plain, "Events that waited there and were delivered";
+    pub(crate) dropped_events: Counter = plain, "Events that waited there and were dropped as was asked";
+    pub(crate) waiting_events: Gauge = plain, "Events in the table of parked events";
+    pub(crate) waiting_again_events: Counter = plain, "Rows of ids that wait already";
+    pub(crate) delivered_before_events: Counter = plain, "Events that were in their topics already";
+    pub(crate) acked_bytes: Counter = plain, "Bytes of key, value and headers the broker acknowledged";
+    pub(crate) in_flight_events: Gauge = plain, "Records enqueued and not acknowledged";
+    pub(crate) in_flight_bytes: Gauge = plain, "Bytes in those, as kafka.max_in_flight_bytes counts them";
+    pub(crate) queue_full: Counter = plain, "Times reading stopped because too much was in flight";
+    pub(crate) keepalives: Counter = plain, "Keepalives from Postgres";
+    pub(crate) status_updates: Counter = plain, "Status updates sent to Postgres";
+    pub(crate) positions_stored: Counter = plain, "Positions stored";
+    committed_transactions: Counter = plain, "Kafka transactions committed";
+    pub(crate) given_up_transactions: Counter = plain, "Kafka transactions given up";
+    committed_events: Counter = plain, "Events in committed Kafka transactions";
+    transaction_commit_seconds: Histogram = in_seconds, "Time a commit in Kafka takes";
+    pub(crate) catalog_checks: Counter = plain, "Checks of publication, table and slot while running";
+    pub(super) standing_by: Gauge = plain, "1 while another relay is at work";
+    pub(crate) reads_table: Gauge = plain, "1 while rows are read from the table";
+    pub(crate) oldest_transaction_seconds: Gauge = plain, "How long the oldest transaction on the server has been open";
+    pub(crate) oldest_transaction_pid: Gauge = plain, "Its process id, 0 for none";
+    commit_to_ack_seconds: Histogram = in_seconds, "Time from the commit in Postgres to the broker's acknowledgement";
+    retries: ByLabel<&'static str, Counter> = by_side, "Failed attempts that are repeated";
+    reconnects: ByLabel<&'static str, Counter> = by_side, "Connections made again";
+    connection_state: ByLabel<&'static str, Gauge> = by_side, "1 while connected";
+    intake_closed: ByLabel<&'static str, Gauge> = by_reason, "1 for the reason for which no event is taken in";
+    ignored_messages: ByLabel<&'static str, Counter> = by_operation, "Messages that carry no event, by operation";
+    errors: ByLabel<String, Counter> = plain, "Errors by kind, healed or not";
+}
+
+/// Positions and distances in bytes of WAL, which are computed when they are read.
+const COMPUTED_BYTES: [(&str, &str, fn(&Metrics) -> Option<u64>); 7] = [
+    ("received_lsn", "End of the WAL received, as a byte position", |of| of.received_lsn.bytes()),
+    ("stored_lsn", "End of the stored position, as a byte position", |of| of.stored_lsn.bytes()),
+    ("confirmed_lsn", "What Postgres was told, as a byte position", |of| of.confirmed_lsn.bytes()),
+    ("server_wal_end_lsn", "The server's end of WAL, as a byte position", |of| of.server_wal_end_lsn.bytes()),
+    ("slot_restart_lsn", "The slot's restart_lsn, as a byte position", |of| of.slot_restart_lsn.bytes()),
+    ("lag_bytes", "Bytes of WAL from what is confirmed to the server's end", Metrics::lag_bytes),
+    ("retained_wal_bytes", "Bytes of WAL that the slot keeps", Metrics::retained_wal_bytes),
+];
 
 /// A position in the log.
 #[derive(Debug, Clone, Default)]
@@ -140,31 +178,57 @@ impl<N: EncodeGaugeValue> EncodeMetric for Computed<N> {
 struct Registering(Registry);
 
 impl Registering {
-    fn add<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
-        self.with(name, help, M::default())
+    fn plain<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+        self.register(name, help, M::default())
     }
 
-    fn with<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
-        self.0.register(name, help, metric.clone());
-        metric
+    fn in_seconds(&mut self, name: &str, help: &str) -> Histogram {
+        self.register(name, help, Histogram::new(SECONDS))
+    }
+
+    fn by_side<M: Metric + Clone + Default + TypedMetric>(
+        &mut self,
+        name: &str,
+        help: &str,
+    ) -> ByLabel<&'static str, M> {
+        self.by_label(name, help, SIDE, &Side::ALL.map(Side::name))
+    }
+
+    fn by_reason(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Gauge> {
+        self.by_label(name, help, REASON, &IntakeClosed::ALL.map(IntakeClosed::name))
+    }
+
+    fn by_operation(&mut self, name: &str, help: &str) -> ByLabel<&'static str, Counter> {
+        let operations =
+            [Other::Update, Other::Delete, Other::Truncate, Other::Type, Other::Origin, Other::LogicalMessage];
+        self.by_label(name, help, OPERATION, &operations.map(operation))
     }
 
     /// All of `values` are exposed from the start.
-    fn by_label<M>(
+    fn by_label<M: Metric + Clone + Default + TypedMetric>(
         &mut self,
         name: &str,
         help: &str,
         label: &'static str,
         values: &[&'static str],
-    ) -> ByLabel<&'static str, M>
-    where
-        M: Metric + Clone + Default + TypedMetric,
-    {
-        let family: ByLabel<&'static str, M> = self.add(name, help);
+    ) -> ByLabel<&'static str, M> {
+        let family: ByLabel<&'static str, M> = self.plain(name, help);
         for value in values {
             drop(family.get_or_create(&[(label, *value)]));
         }
         family
+    }
+
+    fn register<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register(name, help, metric.clone());
+        metric
+    }
+
+    fn computed<N>(&mut self, name: &str, help: &str, of: &Metrics, value: fn(&Metrics) -> Option<N>)
+    where
+        N: EncodeGaugeValue + fmt::Debug + Send + Sync + 'static,
+    {
+        self.0.register(name, help, Computed { of: of.clone(), value });
     }
 }
 
@@ -176,95 +240,19 @@ impl Metrics {
     /// All at zero.
     pub fn new() -> Self {
         let mut all = Registering(Registry::with_prefix("walrelay"));
-        let sides = Side::ALL.map(Side::name);
-        let operations =
-            [Other::Update, Other::Delete, Other::Truncate, Other::Type, Other::Origin, Other::LogicalMessage]
-                .map(operation);
-        let mut metrics = Metrics {
-            received_bytes: all.add("received_bytes", "Bytes read from the replication stream"),
-            received_messages: all.add("received_messages", "WAL data messages read from the replication stream"),
-            decoded_messages: all.add("decoded_messages", "pgoutput messages decoded"),
-            assembled_events: all.add("assembled_events", "Outbox events above the position"),
-            routed_events: all.add("routed_events", "Events that were given topic and key"),
-            enqueued_events: all.add("enqueued_events", "Records handed to the Kafka client"),
-            acked_events: all.add("acked_events", "Records the broker acknowledged"),
-            dead_lettered_events: all.add("dead_lettered_events", "Events that went to the topic of dead letters"),
-            skipped_events: all.add("skipped_events", "Events that were given up and went nowhere"),
-            parked_events: all.add("parked_events", "Events that began to wait in the table of parked events"),
-            unparked_events: all.add("unparked_events", "Events that waited there and were delivered"),
-            dropped_events: all.add("dropped_events", "Events that waited there and were dropped as was asked"),
-            waiting_events: all.add("waiting_events", "Events in the table of parked events"),
-            waiting_again_events: all.add("waiting_again_events", "Rows of ids that wait already"),
-            delivered_before_events: all.add("delivered_before_events", "Events that were in their topics already"),
-            acked_bytes: all.add("acked_bytes", "Bytes of key, value and headers the broker acknowledged"),
-            in_flight_events: all.add("in_flight_events", "Records enqueued and not acknowledged"),
-            in_flight_bytes: all.add("in_flight_bytes", "Bytes in those, as kafka.max_in_flight_bytes counts them"),
-            queue_full: all.add("queue_full", "Times reading stopped because too much was in flight"),
-            keepalives: all.add("keepalives", "Keepalives from Postgres"),
-            status_updates: all.add("status_updates", "Status updates sent to Postgres"),
-            positions_stored: all.add("positions_stored", "Positions stored"),
-            committed_transactions: all.add("committed_transactions", "Kafka transactions committed"),
-            given_up_transactions: all.add("given_up_transactions", "Kafka transactions given up"),
-            committed_events: all.add("committed_events", "Events in committed Kafka transactions"),
-            transaction_commit_seconds: all.with(
-                "transaction_commit_seconds",
-                "Time a commit in Kafka takes",
-                seconds(),
-            ),
-            catalog_checks: all.add("catalog_checks", "Checks of publication, table and slot while running"),
-            standing_by: all.add("standing_by", "1 while another relay is at work"),
-            reads_table: all.add("reads_table", "1 while rows are read from the table"),
-            oldest_transaction_seconds: all
-                .add("oldest_transaction_seconds", "How long the oldest transaction on the server has been open"),
-            oldest_transaction_pid: all.add("oldest_transaction_pid", "Its process id, 0 for none"),
-            commit_to_ack_seconds: all.with(
-                "commit_to_ack_seconds",
-                "Time from the commit in Postgres to the broker's acknowledgement",
-                seconds(),
-            ),
-            retries: all.by_label("retries", "Failed attempts that are repeated", SIDE, &sides),
-            reconnects: all.by_label("reconnects", "Connections made again", SIDE, &sides),
-            connection_state: all.by_label("connection_state", "1 while connected", SIDE, &sides),
-            intake_closed: all.by_label(
-                "intake_closed",
-                "1 for the reason for which no event is taken in",
-                REASON,
-                &IntakeClosed::ALL.map(IntakeClosed::name),
-            ),
-            ignored_messages: all.by_label(
-                "ignored_messages",
-                "Messages that carry no event, by operation",
-                OPERATION,
-                &operations,
-            ),
-            errors: all.add("errors", "Errors by kind, healed or not"),
-            received_lsn: LsnGauge::default(),
-            stored_lsn: LsnGauge::default(),
-            confirmed_lsn: LsnGauge::default(),
-            server_wal_end_lsn: LsnGauge::default(),
-            slot_restart_lsn: LsnGauge::default(),
-            oldest_unacked_commit_us: Arc::new(AtomicI64::new(NO_COMMIT_TIME)),
-            started: Instant::now(),
-            // Metrics that are computed have no use for it.
-            registry: Arc::default(),
-        };
-        let mut of_bytes =
-            |name, help, value| all.0.register(name, help, Computed::<u64> { of: metrics.clone(), value });
-        of_bytes("received_lsn", "End of the WAL received, as a byte position", |of| of.received_lsn.bytes());
-        of_bytes("stored_lsn", "End of the stored position, as a byte position", |of| of.stored_lsn.bytes());
-        of_bytes("confirmed_lsn", "What Postgres was told, as a byte position", |of| of.confirmed_lsn.bytes());
-        of_bytes("server_wal_end_lsn", "The server's end of WAL, as a byte position", |of| {
-            of.server_wal_end_lsn.bytes()
-        });
-        of_bytes("slot_restart_lsn", "The slot's restart_lsn, as a byte position", |of| of.slot_restart_lsn.bytes());
-        of_bytes("lag_bytes", "Bytes of WAL from what is confirmed to the server's end", Metrics::lag_bytes);
-        of_bytes("retained_wal_bytes", "Bytes of WAL that the slot keeps", Metrics::retained_wal_bytes);
-        let mut of_seconds =
-            |name, help, value| all.0.register(name, help, Computed::<f64> { of: metrics.clone(), value });
-        of_seconds("lag_seconds", "Seconds since the commit of the oldest event not acknowledged", |of| {
-            Some(of.lag_seconds(now_us()))
-        });
-        of_seconds("uptime_seconds", "Seconds since the start", |of| Some(of.started.elapsed().as_secs_f64()));
+        let mut metrics = all.metrics();
+        for (name, help, value) in COMPUTED_BYTES {
+            all.computed(name, help, &metrics, value);
+        }
+        let lag_seconds = |of: &Metrics| Some(of.lag_seconds(now_us()));
+        all.computed(
+            "lag_seconds",
+            "Seconds since the commit of the oldest event not acknowledged",
+            &metrics,
+            lag_seconds,
+        );
+        let uptime_seconds = |of: &Metrics| Some(of.started.elapsed().as_secs_f64());
+        all.computed("uptime_seconds", "Seconds since the start", &metrics, uptime_seconds);
         all.0.register("build", "The program that runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         metrics.registry = Arc::new(all.0);
         metrics
@@ -358,10 +346,6 @@ impl Default for Metrics {
     fn default() -> Self {
         Self::new()
     }
-}
-
-fn seconds() -> Histogram {
-    Histogram::new(SECONDS)
 }
 
 fn micros_to_seconds(micros: i64) -> f64 {

@@ -36,7 +36,7 @@ use std::str::FromStr;
 pub(crate) use bind::{Bound, RenderError, TypedValues, UnknownColumn, Values};
 use function::Function;
 pub(crate) use json::{members, text_of};
-pub(crate) use value::{ColumnType, timestamp};
+pub(crate) use value::{ColumnType, bytea, timestamp};
 
 /// A parsed template.
 #[derive(Debug, Clone)]

@@ -28,3 +28,13 @@ pub(crate) fn timestamp(text: &str) -> Option<jiff::Timestamp> {
     let zone = if zoned { "" } else { "Z" };
     format!("{date}T{time}{zone}").parse().ok()
 }
+
+/// The bytes of a `bytea`, which Postgres prints as `\x` and hexadecimal digits (`bytea_output`, which the session sets).
+pub(crate) fn bytea(text: &[u8]) -> Option<Vec<u8>> {
+    let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+    let pair = |pair: &[u8]| match pair {
+        [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+        _ => None,
+    };
+    text.strip_prefix(b"\\x").and_then(|digits| digits.chunks(2).map(pair).collect())
+}

@@ -1,9 +1,9 @@
 //! Rows first, then records: what is kept of each, and what follows.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
-use super::findings::{Counts, Example, Findings, Flow};
-use super::name::Name;
+use serde::Serialize;
 
 /// An outbox that is compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -327,6 +327,173 @@ impl Comparison {
             self.found.unknown.push(Example { topic, key, partition, offset: Some(offset), ..Example::default() });
         }
     }
+}
+
+/// How many there are of what.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Rows that were compared.
+    pub rows: u64,
+    /// Records that were read.
+    pub records: u64,
+    /// Rows without a record.
+    pub missing: u64,
+    /// Records beyond the first of a row, replays not counted.
+    pub duplicated: u64,
+    /// First records of a row behind one of a later row with the same key.
+    pub out_of_order: u64,
+    /// Records whose id no row has, or that have none.
+    pub unknown: u64,
+    /// Records of rows that were not compared: outside the range, younger than the reading, or of another topic.
+    pub outside: u64,
+    /// Records that were published again on purpose.
+    pub replayed: u64,
+}
+
+impl Counts {
+    fn add(&mut self, other: &Counts) {
+        let Counts { rows, records, missing, duplicated, out_of_order, unknown, outside, replayed } = other;
+        self.rows += rows;
+        self.records += records;
+        self.missing += missing;
+        self.duplicated += duplicated;
+        self.out_of_order += out_of_order;
+        self.unknown += unknown;
+        self.outside += outside;
+        self.replayed += replayed;
+    }
+}
+
+/// From one outbox to one topic. Records that are of no row that was compared count with the topic's first outbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Flow {
+    pub outbox: String,
+    pub topic: String,
+    /// Whether the order could be checked.
+    pub order_checked: bool,
+    /// What there is.
+    #[serde(flatten)]
+    pub counts: Counts,
+}
+
+/// One that was found, by its names: never a payload.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Example {
+    /// The outbox, where there is a row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outbox: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topic: Option<String>,
+    /// The event's id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// The key, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The record's partition.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition: Option<i32>,
+    /// The record's offset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offset: Option<i64>,
+    /// The offset of the later row's record, which came first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub behind_offset: Option<i64>,
+    /// What keeps the row from a topic.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// The outcome.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Findings {
+    /// Each way from an outbox to a topic, in the order in which their first rows came.
+    pub flows: Vec<Flow>,
+    /// Rows that go nowhere: the relay stops at them.
+    pub unroutable: u64,
+    /// Examples of rows without a record, the earliest first.
+    pub missing: Vec<Example>,
+    /// Examples of records beyond the first of a row.
+    pub duplicated: Vec<Example>,
+    /// Examples of records out of order.
+    pub out_of_order: Vec<Example>,
+    /// Examples of records that are of no row.
+    pub unknown: Vec<Example>,
+    /// Examples of rows that go nowhere.
+    pub unroutable_rows: Vec<Example>,
+}
+
+impl Findings {
+    /// All flows together.
+    pub fn total(&self) -> Counts {
+        let mut total = Counts::default();
+        self.flows.iter().for_each(|flow| total.add(&flow.counts));
+        total
+    }
+}
+
+/// Bytes that name something. UUIDs and whole numbers, as Postgres prints them, take no memory of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Name {
+    Uuid([u8; 16]),
+    Number(i64),
+    Bytes(Arc<[u8]>),
+}
+
+/// Where the hyphens of a UUID are.
+const HYPHENS: [usize; 4] = [8, 13, 18, 23];
+
+impl Name {
+    pub(super) fn of(bytes: &[u8]) -> Name {
+        uuid(bytes)
+            .map(Name::Uuid)
+            .or_else(|| number(bytes).map(Name::Number))
+            .unwrap_or_else(|| Name::Bytes(bytes.into()))
+    }
+
+    /// The bytes it was made of.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Name::Uuid(bytes) => {
+                let hyphen = |at: usize| if [4, 6, 8, 10].contains(&at) { "-" } else { "" };
+                let hex = |(at, byte): (usize, &u8)| format!("{}{byte:02x}", hyphen(at));
+                bytes.iter().enumerate().map(hex).collect::<String>().into_bytes()
+            }
+            Name::Number(number) => number.to_string().into_bytes(),
+            Name::Bytes(bytes) => bytes.to_vec(),
+        }
+    }
+
+    /// The same for people and JSON; what is no text is replaced.
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes()).into_owned()
+    }
+}
+
+/// In the one form in which Postgres prints it, so that it can be printed again.
+fn uuid(bytes: &[u8]) -> Option<[u8; 16]> {
+    if bytes.len() != 36 || HYPHENS.iter().any(|at| bytes.get(*at) != Some(&b'-')) {
+        return None;
+    }
+    let mut made = [0; 16];
+    let mut digits = bytes.iter().enumerate().filter(|(at, _)| !HYPHENS.contains(at)).map(|(_, byte)| digit(*byte));
+    for byte in &mut made {
+        *byte = digits.next()?? << 4 | digits.next()??;
+    }
+    Some(made)
+}
+
+fn digit(byte: u8) -> Option<u8> {
+    match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    }
+}
+
+fn number(bytes: &[u8]) -> Option<i64> {
+    let number: i64 = std::str::from_utf8(bytes).ok()?.parse().ok()?;
+    (number.to_string().as_bytes() == bytes).then_some(number)
 }
 
 #[cfg(test)]

@@ -3,9 +3,7 @@
 //!
 //! | module | its room |
 //! |---|---|
-//! | `name` | an id or a key, in little memory |
-//! | `compare` | rows first, then records: what is kept of each, and what follows |
-//! | `findings` | the outcome: counts and examples |
+//! | `compare` | rows first, then records: what is kept of each, and the outcome |
 //! | `topics` | topics, read to their ends as often as it takes |
 //!
 //! Of a row, its id, key and place in the order are kept; of a record nothing, unless no row has its id. So memory grows
@@ -13,12 +11,9 @@
 //! 80 for each key, and the text of ids and keys that are neither UUIDs nor whole numbers. No payload is kept.
 
 mod compare;
-mod findings;
-mod name;
 mod topics;
 
 #[cfg(test)]
 pub(crate) use compare::Delivered;
-pub(crate) use compare::{Comparison, Outbox};
-pub(crate) use findings::{Counts, Example, Findings};
+pub(crate) use compare::{Comparison, Counts, Example, Findings, Outbox};
 pub(crate) use topics::Reader;

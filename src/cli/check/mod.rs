@@ -12,8 +12,9 @@ use crate::config::effective::effective;
 use crate::config::{Config, OutboxConfig, TableName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};
-use crate::event::Sample;
+use crate::event::{Place, Polled, Via};
 use crate::poll::{as_streamed, table_facts};
+use crate::position::Lsn;
 use crate::postgres::catalog::Table;
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
@@ -22,8 +23,8 @@ use crate::source::catalog::Catalog;
 use crate::source::preflight::{inspect, judge};
 use crate::source::row_key;
 use crate::suggest::ordering;
-use crate::upkeep::left_behind::none_left_behind;
-use crate::upkeep::{self, Marker};
+use crate::upkeep::parked::none_left_behind;
+use crate::upkeep::{Marker, Parking};
 use report::{Found, Report, Shown};
 
 const READING: &str = "reading a row";
@@ -107,13 +108,12 @@ async fn upkeep(session: &Session, config: &Config) -> Result<()> {
     for outbox in tables.filter(has_sql) {
         table_facts(session.client(), outbox).await?;
     }
-    // What it would write, it only prepares.
-    let wanted = match upkeep::Wanted::by(config) {
-        // Nothing is changed by a look.
-        upkeep::Wanted::Room => upkeep::Wanted::RoomIfThere,
-        wanted @ (upkeep::Wanted::NoRoom | upkeep::Wanted::RoomIfThere) => wanted,
+    // A check makes no table, and only prepares what would be written.
+    let parking = match Parking::of(config) {
+        Parking::On => Parking::IfTableExists,
+        parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };
-    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, wanted).await?;
+    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, parking).await?;
     none_left_behind(session.client(), config).await
 }
 
@@ -147,12 +147,14 @@ async fn row(
         Answer::Empty => return Ok(Found::Nothing),
         Answer::Forbidden => return Ok(Found::Forbidden(role.to_owned())),
     };
-    let described = outbox.columns.iter().map(|name| described(name, &table));
+    let columns = outbox.columns.iter().map(|name| described(name, &table)).collect();
+    let texts = values.iter().map(|value| value.as_deref().map(str::as_bytes));
     let bug = |column: String| Error::new(Kind::Bug, format!("the query of a row did not return column {column}"));
-    let sample = Sample::new(outbox, described.zip(values.iter().map(Option::as_deref)).collect()).map_err(bug)?;
+    let mut polled = Polled::new(outbox, columns).map_err(bug)?;
     let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
     let id = values.first().cloned().flatten().unwrap_or_default();
-    let event = match sample.event() {
+    let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
+    let event = match polled.event(place, 0, texts) {
         Ok(event) => event,
         Err((place, fault)) => {
             let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();

@@ -10,7 +10,7 @@ use crate::route::Record;
 use crate::sink::is_internal;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::Facts;
-use crate::upkeep::assignment;
+use crate::upkeep::writer;
 
 /// How much of a value is shown in the table; `--json` has all of it.
 const SHOWN_CHARS_MAX: usize = 1_001;
@@ -188,7 +188,7 @@ impl Shown {
 /// What stands in the SQL of the configuration and may be a column: more names at worst.
 fn used_by_upkeep(outbox: &OutboxConfig) -> Vec<String> {
     let of = &outbox.upkeep;
-    let sql = [&of.pending, &of.mark, &of.order_by].into_iter().flatten().flat_map(|sql| assignment::names(sql));
+    let sql = [&of.pending, &of.mark, &of.order_by].into_iter().flatten().flat_map(|sql| writer::names(sql));
     sql.chain(of.time.clone()).collect()
 }
 

@@ -270,7 +270,7 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
         // A slot decodes with the catalog of the time of each change: that catalog has no publication.
         (None, Some(slot)) => {
             if !slot.is_ours(&found.server.database) {
-                judge_slot(slot, wanted.slot, &found.server, &wanted.setup())?;
+                judge_slot(slot, wanted.slot, &found.server.database, &wanted.setup())?;
             }
             let cause = format!(
                 "slot {} exists and publication {} does not; a slot cannot decode changes from before its publication",
@@ -429,7 +429,7 @@ fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
     let server = &found.server;
     let name = wanted.slot.as_str();
     if let Some(slot) = &found.slot {
-        judge_slot(slot, wanted.slot, server, &wanted.setup())?;
+        judge_slot(slot, wanted.slot, &server.database, &wanted.setup())?;
         let confirmed = slot.confirmed_flush_lsn.map_or_else(|| "nothing".to_owned(), |lsn| lsn.to_string());
         plan.present.push(format!("slot {name} exists, confirmed up to {confirmed}"));
         return Ok(());
@@ -644,7 +644,7 @@ fn judge_rows(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts
         let column = "--add-xid-column adds a column with the transaction's id";
         if wanted.polls {
             plan.obstacles.push(unfit(
-                format!("table {table} cannot be polled: no column shows which rows were not published"),
+                format!("table {table} cannot be polled: no column tells which rows were not published"),
                 &format!("{column}; or set outbox.pending and outbox.mark, or outbox.delete"),
             ));
         } else {

@@ -53,7 +53,7 @@ fn wanted(name: &TableName, table: &Table) -> Result<String> {
     match (table.column(first), table.column(second)) {
         (None, _) => Ok(first.to_owned()),
         (Some(_), None) => Ok(second.to_owned()),
-        (Some(_), Some(taken)) if taken.base == "xid8" && taken.default.is_none() => Ok(second.to_owned()),
+        (Some(_), Some(taken)) if taken.base.name == "xid8" && taken.default.is_none() => Ok(second.to_owned()),
         (Some(_), Some(_)) => Err(Error::new(
             Kind::Publication,
             format!("table {name} has columns {first} and {second}, and neither has the transaction"),

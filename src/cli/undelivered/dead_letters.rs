@@ -578,24 +578,20 @@ Exit codes:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dead_letters::Header;
     use crate::dead_letters::letter::Entry;
-    use crate::dead_letters::letter::Incoming;
-    use crate::route::dead_letter::ATTEMPTS_HEADER;
-    use crate::route::dead_letter::CLASS_HEADER;
-    use crate::route::dead_letter::ERROR_HEADER;
-    use crate::route::dead_letter::OMITTED_HEADER;
-    use crate::route::dead_letter::OUTBOX_HEADER;
-    use crate::route::dead_letter::ROW_HEADER;
-    use crate::route::dead_letter::TOPIC_HEADER;
+    use crate::dead_letters::{At, Header};
+    use crate::route::dead_letter::{
+        ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, ROW_HEADER, TOPIC_HEADER,
+    };
+    use crate::sink::kafka::topic_reader::Message;
 
     const NOW_MS: i64 = 1_772_366_400_000;
 
     fn take(at: &str, ago_ms: i64, outcome: Option<Settles>, headers: &[LetterHeader<'_>], oldest: &mut Oldest) {
         let headers = Some([&[(CLASS_HEADER, Some(&b"too-large"[..]))], headers].concat());
-        let at = at.parse().unwrap();
-        let record =
-            Incoming { at, time_ms: Some(NOW_MS - ago_ms), key: Some(b"order-17"), value: Some(b"canary"), headers };
+        let At { partition, offset } = at.parse().unwrap();
+        let (key, value) = (Some(&b"order-17"[..]), Some(&b"canary"[..]));
+        let record = Message { partition, offset, time_ms: Some(NOW_MS - ago_ms), key, value, headers };
         let Entry::Letter(letter) = Entry::of(&record) else { panic!("no dead letter") };
         keep(oldest, 3, &letter, outcome);
     }
@@ -655,8 +651,8 @@ mod tests {
             (ATTEMPTS_HEADER, Some(b"-1")),
             (OMITTED_HEADER, Some(b"2000000")),
         ];
-        let at = "0:17".parse().unwrap();
-        let record = Incoming { at, time_ms: Some(60_000), key: None, value, headers: Some(headers.to_vec()) };
+        let headers = Some(headers.to_vec());
+        let record = Message { partition: 0, offset: 17, time_ms: Some(60_000), key: None, value, headers };
         let Entry::Letter(letter) = Entry::of(&record) else { panic!("no dead letter") };
         details(&letter, Some(Settles::Dropped), Some("2026\n"), payload)
     }
@@ -693,8 +689,8 @@ mod tests {
         for topic in topics {
             let mut headers: Vec<Header<'_>> = vec![(CLASS_HEADER, Some(b"rejected")), (ROW_HEADER, Some(b"7\n"))];
             headers.extend((!topic.is_empty()).then_some((TOPIC_HEADER, Some(topic.as_bytes()))));
-            let at = "0:3".parse().unwrap();
-            let record = Incoming { at, time_ms: None, key: None, value: None, headers: Some(headers) };
+            let headers = Some(headers);
+            let record = Message { partition: 0, offset: 3, time_ms: None, key: None, value: None, headers };
             let Entry::Letter(letter) = Entry::of(&record) else { panic!("no dead letter") };
             plan.letter(&letter, &["dead".to_owned()]);
         }

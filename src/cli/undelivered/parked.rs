@@ -19,7 +19,7 @@ use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
-use crate::source::holder::{Holder, holder};
+use crate::source::lease::{Holder, holder};
 use crate::upkeep::parked::{BEHIND, CLASSES};
 
 const THERE: &str = include_str!("../../../sql/parked/there.sql");

@@ -103,7 +103,7 @@ pub fn condition(range: &Range, outbox: &OutboxConfig, name: &TableName, table: 
         let Some(end) = end else { return Ok(None) };
         let end = format!("{}::pg_catalog.timestamptz", quote_literal(end)?);
         // Without a zone it is taken to be UTC, in which the session is.
-        let end = if time.base == "timestamptz" { end } else { format!("({end} at time zone 'UTC')") };
+        let end = if time.base.name == "timestamptz" { end } else { format!("({end} at time zone 'UTC')") };
         Ok::<_, Error>(Some(format!("{column} {compared} {end}")))
     };
     let conditions: Vec<String> =

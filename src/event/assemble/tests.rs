@@ -389,3 +389,15 @@ fn rows_of_the_table_count_under_the_name_it_had_when_they_were_written() {
     let before = wire::relation(7, "public", "outbox", &COLUMNS);
     assert_eq!(feed(&mut assembler, &before), Ok(Step::Relation { oid: 7, outbox: true }));
 }
+
+#[test]
+fn a_domain_is_the_type_under_it_and_what_may_be_one_is_not_guessed() {
+    let types = BaseTypes::new(HashMap::from([(13_000, 23), (20_000, 17), (20_002, 20_002)]), Lsn::new(100));
+    let base = |oid, lsn| types.base(oid, Lsn::new(lsn));
+    assert_eq!((base(20_000, 50), base(20_000, 150), base(13_000, 150)), (Some(17), Some(17), Some(23)));
+    assert_eq!(base(20_002, 150), Some(20_002));
+    // An enum, or a domain that was dropped since: text either way.
+    assert_eq!(base(20_001, 100), Some(20_001));
+    assert_eq!(base(20_001, 101), None);
+    assert_eq!(base(17, 101), Some(17));
+}

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-use super::java;
+use super::kind::{double, quoted};
 use crate::template::json::Ordered;
 use crate::template::value::Needed;
 
@@ -44,12 +44,12 @@ enum Shape {
 /// It is an object or array that is not JSON, or comes to far more than it is.
 pub(in crate::template) fn expand(text: &str, nulls: bool) -> Result<String, Needed> {
     if !text.starts_with(['{', '[']) {
-        return Ok(java::quoted(text));
+        return Ok(quoted(text));
     }
     let value: &RawValue = serde_json::from_str(text).map_err(|_| "JSON")?;
     let mut work = WORK_MAX;
     let Some(shape) = shape(value, nulls, DEPTH_MAX, &mut work) else {
-        return if work == 0 { Err(TOO_MUCH) } else { Ok(java::quoted(text)) };
+        return if work == 0 { Err(TOO_MUCH) } else { Ok(quoted(text)) };
     };
     let mut json = String::with_capacity(text.len());
     // What is only escaped has no more than three times the bytes.
@@ -158,7 +158,7 @@ fn write(value: &RawValue, shape: &Shape, bytes_max: usize, json: &mut String) -
                     return Err(TOO_MUCH);
                 }
                 json.push(if number == 0 { '{' } else { ',' });
-                json.push_str(&java::quoted(name));
+                json.push_str(&quoted(name));
                 json.push(':');
                 match members.get(name.as_str()) {
                     Some(member) => write(member, shape, bytes_max, json)?,
@@ -174,8 +174,8 @@ fn write(value: &RawValue, shape: &Shape, bytes_max: usize, json: &mut String) -
             }
             json.push_str(if text == "[]" { "[]" } else { "]" });
         }
-        Shape::Text => json.push_str(&java::quoted(&serde_json::from_str::<String>(text).unwrap_or_default())),
-        Shape::Double => json.push_str(&text.parse().map_or_else(|_| text.to_owned(), java::double)),
+        Shape::Text => json.push_str(&quoted(&serde_json::from_str::<String>(text).unwrap_or_default())),
+        Shape::Double => json.push_str(&text.parse().map_or_else(|_| text.to_owned(), double)),
         Shape::Truth | Shape::Int | Shape::Long | Shape::Null => json.push_str(text),
     }
     Ok(())

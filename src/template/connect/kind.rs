@@ -3,8 +3,9 @@
 //! <https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-data-types>; OIDs:
 //! <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 
-use super::java;
-use crate::template::value::{ColumnType, Needed, timestamp};
+use std::fmt::Write;
+
+use crate::template::value::{ColumnType, Needed, bytea, timestamp};
 
 /// What a text of Postgres stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,13 +154,11 @@ impl Kind {
             Reads::Text => Some(Datum::Text(text.to_owned())),
             Reads::Integer => Some(Datum::Plain(text.to_owned())),
             Reads::Boolean => Some(Datum::Plain((if text == "t" { "true" } else { "false" }).to_owned())),
-            Reads::Single => text.parse().ok().map(|number| floating(java::float(number))),
-            Reads::Double => text.parse().ok().map(|number| floating(java::double(number))),
-            Reads::Decimal { .. } => {
-                digits(text).map(|(digits, _)| Datum::Decimal(text.to_owned(), java::base64(&digits)))
-            }
+            Reads::Single => text.parse().ok().map(|number| floating(float(number))),
+            Reads::Double => text.parse().ok().map(|number| floating(double(number))),
+            Reads::Decimal { .. } => digits(text).map(|(digits, _)| Datum::Decimal(text.to_owned(), base64(&digits))),
             Reads::AnyDecimal => any_decimal(text),
-            Reads::Bytes => bytes(text).map(|bytes| Datum::Text(java::base64(&bytes))),
+            Reads::Bytes => bytea(text.as_bytes()).map(|bytes| Datum::Text(base64(&bytes))),
             Reads::Instant { digits } => timestamp(text).map(|time| Datum::Text(format!("{time:.digits$}"))),
             Reads::InstantOfDay => instant_of_day(text).map(Datum::Text),
             Reads::Timestamp { millis } => timestamp(text).map(|time| plain(count(time.as_microsecond(), millis))),
@@ -215,8 +214,8 @@ impl Datum {
 
     pub(super) fn json(self) -> String {
         match self {
-            Datum::Text(text) => java::quoted(&text),
-            Datum::Decimal(_, base64) => java::quoted(&base64),
+            Datum::Text(text) => quoted(&text),
+            Datum::Decimal(_, base64) => quoted(&base64),
             Datum::Plain(text) => text,
             Datum::Null => "null".to_owned(),
             Datum::Array(elements) => {
@@ -310,13 +309,7 @@ fn digits(text: &str) -> Option<(Vec<u8>, usize)> {
 fn any_decimal(text: &str) -> Option<Datum> {
     let short = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text };
     let (digits, scale) = digits(short)?;
-    Some(Datum::Plain(format!("{{\"scale\":{scale},\"value\":\"{}\"}}", java::base64(&digits))))
-}
-
-fn bytes(text: &str) -> Option<Vec<u8>> {
-    let hexadecimal = text.strip_prefix("\\x")?;
-    let pair = |at: usize| u8::from_str_radix(hexadecimal.get(at..at + 2)?, 16).ok();
-    (0..hexadecimal.len()).step_by(2).map(pair).collect()
+    Some(Datum::Plain(format!("{{\"scale\":{scale},\"value\":\"{}\"}}", base64(&digits))))
 }
 
 /// `07:08:09.5`.
@@ -400,4 +393,124 @@ fn elements(text: &str) -> Option<Vec<Option<String>>> {
         elements.push((quoted || element != "NULL").then_some(element));
     }
     Some(elements)
+}
+
+/// A number as Java's `Double.toString` and `Float.toString` have it, of digits and exponent as Rust has them:
+/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/lang/Double.html#toString(double)>.
+fn java_decimal(scientific: &str) -> String {
+    let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific.to_owned() };
+    let (sign, mantissa) = mantissa.strip_prefix('-').map_or(("", mantissa), |rest| ("-", rest));
+    let digits = mantissa.replace('.', "");
+    let Ok(exponent) = exponent.parse::<i32>() else { return scientific.to_owned() };
+    let or_zero = |text: &str| if text.is_empty() { "0".to_owned() } else { text.to_owned() };
+    let split = |at: usize| digits.split_at_checked(at).unwrap_or((&digits, ""));
+    match exponent {
+        0..=6 => {
+            let before = exponent.unsigned_abs() as usize + 1;
+            if digits.len() <= before {
+                return format!("{sign}{digits:0<before$}.0");
+            }
+            let (whole, rest) = split(before);
+            format!("{sign}{whole}.{rest}")
+        }
+        -3..=-1 => format!("{sign}0.{}{digits}", "0".repeat(exponent.unsigned_abs() as usize - 1)),
+        _ => {
+            let (first, rest) = split(1);
+            format!("{sign}{first}.{}E{exponent}", or_zero(rest))
+        }
+    }
+}
+
+/// `double`.
+pub(super) fn double(number: f64) -> String {
+    match number {
+        infinite if infinite.is_infinite() => if infinite > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
+        nan if nan.is_nan() => "NaN".to_owned(),
+        finite => java_decimal(&format!("{finite:e}")),
+    }
+}
+
+/// `float`.
+fn float(number: f32) -> String {
+    if number.is_finite() { java_decimal(&format!("{number:e}")) } else { double(f64::from(number)) }
+}
+
+/// A JSON string, as Jackson escapes it: <https://www.rfc-editor.org/rfc/rfc8259#section-7>.
+pub(super) fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\u{8}' => quoted.push_str("\\b"),
+            '\u{c}' => quoted.push_str("\\f"),
+            // Writing to a String does not fail.
+            c if !(' '..='\u{ffff}').contains(&c) => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    write!(quoted, "\\u{unit:04X}").unwrap_or_default();
+                }
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// <https://www.rfc-editor.org/rfc/rfc4648#section-4>
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or_default());
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for at in 0..4_usize {
+            let digit = DIGITS.get((bits >> (18 - 6 * at) & 0x3f) as usize).copied().unwrap_or_default();
+            text.push(if at > group.len() { '=' } else { char::from(digit) });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_java() {
+        for (number, expected) in [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (12.5, "12.5"),
+            (100.0, "100.0"),
+            (9_999_999.0, "9999999.0"),
+            (1e7, "1.0E7"),
+            (12_345_678.9, "1.23456789E7"),
+            (0.001, "0.001"),
+            (0.012, "0.012"),
+            (0.000_123_45, "1.2345E-4"),
+            (-1e300, "-1.0E300"),
+            (f64::NAN, "NaN"),
+            (f64::NEG_INFINITY, "-Infinity"),
+        ] {
+            assert_eq!(double(number), expected);
+        }
+        assert_eq!((float(0.1).as_str(), float(16_777_216.0).as_str()), ("0.1", "1.6777216E7"));
+    }
+
+    #[test]
+    fn strings_and_bytes_are_written_as_everywhere() {
+        let expected = "\"a\\\"b\\\\c\\n\\u0007\\u001Fé\u{7f}\\uD83D\\uDE00\"";
+        assert_eq!(quoted("a\"b\\c\n\u{7}\u{1f}é\u{7f}😀"), expected);
+        for (bytes, expected) in
+            [(&b""[..], ""), (b"f", "Zg=="), (b"fo", "Zm8="), (b"foo", "Zm9v"), (b"\xff\xfe\x00\x3e", "//4APg==")]
+        {
+            assert_eq!(base64(bytes), expected);
+        }
+    }
 }

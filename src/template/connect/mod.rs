@@ -2,15 +2,13 @@
 //!
 //! | module | its room |
 //! |---|---|
-//! | `kind` | a type of Postgres to what Debezium takes it for, its schema, and what is in a text of it |
-//! | `java` | numbers and strings as Java prints them |
+//! | `kind` | a type of Postgres to the type of Debezium, its schema, and its values as Java prints them |
 //! | `expand` | the JSON in a text, as JsonConverter writes it again |
 //!
 //! Seen on the wire of Debezium 3.7 with `SimpleHeaderConverter` and `JsonConverter` of Kafka Connect 4.3, whose
 //! defaults these are (`decimal.handling.mode=precise`, `time.precision.mode=adaptive`).
 
 mod expand;
-mod java;
 mod kind;
 
 use std::borrow::Cow;

@@ -177,3 +177,32 @@ fn each_way_has_its_own_counts_and_strays_count_with_the_first() {
     assert_eq!(flows, [("b", "t", false, 2, 0), ("a", "t", true, 0, 1), ("a", "u", true, 1, 0)]);
     assert_eq!(found.flows[0].counts.unknown, 1);
 }
+
+#[test]
+fn a_name_is_the_bytes_it_was_made_of() {
+    for text in [
+        "6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11",
+        "00000000-0000-0000-0000-000000000000",
+        "6A1F1D7E-3F0C-4F55-9D0A-0A5A7F0B6C11",
+        "6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6cg1",
+        "6a1f1d7e-3f0c-4f55-9d0a00a5a7f0b6c11",
+        "0",
+        "-7",
+        "+7",
+        "007",
+        "9223372036854775807",
+        "9223372036854775808",
+        "",
+        "order 1",
+    ] {
+        assert_eq!(Name::of(text.as_bytes()).bytes(), text.as_bytes(), "{text}");
+    }
+    assert_eq!(Name::of(b"\xff").bytes(), b"\xff");
+}
+
+#[test]
+fn uuids_and_numbers_take_no_memory_of_their_own() {
+    assert!(matches!(Name::of(b"6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11"), Name::Uuid(_)));
+    assert!(matches!(Name::of(b"42"), Name::Number(42)));
+    assert_eq!(size_of::<Name>(), 24);
+}

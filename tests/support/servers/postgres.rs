@@ -8,8 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use walrelay::demo::PrivatePostgres;
-use walrelay::demo::os_user::OsUser;
-use walrelay::demo::postgres::{Settings, Stop};
+use walrelay::demo::postgres::{OsUser, Settings, Stop};
 
 use super::{directory, missing};
 use crate::support::certificates::Identity;
