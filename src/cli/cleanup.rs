@@ -1,4 +1,4 @@
-//! `walrelay cleanup`: deletes rows that are published and old.
+//! `walrelay cleanup`: deletes old published rows.
 
 use std::time::Duration;
 
@@ -34,22 +34,22 @@ pub struct CleanupArgs {
     /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
     #[arg(long, value_name = "TABLE")]
     pub table: Option<String>,
-    /// Kafka's bootstrap servers, where the position is kept there [env: WALRELAY_BROKERS]
+    /// Kafka's bootstrap servers, if Kafka stores the position [env: WALRELAY_BROKERS]
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
-    /// Where the position is kept; kafka by default [env: WALRELAY_STATE_STORE]
+    /// The store of the position; kafka by default [env: WALRELAY_STATE_STORE]
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StoreKind>,
-    /// Delete what is older than this, such as 7d; outbox.retention by default
+    /// Delete rows older than this, such as 7d; outbox.retention by default
     #[arg(long, value_name = "DURATION", value_parser = age)]
     pub older_than: Option<Duration>,
-    /// Rows of one transaction
+    /// Rows per transaction
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub batch_rows: u32,
-    /// Rest between two of them
+    /// The pause between two transactions
     #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = pause)]
     pub pause: Duration,
-    /// Delete nothing; count
+    /// Delete nothing; count the rows
     #[arg(long)]
     pub dry_run: bool,
     /// Print one JSON object instead of a table
@@ -71,11 +71,11 @@ fn pause(text: &str) -> Result<Duration, String> {
     duration(text, PAUSE_MAX, "50ms or 0s")
 }
 
-/// What was done to a table, or would be. The fields are the keys of `--json`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// The deletions of a table, or those of a dry run. The fields are the keys of `--json`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct Report {
     table: String,
-    /// What told which rows are published: `pending`, `xid` or `xmin`.
+    /// The basis for "published": `pending`, `xid` or `xmin`.
     published_by: &'static str,
     older_than_seconds: u64,
     /// Partitions that were dropped.
@@ -84,9 +84,9 @@ struct Report {
     rows_dropped: u64,
     /// Rows that were deleted in batches.
     rows_deleted: u64,
-    /// Old and published, and there all the same: somebody held them.
+    /// Old published rows that another session had locked.
     rows_left: u64,
-    /// Old and not published, or not known to be.
+    /// Old rows that are not published, or not known to be.
     rows_unpublished: u64,
 }
 
@@ -96,11 +96,11 @@ struct Answer<'a> {
     tables: &'a [Report],
 }
 
-/// Deletes what is published and older than the retention, batch by batch, whole partitions first, and prints what that was.
+/// Deletes published rows older than the retention: whole partitions first, then batch by batch. Prints the counts.
 ///
 /// # Errors
-/// [`Kind::Config`] where nothing says how old, or no column has the rows' time; [`Kind::PositionMismatch`] where nothing
-/// says what is published; those of [`sweep`], and of where the position is kept. What was deleted until then is gone.
+/// [`Kind::Config`] without a retention, or without a column for the time; [`Kind::PositionMismatch`] if the published rows
+/// are not known; those of [`sweep`], and of the position store. Rows that were deleted before the error are gone.
 pub async fn cleanup(args: &CleanupArgs) -> Outcome {
     let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
     warn(loaded.settings.warnings());
@@ -110,7 +110,7 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
     let client = session.client();
     bound(client).await?;
     if preflight::server(client).await?.in_recovery {
-        let cause = "the server is in recovery: a standby, or a primary to be. Nothing can be deleted there";
+        let cause = "the server is in recovery, and accepts no deletes";
         return Err(Error::new(Kind::PostgresUnreachable, cause)
             .remedy("connect to the primary, for example with target_session_attrs=read-write")
             .into());
@@ -140,13 +140,12 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
 fn wanted(outboxes: &[OutboxConfig], older_than: Option<Duration>) -> Result<Vec<(&OutboxConfig, Duration)>> {
     let tables = || outboxes.iter().filter(|outbox| outbox.source.table().is_some());
     if tables().next().is_none() {
-        return Err(Error::new(Kind::Config, "the outboxes are messages: there is no table to clean up"));
+        return Err(Error::new(Kind::Config, "all outboxes are messages: there is no table to clean up"));
     }
     let with = tables().filter_map(|outbox| Some((outbox, older_than.or(outbox.upkeep.retention)?)));
     let with: Vec<_> = with.collect();
     if with.is_empty() {
-        return Err(Error::new(Kind::Config, "nothing says how long published rows are kept")
-            .remedy("say it with --older-than 7d, or with outbox.retention"));
+        return Err(Error::new(Kind::Config, "no retention is set").remedy("set --older-than 7d, or outbox.retention"));
     }
     Ok(with)
 }
@@ -163,15 +162,11 @@ async fn table(
         table: name.to_string(),
         published_by: sweeper.basis.word(),
         older_than_seconds: sweeper.retention.as_secs(),
-        partitions: Vec::new(),
-        rows_dropped: 0,
-        rows_deleted: 0,
-        rows_left: 0,
-        rows_unpublished: 0,
+        ..Report::default()
     };
     if sweeper.reads_all() {
         note(format_args!(
-            "note: {name} has no index that begins with {}, so every batch reads the whole table: create one, or take \
+            "note: {name} has no index that begins with {}, so every batch reads the whole table: create an index, or use \
              larger batches with --batch-rows",
             sweeper.time
         ));
@@ -229,7 +224,7 @@ impl Answer<'_> {
             true => ("to delete", "partitions to drop"),
             false => ("deleted", "partitions dropped"),
         };
-        let head = ["table", "older than", deleted, dropped, "rows in them", "held by others", "not published"];
+        let head = ["table", "older than", deleted, dropped, "rows in them", "locked", "not published"];
         let row = |report: &Report| {
             [
                 report.table.clone(),
@@ -253,15 +248,15 @@ Examples:
   walrelay cleanup --config walrelay.toml --older-than 7d
   walrelay cleanup --slot orders --brokers localhost:9092 --older-than 12h
 
-Rows go that are published and old; what is not published stays, whatever its age. Writers and readers are not in the way of it, nor it in theirs: rows that somebody holds are left. Partitions that hold nothing else are dropped whole.
+cleanup deletes old published rows. Unpublished rows stay, whatever their age, and so do rows that another session has locked. cleanup drops a partition that has only old published rows.
 
 Exit codes:
   0   done, or nothing to do
-  2   the configuration cannot be meant like this, or nothing says how old
+  2   the configuration is not valid, or sets no retention
   10  Postgres cannot be reached (11: refuses)
-  15  the table is not there, or other tables hold on to its rows
-  16  which rows are published is not known
-  30  Kafka, where the position is kept, cannot be reached (31: refuses)";
+  15  the table does not exist, or foreign keys refer to its rows
+  16  the published rows are not known
+  30  Kafka has the position and cannot be reached (31: refuses)";
 
 #[cfg(test)]
 mod tests {
@@ -286,9 +281,9 @@ mod tests {
         let tables = [report(), Report { table: "shop.events".to_owned(), rows_deleted: 7, ..report() }];
         let answer = Answer { dry_run: false, tables: &tables };
         insta::assert_snapshot!(answer.table(), @r"
-        table          older than  deleted  partitions dropped  rows in them  held by others  not published
-        public.outbox  7d          1234     1                   20            1               0
-        shop.events    7d          7        1                   20            1               0
+        table          older than  deleted  partitions dropped  rows in them  locked  not published
+        public.outbox  7d          1234     1                   20            1       0
+        shop.events    7d          7        1                   20            1       0
         ");
         let json: serde_json::Value = serde_json::from_str(&json_line(&answer).unwrap()).unwrap();
         assert_eq!((&json["tables"][1]["rows_deleted"], &json["dry_run"]), (&7.into(), &false.into()));

@@ -31,7 +31,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
     let database = loaded.settings.database()?;
     let session = Session::connect(&database, "config init").await?;
     if loaded.settings.get("outbox.table").is_none() {
-        let error = Error::new(Kind::Config, "the table is not named");
+        let error = Error::new(Kind::Config, "no table is named");
         return Err(error.remedy(name_one(&candidates(&session).await?)).into());
     }
     // Older servers cannot answer.
@@ -83,10 +83,10 @@ fn known(settings: &Settings) -> Result<Known> {
 
 fn name_one(candidates: &[String]) -> String {
     if candidates.is_empty() {
-        return "name the table events are written into with --table; this database has none".to_owned();
+        return "name the outbox table with --table; this database has no table".to_owned();
     }
     let names: Vec<_> = candidates.iter().map(|name| shell_word(name)).collect();
-    format!("name the table events are written into with --table; there are {}", names.join(", "))
+    format!("name the outbox table with --table, such as {}", names.join(", "))
 }
 
 fn fit(name: &TableName, table: &Table) -> Result<()> {
@@ -95,7 +95,10 @@ fn fit(name: &TableName, table: &Table) -> Result<()> {
         return unfit(format!("{name} is not a table"), "name the table that events are inserted into".to_owned());
     }
     if let Some(whole) = &table.partition_of {
-        return unfit(format!("{name} is a partition of {whole}"), format!("name the whole: --table '{whole}'"));
+        return unfit(
+            format!("{name} is a partition of {whole}"),
+            format!("name the partitioned table: --table '{whole}'"),
+        );
     }
     Ok(())
 }
@@ -109,18 +112,18 @@ fn told(columns: &[Fate], file: Option<&str>, brokers_known: bool, has_transacti
     }));
     let name = file.unwrap_or(FILE);
     let (column, made) = match has_transaction {
-        true => ("", "publication and slot; the table is not touched"),
-        false => (" --add-xid-column", "publication and slot; a column, so that what is published is known"),
+        true => ("", "publication and slot; the table stays unchanged"),
+        false => (" --add-xid-column", "publication, slot, and a column that shows which rows are published"),
     };
     let next = [
         [format!("  walrelay setup --config {name}{column}"), made.to_owned()],
-        [format!("  walrelay config check --config {name}"), "where the newest row would go".to_owned()],
+        [format!("  walrelay config check --config {name}"), "the record of the newest row".to_owned()],
         [format!("  walrelay run --config {name}"), "relay until Ctrl-C".to_owned()],
     ];
     let set = if brokers_known { "" } else { " set kafka.brokers," };
     let first = match file {
-        Some(file) => format!("Written to {file}. Read it,{set} change what is wrong, then:"),
-        None => format!("Save it as {FILE}, read it,{set} change what is wrong, then:"),
+        Some(file) => format!("Written to {file}. Read the file,{set} correct the guesses, then:"),
+        None => format!("Save the output as {FILE},{set} correct the guesses, then:"),
     };
     format!("{}\n\n{first}\n{}", aligned(&rows), aligned(&next))
 }
@@ -148,15 +151,15 @@ mod tests {
         tenant_id  character varying(50)  key, header  by its name
         status     text                   not used     what a dispatcher notes down
 
-        Save it as walrelay.toml, read it, set kafka.brokers, change what is wrong, then:
-          walrelay setup --config walrelay.toml         publication and slot; the table is not touched
-          walrelay config check --config walrelay.toml  where the newest row would go
+        Save the output as walrelay.toml, set kafka.brokers, correct the guesses, then:
+          walrelay setup --config walrelay.toml         publication and slot; the table stays unchanged
+          walrelay config check --config walrelay.toml  the record of the newest row
           walrelay run --config walrelay.toml           relay until Ctrl-C
         "#);
         let told = told(&columns, Some("w.toml"), true, false);
-        assert!(told.contains("Written to w.toml. Read it, change"), "{told}");
+        assert!(told.contains("Written to w.toml. Read the file, correct"), "{told}");
         assert!(
-            told.contains("walrelay setup --config w.toml --add-xid-column  publication and slot; a column,"),
+            told.contains("walrelay setup --config w.toml --add-xid-column  publication, slot, and a column"),
             "{told}"
         );
     }

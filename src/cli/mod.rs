@@ -1,7 +1,4 @@
-//! The commands: what was typed, and who does it.
-//!
-//! This file holds only the shape of the command line. What a command needs beyond its flags comes from
-//! [`load`], and what it prints goes through [`output`].
+//! The command line: commands, flags and help. [`load`] reads the configuration, and [`output`] prints.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -41,7 +38,7 @@ pub use verify::VerifyArgs;
 #[derive(Debug, Parser)]
 #[command(name = "walrelay", version, max_term_width = 110, propagate_version = true, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -52,22 +49,22 @@ pub enum Command {
     /// Relay events until told to stop
     #[command(after_help = RUN_HELP)]
     Run(RunArgs),
-    /// Check the server, then create publication and slot, and table and column if wanted
+    /// Check the server, then create publication and slot, and on request table and column
     #[command(after_help = SETUP_HELP)]
     Setup(SetupArgs),
-    /// Drop the slot and its publication; never the table
+    /// Drop the slot and its publication, never the table
     #[command(after_help = TEARDOWN_HELP)]
     Teardown(TeardownArgs),
-    /// Show how the slot and its relay are doing
+    /// Show the state of the slot and its relay
     #[command(after_help = STATUS_HELP)]
     Status(StatusArgs),
-    /// Delete rows that are published and old, without being in anybody's way
+    /// Delete old published rows without blocking other sessions
     #[command(after_help = cleanup::CLEANUP_HELP)]
     Cleanup(CleanupArgs),
-    /// Compare the outbox with the topics: what is missing, duplicated or out of order
+    /// Compare the outbox with the topics: find missing, duplicated and misordered events
     #[command(after_help = verify::HELP)]
     Verify(VerifyArgs),
-    /// Publish rows of the outbox once more, beside a relay or without
+    /// Publish rows of the outbox once more, with or without a running relay
     #[command(after_help = replay::HELP)]
     Replay(ReplayArgs),
     /// Undelivered events in the dead-letter topic: list, show, retry or drop them
@@ -76,22 +73,22 @@ pub enum Command {
     /// Undelivered events in the table walrelay.parked: list, show, retry or drop them
     #[command(subcommand, after_help = undelivered::help::<Parked>())]
     Parked(UndeliveredCommand<Parked>),
-    /// Show the whole thing at work on a private, throw-away Postgres, and verify the result
+    /// Run walrelay on a private, temporary Postgres, and verify the result
     #[command(after_help = DEMO_HELP)]
     Demo(crate::demo::Options),
-    /// Make a configuration of a table or of another relay's, and check one
+    /// Write a configuration for a table, convert one from Debezium, and check one
     #[command(subcommand, after_help = config::HELP)]
     Config(ConfigCommand),
 }
 
-/// What every command that talks to Postgres takes.
+/// The flags of every command that connects to Postgres.
 #[derive(Debug, Args, Serialize)]
 pub struct Common {
     /// The replication slot [env: WALRELAY_SLOT]
     #[arg(long, value_name = "NAME")]
     pub slot: Option<String>,
-    /// Connection string of the outbox's database, best without a password: a command line can be read by everybody on
-    /// the machine. Without it, PGHOST, PGUSER, PGPASSFILE and so on hold [env: WALRELAY_DATABASE_URL]
+    /// Connection string of the outbox's database. Leave the password out: every user of the machine can read a command
+    /// line. The default comes from PGHOST, PGUSER, PGPASSFILE and so on [env: WALRELAY_DATABASE_URL]
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
     /// A configuration file [env: WALRELAY_CONFIG]
@@ -103,23 +100,23 @@ pub struct Common {
 /// `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// What the configuration file may say, too.
+    /// The settings.
     #[command(flatten)]
     pub settings: RunSettings,
-    /// Give up what is stored, and start where slot and server stand now. For once, after the server was replaced: events
-    /// between the two are not relayed, unless --backlog says which rows of the table are
+    /// Discard the stored position, and start at the slot's. For one start after the server was replaced: the relay skips
+    /// the events between the two positions, unless --backlog selects rows of the table
     #[arg(long)]
     pub adopt_slot: bool,
 }
 
-/// Which relay it is about: what every command takes that reads tables and topics.
+/// The flags of every command that reads tables and topics.
 #[derive(Debug, Args, Serialize)]
 pub struct RelaySettings {
     /// Slot, database, file.
     #[command(flatten)]
     #[serde(flatten)]
     pub common: Common,
-    /// Kafka's bootstrap servers, with commas between [env: WALRELAY_BROKERS]
+    /// Kafka's bootstrap servers, separated by commas [env: WALRELAY_BROKERS]
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
     /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
@@ -130,51 +127,51 @@ pub struct RelaySettings {
 /// The settings of `run` that have flags.
 #[derive(Debug, Args, Serialize)]
 pub struct RunSettings {
-    /// Those that are not its alone.
+    /// The relay.
     #[command(flatten)]
     #[serde(flatten)]
     pub relay: RelaySettings,
     /// The publication; walrelay_SLOT by default [env: WALRELAY_PUBLICATION]
     #[arg(long, value_name = "NAME")]
     pub publication: Option<String>,
-    /// Where rows come from; slot by default [env: WALRELAY_MODE]
+    /// The source of the rows; slot by default [env: WALRELAY_MODE]
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
-    /// What to do when the slot is gone; recover by default [env: WALRELAY_ON_SLOT_LOSS]
+    /// The reaction to a lost slot; recover by default [env: WALRELAY_ON_SLOT_LOSS]
     #[arg(long, value_name = "WHAT")]
     pub on_slot_loss: Option<OnLoss>,
-    /// What to publish of the rows that are there when the first slot is made: all, none, pending, since=TIME; pending
-    /// by default where outbox.pending is set, else all [env: WALRELAY_BACKLOG]
+    /// The existing rows to publish when the relay creates its first slot: all, none, pending, since=TIME; by default
+    /// pending if outbox.pending is set, else all [env: WALRELAY_BACKLOG]
     #[arg(long, value_name = "WHICH")]
     pub backlog: Option<String>,
-    /// How much log the slot may keep, such as 10GiB; no bound by default [env: WALRELAY_MAX_RETAINED_BYTES]
+    /// The most WAL that the slot may retain, such as 10GiB; no limit by default [env: WALRELAY_MAX_RETAINED_BYTES]
     #[arg(long, value_name = "BYTES")]
     pub max_retained_bytes: Option<String>,
-    /// What to do with a slot that keeps more; unready by default [env: WALRELAY_OVER_BUDGET]
+    /// The reaction to a slot that retains more; unready by default [env: WALRELAY_OVER_BUDGET]
     #[arg(long, value_name = "WHAT")]
     pub over_budget: Option<OverBudget>,
-    /// Where records go; kafka by default [env: WALRELAY_SINK]
+    /// The destination of the records; kafka by default [env: WALRELAY_SINK]
     #[arg(long, value_name = "SINK")]
     pub sink: Option<SinkKind>,
-    /// What to do with an event that cannot be delivered; stop by default [env: WALRELAY_ON_ERROR]
+    /// The reaction to an event that cannot be delivered; stop by default [env: WALRELAY_ON_ERROR]
     #[arg(long, value_name = "WHAT")]
     pub on_error: Option<OnError>,
-    /// How often an event arrives; at-least-once by default [env: WALRELAY_GUARANTEE]
+    /// The delivery guarantee; at-least-once by default [env: WALRELAY_GUARANTEE]
     #[arg(long, value_name = "HOW")]
     pub guarantee: Option<Guarantee>,
-    /// Where the position is kept; kafka by default [env: WALRELAY_STATE_STORE]
+    /// The store of the position; kafka by default [env: WALRELAY_STATE_STORE]
     #[arg(long, value_name = "STORE")]
     pub state_store: Option<StoreKind>,
-    /// Serve metrics and health here; a port alone means 127.0.0.1; off by default [env: WALRELAY_HTTP]
+    /// The address of metrics and health; a port alone means 127.0.0.1; off by default [env: WALRELAY_HTTP]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http: Option<String>,
-    /// How long a stop waits for acks; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
+    /// The longest wait for acks at a stop; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
     #[arg(long, value_name = "DURATION")]
     pub shutdown_timeout: Option<String>,
-    /// Form of log lines; text by default [env: WALRELAY_LOG_FORMAT]
+    /// The format of log lines; text by default [env: WALRELAY_LOG_FORMAT]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
-    /// What to log, such as info or walrelay=debug; info by default [env: WALRELAY_LOG]
+    /// The log filter, such as info or walrelay=debug; info by default [env: WALRELAY_LOG]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
 }
@@ -192,20 +189,20 @@ pub struct SetupArgs {
     /// The outbox table; public.outbox by default [env: WALRELAY_TABLE]
     #[arg(long, value_name = "TABLE")]
     pub table: Option<String>,
-    /// What the relay will read. With poll, table and column are all that is made and looked at: no right to replicate is
-    /// needed, and no logical wal_level. auto is as slot [env: WALRELAY_MODE]
+    /// The source of the relay's rows. With poll, setup creates and checks only table and column: it needs neither the
+    /// right to replicate nor a logical wal_level. auto is as slot [env: WALRELAY_MODE]
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
-    /// Create the table too, where it does not exist
+    /// Create the table, too, if it does not exist
     #[arg(long)]
     pub create_table: bool,
-    /// Add a column for the inserting transaction to a table that has none: what is published is then known exactly
+    /// Add a column for the inserting transaction, if the table has none: walrelay then knows exactly which rows are published
     #[arg(long)]
     pub add_xid_column: bool,
-    /// Change nothing; print the SQL, ready for psql
+    /// Change nothing; print the SQL for psql
     #[arg(long)]
     pub dry_run: bool,
-    /// How long a statement may take: creating a slot waits for every transaction that is under way
+    /// The time limit of a statement: creating a slot waits for every open transaction
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 }
@@ -223,11 +220,11 @@ pub struct TeardownArgs {
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
-    /// Also where a relay streams from the slot (it is cut off), or events were not relayed yet (the slot will not
-    /// deliver them)
+    /// Also drop a slot that a relay streams from (this ends the relay's session), or that has unrelayed events (no relay
+    /// will receive them from the slot)
     #[arg(long)]
     pub force: bool,
-    /// Leave the publication
+    /// Keep the publication
     #[arg(long)]
     pub keep_publication: bool,
 }
@@ -241,24 +238,24 @@ pub struct StatusArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Go on, every SECS seconds
+    /// Repeat every SECS seconds
     #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "2", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,
-    /// Unhealthy when more than this is not confirmed; takes 16MiB, too
+    /// Unhealthy if more bytes than this are not confirmed; accepts sizes such as 16MiB
     #[arg(long, value_name = "N", value_parser = bytes)]
     pub max_lag_bytes: Option<u64>,
-    /// Unhealthy when something is not confirmed for longer than this; with a relay it is measured, which
-    /// takes as long, so give it ten or more
+    /// Unhealthy if WAL is not confirmed for longer than this. With a relay, the command measures for as long: give it ten
+    /// or more
     #[arg(long, value_name = "N")]
     pub max_lag_seconds: Option<u64>,
 }
 
 const AFTER_HELP: &str = "\
 Start here:
-  walrelay demo                                        # see it work
-  walrelay setup --slot orders --create-table          # table and slot of yours
+  walrelay demo                                        # on a private Postgres
+  walrelay setup --slot orders --create-table          # create table and slot
   walrelay run --slot orders --brokers localhost:9092  # relay until Ctrl-C
-  walrelay config init --table billing.events          # for a table of yours
+  walrelay config init --table billing.events          # for an existing table
 
 A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
 the first of these counts.";
@@ -271,17 +268,17 @@ Examples:
   walrelay run --slot trial --sink stdout
 
 Exit codes:
-  0   told to stop, and everything acked was confirmed
+  0   told to stop; all acked events are confirmed
   2   the configuration is not valid
-  3   told to stop, and events were not acked in time; they are sent at the next start
+  3   told to stop, and events were not acked in time; the next start sends them
   11  Postgres refuses (31: Kafka refuses)
   12  the server is not fit for logical replication
-  14  the slot is missing, lost, or not ours
-  15  publication or table are not as events need them
+  14  the slot is missing, lost, or not walrelay's
+  15  publication or table do not fit
   16  server, slot and stored position do not belong together
   20  an event cannot be decoded or routed (21: Kafka refuses it)
   70  a bug
-What heals by itself, such as a server that cannot be reached, is tried again for as long as it takes.";
+The relay retries without limit after a fault that can pass, such as an unreachable server.";
 
 const SETUP_HELP: &str = "\
 Examples:
@@ -290,13 +287,13 @@ Examples:
   walrelay setup --slot orders --mode poll --add-xid-column
   walrelay setup --slot orders --dry-run | psql \"$WALRELAY_DATABASE_URL\"
 
-What is there already and fits is left alone. Table and column come first, then the publication, then the slot, which cannot decode what was written before its publication existed. With --mode poll there is neither.
+setup leaves existing objects alone if they fit. It creates table and column first, then the publication, then the slot: a slot cannot decode changes from before its publication. With --mode poll, setup creates neither publication nor slot.
 
 Exit codes:
-  0   all there
+  0   all objects exist
   2   the configuration is not valid
   10  Postgres cannot be reached (11: refuses)
-  12  the server is not fit, or transactions kept the slot waiting for longer than --timeout
+  12  the server does not fit, or creating the slot waited for transactions for longer than --timeout
   14  a slot of this name does not fit
   15  publication or table do not fit";
 
@@ -305,15 +302,15 @@ Examples:
   walrelay teardown --slot orders
   walrelay teardown --slot orders --yes
 
-What is stored stays where it is: a relay of a later slot of the same name publishes first what was not published.
+The stored position stays: a relay of a later slot of the same name first publishes the unpublished rows.
 
 Exit codes:
-  0   gone
+  0   slot and publication are dropped
   2   the configuration is not valid, or the answer was not yes
-  10  Postgres cannot be reached (11: refuses, or the publication is another role's)
+  10  Postgres cannot be reached (11: refuses, or another role owns the publication)
   13  a relay streams from the slot
-  14  events were not relayed yet, or the slot is not walrelay's
-  15  the publication is neither for one table only nor for those of the configuration";
+  14  the slot has unrelayed events, or is not walrelay's
+  15  the publication has neither exactly one table nor exactly the tables of the configuration";
 
 const STATUS_HELP: &str = "\
 Examples:
@@ -323,17 +320,17 @@ Examples:
 
 Exit codes:
   0   healthy
-  1   no relay streams from it, it is lost or about to be, or it is over a limit
+  1   no relay streams from the slot, the slot is lost or about to be, or a limit is exceeded
   2   the configuration is not valid
   10  Postgres cannot be reached (11: refuses)
-  14  no such slot";
+  14  the slot does not exist";
 
 const DEMO_HELP: &str = "\
 Examples:
   walrelay demo
   walrelay demo --seconds 30 --writers 8 --brokers localhost:9092
 
-What is called \"commit to reader\" is the p50/p99 commit-to-ack latency and a little more: from the time of the commit to the event's arrival at a reader of the topic.
+\"Commit to reader\" is the p50/p99 time from the commit to the arrival of the event at a consumer. It is a little longer than the commit-to-ack latency.
 
 Exit codes:
   0   every event was verified
@@ -381,18 +378,6 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn every_flag_of_a_setting_exists_on_the_command_line() {
-        let command = Cli::command();
-        let run = command.find_subcommand("run").unwrap();
-        for (flag, variable) in KEYS.iter().filter_map(|key| Some((key.flag?, key.variable()))) {
-            let help =
-                run.get_arguments().find(|argument| argument.get_long() == Some(flag)).and_then(clap::Arg::get_help);
-            let help = help.unwrap_or_else(|| panic!("run has no --{flag}")).to_string();
-            assert!(help.contains(&format!("[env: {variable}]")), "--{flag} does not name {variable}");
-        }
     }
 
     #[test]
@@ -464,6 +449,11 @@ mod tests {
         for key in KEYS.iter() {
             let Some(flag) = key.flag else { continue };
             let argument = run.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
+            let help = argument.get_help().unwrap().to_string();
+            assert!(
+                help.contains(&format!("[env: {}]", key.variable())),
+                "--{flag} does not name its variable: {help}"
+            );
             let value =
                 argument.get_possible_values().last().map_or("x".to_owned(), |value| value.get_name().to_owned());
             for command in [&["run"][..], &["config", "check"]] {
@@ -530,35 +520,25 @@ mod tests {
         assert!(has("replay", "shutdown-timeout") && !has("verify", "shutdown-timeout") && has("setup", "mode"));
     }
 
-    fn help(of: &str) -> String {
-        let mut command = Cli::command().term_width(100);
-        command.build();
-        if of.is_empty() {
-            return command.render_long_help().to_string();
-        }
-        command.find_subcommand_mut(of).unwrap().clone().term_width(100).render_help().to_string()
-    }
-
     #[test]
     fn the_overview_names_every_command_and_where_to_start() {
-        insta::assert_snapshot!(help(""), @r#"
+        insta::assert_snapshot!(Cli::command().term_width(100).render_long_help(), @r#"
         Relays an outbox table through a Postgres logical replication slot into Kafka
 
         Usage: walrelay <COMMAND>
 
         Commands:
           run           Relay events until told to stop
-          setup         Check the server, then create publication and slot, and table and column if wanted
-          teardown      Drop the slot and its publication; never the table
-          status        Show how the slot and its relay are doing
-          cleanup       Delete rows that are published and old, without being in anybody's way
-          verify        Compare the outbox with the topics: what is missing, duplicated or out of order
-          replay        Publish rows of the outbox once more, beside a relay or without
+          setup         Check the server, then create publication and slot, and on request table and column
+          teardown      Drop the slot and its publication, never the table
+          status        Show the state of the slot and its relay
+          cleanup       Delete old published rows without blocking other sessions
+          verify        Compare the outbox with the topics: find missing, duplicated and misordered events
+          replay        Publish rows of the outbox once more, with or without a running relay
           dead-letters  Undelivered events in the dead-letter topic: list, show, retry or drop them
           parked        Undelivered events in the table walrelay.parked: list, show, retry or drop them
-          demo          Show the whole thing at work on a private, throw-away Postgres, and verify the
-                        result
-          config        Make a configuration of a table or of another relay's, and check one
+          demo          Run walrelay on a private, temporary Postgres, and verify the result
+          config        Write a configuration for a table, convert one from Debezium, and check one
           help          Print this message or the help of the given subcommand(s)
 
         Options:
@@ -569,126 +549,13 @@ mod tests {
                   Print version
 
         Start here:
-          walrelay demo                                        # see it work
-          walrelay setup --slot orders --create-table          # table and slot of yours
+          walrelay demo                                        # on a private Postgres
+          walrelay setup --slot orders --create-table          # create table and slot
           walrelay run --slot orders --brokers localhost:9092  # relay until Ctrl-C
-          walrelay config init --table billing.events          # for a table of yours
+          walrelay config init --table billing.events          # for an existing table
 
         A setting may be a flag, a WALRELAY_* variable or a key of the configuration file;
         the first of these counts.
-        "#);
-    }
-
-    #[test]
-    fn the_help_of_status_has_examples_and_exit_codes() {
-        insta::assert_snapshot!(help("status"), @r#"
-        Show how the slot and its relay are doing
-
-        Usage: walrelay status [OPTIONS]
-
-        Options:
-              --slot <NAME>          The replication slot [env: WALRELAY_SLOT]
-              --database-url <URL>   Connection string of the outbox's database, best without a password: a
-                                     command line can be read by everybody on the machine. Without it,
-                                     PGHOST, PGUSER, PGPASSFILE and so on hold [env: WALRELAY_DATABASE_URL]
-              --config <FILE>        A configuration file [env: WALRELAY_CONFIG]
-              --json                 Print one JSON object instead of a table
-              --watch [<SECS>]       Go on, every SECS seconds
-              --max-lag-bytes <N>    Unhealthy when more than this is not confirmed; takes 16MiB, too
-              --max-lag-seconds <N>  Unhealthy when something is not confirmed for longer than this; with a
-                                     relay it is measured, which takes as long, so give it ten or more
-          -h, --help                 Print help
-          -V, --version              Print version
-
-        Examples:
-          walrelay status --slot orders
-          walrelay status --slot orders --json --max-lag-bytes 64MiB
-          walrelay status --slot orders --watch 5
-
-        Exit codes:
-          0   healthy
-          1   no relay streams from it, it is lost or about to be, or it is over a limit
-          2   the configuration is not valid
-          10  Postgres cannot be reached (11: refuses)
-          14  no such slot
-        "#);
-    }
-
-    #[test]
-    fn the_help_of_run_has_examples_and_exit_codes() {
-        insta::assert_snapshot!(help("run"), @r#"
-        Relay events until told to stop
-
-        Usage: walrelay run [OPTIONS]
-
-        Options:
-              --slot <NAME>                  The replication slot [env: WALRELAY_SLOT]
-              --database-url <URL>           Connection string of the outbox's database, best without a
-                                             password: a command line can be read by everybody on the
-                                             machine. Without it, PGHOST, PGUSER, PGPASSFILE and so on hold
-                                             [env: WALRELAY_DATABASE_URL]
-              --config <FILE>                A configuration file [env: WALRELAY_CONFIG]
-              --brokers <HOST:PORT>          Kafka's bootstrap servers, with commas between [env:
-                                             WALRELAY_BROKERS]
-              --table <TABLE>                The outbox table; public.outbox by default [env:
-                                             WALRELAY_TABLE]
-              --publication <NAME>           The publication; walrelay_SLOT by default [env:
-                                             WALRELAY_PUBLICATION]
-              --mode <MODE>                  Where rows come from; slot by default [env: WALRELAY_MODE]
-                                             [possible values: slot, poll, auto]
-              --on-slot-loss <WHAT>          What to do when the slot is gone; recover by default [env:
-                                             WALRELAY_ON_SLOT_LOSS] [possible values: recover, stop]
-              --backlog <WHICH>              What to publish of the rows that are there when the first slot
-                                             is made: all, none, pending, since=TIME; pending by default
-                                             where outbox.pending is set, else all [env: WALRELAY_BACKLOG]
-              --max-retained-bytes <BYTES>   How much log the slot may keep, such as 10GiB; no bound by
-                                             default [env: WALRELAY_MAX_RETAINED_BYTES]
-              --over-budget <WHAT>           What to do with a slot that keeps more; unready by default
-                                             [env: WALRELAY_OVER_BUDGET] [possible values: unready, give-up]
-              --sink <SINK>                  Where records go; kafka by default [env: WALRELAY_SINK]
-                                             [possible values: kafka, stdout, null]
-              --on-error <WHAT>              What to do with an event that cannot be delivered; stop by
-                                             default [env: WALRELAY_ON_ERROR] [possible values: stop, park,
-                                             dead-letter, skip]
-              --guarantee <HOW>              How often an event arrives; at-least-once by default [env:
-                                             WALRELAY_GUARANTEE] [possible values: at-least-once,
-                                             exactly-once]
-              --state-store <STORE>          Where the position is kept; kafka by default [env:
-                                             WALRELAY_STATE_STORE] [possible values: kafka, postgres, slot]
-              --http <ADDRESS:PORT>          Serve metrics and health here; a port alone means 127.0.0.1;
-                                             off by default [env: WALRELAY_HTTP]
-              --shutdown-timeout <DURATION>  How long a stop waits for acks; 30s by default [env:
-                                             WALRELAY_SHUTDOWN_TIMEOUT]
-              --log-format <FORMAT>          Form of log lines; text by default [env: WALRELAY_LOG_FORMAT]
-                                             [possible values: text, json]
-              --log <FILTER>                 What to log, such as info or walrelay=debug; info by default
-                                             [env: WALRELAY_LOG]
-              --adopt-slot                   Give up what is stored, and start where slot and server stand
-                                             now. For once, after the server was replaced: events between
-                                             the two are not relayed, unless --backlog says which rows of
-                                             the table are
-          -h, --help                         Print help (see more with '--help')
-          -V, --version                      Print version
-
-        Examples:
-          walrelay run --slot orders --brokers localhost:9092
-          walrelay run --config walrelay.toml --http 9464
-          PGHOST=db PGUSER=relay walrelay run --slot orders --brokers kafka:9092
-          walrelay run --slot trial --sink stdout
-
-        Exit codes:
-          0   told to stop, and everything acked was confirmed
-          2   the configuration is not valid
-          3   told to stop, and events were not acked in time; they are sent at the next start
-          11  Postgres refuses (31: Kafka refuses)
-          12  the server is not fit for logical replication
-          14  the slot is missing, lost, or not ours
-          15  publication or table are not as events need them
-          16  server, slot and stored position do not belong together
-          20  an event cannot be decoded or routed (21: Kafka refuses it)
-          70  a bug
-        What heals by itself, such as a server that cannot be reached, is tried again for as long as it
-        takes.
         "#);
     }
 }

@@ -9,15 +9,15 @@ use serde::Serialize;
 
 use crate::error::{Error, Kind, Result};
 
-/// How often it is said how far a command is.
+/// The time between two messages about the progress of a command.
 const SAY_EVERY: Duration = Duration::from_secs(5);
 
-/// Why a command did not come to its end.
+/// The reason for the early end of a command.
 #[derive(Debug)]
 pub enum Failure {
-    /// It failed, and says why.
+    /// An error.
     Error(Error),
-    /// Nobody reads its output any more, as in `walrelay status --watch | head -1`: not a fault.
+    /// The reader of its output has ended, as in `walrelay status --watch | head -1`: not a fault.
     PipeClosed,
 }
 
@@ -30,11 +30,11 @@ impl From<Error> for Failure {
 /// The result of a command.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
-/// Prints `text` as it is to standard output. Where nobody reads that any more, nothing happens: what else a command is there
-/// for, and its exit code, are as they would have been.
+/// Prints `text` to standard output. After the end of the reader, this does nothing: the command goes on, and its exit code
+/// stays the same.
 ///
 /// # Errors
-/// [`Kind::Prerequisite`] where it cannot be written, as on a full disk.
+/// [`Kind::Prerequisite`] if standard output cannot be written, as on a full disk.
 pub fn print(text: &str) -> Outcome {
     match print_to_reader(text) {
         Err(Failure::PipeClosed) => Ok(()),
@@ -42,7 +42,7 @@ pub fn print(text: &str) -> Outcome {
     }
 }
 
-/// The same for a command that is there for nothing else, and has no end of its own.
+/// As [`print()`], for a command that only prints and has no end of its own.
 ///
 /// # Errors
 /// As [`print()`], and [`Failure::PipeClosed`].
@@ -65,15 +65,15 @@ pub fn print_line(text: impl std::fmt::Display) -> Outcome {
     print(&format!("{text}\n"))
 }
 
-/// Prints a value as JSON, for people to read and programs to parse.
+/// Prints a value as JSON on several lines.
 ///
 /// # Errors
-/// As [`print()`], and [`Kind::Bug`] for what is no JSON.
+/// As [`print()`], and [`Kind::Bug`] if the value cannot be JSON.
 pub fn print_json(value: &impl Serialize) -> Outcome {
     print_line(serde_json::to_string_pretty(value).map_err(no_json)?)
 }
 
-/// Prints `value` as JSON where that is asked for, and `text` otherwise.
+/// Prints `value` as JSON if `is_json`, else `text`.
 ///
 /// # Errors
 /// As [`print_json`].
@@ -84,19 +84,19 @@ pub fn print_report(is_json: bool, value: &impl Serialize, text: &str) -> Outcom
 /// A value as JSON on one line.
 ///
 /// # Errors
-/// [`Kind::Bug`] for what is no JSON.
+/// [`Kind::Bug`] if the value cannot be JSON.
 pub fn json_line(value: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(no_json)
 }
 
 fn no_json(error: serde_json::Error) -> Error {
-    Error::new(Kind::Bug, format!("it cannot be printed as JSON: {error}"))
+    Error::new(Kind::Bug, format!("the result cannot be printed as JSON: {error}"))
 }
 
-/// Writes `text` into a file of its own; over one that exists only with `force`.
+/// Writes `text` into a file. Replaces an existing file only with `force`.
 ///
 /// # Errors
-/// [`Kind::Config`] where it exists, [`Kind::Prerequisite`] where it cannot be written.
+/// [`Kind::Config`] if the file exists, [`Kind::Prerequisite`] if it cannot be written.
 pub fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     let mut options = OpenOptions::new();
     options.write(true);
@@ -116,7 +116,7 @@ pub fn write_file(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     })
 }
 
-/// `text` as a shell takes it for one word.
+/// `text` as one word of a shell.
 pub fn shell_word(text: &str) -> String {
     match text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c)) {
         true => text.to_owned(),
@@ -124,32 +124,32 @@ pub fn shell_word(text: &str) -> String {
     }
 }
 
-/// Tells the person at the terminal something that is not the command's output.
+/// Prints a line to standard error.
 pub fn note(text: impl std::fmt::Display) {
-    // Where not even standard error can be written, there is nobody to tell.
+    // A fault of standard error cannot be reported.
     writeln!(io::stderr().lock(), "{text}").unwrap_or_default();
 }
 
-/// Tells the person at the terminal what is allowed and should be known.
+/// Prints warnings to standard error.
 pub fn warn<W: std::fmt::Display>(warnings: impl IntoIterator<Item = W>) {
     for warning in warnings {
         note(format_args!("warning: {warning}"));
     }
 }
 
-/// Tells the person at the terminal how far a command is, not too often.
+/// Prints the progress of a command to standard error, at most every five seconds.
 #[derive(Debug)]
 pub struct Teller {
     said: Instant,
 }
 
 impl Teller {
-    /// Says nothing for a while.
+    /// Prints nothing for the first five seconds.
     pub(in crate::cli) fn new() -> Teller {
         Teller { said: Instant::now() }
     }
 
-    /// Says it, unless something was said a moment ago.
+    /// Prints `text`, unless the last message is too recent.
     pub fn tell(&mut self, text: impl FnOnce() -> String) {
         if self.said.elapsed() >= SAY_EVERY {
             self.said = Instant::now();
@@ -158,7 +158,7 @@ impl Teller {
     }
 }
 
-/// An error as it is printed: what happened, and what to do. Two lines, whatever is in it.
+/// An error as two lines, whatever it contains: the cause and the remedy.
 pub fn error_lines(error: &Error) -> String {
     let one_line = |text: String| text.split('\n').map(str::trim).collect::<Vec<_>>().join(" ");
     let happened = format!("error: {}", one_line(error.to_string()));
@@ -168,40 +168,39 @@ pub fn error_lines(error: &Error) -> String {
     }
 }
 
-/// How long the answer of a person is waited for by whoever holds something open meanwhile.
+/// The longest wait for an answer while a session or transaction is open.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
-/// What to do where nobody said yes.
-const ASK_AGAIN: &str = "start it again and answer y; --yes answers for you";
+/// The remedy without a yes.
+const ASK_AGAIN: &str = "repeat the command and answer y, or add --yes";
 
-/// Shows what would be done, and asks for it unless that is answered already; beside JSON it is shown only to whoever is asked.
+/// Shows a plan and asks for its confirmation, unless `--yes` gave it. With JSON output, the plan goes to the person who is
+/// asked. `otherwise` is the state without an answer.
 ///
 /// # Errors
-/// As [`confirm`], and where nobody answers; those of [`print()`].
+/// As [`confirm`], and those of [`print()`].
 pub async fn shown_and_confirmed(
     text: &str,
-    (is_json, is_answered): (bool, bool),
-    question: impl FnOnce() -> String,
+    is_json: bool,
+    is_confirmed: bool,
+    question: String,
     otherwise: &str,
 ) -> Outcome {
-    match is_json {
-        false => print(text)?,
-        true if !is_answered => note(text.trim_end()),
-        true => {}
+    match (is_json, is_confirmed) {
+        (false, _) => print(text)?,
+        (true, false) => note(text.trim_end()),
+        (true, true) => {}
     }
-    if !is_answered {
-        confirm_in_time(question(), otherwise).await?;
-    }
-    Ok(())
+    if is_confirmed { Ok(()) } else { Ok(confirm(question, otherwise).await?) }
 }
 
-/// As [`confirm`], and does not wait for ever; `otherwise` says what did not happen then.
+/// Asks `question` and waits for the answer. Only `y` and `yes` mean yes. `otherwise` is the state without an answer.
 ///
 /// # Errors
-/// [`Kind::Config`], as there and where nobody answers.
-async fn confirm_in_time(question: String, otherwise: &str) -> Result<()> {
-    let asked = tokio::task::spawn_blocking(move || confirm(&question));
+/// [`Kind::Config`] if there is no terminal, no answer in ten minutes, or another answer.
+pub async fn confirm(question: String, otherwise: &str) -> Result<()> {
+    let asked = tokio::task::spawn_blocking(move || asked(&question));
     match tokio::time::timeout(ANSWER_TIMEOUT, asked).await {
-        Ok(answer) => answer.map_err(|error| Error::new(Kind::Bug, format!("the question ended: {error}")))?,
+        Ok(answer) => judged(&answer.map_err(|error| Error::new(Kind::Bug, format!("the question ended: {error}")))??),
         Err(_) => {
             let cause = format!("no answer within ten minutes, and {otherwise}");
             Err(Error::new(Kind::Config, cause).remedy(ASK_AGAIN))
@@ -209,27 +208,23 @@ async fn confirm_in_time(question: String, otherwise: &str) -> Result<()> {
     }
 }
 
-/// Asks `question` and waits for the answer. Only `y` and `yes` are yes.
-///
-/// # Errors
-/// [`Kind::Config`] where there is no terminal to ask at, or the answer is not yes.
-pub fn confirm(question: &str) -> Result<()> {
+fn asked(question: &str) -> Result<String> {
     let stdin = io::stdin();
     if !stdin.is_terminal() {
-        return Err(Error::new(Kind::Config, "there is no terminal to ask at").remedy("pass --yes if you are sure"));
+        return Err(Error::new(Kind::Config, "there is no terminal to ask at").remedy("add --yes to confirm"));
     }
     let failed = |error: io::Error| Error::new(Kind::Config, format!("the terminal cannot be asked: {error}"));
     let mut stderr = io::stderr().lock();
     write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush()).map_err(failed)?;
     let mut answer = String::new();
     stdin.lock().read_line(&mut answer).map_err(failed)?;
-    judged(&answer)
+    Ok(answer)
 }
 
 fn judged(answer: &str) -> Result<()> {
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
-        _ => Err(Error::new(Kind::Config, "not confirmed, nothing was changed").remedy(ASK_AGAIN)),
+        _ => Err(Error::new(Kind::Config, "not confirmed; nothing was changed").remedy(ASK_AGAIN)),
     }
 }
 

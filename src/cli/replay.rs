@@ -26,32 +26,32 @@ use crate::sink::AnySink;
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("rows").required(true).multiple(true))]
 pub struct ReplayArgs {
-    /// Which relay, laid over the file as `run` would; with several outboxes, --table says which one.
+    /// The relay; with several outboxes, --table selects one.
     #[command(flatten)]
     pub settings: RelaySettings,
-    /// Rows with one of these ids; may be given again
+    /// Rows with one of these ids; can be repeated
     #[arg(long, value_name = "VALUE", num_args = 1.., group = "rows")]
     pub id: Vec<String>,
-    /// Rows of these aggregates, by the column that outbox.columns.aggregateid names, as text; may be given again
+    /// Rows of these aggregates, by the text of the column outbox.columns.aggregateid; can be repeated
     #[arg(long, value_name = "KEY", num_args = 1.., group = "rows")]
     pub aggregate: Vec<String>,
-    /// Rows of this time or later: a timestamp as SQL reads it, in UTC unless it names a zone, or a duration for so long
-    /// ago, such as 2h. The time is that of outbox.time, or of created_at and its like
+    /// Rows of this time or later: a timestamp as SQL reads it, in UTC unless it names a zone, or an age such as 2h. The
+    /// time is in the column outbox.time, by default created_at or a similar column
     #[arg(long, value_name = "TIME", group = "rows")]
     pub since: Option<String>,
-    /// And only rows before this time
+    /// Only rows before this time
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
-    /// Rows for which this SQL condition over the table's columns holds
+    /// Rows that satisfy this SQL condition over the table's columns
     #[arg(long = "where", value_name = "SQL", group = "rows")]
     pub condition: Option<String>,
-    /// Publish nothing; say what would be published
+    /// Publish nothing; print the plan
     #[arg(long)]
     pub dry_run: bool,
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
-    /// How long a stop waits for acks; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
+    /// The longest wait for acks at a stop; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
     #[arg(long, value_name = "DURATION")]
     pub shutdown_timeout: Option<String>,
     /// Print one JSON object instead of tables
@@ -77,27 +77,27 @@ Examples:
   walrelay replay --config walrelay.toml --aggregate order-17 order-18 \\
     --where \"type = 'OrderPlaced'\" --yes --json
 
-All conditions given have to hold. Rows go out in the table's order, with the id, key and topic they had, and carry the header walrelay-replay: 1. Nothing in the database changes, and a relay may run meanwhile: a replayed event then comes after newer ones of its aggregate, which consumers tell by the header, and drop by its id where they know it. If a row cannot be routed, none is published. docs/replay.md has all of it.
+A row has to match all conditions. The command publishes the rows in the table's order, with their id, key and topic, and with the header walrelay-replay: 1. It changes nothing in the database, and a relay may run meanwhile. A replayed event arrives after newer events of its aggregate: consumers recognize it by the header, and a duplicate by its id. If a row cannot be routed, the command publishes none. docs/replay.md describes replay.
 
 Exit codes:
-  0   published and acked; or what --dry-run would publish was shown
-  1   no row is what was asked for
-  2   a condition cannot be meant like this, or the answer was not yes
+  0   all rows are published and acked; or --dry-run showed the plan
+  1   no row matches
+  2   a condition is not valid, or the answer was not yes
   3   told to stop before all rows were published
   10  Postgres cannot be reached (11: refuses)
-  15  there is no such table, or it lacks a column that is needed
+  15  the table does not exist, or lacks a required column
   20  a row cannot be routed, and none was published (21: Kafka refuses one)
   30  Kafka cannot be reached (31: refuses)";
 
-/// How long Kafka has to answer before anything is asked or sent.
+/// The time limit of the question which topics exist.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Shows what would be published, asks, and publishes it. Changes nothing in the database.
+/// Shows the plan, asks, and publishes. Changes nothing in the database.
 ///
 /// # Errors
-/// [`Kind::NothingMatched`] where there is no such row; [`Kind::Config`] for a condition that does not fit, and where
-/// nobody confirms; [`Kind::Event`] where a row cannot be routed, before anything is published; [`Kind::ShutdownTimeout`]
-/// where it was told to stop; what Postgres and Kafka give.
+/// [`Kind::NothingMatched`] if no row matches; [`Kind::Config`] for a condition that does not fit, and without a
+/// confirmation; [`Kind::Event`] if a row cannot be routed, before anything is published; [`Kind::ShutdownTimeout`] after a
+/// signal; those of Postgres and Kafka.
 pub async fn replay(args: &ReplayArgs) -> Outcome {
     let (loaded, config) = configured(args)?;
     warn(loaded.warnings(&config));
@@ -116,7 +116,7 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
         replay.survey(&mut |table, read, of| teller.tell(|| format!("reading {table}: {read} of {of} rows"))).await?;
     let topics: Vec<String> = survey.topics().into_iter().map(str::to_owned).collect();
     let mut report = Report::new(survey, args.dry_run);
-    replay.notes().iter().for_each(|note| report.note(note.clone()));
+    report.notes.extend(replay.notes().iter().cloned());
     if let Some(error) = report.fault(&wanted) {
         print_report(args.json, &report, &report.text())?;
         return Err(error.into());
@@ -127,11 +127,11 @@ pub async fn replay(args: &ReplayArgs) -> Outcome {
     let sink = AnySink::connect(&config)?;
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
     for missing in sink.missing(&topics, CHECK_TIMEOUT).await? {
-        report.note(format!("topic {missing} does not exist, or this user may not see it"));
+        report.notes.push(format!("topic {missing} does not exist, or this user may not see it"));
     }
-    // Meanwhile a transaction is open, behind which no table is vacuumed.
-    let question = || format!("Publish {} again?", report.rows());
-    shown_and_confirmed(&report.text(), (args.json, args.yes), question, "nothing was published").await?;
+    // The transaction stays open until the answer, and holds back vacuum.
+    let question = format!("Publish {} again?", report.rows());
+    shown_and_confirmed(&report.text(), args.json, args.yes, question, "nothing was published").await?;
     let stop = on_signals()?;
     let mut teller = Teller::new();
     let (published, ended) = replay
@@ -167,9 +167,9 @@ fn configured(args: &ReplayArgs) -> Result<(Loaded, Config)> {
         return Ok((loaded, config));
     };
     let refused = |cause: String| {
-        Error::new(Kind::Config, format!("--table: {cause}")).remedy("name one of the file's tables as it is there")
+        Error::new(Kind::Config, format!("--table: {cause}")).remedy("name one of the tables as the file writes it")
     };
-    let table: TableName = named.parse().map_err(|_| refused("this is no name of a table".to_owned()))?;
+    let table: TableName = named.parse().map_err(|_| refused("this is not a table name".to_owned()))?;
     let mut config = loaded.config(false)?;
     config.outboxes.retain(|outbox| outbox.source.table() == Some(&table));
     if config.outboxes.is_empty() {
@@ -203,11 +203,6 @@ impl Report {
         Report { dry_run, survey, ..Report::default() }
     }
 
-    /// Adds a remark.
-    pub fn note(&mut self, note: String) {
-        self.notes.push(note);
-    }
-
     /// Takes what was published.
     pub fn published(&mut self, published: Published) {
         self.published = published.acked;
@@ -219,24 +214,21 @@ impl Report {
         counted(self.survey.rows, "row")
     }
 
-    /// Why nothing can be published.
+    /// The error if nothing can be published.
     pub fn fault(&mut self, wanted: &Wanted) -> Option<Error> {
         if self.survey.rows == 0 {
-            let error = Error::new(Kind::NothingMatched, "no row is what was asked for");
-            return Some(error.remedy(
-                "all conditions have to hold at once; rows that were deleted after they were published cannot come again",
-            ));
+            let error = Error::new(Kind::NothingMatched, "no row matches");
+            return Some(error.remedy("a row has to match all conditions; replay cannot publish deleted rows"));
         }
         let given = wanted.ids.len();
         if self.survey.rows < given as u64 {
-            self.note(format!("{given} ids were given, and {} found", self.rows()));
+            self.notes.push(format!("{given} ids were given, and {} found", self.rows()));
         }
         (self.survey.unroutable > 0).then(|| {
             let cause =
                 format!("{} cannot be routed, and nothing was published", counted(self.survey.unroutable, "row"));
-            Error::new(Kind::Event, cause).remedy(
-                "correct the rows, or the template if it is not the one that was meant; or leave them out with --where",
-            )
+            Error::new(Kind::Event, cause)
+                .remedy("correct the rows or the template, or leave the rows out with --where")
         })
     }
 
@@ -253,12 +245,12 @@ impl Report {
         format!("{published} of {} were published{}.", self.rows(), up_to.unwrap_or_default())
     }
 
-    /// It was told to stop before its end.
+    /// The error after a signal.
     pub fn stopped(&self) -> Error {
         let said = self.said();
         Error::new(Kind::ShutdownTimeout, format!("told to stop: {}", said.trim_end_matches('.'))).remedy(
-            "for the rest, give the same conditions and with --where what is behind that row; rows that come twice carry \
-             their id twice",
+            "to publish the rest, repeat the command with a --where that selects the rows after that one; a row that is published \
+             twice has the same id twice",
         )
     }
 
@@ -335,7 +327,7 @@ mod tests {
     #[test]
     fn what_would_be_published_is_told_by_table_and_topic() {
         let mut report = Report::new(survey(2), true);
-        report.note("topic returns does not exist".to_owned());
+        report.notes.push("topic returns does not exist".to_owned());
         let error = report.fault(&Wanted::default()).unwrap();
         assert_eq!((error.kind(), error.cause()), (Kind::Event, "2 rows cannot be routed, and nothing was published"));
         insta::assert_snapshot!(report.text(), @r#"

@@ -21,19 +21,19 @@ use crate::postgres::quote::quote_ident;
 use crate::source::preflight::{self, Slot};
 
 const PENDING: &str = include_str!("../../sql/pending.sql");
-/// How many messages of the slot are looked at when counting what was not relayed: to refuse, one would do.
+/// The most messages of the slot that are counted: one unrelayed event is enough to refuse.
 const PENDING_MESSAGES: i32 = 10_000;
-/// How long decoding may take for that.
+/// The time limit of that count.
 const PENDING_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a walsender that was told to end may take.
+/// The longest wait for the end of a terminated walsender.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const RELEASE_POLL: Duration = Duration::from_millis(100);
 
-/// Drops the slot and the publication, after asking. What is gone already is said to be gone.
+/// Drops the slot and the publication, after a question. A missing object is no error.
 ///
 /// # Errors
-/// [`Kind::SlotActive`] and [`Kind::SlotUnusable`] where that would cut off a relay or lose events, without `--force`;
-/// [`Kind::Publication`] where others use the publication.
+/// [`Kind::SlotActive`] and [`Kind::SlotUnusable`] if a relay streams or events would be lost, without `--force`;
+/// [`Kind::Publication`] if other tables are in the publication.
 pub async fn teardown(args: &TeardownArgs) -> Outcome {
     let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
     warn(loaded.settings.warnings());
@@ -61,11 +61,12 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     .flatten()
     .collect();
     if doomed.is_empty() {
-        return print_line(format_args!("Nothing to drop: slot {} is not there.", source.slot));
+        return print_line(format_args!("Nothing to drop: slot {} does not exist.", source.slot));
     }
     if !args.yes {
-        let lost = if args.force { " Events that were not relayed yet will not be." } else { "" };
-        confirm(&format!("Drop {} at {}?{lost}", doomed.join(" and "), source.database.describe()))?;
+        let lost = if args.force { " No relay will receive the unrelayed events from the slot." } else { "" };
+        let question = format!("Drop {} at {}?{lost}", doomed.join(" and "), source.database.describe());
+        confirm(question, "nothing was dropped").await?;
     }
     if let Some(slot) = &slot {
         if args.force {
@@ -81,15 +82,15 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
         session.run(&format!("dropping publication {}", source.publication), &drop).await?;
     }
     print_line(format_args!(
-        "Dropped {}. The table is untouched. What is stored stays too: a relay of a later slot {} publishes first what was \
-         not published.",
+        "Dropped {}. Table and stored position are unchanged: a relay of a later slot {} first publishes the unpublished \
+         rows.",
         doomed.join(" and "),
         source.slot
     ))
 }
 
-/// Asked before the slot goes, so that not half of it is done. `setup` makes publications of one table, or of those that
-/// the configuration names; what publishes others was not made for this relay alone.
+/// Refuses a publication that others may need, before the slot is dropped. `setup` creates publications of one table, or of
+/// the tables of the configuration.
 fn may_go(name: &str, publication: &Publication, outboxes: &[OutboxConfig]) -> Result<()> {
     if !publication.owned {
         return Err(Error::new(Kind::PostgresRefused, format!("publication {name} belongs to another role"))
@@ -105,12 +106,12 @@ fn may_go(name: &str, publication: &Publication, outboxes: &[OutboxConfig]) -> R
     Err(Error::new(
         Kind::Publication,
         format!(
-            "publication {name} publishes neither one table alone nor those of this configuration: others may need it"
+            "publication {name} has neither exactly one table nor exactly those of this configuration: others may need it"
         ),
     )
     .remedy(
-        "name the relay's configuration with --config; or keep the publication with --keep-publication, and drop it \
-         yourself if it is not needed",
+        "name the relay's configuration with --config; or keep the publication with --keep-publication, and drop the \
+         publication yourself if nobody needs it",
     ))
 }
 
@@ -123,12 +124,12 @@ async fn nothing_is_lost(
     let name = &source.slot;
     if let Some(pid) = slot.active_pid {
         return Err(Error::new(Kind::SlotActive, format!("slot {name} is in use by backend pid {pid}"))
-            .remedy("stop the relay first; --force cuts it off"));
+            .remedy("stop the relay first; --force ends its session"));
     }
     let ours = slot.plugin.as_deref() == Some("pgoutput") && slot.confirmed_flush_lsn.is_some();
     if !ours {
-        return Err(Error::new(Kind::SlotUnusable, format!("slot {name} is not one of walrelay's"))
-            .remedy("name the slot with --slot; --force drops it all the same"));
+        return Err(Error::new(Kind::SlotUnusable, format!("slot {name} is not walrelay's"))
+            .remedy("name the slot with --slot; --force drops this one anyway"));
     }
     if slot.lost().is_some() {
         return Ok(());
@@ -136,7 +137,7 @@ async fn nothing_is_lost(
     let limit = format!("set statement_timeout = {}", PENDING_TIMEOUT.as_millis());
     session.run("setting a time limit", &limit).await?;
     let publications = quote_ident(&source.publication)?;
-    let doing = format!("counting what slot {name} has not relayed");
+    let doing = format!("counting the unrelayed events of slot {name}");
     let prefixes: Vec<_> = outboxes
         .iter()
         .filter_map(|outbox| match &outbox.source {
@@ -160,14 +161,14 @@ async fn nothing_is_lost(
         return Ok(());
     }
     let at_least = if more { "at least " } else { "" };
-    Err(Error::new(Kind::SlotUnusable, format!("slot {name} has {at_least}{events} events that were not relayed"))
-        .remedy("let the relay catch up and stop it; --force drops the slot all the same"))
+    Err(Error::new(Kind::SlotUnusable, format!("slot {name} has {at_least}{events} unrelayed events"))
+        .remedy("let the relay catch up and stop it; --force drops the slot anyway"))
 }
 
-/// Why what the slot still has could not be counted. A role that may not read the slot may not drop it either. With a
-/// publication that is `unfound` where the slot reads, no relay would get further than this.
+/// The error of a failed count. A role that may not read the slot may not drop it either. If the slot's catalog does not
+/// have the publication (`unfound`), no relay can read the slot.
 fn not_told(name: &str, publication: &str, unfound: bool, error: &Error) -> Error {
-    let cause = format!("whether slot {name} has events that were not relayed cannot be told: {error}");
+    let cause = format!("the unrelayed events of slot {name} cannot be counted: {error}");
     if error.kind() == Kind::PostgresRefused {
         return Error::new(Kind::PostgresRefused, cause).remedy(
             "run teardown --keep-publication as a role with REPLICATION, then teardown again as the publication's owner",
@@ -176,11 +177,11 @@ fn not_told(name: &str, publication: &str, unfound: bool, error: &Error) -> Erro
     let told = Error::new(Kind::SlotUnusable, cause);
     if unfound {
         return told.remedy(format!(
-            "name the publication the slot was made for with --publication; if {publication} was dropped, or made after \
-             the slot, nobody can read what the slot still has, and --force drops it"
+            "name the publication of the slot with --publication; if {publication} was dropped, or is newer than the slot, \
+             no relay can read the slot, and --force drops it"
         ));
     }
-    told.remedy("let the relay catch up and stop it; --force drops the slot all the same")
+    told.remedy("let the relay catch up and stop it; --force drops the slot anyway")
 }
 
 /// Ends the session that uses the slot, and waits until the slot is free.
@@ -193,7 +194,7 @@ async fn release(session: &Session, name: &SlotName, slot: &Slot) -> Result<()> 
         if tokio::time::Instant::now() >= deadline {
             return Err(Error::new(
                 Kind::SlotActive,
-                format!("backend pid {pid} was told to end and still uses slot {name}"),
+                format!("backend pid {pid} was terminated and still uses slot {name}"),
             )
             .remedy("stop the relay, then try again"));
         }
@@ -206,29 +207,17 @@ async fn release(session: &Session, name: &SlotName, slot: &Slot) -> Result<()> 
 mod tests {
     use super::*;
 
-    fn told(sqlstate: &str, unfound: bool) -> Error {
-        not_told("orders", "walrelay_orders", unfound, &fault::server(While::Querying("x"), sqlstate, "no"))
-    }
-
     #[test]
-    fn a_role_that_may_not_read_the_slot_is_told_who_may() {
-        let refused = told("42501", false);
-        assert_eq!(refused.kind(), Kind::PostgresRefused);
-        assert!(
-            refused.what_to_do().unwrap().starts_with("run teardown --keep-publication as a role with REPLICATION")
-        );
-        let slow = told("57014", false);
-        assert_eq!(slow.kind(), Kind::SlotUnusable);
-        assert!(slow.what_to_do().unwrap().contains("let the relay catch up"));
-    }
-
-    #[test]
-    fn a_slot_whose_publication_is_gone_is_not_to_be_caught_up_with() {
-        let error = told("42704", true);
-        assert_eq!(error.kind(), Kind::SlotUnusable);
-        let remedy = error.what_to_do().unwrap();
-        assert!(remedy.contains("--publication; if walrelay_orders was dropped"), "{remedy}");
-        assert!(remedy.ends_with("--force drops it") && !remedy.contains("catch up"), "{remedy}");
+    fn a_failed_count_is_told_with_a_remedy() {
+        for (sqlstate, unfound, kind, remedy) in [
+            ("42501", false, Kind::PostgresRefused, "run teardown --keep-publication as a role with REPLICATION"),
+            ("57014", false, Kind::SlotUnusable, "let the relay catch up"),
+            ("42704", true, Kind::SlotUnusable, "--publication; if walrelay_orders was dropped"),
+        ] {
+            let error = fault::server(While::Querying("x"), sqlstate, "no");
+            let error = not_told("orders", "walrelay_orders", unfound, &error);
+            assert!(error.kind() == kind && error.what_to_do().unwrap().contains(remedy), "{error}");
+        }
     }
 
     #[test]

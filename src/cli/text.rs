@@ -1,13 +1,13 @@
-//! Text of the commands: times, cells, tables, remarks.
+//! Text that commands print: times, cells, tables, remarks.
 
 use std::io::IsTerminal as _;
 
-/// A time as RFC 3339 has it.
+/// A time in the form of RFC 3339.
 pub(super) fn time(ms: i64) -> Option<String> {
     jiff::Timestamp::from_millisecond(ms).ok().map(|time| format!("{time:.3}"))
 }
 
-/// How long ago, for people: one number. What is yet to come is `0s`.
+/// The age for people, as one number. A time in the future gives `0s`.
 pub(super) fn age(ms: i64, now_ms: i64) -> String {
     let seconds = now_ms.saturating_sub(ms).max(0) / 1_000;
     match seconds {
@@ -18,14 +18,14 @@ pub(super) fn age(ms: i64, now_ms: i64) -> String {
     }
 }
 
-/// Text for a cell or a line: escaped like a name in a log, without the quotes where it needs none, at most `chars` of it.
+/// Text for a cell or a line: escaped like a name in a log, but for quotes, and at most `chars` long.
 pub(super) fn cell(bytes: &[u8], chars: usize) -> String {
     let head = bytes.get(..(chars + 1).saturating_mul(4)).unwrap_or(bytes);
     let text: String = String::from_utf8_lossy(head).chars().flat_map(escaped).collect();
     cut(&text, chars)
 }
 
-/// As `char::escape_debug`, which quotes and backslashes have no need of here.
+/// As `char::escape_debug`, but for quotes and backslashes.
 fn escaped(character: char) -> Vec<char> {
     match character {
         '"' | '\'' | '\\' => vec![character],
@@ -33,7 +33,7 @@ fn escaped(character: char) -> Vec<char> {
     }
 }
 
-/// At most `chars` of a text, with a sign that there was more.
+/// At most `chars` of a text; `…` stands for the rest.
 pub(super) fn cut(text: &str, chars: usize) -> String {
     if text.chars().count() <= chars {
         return text.to_owned();
@@ -43,8 +43,8 @@ pub(super) fn cut(text: &str, chars: usize) -> String {
     head
 }
 
-/// Rows under each other, cells in line; the last of each row may be of any length. A name may hold anything, and a line
-/// is one line.
+/// Rows under each other, cells in line. The last cell of a row may have any length. Control characters become spaces:
+/// each row stays one line.
 pub(super) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     let cells = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or_default();
     let width =
@@ -58,7 +58,7 @@ pub(super) fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
     rows.iter().map(|row| line(row.as_ref())).collect::<Vec<_>>().join("\n")
 }
 
-/// Rows under a heading that says how many of `count` they are.
+/// Rows under a heading; the heading has their number if `count` is larger.
 pub(super) fn listed<R: AsRef<[String]>>(heading: &str, count: u64, rows: &[R]) -> String {
     let shown = rows.len() as u64;
     let of = if shown < count { format!(" ({shown} of {count})") } else { String::new() };
@@ -70,51 +70,19 @@ pub(super) fn notes(notes: &[String]) -> String {
     notes.iter().map(|note| format!("note: {}\n", note.replace(char::is_control, " "))).collect()
 }
 
-/// What of the last column is worth a look.
-const LAST_CHARS: usize = 12;
-
-/// Rows under each other, cells in line, no line longer than `width`. Columns that are too many are left out, in the order in
-/// which `spare` names them, and it is said which; the last one is cut.
-pub(super) fn table(mut rows: Vec<Vec<String>>, width: Option<usize>, spare: &[&str]) -> String {
-    let Some(width) = width else { return aligned(&rows) };
-    let mut left_out = Vec::new();
-    for name in spare {
-        let place = rows.first().and_then(|head| head.iter().position(|head| head == name));
-        if let Some(place) = place.filter(|_| !fits(&rows, width, spare)) {
-            rows.iter_mut().for_each(|row| drop(row.remove(place)));
-            left_out.push(*name);
-        }
-    }
-    let lines = aligned(&rows);
-    let mut fitted: Vec<_> = lines.lines().map(|line| cut(line, width)).collect();
-    if !left_out.is_empty() {
-        fitted.push(cut(&format!("(no room for: {}; --json has them)", left_out.join(", ")), width));
-    }
-    fitted.join("\n")
+/// Rows under each other, cells in line, lines cut to `width`.
+pub(super) fn table<R: AsRef<[String]>>(rows: &[R], width: Option<usize>) -> String {
+    let lines = aligned(rows);
+    lines.lines().map(|line| cut(line, width.unwrap_or(usize::MAX))).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether each column has its room; the last one, where it is spare, may be cut.
-fn fits(rows: &[Vec<String>], width: usize, spare: &[&str]) -> bool {
-    let columns = rows.first().map_or(0, Vec::len);
-    let wide = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|text| text.chars().count()).max();
-    let is_spare = |column: usize| {
-        let name = rows.first().and_then(|head| head.get(column));
-        column + 1 == columns && name.is_some_and(|name| spare.contains(&name.as_str()))
-    };
-    let room = |column: usize| match (wide(column).unwrap_or_default(), is_spare(column)) {
-        (wide, true) => wide.min(LAST_CHARS),
-        (wide, false) => wide,
-    };
-    (0..columns).map(room).sum::<usize>() + 2 * columns.saturating_sub(1) <= width
-}
-
-/// The width of the terminal that standard output is; none where it is something else, and nothing is to be cut.
+/// The width of the terminal; none if standard output is not a terminal.
 pub(super) fn width() -> Option<usize> {
     let is_terminal = std::io::stdout().is_terminal();
     is_terminal.then(|| terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0.max(40))))
 }
 
-/// `1 letter`, `2 letters`.
+/// `1 row`, `2 rows`.
 pub(super) fn counted(count: u64, one: &str) -> String {
     if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") }
 }
@@ -149,18 +117,8 @@ mod tests {
 
     #[test]
     fn no_line_is_longer_than_the_terminal() {
-        let rows = [["a", "error"], ["b", "it is long"]].map(|row| row.map(str::to_owned).to_vec()).to_vec();
-        assert_eq!(table(rows.clone(), Some(8), &[]), "a  error\nb  it i…");
-        assert_eq!(table(rows, None, &["error"]), "a  error\nb  it is long");
-    }
-
-    #[test]
-    fn columns_that_are_spare_make_room_for_those_that_are_not() {
-        let rows = [["id", "topic", "tries", "error"], ["17", "orders", "3", "the broker takes it not"]];
-        let rows = rows.map(|row| row.map(str::to_owned).to_vec()).to_vec();
-        let of = |width| table(rows.clone(), Some(width), &["topic", "error"]);
-        assert_eq!(of(31), "id  topic   tries  error\n17  orders  3      the broker …");
-        assert_eq!(of(30), "id  tries  error\n17  3      the broker takes i…\n(no room for: topic; --json h…");
-        assert_eq!(of(20), "id  tries\n17  3\n(no room for: topic…");
+        let rows = [["a", "error"], ["b", "it is long"]].map(|row| row.map(str::to_owned));
+        assert_eq!(table(&rows, Some(8)), "a  error\nb  it i…");
+        assert_eq!(table(&rows, None), "a  error\nb  it is long");
     }
 }

@@ -283,7 +283,7 @@ pub(crate) fn judge(
              is given --backlog all",
         )));
     };
-    can_be_read(found, slot, database, &setup)?;
+    judge_slot(found, slot, database, &setup)?;
     let Some(published) = facts.publication() else {
         return Err(no_publication(publication, database, slot, found, setup));
     };
@@ -369,7 +369,7 @@ pub(crate) fn judge_server(server: &Server) -> Result<()> {
 }
 
 /// Whether the slot `found` can be read in `database`.
-fn can_be_read(found: &Slot, slot: &SlotName, database: &str, setup: &NextCommand) -> Result<()> {
+pub(crate) fn judge_slot(found: &Slot, slot: &SlotName, database: &str, setup: &NextCommand) -> Result<()> {
     let unusable = |cause: String, remedy: Remedy| Err(Error::new(Kind::SlotUnusable, cause).remedy(remedy));
     let text =
         format!("name another slot, or, if this one is not needed: select pg_drop_replication_slot('{slot}'), then `");

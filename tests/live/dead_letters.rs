@@ -113,7 +113,7 @@ fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
         text.starts_with("age ") && text.contains(&of_b) && text.contains("too-large") && !text.contains("canary"),
         "{text}"
     );
-    assert!(text.contains(&format!("{count} letters: ")), "{text}");
+    assert!(text.contains(&format!("{count} dead letters: ")), "{text}");
 
     // By what is asked for.
     let matched = |command: RelayCommand| well(&command)["matched"].as_u64().unwrap();
@@ -151,7 +151,7 @@ fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
     topic::alter(&world.brokers, &world.topic(0), &[("max.message.bytes", "1000000")]);
     let retry = || letters(&world, "retry");
     for (command, code, said) in [
-        (retry(), 2, "nothing says which letters"),
+        (retry(), 2, "no condition selects dead letters"),
         (retry().flag("--all").option("--id", &of_b), 2, "--all"),
         (retry().flag("--all"), 2, "no terminal"),
         (retry().flag("--all").flag("--dry-run"), 0, ""),
@@ -209,12 +209,12 @@ fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
     let settled = letters(&world, "show").option("--id", &of_a[1]).succeed();
     assert!(settled.contains("retried at 2"), "{settled}");
     let (code, _, words) = ran(&retry().option("--id", &of_a[1]).flag("--yes"));
-    assert!(code == 1 && words.contains("settled already"), "{words}");
+    assert!(code == 1 && words.contains("resolved already"), "{words}");
 
     // What cannot be sent is left, and can be dropped.
     let output = retry().flag("--all").flag("--yes").output();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("cannot be sent as it is") && text.contains(&lost), "{text}");
+    assert!(output.status.success() && text.contains("no record to send") && text.contains(&lost), "{text}");
     assert!(ids(&world.records(0)).contains(&of_b));
     let json = well(&letters(&world, "drop").option("--id", &lost).flag("--yes"));
     assert_eq!((&json["sent"], &json["newly_settled"]), (&0.into(), &of_lost.into()));
@@ -274,7 +274,7 @@ fn killed_in_the_middle_it_sends_some_again_and_loses_none() {
     eventually("some are sent", ARRIVAL, || world.delivered(), |records| *records >= 50);
     assert_eq!(running.terminate(EXIT), Some(3), "{}", running.log());
     let stopped = world.delivered();
-    assert!(running.log().contains(&format!("{stopped} were sent and {stopped} settled")), "{}", running.log());
+    assert!(running.log().contains(&format!("{stopped} were sent and {stopped} resolved")), "{}", running.log());
     assert_eq!(well(&letters(&world, "list"))["settled"], stopped);
 
     let mut running = retry("20").start();

@@ -351,8 +351,8 @@ fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
     // What is dropped is exactly what was named, and what is behind it arrives; with no relay, once there is one.
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
     let words = command(&world, "drop").option("--id", &first).flag("--yes").succeed();
-    assert!(words.contains("never delivered by the relay") && words.contains("once one is started"), "{words}");
-    assert!(command(&world, "list").succeed().contains("asked to drop"));
+    assert!(words.contains("the relay never delivers") && words.contains("the next one carries this out"), "{words}");
+    assert!(command(&world, "list").succeed().contains("drop requested"));
     let mut relay = parking(&world).start();
     eventually("others wait", ARRIVAL, || number_parked(&sql), |count| *count == 2);
     eventually("those behind are there", ARRIVAL, || world.delivered(), |count| *count == 3);

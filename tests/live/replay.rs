@@ -209,7 +209,7 @@ fn what_cannot_be_published_is_refused_before_anything_is() {
     for (command, code, said) in [
         // Nobody is there to be asked.
         (all(), 2, "there is no terminal to ask at"),
-        (replay(&world).option("--aggregate", "nobody").flag("--yes"), 1, "no row is what was asked for"),
+        (replay(&world).option("--aggregate", "nobody").flag("--yes"), 1, "no row matches"),
         (all().option("--brokers", &nowhere).flag("--yes"), 30, "Kafka"),
         (all().option("--table", "public.nothing").flag("--yes"), 15, "public.nothing"),
         (all().option("--database-url", &format!("postgres://nobody@{nowhere}/x")), 10, "Postgres"),

@@ -315,6 +315,6 @@ fn rows_have_neither_headers_nor_topics_that_are_walrelays_own() {
     let listed = RelayCommand::new("dead-letters").flag("list").option("--slot", &world.name);
     let listed = listed.option("--brokers", &world.brokers);
     let listed = listed.config_file(&format!("[delivery]\ndead_letter_topic = {:?}\n", dead(&world)));
-    assert!(listed.succeed().contains("3 letters: 3 unroutable"), "{}", listed.succeed());
+    assert!(listed.succeed().contains("3 dead letters: 3 unroutable"), "{}", listed.succeed());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }

@@ -15,7 +15,7 @@ use crate::upkeep::writer;
 /// How much of a value is shown in the table; `--json` has all of it.
 const SHOWN_CHARS_MAX: usize = 1_001;
 /// What stands for a value that only a row in the stream has.
-const WHEN_RELAYED: &str = "(known when it is relayed)";
+const WHEN_RELAYED: &str = "(known when the row is relayed)";
 
 /// The whole report. The fields are the keys of `--json`.
 #[derive(Debug, Clone, Serialize)]
@@ -167,7 +167,7 @@ impl Shown {
             Ok(time) => time.to_string(),
             Err(_) => format!("{ms} ms"),
         });
-        lines.push(("timestamp", time.unwrap_or_else(|| "(when it is produced)".to_owned())));
+        lines.push(("timestamp", time.unwrap_or_else(|| "(the time of sending)".to_owned())));
         for Header { name, value, known_when_relayed } in &self.headers {
             let value = match value {
                 _ if *known_when_relayed => WHEN_RELAYED.to_owned(),
@@ -226,7 +226,7 @@ impl Report {
         };
         if let Some(Shown { topic, .. }) = record.as_ref().filter(|record| is_internal(&record.topic)) {
             self.warnings.push(format!(
-                "the row goes to {topic}, one of Kafka's own topics, which takes no records: delivery.on_error says what becomes of it"
+                "the row goes to {topic}, an internal topic of Kafka that rejects records: delivery.on_error decides what happens to the event"
             ));
         }
         let (table, message_prefix) = match &outbox.source {
@@ -246,10 +246,9 @@ impl Report {
 
     /// The faults of rows that cannot be routed.
     pub(super) fn refused(&self) -> impl Iterator<Item = &Error> {
-        self.outboxes.iter().filter_map(|outbox| match &outbox.found {
-            Found::Refused { error, .. } => Some(error),
-            _ => None,
-        })
+        self.outboxes
+            .iter()
+            .filter_map(|outbox| if let Found::Refused { error, .. } = &outbox.found { Some(error) } else { None })
     }
 
     /// For people: a line per fact.
@@ -257,7 +256,7 @@ impl Report {
         let there = |name: &str, exists: bool| match (exists, self.fit) {
             (true, true) => format!("{name}, fit"),
             (true, false) => name.to_owned(),
-            (false, true) => format!("{name} is not there yet: walrelay setup makes it"),
+            (false, true) => format!("{name} is not there yet: walrelay setup creates it"),
             (false, false) => format!("{name} is not there"),
         };
         let mut lines = vec![
@@ -284,12 +283,12 @@ impl Outbox {
             lines.push(("not used", listed(&self.columns_not_used)));
         }
         let (row, record) = match &self.found {
-            Found::Messages => ("none: messages leave nothing behind to look at".to_owned(), None),
-            Found::Elsewhere => ("not looked at: the id is not in this table".to_owned(), None),
+            Found::Messages => ("none: messages have no rows".to_owned(), None),
+            Found::Elsewhere => ("none: the id is not in this table".to_owned(), None),
             Found::Nothing => ("none: the table is empty".to_owned(), None),
-            Found::Hidden => ("none is seen: the table is empty, or row-level security hides them".to_owned(), None),
+            Found::Hidden => ("none: the table is empty, or row-level security hides the rows".to_owned(), None),
             Found::Forbidden(role) => {
-                let why = format!("not read: role {role} has no SELECT on the table, which run does not need");
+                let why = format!("not read: role {role} has no SELECT on the table; run does not need that right");
                 (why, None)
             }
             Found::Refused { id, chosen, .. } => {
@@ -362,8 +361,8 @@ mod tests {
     fn where_a_row_goes_lines_up() {
         insta::assert_snapshot!(report(row(record(Some(b"{\"a\":\n 1}"), true)), true).text(), @r#"
         database     db:5432/shop as relay, PostgreSQL 17.11
-        publication  walrelay_orders is not there yet: walrelay setup makes it
-        slot         orders is not there yet: walrelay setup makes it
+        publication  walrelay_orders is not there yet: walrelay setup creates it
+        slot         orders is not there yet: walrelay setup creates it
         warning      a warning
         table        public.outbox
         used         id, aggregatetype, aggregateid, payload
@@ -375,7 +374,7 @@ mod tests {
           timestamp  1970-01-01T00:00:01.5Z
           header     id: 7
           header     tenant: (without a value)
-          header     walrelay-position: (known when it is relayed)
+          header     walrelay-position: (known when the row is relayed)
           body       (9 bytes) {"a":\n 1}
         "#);
     }
@@ -409,7 +408,7 @@ mod tests {
         assert_eq!(
             last,
             [
-                "row          none: messages leave nothing behind to look at",
+                "row          none: messages have no rows",
                 "used         id, aggregatetype, aggregateid, payload",
                 "messages     with prefix \"shop\"",
             ]

@@ -19,11 +19,11 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::source::row_key;
 
-/// Creates what is missing, leaves what fits, and refuses what does not fit with the SQL to fix it.
+/// Creates missing objects, keeps those that fit, and refuses those that do not fit, with the SQL that mends them.
 ///
 /// # Errors
-/// [`crate::error::Kind::PostgresUnfit`], [`crate::error::Kind::PostgresRefused`],
-/// [`crate::error::Kind::Publication`], [`crate::error::Kind::SlotUnusable`], and what connecting gives.
+/// [`Kind::PostgresUnfit`], [`Kind::PostgresRefused`], [`Kind::Publication`], [`Kind::SlotUnusable`], and those of the
+/// connection.
 pub async fn setup(args: &SetupArgs) -> Outcome {
     let loaded = Loaded::new(&flags(args), args.common.config.as_deref())?;
     warn(loaded.settings.warnings());
@@ -71,14 +71,14 @@ pub async fn setup(args: &SetupArgs) -> Outcome {
     let brokers = if loaded.settings.get("kafka.brokers").is_some() { "" } else { " --brokers HOST:PORT" };
     // A table that was made just now is empty.
     let again = if found.tables().next().is_some() && plan.steps.iter().any(|step| step.object == Object::Slot) {
-        "\n(add --backlog all, or since=TIME, the first time, if rows that are in the table already are to be published)"
+        "\n(add --backlog all, or since=TIME, to the first run to publish rows that are already in the table)"
     } else {
         ""
     };
     print_line(format_args!("Ready. Next: walrelay run --slot {}{}{brokers}{again}", source.slot, repeated(args)))
 }
 
-/// The flags of this `setup` that its `run` needs, too: what the environment or a file says, it finds by itself.
+/// The flags of this `setup` that its `run` needs, too. `run` reads environment and file by itself.
 fn repeated(args: &SetupArgs) -> String {
     let config = args.common.config.as_ref().map(|path| path.display().to_string());
     let mode = args.mode.and_then(word);
@@ -92,13 +92,13 @@ fn repeated(args: &SetupArgs) -> String {
     given.collect()
 }
 
-/// The plan as a script for `psql`: what stands in the way is a comment, because whoever runs it may have other rights.
+/// The plan as a script for `psql`. Obstacles are comments: the role that runs the script may have other rights.
 fn script(plan: &Plan, timeout: std::time::Duration) -> String {
     let mut lines =
         vec!["-- walrelay setup: stops at the first error.".to_owned(), "\\set ON_ERROR_STOP on".to_owned()];
     let comment = |text: &str| text.lines().map(|line| format!("-- {line}")).collect::<Vec<_>>().join("\n");
     for obstacle in &plan.obstacles {
-        lines.push(comment(&format!("IN THE WAY: {obstacle}")));
+        lines.push(comment(&format!("OBSTACLE: {obstacle}")));
         lines.extend(obstacle.what_to_do().map(|remedy| comment(&format!("    fix: {remedy}"))));
     }
     lines.extend(plan.present.iter().chain(&plan.remarks).map(|text| comment(text)));
@@ -116,27 +116,24 @@ fn script(plan: &Plan, timeout: std::time::Duration) -> String {
 }
 
 const WAITS: &str = include_str!("../../../sql/waits.sql");
-/// How often a waiting person is told what the slot waits for.
+/// The time between two messages about a slot that waits.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
-/// How long others have the table to themselves before it is asked for again.
+/// The pause before the next attempt to lock a table.
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
-/// How much longer than the server we wait for the server to give up.
+/// The time that the server has to end a statement after its time limit.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Bounds every statement of the session by `timeout`, and nothing by a lock timeout that role or database may have.
-///
-/// # Errors
-/// What the session gives.
+/// Sets the time limit of every statement of the session, without a lock timeout.
 async fn limit(session: &Session, timeout: Duration) -> Result<()> {
     let sql = format!("set lock_timeout = 0; set statement_timeout = {}", timeout.as_millis());
     session.run("setting time limits", &sql).await
 }
 
-/// Changes a table that is in use, with a statement that gives up its place in the queue for the lock after a short while:
-/// who comes behind it would wait, too.
+/// Changes a table that is in use. The statement waits for its lock for a short time only, because other sessions queue
+/// behind it.
 ///
 /// # Errors
-/// [`Kind::PostgresUnfit`] where the lock was not to be had within `timeout`; nothing is changed then.
+/// [`Kind::PostgresUnfit`] if the statement got no lock within `timeout`; the table is unchanged then.
 async fn patiently(session: &Session, step: &Step, timeout: Duration) -> Result<()> {
     let deadline = tokio::time::Instant::now() + timeout;
     loop {
@@ -148,9 +145,10 @@ async fn patiently(session: &Session, step: &Step, timeout: Duration) -> Result<
             return Err(fault::sql(While::Querying(&step.doing), &error));
         }
         if tokio::time::Instant::now() >= deadline {
-            let cause = format!("gave up {} after {}: others use the table", step.doing, exact_duration(timeout));
+            let cause =
+                format!("gave up {} after {}: other transactions use the table", step.doing, exact_duration(timeout));
             return Err(Error::new(Kind::PostgresUnfit, cause).remedy(
-                "let long transactions end, or end them (pg_stat_activity has their age), or wait longer with --timeout",
+                "wait for long transactions, or end them (pg_stat_activity has their age), or wait longer with --timeout",
             ));
         }
         note(format_args!("waiting for transactions that use the table ({})", step.doing));
@@ -158,27 +156,24 @@ async fn patiently(session: &Session, step: &Step, timeout: Duration) -> Result<
     }
 }
 
-/// Runs a statement that takes as long as the table is large, and is in nobody's way; `timeout` bounds those after it.
-///
-/// # Errors
-/// What the session gives.
+/// Runs a statement that blocks no other session and takes long on a large table; `timeout` bounds those after it.
 async fn unbounded(session: &Session, step: &Step, timeout: Duration) -> Result<()> {
     session.run("lifting the time limit", "set statement_timeout = 0").await?;
     session.run(&step.doing, &step.sql).await?;
     limit(session, timeout).await
 }
 
-/// Creates the slot, and tells every two seconds which transactions it waits for.
+/// Creates the slot, and prints every two seconds the transactions that it waits for.
 ///
 /// # Errors
-/// [`Kind::PostgresUnfit`] where it is not there after `timeout`; the server then leaves nothing behind.
+/// [`Kind::PostgresUnfit`] if the slot does not exist after `timeout`; the server then leaves nothing behind.
 async fn create_slot(session: &Session, database: &ConnInfo, step: &Step, timeout: Duration) -> Outcome {
     let pid: i32 =
         match session.row("asking for the session's pid", "select pg_catalog.pg_backend_pid() as pid", &[]).await? {
             Some(row) => column(&row, "pid")?,
             None => return Err(Error::new(Kind::Bug, "the session has no pid").into()),
         };
-    // The second session is opened before it is needed: when all connections are taken, that is known first.
+    // Opened first: a server without a free connection then fails before the slot is created.
     let observer = Session::connect(database, "setup").await?;
     let deadline = tokio::time::sleep(timeout + GRACE);
     tokio::pin!(deadline);
@@ -202,7 +197,7 @@ async fn create_slot(session: &Session, database: &ConnInfo, step: &Step, timeou
     }
 }
 
-/// Whether this is how `statement_timeout` ends a statement. An administrator's `pg_cancel_backend` ends it alike.
+/// Whether `statement_timeout` ended a statement. An administrator's `pg_cancel_backend` gives the same code.
 fn timed_out(code: Option<&SqlState>) -> bool {
     code == Some(&SqlState::QUERY_CANCELED)
 }
@@ -211,12 +206,12 @@ fn too_late(step: &Step, timeout: Duration, waits: &str) -> Error {
     let for_whom = if waits.is_empty() { String::new() } else { format!(" for {waits}") };
     let cause = format!("gave up {} after {}, waiting{for_whom}", step.doing, exact_duration(timeout));
     Error::new(Kind::PostgresUnfit, cause).remedy(
-        "let these transactions end, or end them (select pg_terminate_backend(PID); or rollback prepared 'NAME';), \
+        "wait for these transactions, or end them (select pg_terminate_backend(PID); or rollback prepared 'NAME';), \
          or wait longer with --timeout; then run setup again",
     )
 }
 
-/// Who is in the way of the backend `pid`, without what they are doing: that may hold data.
+/// The transactions that the backend `pid` waits for, without their queries: a query may contain data.
 async fn blockers(observer: &Session, pid: i32) -> Result<String> {
     let rows = observer.rows("asking what the slot waits for", WAITS, &[&pid]).await?;
     let blockers = rows.iter().map(|row| {

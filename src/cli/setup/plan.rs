@@ -10,14 +10,14 @@ use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::poll::{NEEDS_ORDER, TableFacts, table_facts};
 use crate::postgres::catalog::Table;
 use crate::postgres::query::{one_json, one_text, parsed};
-use crate::source::preflight::{self, MAJOR_MIN, Server, Slot};
+use crate::source::preflight::{self, MAJOR_MIN, Server, Slot, judge_slot};
 
 const CAPACITY: &str = include_str!("../../../sql/room.sql");
 const PUBLICATION: &str = include_str!("../../../sql/publication.sql");
 /// A slot can be kept on standbys from here on.
 const FAILOVER_SINCE: u32 = 17;
 
-/// What is to be there in the end.
+/// The objects that must exist in the end.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
     /// The slot.
@@ -26,9 +26,9 @@ pub struct Wanted<'a> {
     pub publication: &'a str,
     /// Tables with their columns, or messages.
     pub outboxes: &'a [OutboxConfig],
-    /// Whether to create a table where it does not exist.
+    /// Whether to create a table that does not exist.
     pub create_table: bool,
-    /// Whether the relay reads the table and never a slot: then there is no publication either.
+    /// Whether the relay polls: such a relay needs neither slot nor publication.
     pub polls: bool,
 }
 
@@ -38,20 +38,24 @@ impl<'a> Wanted<'a> {
         self.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)))
     }
 
-    /// Their names.
+    /// This command.
+    fn setup(&self) -> NextCommand {
+        NextCommand::new("setup").option("slot", self.slot)
+    }
+
     fn names(&self) -> Vec<&'a TableName> {
         self.tables().map(|(_, name)| name).collect()
     }
 }
 
-/// What a step makes, in the order of steps: whoever may not make a slot has the table by then.
+/// The object that a step creates, in the order of the steps: a role that may not create a slot has the table by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Object {
     /// The table.
     Table,
     /// A column of the table.
     Column,
-    /// An index of it, built beside writers: alone, in no transaction.
+    /// An index of the table, built concurrently: alone, in no transaction.
     Index,
     /// The publication.
     Publication,
@@ -65,36 +69,36 @@ impl Object {
     }
 }
 
-/// One thing to do.
+/// One statement of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// What it makes.
+    /// The object it creates.
     pub object: Object,
-    /// In words that follow "while".
+    /// The operation, in words that follow "while".
     pub doing: String,
-    /// To be said afterwards.
+    /// The message after success.
     pub done: String,
     /// The statement, or several.
     pub sql: String,
 }
 
-/// What to do, in this order.
+/// The plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Statements: table, column, publication, slot, as far as each is missing.
+    /// Statements in order: table, column, publication, slot, each if it is missing.
     pub steps: Vec<Step>,
-    /// What is there already and fits.
+    /// Objects that exist and fit.
     pub present: Vec<String>,
-    /// What the operator should know.
+    /// Facts for the operator.
     pub remarks: Vec<String>,
-    /// What may go wrong one day, and can be mended now.
+    /// Risks that the operator can remove now.
     pub warnings: Vec<String>,
-    /// What keeps this role on this server from doing the steps.
+    /// Faults that keep this role on this server from running the steps.
     pub obstacles: Vec<Error>,
 }
 
 impl Plan {
-    /// Puts what is done to tables before publication and slot, and changes no other order.
+    /// Puts the steps of tables before publication and slot, and changes no other order.
     pub fn put_tables_first(&mut self) {
         self.steps.sort_by_key(|step| !step.object.is_of_table());
     }
@@ -102,7 +106,7 @@ impl Plan {
     /// All obstacles as one error.
     ///
     /// # Errors
-    /// The first obstacle's kind, with what they say and what to do about each.
+    /// The first obstacle's kind, with the causes and remedies of all.
     pub fn refusal(&self) -> Result<()> {
         let Some(first) = self.obstacles.first() else { return Ok(()) };
         let causes: Vec<_> = self.obstacles.iter().map(Error::to_string).collect();
@@ -111,15 +115,15 @@ impl Plan {
     }
 }
 
-/// What to do, so that what is `wanted` comes from what was `found`.
+/// The plan that creates the `wanted` objects that were not `found`.
 ///
 /// # Errors
-/// Something is there and does not fit; the remedy has the SQL.
+/// An object exists and does not fit; the remedy has the SQL.
 pub fn plan(wanted: &Wanted<'_>, found: &Found) -> Result<Plan> {
     let mut plan = Plan::default();
     serves(wanted, &found.server, &mut plan);
     if wanted.polls && wanted.outboxes.len() != found.outboxes.len() {
-        return Err(Error::new(Kind::Config, "messages are in no table, and cannot be polled")
+        return Err(Error::new(Kind::Config, "a relay cannot poll messages: no table has them")
             .remedy("leave --mode poll out, or message_prefix"));
     }
     for ((outbox, name), place) in wanted.tables().zip(&found.outboxes) {
@@ -165,7 +169,7 @@ fn table(
     match (&place.table, wanted.create_table) {
         (Some(table), _) => {
             table_fits(wanted, outbox, name, table)?;
-            plan.present.push(format!("table {name} is there"));
+            plan.present.push(format!("table {name} exists"));
         }
         (None, false) => {
             return Err(Error::new(
@@ -187,7 +191,7 @@ fn table(
             refuse_if(plan, place.may_create_in_schema.is_none(), || {
                 let cause = format!("schema {} does not exist in database {}", name.schema(), found.server.database);
                 let values = [("schema", Value::Name(name.schema())), ("role", Value::Name(&found.server.role))];
-                // Whoever may not create it asks somebody who may, and owns it then.
+                // A role that may not create the schema needs another role to create it, and becomes its owner.
                 let template = match found.capacity.may_create {
                     true => "create schema {schema};",
                     false => "create schema {schema} authorization {role};",
@@ -229,7 +233,7 @@ fn table_fits(wanted: &Wanted<'_>, outbox: &OutboxConfig, name: &TableName, tabl
     }
     if table.persistence != "p" {
         let sql = format!("alter table {name} set logged;");
-        return unfit(format!("table {name} is unlogged or temporary, and so is in no write-ahead log"), sql);
+        return unfit(format!("table {name} is unlogged or temporary: its rows are not in the WAL"), sql);
     }
     let streamed: Vec<&str> =
         table.columns.iter().filter(|column| !column.generated).map(|column| column.name.as_str()).collect();
@@ -258,76 +262,75 @@ fn columns(outbox: &OutboxConfig) -> impl Iterator<Item = (&'static str, &str)> 
     .into_iter()
 }
 
-/// Makes the publication, mends it where a table of it is made anew, or refuses it with the SQL that mends it.
+/// Plans the publication: creates it, adds tables that are created anew, or refuses it with the SQL that mends it.
 fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
-    let tables = wanted.names();
-    let values = [("publication", Value::Name(wanted.publication)), ("tables", Value::Tables(&tables))];
-    let name = wanted.publication;
     match (&found.publication, &found.slot) {
-        (Some(publication), _) => {
-            let partitioned = found.tables().any(Table::is_partitioned);
-            let places = tables.iter().zip(&found.outboxes);
-            let made: Vec<&TableName> =
-                places.filter(|(_, place)| place.table.is_none()).map(|(name, _)| *name).collect();
-            publication_fits(wanted, &with(publication, &made), partitioned)?;
-            if !made.is_empty() {
-                return add(name, publication, &made, found, plan);
-            }
-            let what = match tables.is_empty() {
-                true => String::new(),
-                false => format!(" and publishes inserts into {}", listed(&tables)),
-            };
-            plan.present.push(format!("publication {name} is there{what}"));
-            if publication.other_than_inserts {
-                let sql = fill("alter publication {publication} set (publish = 'insert');", &values)?;
-                plan.remarks.push(format!(
-                    "publication {name} publishes more than inserts, which costs traffic and is dropped; inserts are enough: {sql}"
-                ));
-            }
-        }
+        (Some(publication), _) => keep_publication(wanted, publication, found, plan),
+        (None, None) => create_publication(wanted, found, plan),
+        // A slot decodes with the catalog of the time of each change: that catalog has no publication.
         (None, Some(slot)) => {
             if !slot.is_ours(&found.server.database) {
-                slot_fits(wanted.slot, slot, &found.server)?;
+                judge_slot(slot, wanted.slot, &found.server.database, &wanted.setup())?;
             }
-            // A slot decodes with the catalog of the time of each change: there is no publication in its past.
-            return Err(Error::new(
-                Kind::Publication,
-                format!("slot {} is there and publication {name} is not; a slot cannot decode what was written before its publication", wanted.slot),
-            )
-            .remedy(
-                Remedy::from("name the publication it was made for with --publication. If that was dropped: ")
+            let cause = format!(
+                "slot {} exists and publication {} does not; a slot cannot decode changes from before its publication",
+                wanted.slot, wanted.publication
+            );
+            Err(Error::new(Kind::Publication, cause).remedy(
+                Remedy::from("name the publication of the slot with --publication. If that was dropped: ")
                     .and(NextCommand::new("teardown").option("slot", wanted.slot).flag("force"))
                     .and(", then ")
-                    .and(NextCommand::new("setup").option("slot", wanted.slot))
-                    .and("; `walrelay run` reads from the table what was not published"),
-            ));
-        }
-        (None, None) => {
-            refuse_if(plan, !found.capacity.may_create, || {
-                Error::new(
-                    Kind::PostgresRefused,
-                    format!(
-                        "role {} may not create publications in database {}",
-                        found.server.role, found.server.database
-                    ),
-                )
-                .remedy(grant("grant create on database {database} to {role};", &found.server))
-            });
-            for (table, place) in tables.iter().zip(&found.outboxes) {
-                refuse_if(plan, place.table.as_ref().is_some_and(|table| !table.owned), || {
-                    Error::new(Kind::PostgresRefused, format!("role {} does not own table {table}", found.server.role))
-                        .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run")
-                });
-            }
-            let template = if tables.is_empty() { sql::CREATE_PUBLICATION_OF_NOTHING } else { sql::CREATE_PUBLICATION };
-            plan.steps.push(Step {
-                object: Object::Publication,
-                doing: format!("creating publication {name}"),
-                done: format!("publication {name} created"),
-                sql: fill(template, &values)?,
-            });
+                    .and(wanted.setup())
+                    .and("; `walrelay run` reads the unpublished rows from the table"),
+            ))
         }
     }
+}
+
+fn keep_publication(wanted: &Wanted<'_>, publication: &Publication, found: &Found, plan: &mut Plan) -> Result<()> {
+    let (name, tables) = (wanted.publication, wanted.names());
+    let places = tables.iter().zip(&found.outboxes);
+    let made: Vec<&TableName> = places.filter(|(_, place)| place.table.is_none()).map(|(name, _)| *name).collect();
+    let partitioned = found.tables().any(Table::is_partitioned);
+    publication_fits(wanted, &with(publication, &made), partitioned)?;
+    if !made.is_empty() {
+        return add(name, publication, &made, found, plan);
+    }
+    let what = match tables.is_empty() {
+        true => String::new(),
+        false => format!(" and publishes inserts into {}", listed(&tables)),
+    };
+    plan.present.push(format!("publication {name} exists{what}"));
+    if publication.other_than_inserts {
+        let values = [("publication", Value::Name(name))];
+        let sql = fill("alter publication {publication} set (publish = 'insert');", &values)?;
+        plan.remarks.push(format!(
+            "publication {name} publishes more than inserts: the other operations cost traffic, and the relay drops them. To \
+             publish only inserts: {sql}"
+        ));
+    }
+    Ok(())
+}
+
+fn create_publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
+    let (name, tables, server) = (wanted.publication, wanted.names(), &found.server);
+    refuse_if(plan, !found.capacity.may_create, || {
+        let cause = format!("role {} may not create publications in database {}", server.role, server.database);
+        Error::new(Kind::PostgresRefused, cause).remedy(grant("grant create on database {database} to {role};", server))
+    });
+    for (table, place) in tables.iter().zip(&found.outboxes) {
+        refuse_if(plan, place.table.as_ref().is_some_and(|table| !table.owned), || {
+            Error::new(Kind::PostgresRefused, format!("role {} does not own table {table}", server.role))
+                .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run")
+        });
+    }
+    let template = if tables.is_empty() { sql::CREATE_PUBLICATION_OF_NOTHING } else { sql::CREATE_PUBLICATION };
+    plan.steps.push(Step {
+        object: Object::Publication,
+        doing: format!("creating publication {name}"),
+        done: format!("publication {name} created"),
+        sql: fill(template, &[("publication", Value::Name(name)), ("tables", Value::Tables(&tables))])?,
+    });
     Ok(())
 }
 
@@ -341,7 +344,7 @@ fn with(publication: &Publication, more: &[&TableName]) -> Publication {
     publication
 }
 
-/// Tables that were dropped have left their publication, and those made in their place are not in it.
+/// A dropped table has left its publication, and the table that replaces it is not in the publication.
 fn add(name: &str, publication: &Publication, made: &[&TableName], found: &Found, plan: &mut Plan) -> Result<()> {
     refuse_if(plan, !publication.owned, || {
         let cause = format!("role {} does not own publication {name}", found.server.role);
@@ -357,8 +360,8 @@ fn add(name: &str, publication: &Publication, made: &[&TableName], found: &Found
     });
     if found.slot.is_some() {
         plan.remarks.push(format!(
-            "the slot is older than table {}: a relay that knows of an earlier one stops at its start, and says what can be \
-             chosen",
+            "the slot is older than table {}: a relay that knows an earlier table stops at its start, and its error names the \
+             choices",
             listed(made)
         ));
     }
@@ -426,9 +429,9 @@ fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
     let server = &found.server;
     let name = wanted.slot.as_str();
     if let Some(slot) = &found.slot {
-        slot_fits(wanted.slot, slot, server)?;
+        judge_slot(slot, wanted.slot, &server.database, &wanted.setup())?;
         let confirmed = slot.confirmed_flush_lsn.map_or_else(|| "nothing".to_owned(), |lsn| lsn.to_string());
-        plan.present.push(format!("slot {name} is there, confirmed to {confirmed}"));
+        plan.present.push(format!("slot {name} exists, confirmed up to {confirmed}"));
         return Ok(());
     }
     refuse_if(plan, !server.may_replicate, || {
@@ -439,72 +442,33 @@ fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
             ))
     });
     refuse_if(plan, found.capacity.free_slots < 1, || {
-        Error::new(Kind::PostgresUnfit, "all replication slots are taken")
+        Error::new(Kind::PostgresUnfit, "all replication slots are in use")
             .remedy("drop one that nobody needs, or raise max_replication_slots and restart the server")
     });
     refuse_if(plan, found.capacity.free_senders < 1, || {
-        Error::new(Kind::PostgresUnfit, "all walsenders are taken")
+        Error::new(Kind::PostgresUnfit, "all walsenders are in use")
             .remedy("raise max_wal_senders and restart the server")
     });
     let template = if server.major() >= FAILOVER_SINCE { sql::CREATE_SLOT_FAILOVER } else { sql::CREATE_SLOT };
     plan.steps.push(Step {
         object: Object::Slot,
         doing: format!("creating slot {name}"),
-        done: format!("slot {name} created: everything committed from now on will be relayed"),
+        done: format!("slot {name} created: a relay publishes everything committed from now on"),
         sql: fill(template, &[("slot", Value::Text(name))])?,
     });
-    Ok(())
-}
-
-fn slot_fits(name: &SlotName, slot: &Slot, server: &Server) -> Result<()> {
-    let unusable = |cause: String| Error::new(Kind::SlotUnusable, format!("slot {name} {cause}"));
-    let drop = fill(sql::DROP_SLOT, &[("slot", Value::Text(name.as_str()))])?;
-    let other_name = |cause: String| unusable(cause).remedy(format!("choose another --slot, or drop this one: {drop}"));
-    let plugin = slot.plugin.as_deref().unwrap_or_default();
-    if slot.slot_type != "logical" {
-        return Err(other_name("is a physical slot".to_owned()));
-    }
-    if plugin != "pgoutput" {
-        return Err(other_name(format!("uses the plugin {plugin}, not pgoutput")));
-    }
-    if slot.database.as_deref() != Some(server.database.as_str()) {
-        let database = slot.database.as_deref().unwrap_or_default();
-        return Err(unusable(format!("belongs to database {database}, not {}", server.database)).remedy(
-            "slot names are shared by all databases of a server: choose another --slot, or connect to that database",
-        ));
-    }
-    if slot.temporary || slot.two_phase {
-        let what = if slot.temporary {
-            "is temporary"
-        } else {
-            "decodes prepared transactions before their commit (two_phase)"
-        };
-        return Err(other_name(what.to_owned()));
-    }
-    if let Some(why) = slot.lost() {
-        return Err(unusable(format!("is lost ({why}): the log it needs is gone")).remedy(format!(
-            "start `walrelay run`, which makes it anew and reads from the table what was not published. Where nothing was \
-             relayed yet, drop it and run setup again: {drop}"
-        )));
-    }
-    if slot.confirmed_flush_lsn.is_none() {
-        let pid = slot.active_pid.map(|pid| format!(" by pid {pid}")).unwrap_or_default();
-        return Err(unusable(format!("is still being created{pid}, and waits for transactions that are under way"))
-            .remedy("wait for it, or end that session: select pg_terminate_backend(pid);"));
-    }
     Ok(())
 }
 
 fn remarks(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) {
     plan.remarks.push(match found.server.max_slot_wal_keep_mb {
         Some(-1) | None => {
-            "max_slot_wal_keep_size is -1: while no relay runs, the slot keeps write-ahead log until the disk is full; \
-                 watch `walrelay status`, or bound it and risk losing the slot"
+            "max_slot_wal_keep_size is -1: while no relay runs, the server keeps WAL for the slot until the disk is full; \
+                 watch `walrelay status`, or set a limit and risk the loss of the slot"
                 .to_owned()
         }
         Some(limit_mb) => format!(
-            "max_slot_wal_keep_size is {limit_mb} MB: a relay that falls further behind loses the slot, and with it \
-             events; watch `walrelay status`"
+            "max_slot_wal_keep_size is {limit_mb} MB: a relay that falls further behind loses the slot; watch \
+             `walrelay status`"
         ),
     });
     if found.server.major() >= FAILOVER_SINCE && found.slot.as_ref().is_some_and(|slot| slot.failover == Some(false)) {
@@ -629,8 +593,8 @@ impl Publication {
     }
 }
 
-/// Adds to `plan` what stands in the way of reading the tables that are there: an obstacle where the relay polls, else a
-/// warning. With `adds_column`, the column for the transaction is as good as there. Changes nothing, and reads no row.
+/// Adds the faults that keep a relay from reading the tables: obstacles if the relay polls, else warnings. `adds_column`:
+/// the plan adds the column for the transaction. Changes nothing, and reads no row.
 ///
 /// # Errors
 /// Those of the connection.
@@ -668,12 +632,11 @@ fn judge_rows(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts
     if facts.order.is_none() {
         let what = format!("table {table} has no identity or serial column, and outbox.order_by is not set");
         if wanted.polls {
-            plan.obstacles
-                .push(unfit(format!("{what}: nothing tells the order in which rows are to be read"), NEEDS_ORDER));
+            plan.obstacles.push(unfit(format!("{what}: the order of the rows is not known"), NEEDS_ORDER));
         } else {
             plan.warnings.push(format!(
-                "{what}: should the slot be lost, nothing tells in which order to read from the table what was not \
-                 published, and the relay stops. To be safe from that, {NEEDS_ORDER}"
+                "{what}: after a loss of the slot, the order of the unpublished rows is not known, \
+                 and the relay stops. To avoid that, {NEEDS_ORDER}"
             ));
         }
     }
@@ -686,15 +649,16 @@ fn judge_rows(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts
             ));
         } else {
             plan.warnings.push(format!(
-                "no column of table {table} tells which transaction inserted a row: should the slot be lost, some events come \
-                 again. walrelay setup --slot {} with {column}",
+                "no column of table {table} has the transaction that inserted the row: after a loss of the slot, some events \
+                 are published twice. walrelay setup --slot {} with {column}",
                 wanted.slot
             ));
         }
     }
     if wanted.polls && !facts.may_select {
-        plan.remarks
-            .push(format!("this role may not read table {table}; that of the relay has to: grant select on {table}"));
+        plan.remarks.push(format!(
+            "this role may not read table {table}; the role of the relay needs that right: grant select on {table}"
+        ));
     }
 }
 

@@ -1,7 +1,8 @@
-//! `setup --add-xid-column`: the column that tells which transaction inserted a row, for a table that has none.
+//! `setup --add-xid-column`: adds a column with the transaction that inserted the row.
 //!
-//! Nothing is rewritten: the column comes empty, and its default after it, so rows that are there keep NULL. The table is
-//! locked for an instant, and that lock is not waited for longer than others can bear. The index is built beside writers.
+//! Postgres does not rewrite the table: the statement adds the column without a default and then the default, so existing
+//! rows keep NULL. It locks the table for an instant, and waits for the lock for two seconds. The index is built
+//! concurrently.
 
 use crate::cli::setup::plan::{Found, Object, Plan, Step};
 use crate::cli::sql::{Session, column};
@@ -12,26 +13,26 @@ use crate::postgres::quote::{quote_ident, quote_table};
 
 const LEAVES: &str = include_str!("../../../sql/upkeep/leaves.sql");
 const BROKEN_INDEX: &str = include_str!("../../../sql/upkeep/broken_index.sql");
-/// What it is called, and what where that is taken.
+/// The column's name, and the name if that is taken.
 const NAMES: [&str; 2] = ["xid", "walrelay_xid"];
-/// Identifiers are cut behind this many bytes.
+/// Postgres cuts longer identifiers.
 const NAME_BYTES_MAX: usize = 63;
 
-/// Where an index is to be.
+/// A table or partition that needs an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
     schema: String,
     table: String,
-    /// Whether an index is there that does.
+    /// Whether it has one.
     indexed: bool,
-    /// Whether one of the name it would have was left half made.
+    /// Whether an interrupted build left an invalid index of that name.
     broken: bool,
 }
 
-/// Adds what is missing to the end of `plan`, for each table that is there. Changes nothing itself.
+/// Adds the missing columns and indexes of existing tables to the end of `plan`. Changes nothing itself.
 ///
 /// # Errors
-/// What the session gives; [`Kind::Publication`] where both names are taken.
+/// Those of the session; [`Kind::Publication`] if both names are taken.
 pub async fn extend(plan: &mut Plan, session: &Session, outboxes: &[OutboxConfig], found: &Found) -> Result<()> {
     let names = outboxes.iter().filter_map(|outbox| outbox.source.table());
     for (name, place) in names.zip(&found.outboxes) {
@@ -55,9 +56,9 @@ fn wanted(name: &TableName, table: &Table) -> Result<String> {
         (Some(_), Some(taken)) if taken.base.name == "xid8" && taken.default.is_none() => Ok(second.to_owned()),
         (Some(_), Some(_)) => Err(Error::new(
             Kind::Publication,
-            format!("table {name} has columns {first} and {second} already, and neither has the transaction"),
+            format!("table {name} has columns {first} and {second}, and neither has the transaction"),
         )
-        .remedy("add a column of type xid8 with default pg_current_xact_id() under any other name; it is found by these two")),
+        .remedy("add a column of type xid8 with default pg_current_xact_id() under any other name; walrelay finds it by type and default")),
     }
 }
 
@@ -83,7 +84,7 @@ async fn places(session: &Session, name: &TableName, table: &Table, wanted: &str
     Ok(places)
 }
 
-/// As Postgres would call it, but known beforehand.
+/// The name that Postgres would choose.
 fn index_name(table: &str, column: &str) -> String {
     let ending = format!("_{column}_idx");
     let mut table = table.to_owned();
@@ -106,8 +107,8 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places:
         plan.steps.push(Step {
             object: Object::Column,
             doing: format!("adding column {wanted} to table {name}"),
-            done: format!("column {wanted} added to table {name}: it is NULL in rows that were there before"),
-            // Together: a row is never inserted between the column and its default.
+            done: format!("column {wanted} added to table {name}: existing rows have NULL"),
+            // One transaction: no row is inserted between the column and its default.
             sql: format!(
                 "begin;\nset local lock_timeout = '2s';\n{add}alter table {sql_name} alter column {sql_column} set default \
                  pg_catalog.pg_current_xact_id();\ncommit;"
@@ -122,8 +123,8 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places:
         };
         if place.broken {
             step(
-                format!("dropping index {index}, which was left half made"),
-                format!("index {index} dropped, which was left half made"),
+                format!("dropping invalid index {index}"),
+                format!("invalid index {index} dropped"),
                 format!("drop index concurrently {schema}.{sql_index};"),
             );
         }
@@ -138,15 +139,14 @@ fn steps(plan: &mut Plan, name: &TableName, table: &Table, wanted: &str, places:
     }
     if table.is_partitioned() {
         plan.remarks.push(format!(
-            "table {name} is partitioned, where an index of all partitions cannot be built beside writers: each partition has \
-             its own, and one that is made later needs one, too, on ({wanted})"
+            "table {name} is partitioned, and Postgres cannot build an index of all partitions concurrently: each partition has \
+             its own, and a later partition needs one, too, on ({wanted})"
         ));
     }
-    plan.remarks.push(format!(
-        "an insert into {name} that names the column {wanted} and gives NULL for it leaves it NULL: let inserts leave it out"
-    ));
+    plan.remarks
+        .push(format!("inserts into {name} must not name column {wanted}: an explicit NULL replaces the default"));
     if !table.owned {
-        let cause = format!("role {} does not own table {name}, and only its owner may add a column", table.role);
+        let cause = format!("role {} does not own table {name}; only the owner may add a column", table.role);
         plan.obstacles.push(
             Error::new(Kind::PostgresRefused, cause)
                 .remedy("run setup as the table's owner, or give its owner the output of setup --dry-run"),

@@ -31,19 +31,19 @@ use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::relay::stop::on_signals;
 use crate::sink::kafka::options::{Options, weakened};
 
-/// How many headers of a letter are shown, and how much of each.
+/// Headers of a dead letter that are shown, and characters of each.
 const HEADERS_MAX: usize = 200;
 const HEADER_CHARS_MAX: usize = 1_000;
-/// How long Kafka has to answer before a letter is sent.
+/// The time limit of the question which topics exist.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The dead-letter topic.
 #[derive(Debug, Args)]
 pub struct DeadLetters {
-    /// These letters, as `list` names them
+    /// These dead letters, as `list` names them
     #[arg(value_name = "PARTITION:OFFSET")]
     pub named: Vec<At>,
-    /// The replication slot whose letters are meant [env: WALRELAY_SLOT]
+    /// The replication slot of the dead letters [env: WALRELAY_SLOT]
     #[arg(long, value_name = "NAME")]
     pub slot: Option<String>,
     /// A configuration file; delivery.dead_letter_topic in it names the topic [env: WALRELAY_CONFIG]
@@ -52,12 +52,12 @@ pub struct DeadLetters {
     /// Kafka's bootstrap servers, with commas between [env: WALRELAY_BROKERS]
     #[arg(long, value_name = "HOST:PORT")]
     pub brokers: Option<String>,
-    /// Letters of all slots
+    /// Dead letters of all slots
     #[arg(long)]
     pub all_slots: bool,
 }
 
-/// Flags of `retry` and `drop` for dead letters.
+/// The flag that only dead letters have.
 #[derive(Debug, Args)]
 pub struct SettleFlags {
     /// How long a stop waits for acks; 30s by default [env: WALRELAY_SHUTDOWN_TIMEOUT]
@@ -68,15 +68,15 @@ pub struct SettleFlags {
 impl Store for DeadLetters {
     const HELP: Help = HELP;
     const CLASSES: &'static [&'static str] = &["unroutable", "too-large", "rejected", "refused"];
-    const NOUN: &'static str = "letter";
+    const NOUN: &'static str = "dead letter";
     type ChangeFlags = SettleFlags;
 
     fn is_named(&self) -> bool {
         !self.named.is_empty()
     }
 
-    /// Reads the topic twice: the marker of a letter is behind it. In memory are the letters that are listed, two bits for
-    /// each that is settled, and what is fetched ahead.
+    /// Reads the topic twice, because the marker of a dead letter is behind it. Memory holds the listed dead letters, two
+    /// bits for each resolved one, and the records fetched ahead.
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
         let topic = Topic::open(&args.chosen, Flags::new())?;
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
@@ -85,7 +85,7 @@ impl Store for DeadLetters {
         Ok(Found { is_all: args.all, ..topic.found(events.into_values().collect(), counts) })
     }
 
-    /// In memory are the letters that are shown, with their values where those were asked for.
+    /// Memory holds the shown dead letters, with `--payload` their values, too.
     async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>> {
         let topic = Topic::open(&args.chosen, Flags::new())?;
         let payload = args.payload;
@@ -93,9 +93,9 @@ impl Store for DeadLetters {
         Ok(topic.found(events, counts))
     }
 
-    /// The topic is read to the end it had at the beginning: first what is settled, then the letters, to be counted, then
-    /// again, to be sent. In memory are two bits for each letter that is settled, what may be in flight
-    /// (`kafka.max_in_flight_bytes`), and what is fetched ahead.
+    /// Reads the topic up to its end at the beginning, three times: for the markers, to count the dead letters, and to send
+    /// them. Memory holds two bits for each resolved dead letter, `kafka.max_in_flight_bytes` of records in flight, and
+    /// the records fetched ahead.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
         let mut flags = Flags::new();
         put(&mut flags, "shutdown.timeout", args.more.shutdown_timeout.as_deref());
@@ -128,7 +128,7 @@ impl Store for DeadLetters {
         let (mut teller, of) = (Teller::new(), plan.chosen());
         let mut say = |progress: &Progress, answers: bool| {
             let silent = if answers { "" } else { "; Kafka does not answer" };
-            teller.tell(|| format!("{} of {of} letters are settled{silent}", progress.settled));
+            teller.tell(|| format!("{} of {of} dead letters are resolved{silent}", progress.settled));
         };
         let (progress, ended) = settling.run(receiver, on_signals()?, &mut say).await;
         (plan.sent, plan.newly_settled) = (progress.sent, progress.settled);
@@ -139,21 +139,21 @@ impl Store for DeadLetters {
             Ok(Ended::All) => {
                 // The thread has ended, unless it panicked.
                 reading.await.map_err(|error| reader_ended(&error))?;
-                if args.chosen.json { Ok(()) } else { print_line(plan.said()) }
+                if args.chosen.json { Ok(()) } else { print_line(plan.result()) }
             }
             Ok(Ended::Stopped) => Err(plan.stopped().into()),
             Err(error) => {
-                note(plan.said());
+                note(plan.result());
                 Err(error.into())
             }
         }
     }
 }
 
-/// Is told how many records of how many were read.
+/// Reports the number of records that were read, and of all.
 type Say<'s> = &'s mut dyn FnMut(u64, u64);
 
-/// The topic, and the conditions for its letters.
+/// The topic, and the conditions for its dead letters.
 #[derive(Debug)]
 struct Topic {
     config: Config,
@@ -188,12 +188,12 @@ impl Topic {
         &self.config.delivery.dead_letter_topic
     }
 
-    /// Topics that no letter may go to, whatever its headers say.
+    /// Topics that no dead letter may go to, whatever its headers say.
     fn reserved(&self) -> [String; 2] {
         [self.config.state.topic.clone(), self.name().to_owned()]
     }
 
-    /// Reads on a thread that may wait.
+    /// Reads on a thread that may block.
     async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Topic, Say<'_>) -> Result<T> + Send + 'static,
@@ -208,12 +208,12 @@ impl Topic {
         read.await.map_err(|error| reader_ended(&error))?
     }
 
-    /// `None` where there is no such topic.
+    /// `None` if the topic does not exist.
     fn scan(&self, wanted: &Wanted, say: Say<'_>) -> Result<Option<Scan>> {
         Scan::open(Options::reader(&self.config.kafka)?, self.name(), wanted, say)
     }
 
-    /// The oldest letters, with their places and times.
+    /// The oldest dead letters, with their places and times.
     fn oldest(&self, which: Which, limit: usize, say: Say<'_>) -> Result<(Oldest, Option<library::Counts>)> {
         let mut oldest = Oldest::new();
         let Some(scan) = self.scan(&self.wanted, say)? else { return Ok((oldest, None)) };
@@ -224,7 +224,7 @@ impl Topic {
         Ok((oldest, Some(counts)))
     }
 
-    /// Letters that are not named by their place are looked for first: a marker is kept for a place that is known.
+    /// Finds dead letters that are not named by their place first: the scan keeps markers of known places only.
     fn details(&self, payload: bool, say: Say<'_>) -> Result<(Vec<Details>, Option<library::Counts>)> {
         let (mut wanted, mut found) = (self.wanted.clone(), None);
         if wanted.letters.is_empty() {
@@ -247,9 +247,9 @@ impl Topic {
         Ok((shown.into_values().collect(), found.or(Some(counts))))
     }
 
-    fn survey(&self, change: Change, dry_run: bool, say: Say<'_>) -> Result<(Scan, LetterPlan)> {
+    fn survey(&self, change: Change, dry_run: bool, say: Say<'_>) -> Result<(Scan, Resolution)> {
         let Some(scan) = self.scan(&self.wanted, say)? else { return Err(self.missing()) };
-        let (mut plan, reserved) = (LetterPlan::new(self.name(), change, dry_run), self.reserved());
+        let (mut plan, reserved) = (Resolution::new(self.name(), change, dry_run), self.reserved());
         let counts = scan.letters(&self.wanted, Which::Unsettled, say, &mut |letter, _| {
             plan.letter(letter, &reserved);
             ControlFlow::Continue(())
@@ -261,7 +261,7 @@ impl Topic {
         Ok((scan, plan))
     }
 
-    /// `counts` is `None` where there is no such topic.
+    /// `counts` is `None` if the topic does not exist.
     fn found<E>(&self, events: Vec<E>, counts: Option<library::Counts>) -> Found<E> {
         let why_none = match &counts {
             None => Some(self.missing()),
@@ -281,9 +281,9 @@ impl Topic {
         let topic = self.name();
         Error::new(Kind::NothingMatched, format!("topic {topic} does not exist, or this user may not see it")).remedy(
             format!(
-                "where the relay's log says that the dead-letter topic refuses a letter, create it: kafka-topics --create --topic \
-                 {topic} --partitions … --replication-factor …; otherwise nothing was given up yet, or \
-                 delivery.dead_letter_topic is not what the relay has"
+                "if the relay's log says that the topic refuses a dead letter, create the topic: kafka-topics --create --topic \
+                 {topic} --partitions … --replication-factor …; otherwise no event was given up yet, or \
+                 the relay has another delivery.dead_letter_topic"
             ),
         )
     }
@@ -292,15 +292,14 @@ impl Topic {
         let error = Error::new(Kind::NothingMatched, format!("no dead letter in topic {} matches", self.name()));
         let are = |count: u64| if count == 1 { "1 is".to_owned() } else { format!("{count} are") };
         error.remedy(match (counts.settled, counts.other_slots) {
-            (0, 0) => "all conditions have to hold at once; what the topic's retention has deleted cannot come again"
-                .to_owned(),
+            (0, 0) => "a dead letter has to match all conditions; the topic's retention may have deleted it".to_owned(),
             (0, others) => format!("{} of other slots: name one with --slot, or all with --all-slots", are(others)),
-            (settled, _) => format!("{} settled already: list them with --all", are(settled)),
+            (settled, _) => format!("{} resolved already: list them with --all", are(settled)),
         })
     }
 }
 
-/// Letters by their times and places.
+/// Dead letters by their times and places.
 type Oldest = BTreeMap<(Option<i64>, At), Event>;
 
 fn keep(oldest: &mut Oldest, limit: usize, letter: &Letter<'_>, outcome: Option<Settles>) {
@@ -364,38 +363,30 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// How many letters that cannot be sent are named.
-const NAMED_MAX: usize = 100;
-/// Topics that are counted one by one.
+/// Dead letters without a record to send that are listed; all are counted.
+const LISTED_MAX: usize = 100;
+/// Topics with a count of their own.
 const TOPICS_MAX: usize = 1_000;
-/// Under which those beyond are counted: no topic has such a name.
+/// Has the count of all other topics; no topic has this name.
 const OTHER_TOPICS: &str = "(others)";
 
-/// A retry or drop of dead letters: what it would do, and what it did.
+/// A retry or drop of dead letters: the plan, and then the result.
 #[derive(Debug, Serialize)]
-pub(super) struct LetterPlan {
+struct Resolution {
     #[serde(rename = "ask")]
     change: Change,
     dry_run: bool,
     #[serde(flatten)]
-    pub(super) counts: Counts,
-    /// How many go to each topic.
+    counts: Counts,
+    /// The number of dead letters for each topic.
     topics: BTreeMap<String, u64>,
-    /// How many cannot be sent as they are.
+    /// The number of dead letters without a record to send.
     unsendable: u64,
     unsendable_letters: Vec<Unsendable>,
-    /// How many were sent.
-    pub(super) sent: u64,
-    /// How many were settled by this.
-    pub(super) newly_settled: u64,
-    pub(super) notes: Vec<String>,
-}
-
-/// What to do about letters that cannot be sent as they are.
-fn unsendable_remedy() -> Remedy {
-    Remedy::from("where a letter cannot be sent as it is, ")
-        .and(NextCommand::new("replay").option("id", "ID"))
-        .and(" reads its row again, and walrelay dead-letters drop PARTITION:OFFSET settles the letter")
+    sent: u64,
+    /// The number of dead letters that this command resolved.
+    newly_settled: u64,
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -406,10 +397,15 @@ struct Unsendable {
     why: String,
 }
 
-impl LetterPlan {
-    /// Before a letter is looked at.
-    pub(super) fn new(topic: &str, change: Change, dry_run: bool) -> LetterPlan {
-        LetterPlan {
+fn unsendable_remedy() -> Remedy {
+    Remedy::from("for a dead letter without a record to send, ")
+        .and(NextCommand::new("replay").option("id", "ID"))
+        .and(" reads its row again, and walrelay dead-letters drop PARTITION:OFFSET resolves the dead letter")
+}
+
+impl Resolution {
+    fn new(topic: &str, change: Change, dry_run: bool) -> Resolution {
+        Resolution {
             change,
             dry_run,
             counts: Counts::of_letters(topic, library::Counts::default()),
@@ -422,8 +418,8 @@ impl LetterPlan {
         }
     }
 
-    /// Takes a letter that is meant.
-    pub(super) fn letter(&mut self, letter: &Letter<'_>, reserved: &[String]) {
+    /// Adds a dead letter that matches.
+    fn letter(&mut self, letter: &Letter<'_>, reserved: &[String]) {
         if self.change == Change::Drop {
             return;
         }
@@ -438,7 +434,7 @@ impl LetterPlan {
                     self.notes.push(unsendable_remedy().to_string());
                 }
                 self.unsendable += 1;
-                if self.unsendable_letters.len() < NAMED_MAX {
+                if self.unsendable_letters.len() < LISTED_MAX {
                     self.unsendable_letters.push(Unsendable {
                         letter: letter.at().to_string(),
                         outbox: letter.outbox().map(|outbox| name(outbox.as_bytes())),
@@ -450,53 +446,50 @@ impl LetterPlan {
         }
     }
 
-    /// Letters that are settled if all goes well.
-    pub(super) fn chosen(&self) -> u64 {
+    /// The number of dead letters to resolve.
+    fn chosen(&self) -> u64 {
         self.counts.matched - self.unsendable
     }
 
-    /// The topics letters go to.
-    pub(super) fn topics(&self) -> Vec<&str> {
+    fn topics(&self) -> Vec<&str> {
         self.topics.keys().map(String::as_str).filter(|topic| *topic != OTHER_TOPICS).collect()
     }
 
-    /// Why nothing can be done.
-    pub(super) fn fault(&self) -> Option<Error> {
-        let cause = format!("none of {} can be sent as it is, and nothing was", counted(self.unsendable, "letter"));
+    /// The error if no dead letter can be resolved.
+    fn fault(&self) -> Option<Error> {
+        let cause = format!("none of {} has a record to send; nothing was sent", dead_letters(self.unsendable));
         (self.chosen() == 0).then(|| Error::new(Kind::Event, cause).remedy(unsendable_remedy()))
     }
 
-    /// What is asked before anything is changed.
-    pub(super) fn question(&self) -> String {
-        let letters = counted(self.chosen(), "letter");
+    fn question(&self) -> String {
+        let letters = dead_letters(self.chosen());
         match self.change {
             Change::Retry => format!("Send {letters} again?"),
-            Change::Drop => format!("Drop {letters}? These events are never sent."),
+            Change::Drop => format!("Drop {letters}? walrelay never sends these events."),
         }
     }
 
-    /// What was done, in one line.
-    pub(super) fn said(&self) -> String {
-        let (letters, sent, settled) = (counted(self.chosen(), "letter"), self.sent, self.newly_settled);
+    /// The result in one line.
+    fn result(&self) -> String {
+        let (letters, sent, resolved) = (dead_letters(self.chosen()), self.sent, self.newly_settled);
         let left = match self.unsendable {
             0 => String::new(),
-            left => format!("; left, as it cannot be sent: {}", counted(left, "letter")),
+            left => format!("; {} had no record to send", dead_letters(left)),
         };
         match self.change {
-            Change::Retry => format!("of {letters}, {sent} were sent and {settled} settled{left}"),
-            Change::Drop => format!("dropped {settled} of {letters}"),
+            Change::Retry => format!("of {letters}, {sent} were sent and {resolved} resolved{left}"),
+            Change::Drop => format!("dropped {resolved} of {letters}"),
         }
     }
 
-    /// It was told to stop before its end.
-    pub(super) fn stopped(&self) -> Error {
-        Error::new(Kind::ShutdownTimeout, format!("told to stop: {}", self.said()))
-            .remedy("for the rest, give the same command again: what is settled is left out")
+    fn stopped(&self) -> Error {
+        Error::new(Kind::ShutdownTimeout, format!("told to stop: {}", self.result()))
+            .remedy("give the same command again; it leaves resolved dead letters out")
     }
 
-    /// What would be done.
-    pub(super) fn text(&self) -> String {
-        let mut text = self.counts.said() + "\n";
+    /// The plan for people.
+    fn text(&self) -> String {
+        let mut text = self.counts.text() + "\n";
         if !self.topics.is_empty() {
             let topic = |(topic, count): (&String, &u64)| {
                 [format!("  {}", cell(topic.as_bytes(), NAME_CHARS_MAX)), count.to_string()]
@@ -504,20 +497,20 @@ impl LetterPlan {
             text += &format!("to be sent to\n{}\n", aligned(&self.topics.iter().map(topic).collect::<Vec<_>>()));
         }
         if self.unsendable > 0 {
-            let rows: Vec<_> = self.unsendable_letters.iter().map(Unsendable::cells).collect();
-            let letters = counted(self.unsendable, "letter");
-            text += &format!("cannot be sent as it is: {letters}\n{}\n", aligned(&rows));
+            let cell = |text: &Option<String>| cell(text.as_deref().unwrap_or("-").as_bytes(), NAME_CHARS_MAX);
+            let cells = |left: &Unsendable| {
+                let id = format!("id {}", cell(&left.row_id));
+                [format!("  {}", left.letter), cell(&left.outbox), id, left.why.clone()]
+            };
+            let rows: Vec<_> = self.unsendable_letters.iter().map(cells).collect();
+            text += &format!("no record to send: {}\n{}\n", dead_letters(self.unsendable), aligned(&rows));
         }
         text + &notes(&self.notes)
     }
 }
 
-impl Unsendable {
-    fn cells(&self) -> [String; 4] {
-        let cell =
-            |text: &Option<String>| text.as_ref().map_or("-".to_owned(), |text| cell(text.as_bytes(), NAME_CHARS_MAX));
-        [format!("  {}", self.letter), cell(&self.outbox), format!("id {}", cell(&self.row_id)), self.why.clone()]
-    }
+fn dead_letters(count: u64) -> String {
+    counted(count, "dead letter")
 }
 
 const HELP: Help = Help {
@@ -528,36 +521,33 @@ Examples:
   walrelay dead-letters retry --config walrelay.toml --class too-large
   walrelay dead-letters drop --config walrelay.toml 0:17
 
-A dead letter is an event that could not be delivered, with delivery.on_error = \"dead-letter\". It is in the topic delivery.dead_letter_topic. `walrelay parked` has the same commands for the table walrelay.parked. docs/failures.md has all of it.
+A dead letter is an undelivered event in the topic delivery.dead_letter_topic, with delivery.on_error = \"dead-letter\". `walrelay parked` has the same commands for the table walrelay.parked. docs/failures.md describes both.
 ",
     list: "\
 Examples:
   walrelay dead-letters list --slot orders --brokers localhost:9092
-  walrelay dead-letters list --config walrelay.toml --class too-large
   walrelay dead-letters list --config walrelay.toml --since 2h --all
   walrelay dead-letters list --config walrelay.toml --json | \\
     jq -r '.events[].row_id'
 
-Nothing is changed, no consumer group is joined, and the database is not asked. Letters that are settled, which were sent again or dropped, are listed with --all. All conditions given have to hold. No payload is printed.
+Lists dead letters that are neither sent again nor dropped; --all lists the others, too. An event has to match all conditions. The command prints no payload, changes nothing, joins no consumer group and does not ask the database.
 ",
     show: "\
 Examples:
-  walrelay dead-letters show --config walrelay.toml 0:17
   walrelay dead-letters show --config walrelay.toml 0:17 --payload
   walrelay dead-letters show --config walrelay.toml --json \\
     --id 6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11
 
-Shows key, headers and the size of the value; the value itself only with --payload. Letters that are settled are shown, too. At most 20 letters are shown. Nothing is changed.
+Shows key, headers and the size of the value of at most 20 dead letters, resolved ones included; --payload shows the value, too. The command changes nothing.
 ",
     retry: "\
 Examples:
   walrelay dead-letters retry --config walrelay.toml 0:17 0:18
   walrelay dead-letters retry --config walrelay.toml \\
     --class too-large --dry-run
-  walrelay dead-letters retry --config walrelay.toml --aggregate order-17
   walrelay dead-letters retry --config walrelay.toml --all --yes --json
 
-Sends each letter to its topic, with its key, value and headers and walrelay-replay: 1. Once Kafka has it, a marker in the dead-letter topic settles the letter. Letters of a key keep their order; they come after newer events of that key. After a crash in between, the next retry sends a letter again. A letter without a topic or a value is named and left: walrelay replay --id reads its row again.
+Sends each dead letter to its topic, with its key, value and headers and walrelay-replay: 1. After the ack, a marker in the dead-letter topic resolves the dead letter. Dead letters of a key keep their order and come after newer events of that key. After a crash in between, the next retry sends a dead letter again. The command names and leaves a dead letter without a topic or a value: walrelay replay --id reads its row again.
 ",
     drop: "\
 Examples:
@@ -566,22 +556,22 @@ Examples:
   walrelay dead-letters drop --config walrelay.toml --class unroutable \\
     --dry-run
 
-Sends nothing but a marker for each letter, into the dead-letter topic: the letter is settled, and list leaves it out. The letters stay for as long as the topic's retention says.
+Writes a marker for each dead letter into the dead-letter topic, and sends nothing else: the dead letter is resolved, and list leaves it out. The dead letters stay for the topic's retention.
 ",
     read_exit_codes: "
 Exit codes:
-  0   letters were listed or shown
-  1   no letter matches, or there is no such topic
+  0   dead letters were listed or shown
+  1   no dead letter matches, or the topic does not exist
   2   the configuration or a flag is not valid
   30  Kafka cannot be reached (31: refuses)",
     change_exit_codes: "
 Exit codes:
-  0   all that can be were settled, others were left; or --dry-run showed them
-  1   no letter matches, or there is no such topic
+  0   all dead letters with a record to send are resolved; or --dry-run showed them
+  1   no dead letter matches, or the topic does not exist
   2   the configuration or a flag is not valid, or the answer was not yes
-  3   told to stop before all letters were settled
-  20  retry: no letter can be sent as it is
-  21  retry: Kafka refuses a letter; those that had arrived are settled
+  3   told to stop before all dead letters were resolved
+  20  retry: no dead letter has a record to send
+  21  retry: Kafka rejects a dead letter; those with an ack are resolved
   30  Kafka cannot be reached (31: refuses)",
 };
 
@@ -602,7 +592,7 @@ mod tests {
         let At { partition, offset } = at.parse().unwrap();
         let (key, value) = (Some(&b"order-17"[..]), Some(&b"canary"[..]));
         let record = Message { partition, offset, time_ms: Some(NOW_MS - ago_ms), key, value, headers };
-        let Entry::Letter(letter) = Entry::of(&record) else { panic!("no letter") };
+        let Entry::Letter(letter) = Entry::of(&record) else { panic!("no dead letter") };
         keep(oldest, 3, &letter, outcome);
     }
 
@@ -635,36 +625,21 @@ mod tests {
     #[test]
     fn the_oldest_are_listed_and_lines_fit_the_terminal() {
         insta::assert_snapshot!(found(false).text(Some(120)), @r"
-        age  class      outbox         row id                                key       topic   letter  error
-        5m   too-large  -              7\n\u{1b}[2J                          order-17  -       0:9     -
-        5s   too-large  public.outbox  6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11  order-17  orders  1:3     a record for topic order…
-        2s   too-large  -              -                                     order-17  -       0:10    -
+        age  class      row id                                dead letter  key       topic   outbox         error
+        5m   too-large  7\n\u{1b}[2J                          0:9          order-17  -       -              -
+        5s   too-large  6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11  1:3          order-17  orders  public.outbox  a record for topic …
+        2s   too-large  -                                     0:10         order-17  -       -              -
 
-        4 letters: 1 rejected, 3 too-large
+        4 dead letters: 1 rejected, 3 too-large
         The oldest 3 are listed; --limit lists more.
-        2 more are settled; --all lists them.
+        2 more are resolved; --all lists them.
         1 more is of other slots; --all-slots lists them.
-        1 record in topic dead is no dead letter.
+        1 record in topic dead is not a dead letter.
         ");
-        assert!(found(true).text(Some(60)).lines().all(|line| line.chars().count() <= 60));
         let text = found(true).text(None);
         let lines: Vec<_> = text.lines().take(3).collect();
-        assert!(lines[0].ends_with("  state    letter  error") && lines[1].ends_with("  retried  0:9     -"), "{text}");
-        assert!(lines[2].contains("  -        1:3 ") && !text.contains("more are settled"), "{text}");
-    }
-
-    #[test]
-    fn the_json_has_everything_but_the_payload() {
-        let json = serde_json::to_value(found(true)).unwrap();
-        let letter = &json["events"][1];
-        assert_eq!((&letter["letter"], &letter["key"]), (&"1:3".into(), &"order-17".into()));
-        assert_eq!((&letter["value_bytes"], &letter["stored_at"]), (&6.into(), &"2026-03-01T11:59:55.000Z".into()));
-        assert_eq!(
-            (&json["matched"], &json["classes"]["too-large"], &json["settled"]),
-            (&4.into(), &3.into(), &2.into())
-        );
-        assert_eq!((&json["events"][0]["settled"], &letter["settled"]), (&"retried".into(), &serde_json::Value::Null));
-        assert!(!json.to_string().contains("canary"));
+        assert!(lines[0].contains("  dead letter  state  ") && lines[1].contains("  0:9          retried  "), "{text}");
+        assert!(lines[2].contains("  1:3          -  ") && !text.contains("more are resolved"), "{text}");
     }
 
     fn shown(value: Option<&[u8]>, payload: bool) -> Details {
@@ -678,20 +653,20 @@ mod tests {
         ];
         let headers = Some(headers.to_vec());
         let record = Message { partition: 0, offset: 17, time_ms: Some(60_000), key: None, value, headers };
-        let Entry::Letter(letter) = Entry::of(&record) else { panic!("no letter") };
+        let Entry::Letter(letter) = Entry::of(&record) else { panic!("no dead letter") };
         details(&letter, Some(Settles::Dropped), Some("2026\n"), payload)
     }
 
     #[test]
     fn it_says_all_that_is_known_and_no_payload_unasked() {
         insta::assert_snapshot!(shown(Some(b"canary"), false).text(120_000), @r"
-        row id  7
-        stored  1970-01-01T00:01:00.000Z
-        age     60s
-        class   rejected
-        state   dropped at 2026\n
-        letter  0:17
-        value   6 bytes
+        row id       7
+        stored       1970-01-01T00:01:00.000Z
+        age          60s
+        class        rejected
+        state        dropped at 2026\n
+        dead letter  0:17
+        value        6 bytes
         headers
           id     7\n
           empty  (none)
@@ -706,17 +681,17 @@ mod tests {
         let text = shown(Some(b"{\"a\":\n\x1b[2J1}"), true).text(0);
         assert!(text.ends_with("value\n{\"a\":\n\u{fffd}[2J1}\n"), "{text}");
         assert!(shown(Some(b"\xff\x00"), true).text(0).ends_with("value\nff00\n"));
-        assert!(shown(None, true).text(0).contains("none; 2000000 bytes were left out"));
+        assert!(shown(None, true).text(0).contains("none; 2000000 bytes were omitted"));
     }
 
-    fn plan(change: Change, topics: &[&str]) -> LetterPlan {
-        let mut plan = LetterPlan::new("dead", change, true);
+    fn plan(change: Change, topics: &[&str]) -> Resolution {
+        let mut plan = Resolution::new("dead", change, true);
         for topic in topics {
             let mut headers: Vec<Header<'_>> = vec![(CLASS_HEADER, Some(b"rejected")), (ROW_HEADER, Some(b"7\n"))];
             headers.extend((!topic.is_empty()).then_some((TOPIC_HEADER, Some(topic.as_bytes()))));
             let headers = Some(headers);
             let record = Message { partition: 0, offset: 3, time_ms: None, key: None, value: None, headers };
-            let Entry::Letter(letter) = Entry::of(&record) else { panic!("no letter") };
+            let Entry::Letter(letter) = Entry::of(&record) else { panic!("no dead letter") };
             plan.letter(&letter, &["dead".to_owned()]);
         }
         let matched = topics.len() as u64;
@@ -731,22 +706,22 @@ mod tests {
         assert!(plan.fault().is_none());
         assert_eq!(
             (plan.chosen(), plan.topics(), plan.question().as_str()),
-            (3, vec!["orders", "users"], "Send 3 letters again?")
+            (3, vec!["orders", "users"], "Send 3 dead letters again?")
         );
         insta::assert_snapshot!(plan.text(), @r"
-        5 letters: 5 rejected
+        5 dead letters: 5 rejected
         to be sent to
           orders  2
           users   1
-        cannot be sent as it is: 2 letters
+        no record to send: 2 dead letters
           0:3  -  id 7\n  the row made no topic
           0:3  -  id 7\n  what it names as its topic is none that it may go to
-        note: where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, and walrelay dead-letters drop PARTITION:OFFSET settles the letter
+        note: for a dead letter without a record to send, walrelay replay --id ID reads its row again, and walrelay dead-letters drop PARTITION:OFFSET resolves the dead letter
         ");
         (plan.sent, plan.newly_settled) = (2, 1);
         assert_eq!(
             plan.stopped().cause(),
-            "told to stop: of 3 letters, 2 were sent and 1 settled; left, as it cannot be sent: 2 letters"
+            "told to stop: of 3 dead letters, 2 were sent and 1 resolved; 2 dead letters had no record to send"
         );
     }
 
@@ -755,9 +730,12 @@ mod tests {
         let error = plan(Change::Retry, &[""]).fault().unwrap();
         assert!(error.kind() == Kind::Event && error.what_to_do().unwrap().contains("walrelay replay --id"), "{error}");
         let mut dropped = plan(Change::Drop, &["", "orders"]);
-        assert!(dropped.fault().is_none() && dropped.question() == "Drop 2 letters? These events are never sent.");
+        assert!(
+            dropped.fault().is_none()
+                && dropped.question() == "Drop 2 dead letters? walrelay never sends these events."
+        );
         dropped.newly_settled = 2;
-        assert_eq!(dropped.said(), "dropped 2 of 2 letters");
+        assert_eq!(dropped.result(), "dropped 2 of 2 dead letters");
     }
 
     #[test]

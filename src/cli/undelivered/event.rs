@@ -1,4 +1,4 @@
-//! An event that was not delivered, as it is listed and shown. Ids and keys only; a payload only where it was asked for.
+//! An undelivered event as `list` and `show` print it: ids and keys, and the payload only with `--payload`.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +9,28 @@ use crate::dead_letters as library;
 use crate::error::Error;
 use crate::upkeep::parked::BEHIND;
 
-/// How much of a name or a key is kept.
+/// Characters kept of a name or a key.
 pub(super) const NAME_CHARS_MAX: usize = 200;
-/// How much of an error is kept.
+/// Characters kept of an error.
 const ERROR_CHARS_MAX: usize = 1_000;
-/// How much of a name a cell of a table has.
+/// Characters of a name in a cell of a table.
 const CELL_CHARS: usize = 40;
-/// The columns of a list. One in which no listed event has a value is left out.
+/// The columns of a list, the most important first: a terminal cuts the others. A column without a value is left out.
 const COLUMNS: [&str; 11] =
-    ["age", "class", "outbox", "row id", "key", "topic", "attempts", "behind it", "state", "letter", "error"];
-/// Columns that are left out where there is no room for all, the first of them first.
-const SPARE: [&str; 6] = ["topic", "error", "attempts", "outbox", "behind it", "key"];
+    ["age", "class", "row id", "dead letter", "state", "behind it", "attempts", "key", "topic", "outbox", "error"];
 
-/// An event, as much of it as a list has.
+/// The fields of an event in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Event {
     pub(super) row_id: Option<String>,
     pub(super) outbox: Option<String>,
     pub(super) key: Option<String>,
-    /// The topic it is for.
+    /// The topic it was to be sent to.
     pub(super) topic: Option<String>,
     pub(super) class: String,
     pub(super) error: Option<String>,
     pub(super) attempts: Option<u32>,
-    /// When it came into its store.
+    /// When the event was parked, or its dead letter was written.
     pub(super) stored_at: Option<String>,
     #[serde(flatten)]
     pub(super) state: State,
@@ -40,14 +38,14 @@ pub struct Event {
     pub(super) stored_ms: Option<i64>,
 }
 
-/// What only one of the stores knows of an event.
+/// The fields that one of the stores has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(super) enum State {
     Parked {
         next_try_at: Option<String>,
         asked: Option<String>,
-        /// Events of its aggregate that come after it.
+        /// Later events of the aggregate.
         behind: u64,
         #[serde(skip)]
         next_ms: Option<i64>,
@@ -60,13 +58,13 @@ pub(super) enum State {
         value_bytes: Option<usize>,
         omitted_value_bytes: Option<u64>,
         settled: Option<String>,
-        /// When, as its marker says; only read to be shown.
+        /// The time in its marker; only `show` reads it.
         #[serde(skip_serializing_if = "Option::is_none")]
         settled_at: Option<String>,
     },
 }
 
-/// An event with all that is known of it.
+/// All known fields of an event.
 #[derive(Debug, Serialize)]
 pub struct Details {
     #[serde(flatten)]
@@ -75,7 +73,7 @@ pub struct Details {
     pub(super) more: More,
 }
 
-/// What only one of the stores has of an event, beside its [`State`].
+/// The further fields that one of the stores has.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum More {
@@ -84,17 +82,17 @@ pub(super) enum More {
         index: i64,
         via: String,
         committed_at: Option<String>,
-        /// Events of its aggregate that come before it.
+        /// Earlier events of the aggregate.
         before: u64,
         columns: Vec<Column>,
     },
     DeadLetter {
-        /// Those it had as a record.
+        /// The headers of the intended record.
         headers: Vec<Header>,
-        /// The value, where it was asked for and is text.
+        /// The value as text, with `--payload`.
         #[serde(skip_serializing_if = "Option::is_none")]
         value: Option<String>,
-        /// The same where it is no text, in hexadecimal digits.
+        /// The value in hexadecimal digits, with `--payload` if the value is not text.
         #[serde(skip_serializing_if = "Option::is_none")]
         value_hex: Option<String>,
     },
@@ -106,7 +104,7 @@ pub(super) struct Column {
     pub(super) name: String,
     #[serde(rename = "type")]
     pub(super) type_name: Option<String>,
-    /// None where it is NULL.
+    /// None for NULL.
     pub(super) bytes: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
@@ -119,7 +117,7 @@ pub(super) struct Header {
     pub(super) value: Option<String>,
 }
 
-/// How many events match.
+/// The number of events that match.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Counts {
     pub(super) matched: u64,
@@ -128,7 +126,7 @@ pub(super) struct Counts {
     pub(super) store: StoreCounts,
 }
 
-/// What only one of the stores counts, and its name.
+/// The counts and the name of one of the stores.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub(super) enum StoreCounts {
@@ -144,23 +142,23 @@ pub struct Found<E> {
     pub(super) events: Vec<E>,
     #[serde(skip)]
     pub(super) now_ms: i64,
-    /// Whether those are listed that a list leaves out unless it is asked for them.
+    /// Whether the list has the events that only `--all` lists.
     #[serde(skip)]
     pub(super) is_all: bool,
-    /// Whether as many are listed as may be.
+    /// Whether the list has as many events as `--limit` allows.
     #[serde(skip)]
     pub(super) is_full: bool,
-    /// Why none matches.
+    /// The error if no event matches.
     #[serde(skip)]
     pub(super) why_none: Option<Error>,
 }
 
-/// As much of a name or a key as is kept.
+/// The kept part of a name or a key.
 pub(super) fn name(bytes: &[u8]) -> String {
     head(bytes, NAME_CHARS_MAX)
 }
 
-/// As much of an error as is kept.
+/// The kept part of an error.
 pub(super) fn error_text(text: &str) -> String {
     head(text.as_bytes(), ERROR_CHARS_MAX)
 }
@@ -171,7 +169,7 @@ fn head(bytes: &[u8], chars: usize) -> String {
 }
 
 impl Event {
-    /// What is known of it, each with its name.
+    /// The known fields with their names.
     fn fields(&self, now_ms: i64) -> Vec<(&'static str, String)> {
         let mut fields = vec![
             ("row id", self.row_id.clone()),
@@ -190,10 +188,10 @@ impl Event {
             State::DeadLetter { letter, slot, original_position, value_bytes, omitted_value_bytes, .. } => {
                 let value = match (value_bytes, omitted_value_bytes) {
                     (Some(bytes), _) => format!("{bytes} bytes"),
-                    (None, Some(omitted)) => format!("none; {omitted} bytes were left out, and the row has them"),
+                    (None, Some(omitted)) => format!("none; {omitted} bytes were omitted; the row has them"),
                     (None, None) => "none".to_owned(),
                 };
-                fields.push(("letter", Some(letter.clone())));
+                fields.push(("dead letter", Some(letter.clone())));
                 fields.push(("slot", slot.clone()));
                 fields.push(("position", original_position.clone()));
                 fields.push(("value", Some(value)));
@@ -204,16 +202,16 @@ impl Event {
 }
 
 impl State {
-    /// When it is tried next, or that it is settled.
+    /// The next attempt of a parked event, or the resolution of a dead letter.
     fn text(&self, class: &str, now_ms: i64) -> Option<String> {
         match self {
             State::DeadLetter { settled, settled_at: None, .. } => settled.clone(),
             State::DeadLetter { settled, settled_at: Some(when), .. } => {
                 Some(format!("{} at {when}", settled.as_ref()?))
             }
-            State::Parked { asked: Some(asked), .. } => Some(format!("asked to {asked}")),
+            State::Parked { asked: Some(asked), .. } => Some(format!("{asked} requested")),
             State::Parked { .. } if class == BEHIND => Some("behind".to_owned()),
-            State::Parked { next_ms: None, .. } => Some("when asked".to_owned()),
+            State::Parked { next_ms: None, .. } => Some("on request".to_owned()),
             State::Parked { next_ms: Some(next_ms), .. } if *next_ms <= now_ms => Some("now".to_owned()),
             State::Parked { next_ms: Some(next_ms), .. } => Some(format!("in {}", age(now_ms, *next_ms))),
         }
@@ -235,11 +233,18 @@ impl Details {
                     let title = format!("value of {}", column.name.replace(char::is_control, " "));
                     Some((title, column.value.as_ref()?))
                 });
-                ("columns", columns.iter().map(Column::cells).collect(), values.collect())
+                let cells = |column: &Column| {
+                    let size = column.bytes.map_or("NULL".to_owned(), |bytes| format!("{bytes} bytes"));
+                    vec![format!("  {}", column.name), column.type_name.clone().unwrap_or("-".to_owned()), size]
+                };
+                ("columns", columns.iter().map(cells).collect(), values.collect())
             }
             More::DeadLetter { headers, value, value_hex } => {
                 let value = value.as_ref().or(value_hex.as_ref()).map(|value| ("value".to_owned(), value));
-                ("headers", headers.iter().map(Header::cells).collect(), Vec::from_iter(value))
+                let cells = |header: &Header| {
+                    vec![format!("  {}", header.name), header.value.clone().unwrap_or("(none)".to_owned())]
+                };
+                ("headers", headers.iter().map(cells).collect(), Vec::from_iter(value))
             }
         };
         let line = |(name, text): (&str, String)| vec![name.to_owned(), cell(text.as_bytes(), ERROR_CHARS_MAX)];
@@ -250,7 +255,7 @@ impl Details {
             text += &format!("{part}\n{}\n", aligned(&parts));
         }
         for (title, value) in values {
-            // A payload is not to steer the terminal it is printed on.
+            // Control characters of a payload must not reach the terminal.
             let plain = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
             text += &format!("{title}\n{}\n", value.replace(plain, "\u{fffd}"));
         }
@@ -258,21 +263,8 @@ impl Details {
     }
 }
 
-impl Column {
-    fn cells(&self) -> Vec<String> {
-        let size = self.bytes.map_or("NULL".to_owned(), |bytes| format!("{bytes} bytes"));
-        vec![format!("  {}", self.name), self.type_name.clone().unwrap_or("-".to_owned()), size]
-    }
-}
-
-impl Header {
-    fn cells(&self) -> Vec<String> {
-        vec![format!("  {}", self.name), self.value.clone().unwrap_or("(none)".to_owned())]
-    }
-}
-
 impl Counts {
-    /// Those of the dead-letter topic `topic`.
+    /// The counts of the dead-letter topic `topic`.
     pub(super) fn of_letters(topic: &str, counts: library::Counts) -> Counts {
         let library::Counts { matched, classes, settled, other_slots, foreign } = counts;
         Counts {
@@ -282,13 +274,13 @@ impl Counts {
         }
     }
 
-    /// One line: how many of which class.
-    pub(super) fn said(&self) -> String {
+    /// One line: the number of events, and of each class.
+    pub(super) fn text(&self) -> String {
         let text = match &self.store {
             StoreCounts::Parked { aggregates, .. } => {
                 format!("{} of {}", counted(self.matched, "event"), counted(*aggregates, "aggregate"))
             }
-            StoreCounts::DeadLetters { .. } => counted(self.matched, "letter"),
+            StoreCounts::DeadLetters { .. } => counted(self.matched, "dead letter"),
         };
         let class = |(class, count): (&String, &u64)| format!("{count} {}", cell(class.as_bytes(), CELL_CHARS));
         let classes: Vec<_> = self.classes.iter().map(class).collect();
@@ -297,13 +289,13 @@ impl Counts {
 }
 
 impl Found<Event> {
-    /// For people: a table, the counts, and what was left out.
+    /// For people: a table whose lines are cut to `width`, the counts, and how to list the others.
     pub fn text(&self, width: Option<usize>) -> String {
         let known: Vec<BTreeMap<_, _>> =
             self.events.iter().map(|event| event.fields(self.now_ms).into_iter().collect()).collect();
         let has_one = |column: &&str| known.iter().any(|fields| fields.contains_key(column));
         let columns: Vec<_> = COLUMNS.into_iter().filter(has_one).collect();
-        let mut rows = vec![columns.iter().map(|column| (*column).to_owned()).collect()];
+        let mut rows: Vec<Vec<String>> = vec![columns.iter().map(|column| (*column).to_owned()).collect()];
         for fields in &known {
             let text = |column: &&str| {
                 let chars = if *column == "error" { ERROR_CHARS_MAX } else { CELL_CHARS };
@@ -311,8 +303,8 @@ impl Found<Event> {
             };
             rows.push(columns.iter().map(text).collect());
         }
-        let lines = if self.events.is_empty() { String::new() } else { table(rows, width, &SPARE) + "\n\n" };
-        let mut text = format!("{lines}{}\n", self.counts.said());
+        let lines = if self.events.is_empty() { String::new() } else { table(&rows, width) + "\n\n" };
+        let mut text = format!("{lines}{}\n", self.counts.text());
         let listed = self.events.len() as u64;
         let is_parked = matches!(self.counts.store, StoreCounts::Parked { .. });
         text += &match (listed < self.counts.matched, self.is_full, is_parked && !self.is_all) {
@@ -330,13 +322,13 @@ impl Found<Event> {
         };
         if let StoreCounts::DeadLetters { topic, settled, other_slots, foreign } = &self.counts.store {
             if !self.is_all {
-                more(*settled, "settled; --all lists them.");
+                more(*settled, "resolved; --all lists them.");
             }
             more(*other_slots, "of other slots; --all-slots lists them.");
             match foreign {
                 0 => {}
-                1 => text += &format!("1 record in topic {topic} is no dead letter.\n"),
-                count => text += &format!("{count} records in topic {topic} are no dead letters.\n"),
+                1 => text += &format!("1 record in topic {topic} is not a dead letter.\n"),
+                count => text += &format!("{count} records in topic {topic} are not dead letters.\n"),
             }
         }
         text
@@ -387,9 +379,9 @@ mod tests {
     #[test]
     fn an_aggregate_is_a_line_and_all_is_counted() {
         insta::assert_snapshot!(found().text(None), @r"
-        age  class      outbox         row id  key       topic   attempts  behind it  state       error
-        5s   too-large  public.outbox  7       order-17  orders  1         1203       when asked  the broker takes no record this large
-        5s   refused    public.outbox  8       -         orders  3         0          in 4s       topic a\u{1b} refuses
+        age  class      row id  state       behind it  attempts  key       topic   outbox         error
+        5s   too-large  7       on request  1203       1         order-17  orders  public.outbox  the broker takes no record this large
+        5s   refused    8       in 4s       0          3         -         orders  public.outbox  topic a\u{1b} refuses
 
         1205 events of 2 aggregates: 1203 behind, 1 refused, 1 too-large
         2 listed; --all lists those behind others, too.
@@ -402,17 +394,6 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_the_counts_beside_the_events() {
-        let json = serde_json::to_value(found()).unwrap();
-        assert_eq!((&json["matched"], &json["classes"]["behind"]), (&1_205.into(), &1_203.into()));
-        assert_eq!((&json["events"][0]["behind"], &json["events"][1]["attempts"]), (&1_203.into(), &3.into()));
-        assert_eq!(
-            (&json["slot"], &json["events"][0]["stored_at"]),
-            (&"orders".into(), &"2026-03-01T11:59:55.000Z".into())
-        );
-    }
-
-    #[test]
     fn it_is_said_when_an_event_is_tried_next() {
         let next = |class, asked: Option<&str>, next_ms| {
             let asked = asked.map(str::to_owned);
@@ -422,9 +403,9 @@ mod tests {
         assert_eq!(next("refused", None, Some(104_000)), "in 4s");
         assert_eq!(next("refused", None, Some(400_000)), "in 5m");
         assert_eq!(next("refused", None, Some(99_000)), "now");
-        assert_eq!(next("too-large", None, None), "when asked");
+        assert_eq!(next("too-large", None, None), "on request");
         assert_eq!(next("behind", None, None), "behind");
-        assert_eq!(next("behind", Some("drop"), None), "asked to drop");
-        assert_eq!(next("refused", Some("retry"), Some(104_000)), "asked to retry");
+        assert_eq!(next("behind", Some("drop"), None), "drop requested");
+        assert_eq!(next("refused", Some("retry"), Some(104_000)), "retry requested");
     }
 }

@@ -1,4 +1,4 @@
-//! `walrelay parked` and `walrelay dead-letters`: events that were not delivered, listed, shown, tried again, dropped.
+//! `walrelay parked` and `walrelay dead-letters`: lists, shows, retries and drops undelivered events.
 //!
 //! Both have the same verbs, flags and output. They differ in the [`Store`] that has the events: `parked` is the table
 //! `walrelay.parked`, `dead_letters` is the dead-letter topic.
@@ -20,10 +20,10 @@ use crate::error::{Error, Kind, Result};
 pub use dead_letters::DeadLetters;
 pub use parked::Parked;
 
-/// How many events `show` prints.
+/// The most events that `show` prints.
 const SHOWN_MAX: usize = 20;
 
-/// Those of one store.
+/// Texts below the flags in `--help`.
 #[derive(Debug)]
 pub struct Help {
     pub(super) group: &'static str,
@@ -31,34 +31,34 @@ pub struct Help {
     pub(super) show: &'static str,
     pub(super) retry: &'static str,
     pub(super) drop: &'static str,
-    /// Of `list` and `show`.
+    /// The exit codes of `list` and `show`.
     pub(super) read_exit_codes: &'static str,
-    /// Of `retry` and `drop`, and of all commands together.
+    /// The exit codes of `retry` and `drop`, and of the group.
     pub(super) change_exit_codes: &'static str,
 }
 
-/// Where events are that were not delivered, with the flags that say which store it is.
+/// A place of undelivered events, with the flags that name it.
 #[expect(async_fn_in_trait, reason = "both stores are in this module, and no future of theirs is sent to a thread")]
 pub trait Store: Args + std::fmt::Debug {
-    /// Texts below the flags.
+    /// Texts of `--help`.
     const HELP: Help;
-    /// Classes its events can have.
+    /// The classes of its events.
     const CLASSES: &'static [&'static str];
-    /// One of them.
+    /// The word for one event.
     const NOUN: &'static str;
-    /// Flags of `retry` and `drop` that no other store has.
+    /// Flags of `retry` and `drop` that only this store has.
     type ChangeFlags: Args + std::fmt::Debug;
 
-    /// Whether events are named without a flag.
+    /// Whether arguments without a flag name events.
     fn is_named(&self) -> bool;
 
     /// Reads events, the oldest first, and counts all that match. Changes nothing.
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>>;
 
-    /// Reads up to `SHOWN_MAX` events with all that is known of them. Changes nothing.
+    /// Reads up to `SHOWN_MAX` events with all known fields. Changes nothing.
     async fn show(args: &ShowArgs<Self>) -> Result<Found<Details>>;
 
-    /// Shows what `change` would do, asks with `agreed`, and does it.
+    /// Shows the plan of `change`, asks with `agreed`, and carries the plan out.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome;
 }
 
@@ -67,29 +67,29 @@ pub(super) fn help<S: Store>() -> String {
     S::HELP.group.to_owned() + S::HELP.change_exit_codes + "\nEach command's own --help has more."
 }
 
-/// What is done with events.
+/// A change of undelivered events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Change {
-    /// They are sent to the topics they are for.
+    /// Send them to their topics.
     Retry,
-    /// They are never sent.
+    /// Never send them.
     Drop,
 }
 
 /// The commands of `parked` and of `dead-letters`.
 #[derive(Debug, Subcommand)]
 pub enum UndeliveredCommand<S: Store> {
-    /// List them, the oldest first
+    /// List undelivered events, the oldest first
     #[command(after_help = S::HELP.list.to_owned() + S::HELP.read_exit_codes)]
     List(ListArgs<S>),
-    /// Show all that is known of some of them
+    /// Show all known fields of some events
     #[command(after_help = S::HELP.show.to_owned() + S::HELP.read_exit_codes)]
     Show(ShowArgs<S>),
-    /// Send them to their topics again
+    /// Send events to their topics again
     #[command(after_help = S::HELP.retry.to_owned() + S::HELP.change_exit_codes)]
     Retry(ChangeArgs<S>),
-    /// Drop them: they are never sent
+    /// Drop events: they are never sent
     #[command(after_help = S::HELP.drop.to_owned() + S::HELP.change_exit_codes)]
     Drop(ChangeArgs<S>),
 }
@@ -114,10 +114,10 @@ pub struct ListArgs<S: Store> {
     /// Which events, and how they are printed.
     #[command(flatten)]
     pub chosen: Chosen<S>,
-    /// List those, too, that are settled (dead letters) or wait behind another of their aggregate (parked)
+    /// List also resolved dead letters, and parked events behind another of their aggregate
     #[arg(long)]
     pub all: bool,
-    /// How many are listed; all are counted
+    /// The most events to list; all are counted
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,
 }
@@ -142,10 +142,10 @@ pub struct ChangeArgs<S: Store> {
     /// Which events, and how they are printed.
     #[command(flatten)]
     pub chosen: Chosen<S>,
-    /// All that are neither delivered nor dropped
+    /// Choose all events that are neither delivered nor dropped
     #[arg(long)]
     pub all: bool,
-    /// Change nothing; say what would be done
+    /// Change nothing; print the plan
     #[arg(long)]
     pub dry_run: bool,
     /// Do not ask
@@ -203,53 +203,54 @@ async fn show<S: Store>(args: &ShowArgs<S>) -> Outcome {
 async fn change<S: Store>(args: &ChangeArgs<S>, change: Change) -> Outcome {
     let (noun, is_filtered) = (S::NOUN, args.chosen.store.is_named() || !args.chosen.filters.is_empty());
     if !is_filtered && !args.all {
-        return Err(Error::new(Kind::Config, format!("nothing says which {noun}s are meant"))
-            .remedy("name them, or choose them by --id, --aggregate, --class, --since and so on; --all chooses all")
+        return Err(Error::new(Kind::Config, format!("no condition selects {noun}s"))
+            .remedy("name them, or select them by --id, --aggregate, --class, --since and so on; --all selects all")
             .into());
     }
     if is_filtered && args.all {
-        let error = Error::new(Kind::Config, "--all, and conditions as well").remedy("leave out the one or the other");
+        let error =
+            Error::new(Kind::Config, "--all is given together with conditions").remedy("leave out one or the other");
         return Err(error.into());
     }
     args.chosen.filters.has_classes(S::CLASSES)?;
     S::change(args, change).await
 }
 
-/// Shows a plan and asks for it. `false` for a dry run, which ends here.
+/// Shows a plan and asks for its confirmation. `false` for a dry run, which ends here.
 async fn agreed<S: Store>(args: &ChangeArgs<S>, plan: &impl Serialize, text: &str, question: String) -> Outcome<bool> {
     if args.dry_run {
         print_report(args.chosen.json, plan, &format!("{text}\nDry run: nothing was changed.\n"))?;
         return Ok(false);
     }
-    shown_and_confirmed(text, (args.chosen.json, args.yes), || question, "nothing was changed").await?;
+    shown_and_confirmed(text, args.chosen.json, args.yes, question, "nothing was changed").await?;
     Ok(true)
 }
 
-/// Which ones are meant. All that is given has to hold.
+/// The conditions for events. An event has to match all of them.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Filters {
-    /// Of rows with one of these ids; may be given again
+    /// Events of rows with one of these ids; can be repeated
     #[arg(long, value_name = "VALUE", num_args = 1.., conflicts_with = "named")]
     pub id: Vec<String>,
-    /// With one of these keys; may be given again
+    /// Events with one of these keys; can be repeated
     #[arg(long, value_name = "KEY", num_args = 1..)]
     pub aggregate: Vec<String>,
-    /// Of one of these classes: unroutable, too-large, rejected, refused, and behind for parked ones; may be given again
+    /// Events of one of these classes: unroutable, too-large, rejected, refused, and behind for parked events; can be repeated
     #[arg(long, value_name = "CLASS", num_args = 1..)]
     pub class: Vec<String>,
-    /// For one of these topics; may be given again
+    /// Events for one of these topics; can be repeated
     #[arg(long, value_name = "TOPIC", num_args = 1..)]
     pub topic: Vec<String>,
-    /// Of one of these outboxes, such as public.outbox; may be given again
+    /// Events of one of these outboxes, such as public.outbox; can be repeated
     #[arg(long, value_name = "TABLE", num_args = 1..)]
     pub outbox: Vec<String>,
-    /// Stored as undelivered at this time or later: a timestamp, in UTC unless it names a zone, or a duration for so long ago, such as 2h
+    /// Events that became undeliverable at this time or later: a timestamp, in UTC unless it names a zone, or an age such as 2h
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
-    /// Stored as undelivered before this time
+    /// Events that became undeliverable before this time
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
-    /// Stored as undelivered longer ago than this, such as 7d
+    /// Events that became undeliverable longer ago than this, such as 7d
     #[arg(long, value_name = "DURATION", conflicts_with = "until")]
     pub older_than: Option<String>,
 }
@@ -257,9 +258,9 @@ pub struct Filters {
 /// A range of times, in milliseconds since the Unix epoch; both ends may be open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Span {
-    /// The first.
+    /// The start.
     pub since_ms: Option<i64>,
-    /// The first behind it.
+    /// The end; not in the range.
     pub until_ms: Option<i64>,
 }
 
@@ -296,7 +297,7 @@ impl Filters {
         let older = match &self.older_than {
             None => None,
             Some(text) => Some(ago_ms(text, now_ms).ok_or_else(|| {
-                Error::new(Kind::Config, "--older-than: this is no duration")
+                Error::new(Kind::Config, "--older-than: this is not a duration")
                     .remedy("write a duration such as 2h or 7d")
             })?),
         };
@@ -305,9 +306,9 @@ impl Filters {
         if let (Some(since), Some(until)) = (span.since_ms, span.until_ms)
             && until <= since
         {
-            let cause = "--until or --older-than is not later than --since: nothing is in between";
+            let cause = "--until or --older-than is not later than --since: the range is empty";
             return Err(Error::new(Kind::Config, cause)
-                .remedy("a duration is so long ago: the longer one comes first, as in --since 2h --until 1h"));
+                .remedy("a duration is an age: give --since the longer one, as in --since 2h --until 1h"));
         }
         Ok(span)
     }

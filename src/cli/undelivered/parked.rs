@@ -38,7 +38,7 @@ const ASK: &str = include_str!("../../../sql/parked/ask.sql");
 /// The table of parked events.
 #[derive(Debug, Args)]
 pub struct Parked {
-    /// Of rows with one of these ids, as with --id
+    /// Events of rows with one of these ids, as with --id
     #[arg(value_name = "ID")]
     pub named: Vec<String>,
     /// Slot, database, file.
@@ -58,7 +58,7 @@ impl Store for Parked {
 
     async fn list(args: &ListArgs<Self>) -> Result<Found<Event>> {
         let table = Table::open(&args.chosen).await?;
-        // An event that is named is listed wherever it stands.
+        // An event that is named is listed, whatever is before it.
         let is_named = args.chosen.store.is_named() || !args.chosen.filters.id.is_empty();
         let is_all = args.all || is_named || args.chosen.filters.class.iter().any(|class| class == BEHIND);
         let rows = table.rows("listing parked events", LIST, &[&is_all, &i64::from(args.limit)]).await?;
@@ -73,8 +73,8 @@ impl Store for Parked {
         table.found(&rows, details).await
     }
 
-    /// A retry is asked of the first event of each aggregate, a drop of exactly the events that match. In memory is a number
-    /// for each of the 100 000 events that may wait.
+    /// A retry goes to the first event of each aggregate, a drop to exactly the events that match. Memory holds a number for
+    /// each of the 100 000 events that may wait.
     async fn change(args: &ChangeArgs<Self>, change: Change) -> Outcome {
         let table = Table::open(&args.chosen).await?;
         let counts = table.counts().await?;
@@ -90,7 +90,7 @@ impl Store for Parked {
         };
         let (dry_run, waiting, relay_runs) = (args.dry_run, count(row, "waiting")?, relay.is_some());
         let slot = table.slot.to_string();
-        let mut plan = ParkedPlan { change, dry_run, counts, slot, waiting, ids, asked: 0, relay_runs };
+        let mut plan = Request { change, dry_run, counts, slot, waiting, ids, asked: 0, relay_runs };
         if !agreed(args, &plan, &plan.text(), plan.question()).await? {
             return Ok(());
         }
@@ -100,11 +100,11 @@ impl Store for Parked {
         };
         let asked = table.session.client().execute(ASK, &[&plan.slot, &plan.ids, &word]).await;
         plan.asked = asked.map_err(|error| fault::sql(While::Querying("asking in table walrelay.parked"), &error))?;
-        print_report(args.chosen.json, &plan, &format!("{}\n", plan.said(relay.as_ref())))
+        print_report(args.chosen.json, &plan, &format!("{}\n", plan.result(relay.as_ref())))
     }
 }
 
-/// A session beside the table, and the conditions for its events.
+/// A session, and the conditions for the events of the table.
 #[derive(Debug)]
 struct Table<'a> {
     session: Session,
@@ -127,7 +127,7 @@ impl Table<'_> {
         Ok(Table { session, is_there, slot, chosen, span })
     }
 
-    /// Rows of a query that begins with `sql/parked/chosen.sql`; none where there is no table.
+    /// The rows of a query that begins with `sql/parked/chosen.sql`; none if there is no table.
     async fn rows(&self, what: &str, sql: &str, more: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
         if !self.is_there {
             return Ok(Vec::new());
@@ -185,11 +185,11 @@ impl Table<'_> {
                 "nothing is parked for slot {slot}: this database has no table walrelay.parked"
             ))
             .remedy(
-                "a relay with delivery.on_error = \"park\" makes the table; or this is not the database of the relay",
+                "a relay with delivery.on_error = \"park\" creates the table; check that this is the database of the relay",
             ),
             (true, false) => nothing(format!("nothing is parked for slot {slot}")),
             (true, true) => nothing(format!("no parked event of slot {slot} matches")).remedy(
-                "all conditions have to hold at once; an event is not parked any more once it is delivered or dropped",
+                "an event has to match all conditions; a delivered or dropped event is no longer parked",
             ),
         })
     }
@@ -244,36 +244,36 @@ fn count(row: &Row, name: &str) -> Result<u64> {
     column::<i64>(row, name).map(|count| u64::try_from(count).unwrap_or_default())
 }
 
-/// A retry or drop of parked events: what it would ask, and what it asked.
+/// A retry or drop of parked events: the plan, and then the request.
 #[derive(Debug, Serialize)]
-pub(super) struct ParkedPlan {
+struct Request {
     #[serde(rename = "ask")]
-    pub(super) change: Change,
-    pub(super) dry_run: bool,
+    change: Change,
+    dry_run: bool,
     #[serde(flatten)]
-    pub(super) counts: Counts,
+    counts: Counts,
     #[serde(skip)]
-    pub(super) slot: String,
+    slot: String,
     /// All events that wait in these aggregates.
-    pub(super) waiting: u64,
-    /// Rows of the table that this is asked of.
+    waiting: u64,
+    /// The rows of the table that get the request.
     #[serde(skip)]
-    pub(super) ids: Vec<i64>,
-    /// How many it was asked of.
-    pub(super) asked: u64,
+    ids: Vec<i64>,
+    /// The number of rows that got it.
+    asked: u64,
     /// Whether a relay has the slot, or reads its table.
-    pub(super) relay_runs: bool,
+    relay_runs: bool,
 }
 
-impl ParkedPlan {
-    /// What would be done.
-    pub(super) fn text(&self) -> String {
-        let counts = self.counts.said();
+impl Request {
+    /// The plan for people.
+    fn text(&self) -> String {
+        let counts = self.counts.text();
         match self.change {
             Change::Retry => {
                 let (tried, behind) = (self.ids.len() as u64, self.waiting.saturating_sub(self.ids.len() as u64));
                 format!(
-                    "{counts}\nTo be tried: the first event of {}, and {} behind them once it is delivered\n",
+                    "{counts}\nTo be tried: the first event of {}; {} behind them follow after delivery\n",
                     counted(tried, "aggregate"),
                     counted(behind, "event")
                 )
@@ -281,7 +281,7 @@ impl ParkedPlan {
             Change::Drop => {
                 let stay = self.waiting.saturating_sub(self.counts.matched);
                 format!(
-                    "{counts}\nTo be dropped: {}; these events are never delivered by the relay. {} of the same aggregates {}\n",
+                    "{counts}\nTo be dropped: {}; the relay never delivers these events. {} of the same aggregates {}\n",
                     counted(self.ids.len() as u64, "event"),
                     counted(stay, "other event"),
                     if stay == 1 { "stays" } else { "stay" }
@@ -290,32 +290,32 @@ impl ParkedPlan {
         }
     }
 
-    /// What is to be confirmed.
-    pub(super) fn question(&self) -> String {
+    fn question(&self) -> String {
         let count = self.ids.len() as u64;
         match self.change {
             Change::Retry => format!("Have the relay of slot {} try {} again?", self.slot, counted(count, "aggregate")),
             Change::Drop => format!(
-                "Drop {}? These events are never delivered by the relay of slot {}.",
+                "Drop {}? The relay of slot {} never delivers these events.",
                 counted(count, "event"),
                 self.slot
             ),
         }
     }
 
-    /// What was done, and who does the rest.
-    pub(super) fn said(&self, relay: Option<&Holder>) -> String {
+    /// The result in one line, and the relay that carries the request out.
+    fn result(&self, relay: Option<&Holder>) -> String {
         let who = match relay {
-            Some(relay) => format!("the relay ({relay}) does it within a second or so"),
-            None => format!("no relay has slot {} now: it is done once one is started", self.slot),
+            Some(relay) => format!("the relay ({relay}) carries this out within a second or so"),
+            None => format!("no relay has slot {} now: the next one carries this out", self.slot),
         };
         let what = match self.change {
-            Change::Retry => format!("asked to try {} again", counted(self.asked, "aggregate")),
-            Change::Drop => format!("asked to drop {}", counted(self.asked, "event")),
+            Change::Retry => format!("retry requested for {}", counted(self.asked, "aggregate")),
+            Change::Drop => format!("drop requested for {}", counted(self.asked, "event")),
         };
         let gone = (self.ids.len() as u64).saturating_sub(self.asked);
         let gone = if gone > 0 {
-            format!("; {} meanwhile delivered or dropped", counted(gone, "event"))
+            let were = if gone == 1 { "was" } else { "were" };
+            format!("; {} {were} delivered or dropped meanwhile", counted(gone, "event"))
         } else {
             String::new()
         };
@@ -366,25 +366,23 @@ Examples:
   walrelay parked retry --config walrelay.toml --class too-large
   walrelay parked drop --config walrelay.toml 1017
 
-A parked event could not be delivered, with delivery.on_error = \"park\", or comes behind one of its aggregate. It waits in the table walrelay.parked of the outbox's database. `walrelay dead-letters` has the same commands for the dead-letter topic. docs/failures.md has all of it.
+A parked event is an undelivered event in the table walrelay.parked of the outbox's database, with delivery.on_error = \"park\", or an event behind it of the same aggregate. `walrelay dead-letters` has the same commands for the dead-letter topic. docs/failures.md describes both.
 ",
     list: "\
 Examples:
-  walrelay parked list --slot orders
   walrelay parked list --config walrelay.toml --class refused --older-than 1h
   walrelay parked list --config walrelay.toml --aggregate order-17 --all
   walrelay parked list --config walrelay.toml --json | \\
     jq -r '.events[].row_id'
 
-Nothing is changed. Of an aggregate, only the event that holds it up is listed, with the number of events behind it; --all lists those, too. All conditions given have to hold. No payload is printed. The role needs SELECT on the table.
+Lists the first event of each aggregate, with the number of events behind it; --all lists those, too. An event has to match all conditions. The command prints no payload and changes nothing. The role needs SELECT on the table.
 ",
     show: "\
 Examples:
-  walrelay parked show --slot orders 1017
   walrelay parked show --config walrelay.toml 1017 --payload
   walrelay parked show --config walrelay.toml --aggregate order-17 --json
 
-Shows why an event waits, its position, and the names, types and sizes of its columns; their values only with --payload. At most 20 events are shown. Nothing is changed. The role needs SELECT on the table.
+Shows the error, the position, and the names, types and sizes of the columns of at most 20 events; --payload shows the values, too. The command changes nothing. The role needs SELECT on the table.
 ",
     retry: "\
 Examples:
@@ -392,7 +390,7 @@ Examples:
   walrelay parked retry --config walrelay.toml --aggregate order-17
   walrelay parked retry --config walrelay.toml --all --yes --json
 
-The relay that has the slot tries the first event of each aggregate that is meant, within a second or so. Those behind it follow in their order once it is delivered. Attempts stay counted. Where no relay runs, the next one does it. The role needs SELECT and UPDATE on the table.
+The relay of the slot tries the first event of each matching aggregate within a second or so. The events behind it follow in order after delivery. The count of attempts goes on. If no relay runs, the next one carries the request out. The role needs SELECT and UPDATE on the table.
 ",
     drop: "\
 Examples:
@@ -400,7 +398,7 @@ Examples:
   walrelay parked drop --config walrelay.toml --class unroutable --dry-run
   walrelay parked drop --config walrelay.toml --aggregate order-17 --yes
 
-The relay never delivers exactly the events that are meant; events behind them go on. The relay names each in its log, and outbox.mark_failed marks its row. Where no relay runs, the next one does it. walrelay replay --id publishes a row that is still in the outbox. The role needs SELECT and UPDATE on the table.
+The relay never delivers the matching events; events behind them go on. The relay names each in its log, and outbox.mark_failed marks its row. If no relay runs, the next one carries the request out. walrelay replay --id publishes a row that is still in the outbox. The role needs SELECT and UPDATE on the table.
 ",
     read_exit_codes: "
 Exit codes:
@@ -410,7 +408,7 @@ Exit codes:
   10  Postgres cannot be reached (11: refuses)",
     change_exit_codes: "
 Exit codes:
-  0   the relay was asked; or --dry-run showed what it would be asked
+  0   the request is stored for the relay; or --dry-run showed the request
   1   no event matches, or nothing is parked
   2   the configuration or a flag is not valid, or the answer was not yes
   10  Postgres cannot be reached (11: refuses)",
@@ -421,12 +419,12 @@ mod tests {
     use super::super::event::StoreCounts;
     use super::*;
 
-    fn plan(change: Change, ids: usize) -> ParkedPlan {
+    fn plan(change: Change, ids: usize) -> Request {
         let classes = [("behind".to_owned(), 3), ("too-large".to_owned(), 2)].into();
         let store = StoreCounts::Parked { slot: "s".to_owned(), aggregates: 2 };
         let counts = Counts { matched: 5, classes, store };
         let ids = (0..).take(ids).collect();
-        ParkedPlan {
+        Request {
             slot: "s".to_owned(),
             change,
             dry_run: false,
@@ -442,14 +440,14 @@ mod tests {
     fn a_retry_is_of_aggregates_and_a_drop_of_events() {
         insta::assert_snapshot!(plan(Change::Retry, 2).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large
-        To be tried: the first event of 2 aggregates, and 1203 events behind them once it is delivered
+        To be tried: the first event of 2 aggregates; 1203 events behind them follow after delivery
         ");
         insta::assert_snapshot!(plan(Change::Drop, 5).text(), @r"
         5 events of 2 aggregates: 3 behind, 2 too-large
-        To be dropped: 5 events; these events are never delivered by the relay. 1200 other events of the same aggregates stay
+        To be dropped: 5 events; the relay never delivers these events. 1200 other events of the same aggregates stay
         ");
         let question = plan(Change::Drop, 5).question();
-        assert_eq!(question, "Drop 5 events? These events are never delivered by the relay of slot s.");
+        assert_eq!(question, "Drop 5 events? The relay of slot s never delivers these events.");
         assert_eq!(plan(Change::Retry, 2).question(), "Have the relay of slot s try 2 aggregates again?");
     }
 
@@ -457,12 +455,12 @@ mod tests {
     fn it_is_said_who_does_it_and_when() {
         let relay = Holder { pid: 7, streams: true, application: None, client: None };
         assert_eq!(
-            plan(Change::Retry, 2).said(Some(&relay)),
-            "asked to try 2 aggregates again; the relay (backend pid 7, streams) does it within a second or so"
+            plan(Change::Retry, 2).result(Some(&relay)),
+            "retry requested for 2 aggregates; the relay (backend pid 7, streams) carries this out within a second or so"
         );
         assert_eq!(
-            plan(Change::Drop, 3).said(None),
-            "asked to drop 2 events; 1 event meanwhile delivered or dropped; no relay has slot s now: it is done once one is started"
+            plan(Change::Drop, 3).result(None),
+            "drop requested for 2 events; 1 event was delivered or dropped meanwhile; no relay has slot s now: the next one carries this out"
         );
     }
 

@@ -1,7 +1,7 @@
 //! `walrelay verify`: the outboxes' rows against their topics' records.
 //!
-//! Rows are read first, in one transaction, and topics to the ends they have afterwards: a row that is compared was
-//! committed before anybody looked for its record. [`rows`] reads them, [`range`] says which, [`report`] prints.
+//! The command reads the rows first, in one transaction, and then the topics up to their ends at that time: every compared
+//! row was committed before the search for its record. [`rows`] reads the rows in the [`range`].
 
 pub mod range;
 pub mod rows;
@@ -31,29 +31,29 @@ use crate::verify::{Comparison, Counts, Example, Findings, Outbox, Reader};
 /// `verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// Which relay; laid over the file as `run` would.
+    /// The relay.
     #[command(flatten)]
     pub settings: RelaySettings,
-    /// Compare only rows of this time or later: a timestamp as SQL reads it, in UTC unless it names a zone, or a duration
-    /// for so long ago, such as 2h. The time is that of outbox.time, or of created_at and its like
+    /// Compare only rows of this time or later: a timestamp as SQL reads it, in UTC unless it names a zone, or an age such
+    /// as 2h. The time is in the column outbox.time, by default created_at or a similar column
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
     /// Compare only rows before this time
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
-    /// How long the records of rows that were just committed are waited for, before they count as missing
+    /// The longest wait for the records of new rows before these rows count as missing
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = grace)]
     pub grace: Duration,
-    /// Fail where there are duplicates, too
+    /// Fail also on duplicates
     #[arg(long)]
     pub no_duplicates: bool,
-    /// List records that no row has, too: those of rows that were deleted since, and of other producers
+    /// List also records without a row: of deleted rows, and of other producers
     #[arg(long)]
     pub unknown: bool,
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
-    /// How many examples of each kind are listed
+    /// The most examples of each kind to list
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub limit: usize,
 }
@@ -66,17 +66,17 @@ Examples:
   walrelay verify --config walrelay.toml --json | jq .missing
   walrelay verify --config walrelay.toml --no-duplicates --limit 100
 
-Nothing is changed, no consumer group is joined, and a relay may run meanwhile. Every row is held against its topic's records by the header with its id; the order is that of outbox.order_by, or of the column that is numbered. The role needs SELECT on the table, the Kafka user Read and Describe on the topics. docs/verify.md says what this proves, and what it costs.
+The command changes nothing, joins no consumer group, and a relay may run meanwhile. It finds the record of each row by the id in a header. The order comes from outbox.order_by, or from an identity or serial column. The role needs SELECT on the table, the Kafka user Read and Describe on the topics. docs/verify.md describes what this proves, and its cost.
 
 Exit codes:
-  0   every row has its record, and the order is the table's; also where there are duplicates, which at-least-once delivery allows, unless --no-duplicates is given
-  1   a row has no record, or cannot be routed, or an aggregate's records run backwards
-  2   the configuration or a flag cannot be meant like this
+  0   every row has its record, and the order is the table's. At-least-once delivery allows duplicates; --no-duplicates does not
+  1   a row has no record, or cannot be routed, or an aggregate's records are out of order
+  2   the configuration or a flag is not valid
   10  Postgres cannot be reached (11: refuses)
-  15  there is no such table, or it lacks a column that is needed
+  15  the table does not exist, or lacks a required column
   30  Kafka cannot be reached (31: refuses)";
 
-/// How far the broker's clock may be behind that of Postgres.
+/// The most that the broker's clock may be behind Postgres' clock.
 const CLOCKS_APART_MS: i64 = 3_600_000;
 
 fn grace(text: &str) -> Result<Duration, String> {
@@ -84,11 +84,11 @@ fn grace(text: &str) -> Result<Duration, String> {
     duration.ok_or_else(|| "write a duration up to 24h, such as 10s or 0s".to_owned())
 }
 
-/// Compares, and prints what was found. Changes nothing.
+/// Compares, and prints the findings. Changes nothing.
 ///
 /// # Errors
-/// [`Kind::NotVerified`] where a row has no record or no way, or the order is broken; [`Kind::Config`] for a range without a
-/// time column, an outbox without an id header, and where there are only messages; what Postgres and Kafka give.
+/// [`Kind::NotVerified`] if a row has no record or no route, or the order is wrong; [`Kind::Config`] for a range without a
+/// time column, an outbox without an id header, and outboxes of messages only; those of Postgres and Kafka.
 pub async fn verify(args: &VerifyArgs) -> Outcome {
     let loaded = Loaded::new(&flags(&args.settings), args.settings.common.config.as_deref())?;
     let config = loaded.config(false)?;
@@ -131,15 +131,15 @@ pub async fn verify(args: &VerifyArgs) -> Outcome {
 fn id_headers(config: &Config) -> Result<Vec<String>> {
     let tables: Vec<&OutboxConfig> = config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()).collect();
     if tables.is_empty() {
-        let cause = "all outboxes are messages, which leave no row behind to be compared";
+        let cause = "all outboxes are messages, and messages have no rows to compare";
         return Err(Error::new(Kind::Config, cause).remedy("verify an outbox that is a table"));
     }
     let header = |outbox: &&OutboxConfig| {
         outbox.route.id_header.clone().ok_or_else(|| {
             let cause = format!("records of {} carry no id: route.id_header is empty", outbox.source);
             Error::new(Kind::Config, cause).remedy(
-                "set id_header in [route]. Records that are there already cannot be verified: give --since the time of \
-                 the change",
+                "set id_header in [route]. verify cannot find existing records: give --since the time of the \
+                 change",
             )
         })
     };
@@ -154,18 +154,20 @@ async fn plans(session: &Session, config: &Config, range: &Range, report: &mut R
     let mut plans = Vec::new();
     for outbox in &config.outboxes {
         let Some(name) = outbox.source.table() else {
-            report.note(format!("{} cannot be verified: there is no row behind a message", outbox.source));
+            report.notes.push(format!("{} cannot be verified: messages have no rows", outbox.source));
             continue;
         };
         let table = Table::needed(session.client(), name).await?;
         if outbox.upkeep.delete || outbox.upkeep.retention.is_some() {
-            report.note(format!("rows of {name} are deleted once they were published: records of those are unknown"));
+            report
+                .notes
+                .push(format!("the relay or cleanup deletes published rows of {name}: their records count as unknown"));
         }
         let plan = Plan::new(outbox, name, &table, range)?;
-        report.note(match &plan.order {
+        report.notes.push(match &plan.order {
             Some(order) => format!("the order of {name} is that of {order}"),
             None => {
-                format!("the order of {name} is not checked: no column is numbered, and outbox.order_by is not set")
+                format!("the order of {name} is not checked: the table has no identity or serial column, and outbox.order_by is not set")
             }
         });
         plans.push(plan);
@@ -186,19 +188,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds a remark.
-    pub fn note(&mut self, note: String) {
-        self.notes.push(note);
-    }
-
     /// Takes what was found; `absent` are topics that do not exist, `cut` those whose first records are gone.
     pub fn found(&mut self, findings: Findings, absent: &[String], cut: &[String]) {
         let misses = |topic: &String| findings.flows.iter().any(|flow| flow.topic == *topic && flow.counts.missing > 0);
         self.notes.extend(absent.iter().map(|topic| format!("topic {topic} does not exist")));
         self.notes.extend(cut.iter().filter(|topic| misses(topic)).map(|topic| {
             format!(
-                "the first records of topic {topic} are gone, as retention has it, and rows that had them count as \
-                 missing: --since leaves them out"
+                "retention has removed the first records of topic {topic}, and their rows count as missing: leave these rows \
+                 out with --since"
             )
         }));
         self.total = findings.total();
@@ -274,22 +271,22 @@ impl Report {
             (
                 self.total.missing,
                 "missing",
-                "see whether the relay is behind (walrelay status), or the topics do not keep what the table keeps",
+                "check the lag of the relay (walrelay status), and the retention of the topics",
             ),
             (
                 self.findings.unroutable,
                 "unroutable",
-                "`run` stops at rows that cannot be routed: correct them, or the templates of [route]",
+                "`run` stops at rows that cannot be routed: correct the rows, or the templates of [route]",
             ),
             (
                 self.total.out_of_order,
                 "out of order",
-                "see whether writers of one aggregate wait for each other, and outbox.order_by is their order",
+                "check that writers of one aggregate wait for each other, and that outbox.order_by is their order",
             ),
             (
                 duplicated,
                 "duplicated",
-                "delivery is at least once: consumers drop by id what they know, and without --no-duplicates it is no fault",
+                "delivery is at least once: consumers recognize duplicates by their id, and verify accepts duplicates without --no-duplicates",
             ),
         ];
         let faults: Vec<_> = faults.into_iter().filter(|(count, ..)| *count > 0).collect();
@@ -299,7 +296,7 @@ impl Report {
         let (counts, remedies): (Vec<String>, Vec<&str>) =
             faults.into_iter().map(|(count, what, remedy)| (format!("{count} {what}"), remedy)).unzip();
         let error = Error::new(Kind::NotVerified, format!("outbox and topics differ: {}", counts.join(", ")));
-        Err(error.remedy(format!("{}; docs/verify.md says what else it can be", remedies.join("; "))))
+        Err(error.remedy(format!("{}; docs/verify.md lists other causes", remedies.join("; "))))
     }
 }
 
@@ -312,7 +309,7 @@ fn line(example: &Example) -> [String; 4] {
         _ => topic.to_owned(),
     };
     let place = if place.is_empty() { example.outbox.clone().unwrap_or_default() } else { place };
-    let behind = example.behind_offset.map(|offset| format!("behind a later row at {offset}"));
+    let behind = example.behind_offset.map(|offset| format!("after a later row at {offset}"));
     [
         format!("  {place}"),
         shown(&example.id).map_or_else(|| "no id".to_owned(), |id| format!("id {id}")),
@@ -339,7 +336,7 @@ mod tests {
             comparison.record("orders", &Delivered { partition: 1, offset, id, key, is_replay: false });
         }
         let mut report = Report::default();
-        report.note("the order of public.outbox is that of \"id\"".to_owned());
+        report.notes.push("the order of public.outbox is that of \"id\"".to_owned());
         report.found(comparison.findings(), &["invoices".to_owned()], &["orders".to_owned(), "sound".to_owned()]);
         report
     }
@@ -361,7 +358,7 @@ mod tests {
           b.events  id "10"    column kind is NULL
 
         out of order
-          orders[1]@1  id "1"  key "o-1"  behind a later row at 0
+          orders[1]@1  id "1"  key "o-1"  after a later row at 0
 
         duplicated
           orders[1]@2  id "1"  key "o-1"
@@ -372,25 +369,8 @@ mod tests {
 
         note: the order of public.outbox is that of "id"
         note: topic invoices does not exist
-        note: the first records of topic orders are gone, as retention has it, and rows that had them count as missing: --since leaves them out
+        note: retention has removed the first records of topic orders, and their rows count as missing: leave these rows out with --since
         "#);
-    }
-
-    #[test]
-    fn the_json_has_the_same() {
-        let json = serde_json::to_value(report()).unwrap();
-        assert_eq!((json["sound"].as_bool(), json["total"]["missing"].as_u64()), (Some(false), Some(4)));
-        assert_eq!((&json["flows"][0]["topic"], &json["flows"][0]["out_of_order"]), (&"orders".into(), &1.into()));
-        assert_eq!(
-            json["missing"][0],
-            serde_json::json!({
-                "outbox": "public.outbox", "topic": "orders", "id": "3", "key": "o-1",
-            })
-        );
-        assert_eq!(
-            (&json["out_of_order"][0]["offset"], &json["out_of_order"][0]["behind_offset"]),
-            (&1.into(), &0.into())
-        );
     }
 
     #[test]
@@ -407,10 +387,10 @@ mod tests {
         assert_eq!(verdict(duplicated.clone(), 0, false), Ok(()));
         let (kind, cause, remedy) = verdict(duplicated, 0, true).unwrap_err();
         assert_eq!((kind.exit_code(), cause.as_str()), (1, "outbox and topics differ: 2 duplicated"));
-        assert!(remedy.contains("at least once") && !remedy.contains("behind"), "{remedy}");
+        assert!(remedy.contains("at least once") && !remedy.contains("lag"), "{remedy}");
         for (counts, unroutable, what_to_do) in [
-            (Counts { missing: 1, ..Counts::default() }, 0, "see whether the relay is behind"),
-            (Counts { out_of_order: 1, ..Counts::default() }, 0, "see whether writers"),
+            (Counts { missing: 1, ..Counts::default() }, 0, "check the lag of the relay"),
+            (Counts { out_of_order: 1, ..Counts::default() }, 0, "check that writers"),
             (Counts::default(), 1, "`run` stops at rows"),
         ] {
             let (kind, _, remedy) = verdict(counts, unroutable, false).unwrap_err();

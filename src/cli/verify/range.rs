@@ -1,4 +1,4 @@
-//! From when to when.
+//! The range of times of `--since` and `--until`.
 
 use tokio_postgres::Client;
 
@@ -32,18 +32,26 @@ pub async fn read(client: &Client, since: Option<&str>, until: Option<&str>) -> 
     if let (Some(since), Some(until)) = (&since, &until) {
         not_empty(since, until)?;
     }
-    let (since, since_ms) = since.unzip();
-    Ok(Range { since, until: until.map(|(text, _)| text), since_ms })
+    let since_ms = since.as_ref().map(|since| since.ms);
+    Ok(Range { since: since.map(|since| since.text), until: until.map(|until| until.text), since_ms })
+}
+
+/// An end of the range.
+struct Moment {
+    /// As Postgres writes it.
+    text: String,
+    /// Milliseconds since the Unix epoch.
+    ms: i64,
 }
 
 /// Whether there is a moment in between: a duration is so long ago, so that the longer one comes first.
-fn not_empty((since, since_ms): &(String, i64), (until, until_ms): &(String, i64)) -> Result<()> {
-    if since_ms < until_ms || since_ms == until_ms && since != until {
+fn not_empty(since: &Moment, until: &Moment) -> Result<()> {
+    if since.ms < until.ms || since.ms == until.ms && since.text != until.text {
         return Ok(());
     }
-    let cause = format!("--since is {since}, and --until, {until}, is not later: no row is in between");
+    let cause = format!("--since is {}, and --until, {}, is not later: the range is empty", since.text, until.text);
     Err(Error::new(Kind::Config, cause)
-        .remedy("give --since the earlier one; a duration is so long ago, as in --since 2h --until 1h"))
+        .remedy("give --since the earlier time; a duration is an age, as in --since 2h --until 1h"))
 }
 
 impl Range {
@@ -54,7 +62,7 @@ impl Range {
     }
 }
 
-async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Option<(String, i64)>> {
+async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Option<Moment>> {
     const DOING: &str = "reading a time";
     let Some(given) = given else { return Ok(None) };
     let time = match parse_duration(given) {
@@ -72,7 +80,7 @@ async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Opti
     match client.query_opt(&sql, &[]).await {
         Ok(Some(row)) => {
             let unreadable = |error| Error::new(Kind::Bug, format!("a time of a query of ours: {error}"));
-            Ok(Some((row.try_get(0).map_err(unreadable)?, row.try_get(1).map_err(unreadable)?)))
+            Ok(Some(Moment { text: row.try_get(0).map_err(unreadable)?, ms: row.try_get(1).map_err(unreadable)? }))
         }
         Ok(None) => Err(refused()),
         Err(error) if error.code().is_some_and(is_about_value) => Err(refused()),
@@ -106,12 +114,12 @@ pub fn condition(range: &Range, outbox: &OutboxConfig, name: &TableName, table: 
 fn time<'t>(outbox: &OutboxConfig, name: &TableName, table: &'t Table) -> Result<&'t Column> {
     let Some(wanted) = outbox.upkeep.time.as_deref() else {
         return table.time_column().or_else(|| ordering(&table.columns)).ok_or_else(|| {
-            let cause = format!("--since and --until: no column of {name} is known to hold the time of its rows");
+            let cause = format!("--since and --until: no column of {name} is known to have the time of its rows");
             Error::new(Kind::Config, cause).remedy("name a column with a timestamp: time = \"…\" in [outbox]")
         });
     };
     table.column(wanted).filter(|column| column.is_timestamp()).ok_or_else(|| {
-        let what = if table.column(wanted).is_some() { "is no timestamp" } else { "does not exist" };
+        let what = if table.column(wanted).is_some() { "is not a timestamp" } else { "does not exist" };
         let cause = format!("outbox.time: column {wanted} of {name} {what}");
         Error::new(Kind::Config, cause).remedy("name a column of type timestamptz or timestamp")
     })
@@ -138,10 +146,11 @@ mod tests {
 
     #[test]
     fn an_end_that_is_not_behind_the_beginning_is_refused() {
-        let (early, late) = (("a".to_owned(), 1), ("b".to_owned(), 2));
+        let at = |text: &str, ms| Moment { text: text.to_owned(), ms };
+        let (early, late) = (at("a", 1), at("b", 2));
         assert!(not_empty(&early, &late).is_ok());
         // Less than a millisecond apart.
-        assert!(not_empty(&early, &("a1".to_owned(), 1)).is_ok());
+        assert!(not_empty(&early, &at("a1", 1)).is_ok());
         for (since, until) in [(&late, &early), (&early, &early)] {
             let error = not_empty(since, until).unwrap_err();
             assert!(error.kind() == Kind::Config && error.cause().contains("is not later"), "{error}");
@@ -180,7 +189,7 @@ mod tests {
         for (time, columns, expected) in [
             (None, &[("created_at", "text")][..], "no column of public.outbox is known"),
             (Some("nope"), &[("created_at", "timestamptz")], "column nope of public.outbox does not exist"),
-            (Some("id"), &[("id", "int8")], "column id of public.outbox is no timestamp"),
+            (Some("id"), &[("id", "int8")], "column id of public.outbox is not a timestamp"),
         ] {
             let error = made(&since, time, columns).unwrap_err();
             assert_eq!(error.kind(), Kind::Config);

@@ -32,7 +32,10 @@ fn an_empty_table_before_setup_is_no_fault() {
     let (code, said, told) = ends(&seen.check(&toml));
     assert_eq!(code, Some(0), "{told}");
     assert!(said.contains("row          none: the table is empty\n"), "{said}");
-    assert!(said.contains("not there yet: walrelay setup makes it") && said.contains("not used     type\n"), "{said}");
+    assert!(
+        said.contains("not there yet: walrelay setup creates it") && said.contains("not used     type\n"),
+        "{said}"
+    );
 }
 
 #[test]
