@@ -13,15 +13,6 @@ use crate::config::unit::human_bytes;
 /// With nothing to do for so long, a dead letter that was refused is none any more: somebody took its row out of the table.
 const GONE: Duration = Duration::from_secs(10);
 
-/// Whether the relay does its work.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Readiness {
-    /// It does.
-    Ready,
-    /// It does not.
-    NotReady(NotReady),
-}
-
 /// Why the relay is not ready. `Display` is one line for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotReady {
@@ -115,11 +106,6 @@ struct Health {
 }
 
 impl Health {
-    /// Nothing is known yet: not ready.
-    fn new(ready_within: Duration) -> Self {
-        Health { ready_within, ..Health::default() }
-    }
-
     fn report(&mut self, now: Instant, something_to_do: bool, progressed: bool) {
         self.heard_at = Some(now);
         self.waiting_since = match (something_to_do, self.waiting_since) {
@@ -144,15 +130,8 @@ impl Health {
         self.was_connected |= self.connected == [true; 2];
     }
 
-    /// The answer for the instant `now`.
-    fn readiness(&self, now: Instant) -> Readiness {
-        match self.obstacle(now) {
-            None => Readiness::Ready,
-            Some(reason) => Readiness::NotReady(reason),
-        }
-    }
-
-    fn obstacle(&self, now: Instant) -> Option<NotReady> {
+    /// Why the relay is not ready at the instant `now`; `None` where it is ready.
+    fn not_ready(&self, now: Instant) -> Option<NotReady> {
         if let Some(cause) = &self.halted {
             return Some(NotReady::Halted(cause.clone()));
         }
@@ -200,7 +179,7 @@ pub struct HealthHandle {
 impl HealthHandle {
     /// Nothing is known yet: not ready.
     pub fn new(ready_within: Duration) -> Self {
-        HealthHandle { ready_within, shared: Arc::new(Mutex::new(Health::new(ready_within))) }
+        HealthHandle { ready_within, shared: Arc::new(Mutex::new(Health { ready_within, ..Health::default() })) }
     }
 
     /// How often the relay has to report at least, so that it does not pass for silent.
@@ -255,9 +234,9 @@ impl HealthHandle {
         self.health().halted = Some(cause.to_owned());
     }
 
-    /// Whether the relay does its work now.
-    pub fn readiness(&self) -> Readiness {
-        self.health().readiness(Instant::now())
+    /// Why the relay is not ready now; `None` where it is ready.
+    pub fn not_ready(&self) -> Option<NotReady> {
+        self.health().not_ready(Instant::now())
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
@@ -280,10 +259,7 @@ mod tests {
     }
 
     fn reason(health: &HealthHandle, now: Instant) -> Option<NotReady> {
-        match health.health().readiness(now) {
-            Readiness::Ready => None,
-            Readiness::NotReady(reason) => Some(reason),
-        }
+        health.health().not_ready(now)
     }
 
     #[test]

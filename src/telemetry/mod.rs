@@ -10,7 +10,7 @@ pub mod metrics;
 
 use std::time::Duration;
 
-pub use health::{HealthHandle, NotReady, Readiness};
+pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
 
 /// One of the two ends the relay is connected to.
