@@ -1,4 +1,4 @@
-//! What was visible at a moment: `pg_snapshot` as a value.
+//! `pg_snapshot` as a value: the transactions that were visible at one moment.
 //!
 //! A transaction is visible in a snapshot if it had committed when the snapshot was taken, and neither its id nor the time of
 //! its commit tells: `xmin:xmax:xip,…` does. Transaction ids are the 64-bit ones of `xid8`, which do not wrap
@@ -26,7 +26,7 @@ impl Snapshot {
         self.xmin
     }
 
-    /// The first transaction id nobody had yet.
+    /// The first transaction id that was not assigned yet.
     pub fn xmax(&self) -> u64 {
         self.xmax
     }

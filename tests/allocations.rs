@@ -9,7 +9,7 @@ use walrelay::ledger::Limits;
 use walrelay::position::{Lsn, Position};
 use walrelay::relay::pipeline::Pipeline;
 use walrelay::relay::publisher::Setup;
-use walrelay::sink::KafkaSink;
+use walrelay::sink::{KafkaSink, Sink as _};
 
 use crate::support::pgoutput;
 
@@ -57,7 +57,7 @@ async fn relay(pipeline: &mut Pipeline<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) 
         pipeline.data(*wal_start, body).unwrap();
     }
     while pipeline.publisher.ledger.in_flight_events() > 0 {
-        pipeline.publisher.next_deliveries(&mut deliveries).await;
+        pipeline.publisher.sink.deliveries(&mut deliveries).await;
         pipeline.publisher.delivered(&mut deliveries).unwrap();
     }
     pipeline.publisher.ledger.take_finished();

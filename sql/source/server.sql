@@ -16,9 +16,6 @@ select pg_catalog.jsonb_build_object(
     'max_slot_wal_keep_mb', (
         select s.setting::bigint from pg_catalog.pg_settings s where s.name = 'max_slot_wal_keep_size'
     ),
-    'wal_sender_timeout_ms', (
-        select s.setting::bigint from pg_catalog.pg_settings s where s.name = 'wal_sender_timeout'
-    ),
     'idle_replication_slot_timeout', pg_catalog.current_setting('idle_replication_slot_timeout', true),
     'synchronized_standby_slots', pg_catalog.current_setting('synchronized_standby_slots', true),
     'standby_slots_missing', (

@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, Teller, json_line, note, print_line, warn};
-use crate::cli::session::Session;
+use crate::cli::sql::Session;
 use crate::cli::text::aligned;
 use crate::cli::{Common, flags};
 use crate::config::unit::{exact_duration, parse_duration};
@@ -17,9 +17,8 @@ use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::source::preflight;
 use crate::state::{self, Stored};
-use crate::upkeep::cleanup::{Sweeper, sweep};
-use crate::upkeep::partition::{self, Partition};
-use crate::upkeep::{bound, stored};
+use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, sweep};
+use crate::upkeep::{bound, published};
 
 /// The longest age and pause that make sense.
 const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
@@ -127,7 +126,7 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
     let mut reports = Vec::new();
     for sweeper in &sweepers {
         let published = match known.clone().filter(|_| sweeper.basis.needs_published()) {
-            Some(known) => Some(stored::published(client, known, sweeper.table.oid).await?),
+            Some(known) => Some(published::of_stored(client, known, sweeper.table.oid).await?),
             None => None,
         };
         let is_polled = known.as_ref().is_some_and(Stored::is_polled);
@@ -177,7 +176,7 @@ async fn table(
             sweeper.time
         ));
     }
-    for partition in partition::old(client, sweeper, published, is_polled).await? {
+    for partition in old_partitions(client, sweeper, published, is_polled).await? {
         let stays = match (&partition.stays, args.dry_run) {
             (Some(stays), _) => Err(stays.clone()),
             (None, true) => Ok(()),

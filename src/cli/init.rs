@@ -4,8 +4,7 @@ use crate::cli::InitArgs;
 use crate::cli::flags;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, note, print, print_json, shell_word, warn, write_file};
-use crate::cli::session::{Session, column};
-use crate::cli::sql;
+use crate::cli::sql::{Session, column};
 use crate::cli::text::aligned;
 use crate::config::TableName;
 use crate::config::file::Origin;
@@ -15,6 +14,7 @@ use crate::postgres::catalog::{Column, Table};
 use crate::source::preflight::{self, judge_version};
 use crate::suggest::{Fate, Known, suggest};
 
+const TABLES: &str = include_str!("../../sql/tables.sql");
 /// Where the file is meant to be, where nobody says so.
 const FILE: &str = "walrelay.toml";
 
@@ -63,7 +63,7 @@ pub async fn init(args: &InitArgs) -> Outcome {
 
 /// Up to ten tables that may be outboxes, likely ones first.
 async fn candidates(session: &Session) -> Result<Vec<String>> {
-    let rows = session.rows("looking for tables", sql::TABLES, &[]).await?;
+    let rows = session.rows("looking for tables", TABLES, &[]).await?;
     rows.iter().map(|row| column(row, "name")).collect()
 }
 

@@ -1,8 +1,81 @@
-//! Statements that take names: templates from `sql/` with everything quoted that is put in (P11).
+//! SQL for the commands: a session, and templates that take names. Every name is quoted (P11).
+
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{FromSql, ToSql};
+use tokio_postgres::{Client, Row, SimpleQueryMessage};
 
 use crate::config::TableName;
+use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
+use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
+use crate::postgres::sql::SqlSession;
+
+/// A session for one command.
+#[derive(Debug)]
+pub struct Session(SqlSession);
+
+impl Session {
+    /// Opens it; `command` is what the server shows as `application_name`.
+    ///
+    /// # Errors
+    /// As [`SqlSession::connect`].
+    pub async fn connect(database: &ConnInfo, command: &str) -> Result<Session> {
+        Ok(Session(SqlSession::connect(database, &format!("walrelay {command}")).await?))
+    }
+
+    /// The client itself, for whoever asks in a way of his own.
+    pub fn client(&self) -> &Client {
+        self.0.client()
+    }
+
+    /// The one row of `sql`, or none. `what` follows "while" in errors.
+    ///
+    /// # Errors
+    /// [`fault::sql`]'s; more than one row is a [`Kind::Bug`].
+    pub async fn row(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Option<Row>> {
+        self.client().query_opt(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
+    }
+
+    /// All rows of `sql`.
+    ///
+    /// # Errors
+    /// [`fault::sql`]'s.
+    pub async fn rows(&self, what: &str, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
+        self.client().query(sql, values).await.map_err(|error| fault::sql(While::Querying(what), &error))
+    }
+
+    /// All rows of `sql` as text, as the stream would print them: a cast to text would not (`true` for `t`).
+    pub(in crate::cli) async fn texts(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
+        let messages = self.client().simple_query(sql).await?;
+        let rows = messages.iter().filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        rows.map(|row| (0..row.len()).map(|at| Ok(row.try_get(at)?.map(str::to_owned))).collect()).collect()
+    }
+
+    /// Runs statements that give nothing back.
+    ///
+    /// # Errors
+    /// [`fault::sql`]'s.
+    pub async fn run(&self, what: &str, sql: &str) -> Result<()> {
+        self.client().batch_execute(sql).await.map_err(|error| fault::sql(While::Querying(what), &error))
+    }
+}
+
+/// Whether an error is about a value that was given: class 22, data exception.
+pub(in crate::cli) fn is_about_value(code: &SqlState) -> bool {
+    code.code().starts_with("22")
+}
+
+/// A column of a row, by name.
+///
+/// # Errors
+/// [`Kind::Bug`]: the queries are ours, so it is there and of its type.
+pub fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T> {
+    row.try_get(name).map_err(|error| Error::new(Kind::Bug, format!("column {name} of a query of ours: {error}")))
+}
 
 /// The table's DDL: the first migration.
 pub const CREATE_TABLE: &str = include_str!("../../migrations/0001_outbox.sql");
@@ -18,18 +91,6 @@ pub const CREATE_SLOT: &str = include_str!("../../sql/create_slot.sql");
 pub const CREATE_SLOT_FAILOVER: &str = include_str!("../../sql/create_slot_failover.sql");
 /// Its end.
 pub const DROP_SLOT: &str = include_str!("../../sql/drop_slot.sql");
-/// What is left to the role on the server.
-pub const ROOM: &str = include_str!("../../sql/room.sql");
-/// Tables that may be outboxes.
-pub const TABLES: &str = include_str!("../../sql/tables.sql");
-/// A publication.
-pub const PUBLICATION: &str = include_str!("../../sql/publication.sql");
-/// What a backend waits for.
-pub const WAITS: &str = include_str!("../../sql/waits.sql");
-/// What a slot still has.
-pub const PENDING: &str = include_str!("../../sql/pending.sql");
-/// A slot, its relay and its lag.
-pub const STATUS: &str = include_str!("../../sql/status.sql");
 
 /// What a placeholder stands for.
 #[derive(Debug, Clone, Copy)]

@@ -9,18 +9,18 @@ use tokio_postgres::types::ToSql;
 use crate::cli::TeardownArgs;
 use crate::cli::flags;
 use crate::cli::load::Loaded;
+use crate::cli::output::confirm;
 use crate::cli::output::{Outcome, note, print_line, warn};
-use crate::cli::prompt::confirm;
-use crate::cli::session::{Session, column};
-use crate::cli::setup::catalog::{self, Publication};
-use crate::cli::sql::{self, Value, fill};
-use crate::cli::status::parked;
+use crate::cli::setup::plan::Publication;
+use crate::cli::sql::{self, Session, Value, column, fill};
+use crate::cli::undelivered::parked::Waiting;
 use crate::config::{EventSource, OutboxConfig, SlotName, SourceConfig};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::quote_ident;
 use crate::source::preflight::{self, Slot};
 
+const PENDING: &str = include_str!("../../sql/pending.sql");
 /// How many messages of the slot are looked at when counting what was not relayed: to refuse, one would do.
 const PENDING_MESSAGES: i32 = 10_000;
 /// How long decoding may take for that.
@@ -42,7 +42,7 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     let slot = preflight::slot(session.client(), &source.slot).await?;
     let publication = match args.keep_publication {
         true => None,
-        false => catalog::publication(&session, &source.publication).await?,
+        false => Publication::read(&session, &source.publication).await?,
     };
     if let Some(publication) = &publication {
         may_go(&source.publication, publication, &outboxes)?;
@@ -50,10 +50,8 @@ pub async fn teardown(args: &TeardownArgs) -> Outcome {
     if let Some(slot) = slot.as_ref().filter(|_| !args.force) {
         nothing_is_lost(&session, &source, slot, &outboxes).await?;
     }
-    if let Some(waiting) = parked::waiting(&session, &source.slot).await?
-        && let Some(said) = waiting.stay_behind(&source.slot)
-    {
-        note(format_args!("note: {said}"));
+    if let Some(text) = Waiting::read(&session, &source.slot).await?.stay_behind(&source.slot) {
+        note(format_args!("note: {text}"));
     }
     let doomed: Vec<_> = [
         slot.as_ref().map(|_| format!("slot {}", source.slot)),
@@ -99,8 +97,8 @@ fn may_go(name: &str, publication: &Publication, outboxes: &[OutboxConfig]) -> R
     }
     let wanted = outboxes.iter().filter_map(|outbox| outbox.source.table());
     let wanted: BTreeSet<_> = wanted.map(|table| (table.schema(), table.table())).collect();
-    let published = publication.tables.iter().map(|(schema, table)| (schema.as_str(), table.as_str()));
-    let made_for_it = publication.tables.len() == 1 || wanted == published.collect();
+    let published: BTreeSet<_> = publication.tables().collect();
+    let made_for_it = published.len() == 1 || wanted == published;
     if made_for_it && !publication.all_tables && !publication.publishes_schemas {
         return Ok(());
     }
@@ -147,7 +145,7 @@ async fn nothing_is_lost(
         })
         .collect();
     let parameters: [&(dyn ToSql + Sync); 4] = [&name.as_str(), &publications, &PENDING_MESSAGES, &prefixes];
-    let row = session.client().query_opt(sql::PENDING, &parameters).await;
+    let row = session.client().query_opt(PENDING, &parameters).await;
     let row = row.map_err(|error| {
         let unfound = error.code() == Some(&SqlState::UNDEFINED_OBJECT);
         not_told(source.slot.as_str(), &source.publication, unfound, &fault::sql(While::Querying(&doing), &error))
@@ -239,17 +237,8 @@ mod tests {
         let table = |name: &str| outbox(EventSource::Table(name.parse().unwrap()));
         let messages = || outbox(EventSource::Messages("shop".to_owned()));
         let goes = |tables: &[&str], all_tables, outboxes: &[OutboxConfig]| {
-            let publication = Publication {
-                owned: true,
-                all_tables,
-                publishes_schemas: false,
-                inserts: true,
-                other_than_inserts: false,
-                via_root: true,
-                tables: tables.iter().map(|name| ("public".to_owned(), (*name).to_owned())).collect(),
-                row_filter: false,
-                column_list: false,
-            };
+            let mut publication = Publication::default().of(tables);
+            (publication.owned, publication.all_tables) = (true, all_tables);
             may_go("walrelay_shop", &publication, outboxes).is_ok()
         };
         assert!(goes(&["renamed"], false, &[table("a")]));

@@ -1,7 +1,7 @@
 //! Acks in any order to one delivered position.
 //!
-//! The ledger is told, in order, of every transaction, event and keepalive that comes in, and in any order of the
-//! acks. It answers one question: up to where was everything delivered? It does no I/O and knows no clock, so that
+//! The ledger takes in every transaction, event and keepalive in order, and acks in any order. It answers one question:
+//! up to where was everything delivered? It does no I/O and knows no clock, so that
 //! the simulation in `tests/simulation.rs` can drive it through schedules no live test reaches.
 //!
 //! An entry carries what its owner has to know of the event until it is delivered, and the ledger gives that back in order
@@ -32,8 +32,8 @@ pub struct Limits {
     pub each: usize,
 }
 
-/// What the ledger was told does not fit what it knows. Always a bug or a server that changed under our feet; the
-/// relay stops rather than confirm on a doubt.
+/// An input contradicts the ledger's state: a bug, or a server that changed under the relay. The relay stops, and confirms
+/// nothing in doubt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     /// A transaction began while another was open.
@@ -114,7 +114,7 @@ pub struct Ledger<T> {
     /// Events in flight, oldest first; the front one has ticket number `base`.
     entries: VecDeque<Entry<T>>,
     base: u64,
-    /// What was said of events that are delivered by now, oldest first, until it is taken.
+    /// What the owner keeps of delivered events, oldest first, until it is taken.
     done: VecDeque<T>,
     in_flight_bytes: usize,
     spans: VecDeque<Span>,
@@ -147,7 +147,7 @@ impl<T> Ledger<T> {
         self.entries.len() < self.limits.events && self.in_flight_bytes() < self.limits.bytes
     }
 
-    /// A transaction begins; everything before it was told.
+    /// A transaction begins; everything before it was taken in.
     ///
     /// The transaction a lost connection left open is begun again by its new connection, and goes on.
     pub fn begin(&mut self, commit_lsn: Lsn) -> Result<(), LedgerError> {
@@ -240,7 +240,7 @@ impl<T> Ledger<T> {
         Ok(bytes)
     }
 
-    /// What was said of an event in flight.
+    /// What the owner keeps of an event in flight.
     pub fn event(&self, ticket: Ticket) -> Option<&T> {
         Some(&self.entries.get(self.offset(ticket)?)?.event)
     }
@@ -251,17 +251,24 @@ impl<T> Ledger<T> {
         Some(&mut self.entries.get_mut(offset)?.event)
     }
 
-    /// What was said of the event that was enqueued last, while it is in flight.
+    /// The owner keeps something else of an event in flight.
+    pub fn set_event(&mut self, ticket: Ticket, event: T) {
+        if let Some(known) = self.event_mut(ticket) {
+            *known = event;
+        }
+    }
+
+    /// The same of the event that was enqueued last, while it is in flight.
     pub fn newest(&self) -> Option<&T> {
         self.entries.back().map(|entry| &entry.event)
     }
 
-    /// What was said of all events in flight, oldest first.
+    /// The same of all events in flight, oldest first.
     pub fn events(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|entry| &entry.event)
     }
 
-    /// What was said of the oldest event that is delivered and was not taken yet.
+    /// The same of the oldest event that is delivered and was not taken yet.
     pub fn take_delivered(&mut self) -> Option<T> {
         self.done.pop_front()
     }

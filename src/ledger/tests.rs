@@ -22,17 +22,6 @@ fn one_transaction(events: usize) -> Ledger<()> {
 }
 
 #[test]
-fn acks_out_of_order_deliver_only_the_prefix() {
-    let mut ledger = one_transaction(3);
-    ledger.acked(Ticket(2)).unwrap();
-    ledger.acked(Ticket(1)).unwrap();
-    assert_eq!(ledger.delivered(), Position::at(lsn(100)));
-    ledger.acked(Ticket(0)).unwrap();
-    assert_eq!(ledger.delivered(), Position::at(lsn(210)));
-    assert!(ledger.is_idle());
-}
-
-#[test]
 fn a_transaction_is_not_delivered_before_its_commit_is_seen() {
     let mut ledger = Ledger::new(Position::at(lsn(100)), ROOMY);
     ledger.begin(lsn(200)).unwrap();
@@ -42,17 +31,6 @@ fn a_transaction_is_not_delivered_before_its_commit_is_seen() {
     assert_eq!(ledger.delivered(), Position { end_lsn: lsn(100), partial: Some(partial) });
     ledger.commit(lsn(200), lsn(210)).unwrap();
     assert_eq!(ledger.delivered(), Position::at(lsn(210)));
-}
-
-#[test]
-fn a_keepalive_queues_behind_what_is_in_flight() {
-    let mut ledger = one_transaction(1);
-    ledger.keepalive(lsn(500));
-    ledger.keepalive(lsn(600));
-    assert_eq!(ledger.delivered(), Position::at(lsn(100)));
-    assert_eq!(ledger.received(), Position::at(lsn(600)));
-    ledger.acked(Ticket(0)).unwrap();
-    assert_eq!(ledger.delivered(), Position::at(lsn(600)));
 }
 
 #[test]

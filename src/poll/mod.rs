@@ -1,6 +1,6 @@
 //! Rows of an outbox table, read with ordinary SQL instead of from a slot.
 //!
-//! | file | its room |
+//! | file | content |
 //! |---|---|
 //! | [`table`] | the table: its columns, what orders its rows, what tells the transaction that wrote one |
 //! | [`select`] | which rows, as SQL |
@@ -35,12 +35,10 @@
 //! constant needs nothing. So that pages do not overlap or leave gaps, rows are ordered by types that Postgres itself
 //! compares: an order of another type is refused, an id of another type is compared as text.
 
-mod facts;
 pub mod reader;
 pub mod select;
 pub mod table;
 
-pub use facts::table_facts;
-pub use reader::{Began, PolledRow, Reader, Rows};
+pub use reader::{Began, PolledRow, Reader, Rows, table_facts};
 pub use select::{Key, Selection, Which};
 pub use table::{KeyColumn, NEEDS_ORDER, Order, TableFacts, as_streamed};

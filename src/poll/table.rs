@@ -51,8 +51,8 @@ impl KeyColumn {
     fn of(column: &Column) -> KeyColumn {
         KeyColumn {
             name: column.name.clone(),
-            type_name: column.base_type.clone(),
-            as_text: !column.is_ordered,
+            type_name: column.base.sql.clone(),
+            as_text: !column.base.is_ordered,
             not_null: column.not_null,
         }
     }
@@ -84,7 +84,7 @@ pub struct Order {
 
 impl Order {
     fn of(column: &Column) -> Result<Order> {
-        let (sql, type_name) = (quote_ident(&column.name)?, column.base_type.clone());
+        let (sql, type_name) = (quote_ident(&column.name)?, column.base.sql.clone());
         Ok(Order { sql, type_name, not_null: column.not_null, is_found: true })
     }
 }
@@ -123,7 +123,7 @@ impl TableFacts {
             xid_column: xid.map(|column| column.name.clone()),
             xid_not_null: xid.is_some_and(|column| column.not_null),
             order: order.map(Order::of).transpose()?,
-            time: time(table, name, outbox)?,
+            time: table.time_of(name, outbox.upkeep.time.as_deref())?.map(|column| column.name.clone()),
             may_select: true,
             may_lock: table.may_select,
             is_partitioned: table.is_partitioned(),
@@ -133,31 +133,17 @@ impl TableFacts {
 
 /// A column as the stream describes it, and the relay sees it: without its domain.
 pub fn as_streamed(column: &Column) -> decode::Column {
-    decode::Column { name: column.name.clone(), type_oid: column.base_oid, type_modifier: column.type_modifier }
+    decode::Column { name: column.name.clone(), type_oid: column.base.oid, type_modifier: column.type_modifier }
 }
 
-fn time(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<Option<String>> {
-    let Some(wanted) = &outbox.upkeep.time else {
-        return Ok(table.time_column().map(|column| column.name.clone()));
-    };
-    let refuse = |cause: String| {
-        Err(Error::new(Kind::Config, format_args!("outbox.time: {cause}"))
-            .remedy("name a column of type timestamptz, timestamp or date, or leave it out"))
-    };
-    match table.column(wanted) {
-        None => refuse(format!("table {name} has no column {wanted}")),
-        Some(column) if column.is_timestamp() || column.base == "date" => Ok(Some(wanted.clone())),
-        Some(column) => refuse(format!("column {wanted} of {name} is of type {}", column.base_type)),
-    }
-}
-
-/// What to do where nothing tells the order of an aggregate's events, and somebody has to.
+/// The remedy where no column tells the order of an aggregate's events.
 pub const NEEDS_ORDER: &str = "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a \
                                sequence, the time of the insert (clock_timestamp(), not now())";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
     use crate::config::Upkeep;
 
     fn facts_of(columns: Vec<Column>, upkeep: &Upkeep) -> Result<TableFacts> {

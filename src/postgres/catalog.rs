@@ -27,7 +27,6 @@ pub struct Table {
     pub owned: bool,
     /// Whether the role may read all of it, system columns too.
     pub may_select: bool,
-    /// Its columns, in order.
     pub columns: Vec<Column>,
     /// Unique indexes that can name a row: the primary key, then those of the fewest columns.
     pub unique_keys: Vec<UniqueKey>,
@@ -43,7 +42,6 @@ pub struct Table {
     pub partition_keys: Vec<String>,
 }
 
-/// A column. What is said of its base type is said of the type under the domain, where its type is one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Column {
     pub name: String,
@@ -54,23 +52,10 @@ pub struct Column {
     pub type_name: String,
     /// The modifier (`atttypmod`).
     pub type_modifier: i32,
-    /// Whether its type is a domain.
-    pub domain: bool,
-    /// `typname` of its base type.
-    pub base: String,
-    /// OID of its base type.
-    pub base_oid: u32,
-    /// Its base type as SQL writes it in a cast, without a modifier.
-    pub base_type: String,
-    /// `typcategory` of its base type:
-    /// <https://www.postgresql.org/docs/current/catalog-pg-type.html#CATALOG-TYPCATEGORY-TABLE>
-    pub category: String,
-    /// Whether Postgres' own operators order its base type.
-    pub is_ordered: bool,
+    #[serde(flatten)]
+    pub base: BaseType,
     /// Whether it is declared `NOT NULL`.
     pub not_null: bool,
-    /// Whether its domain is.
-    pub domain_not_null: bool,
     /// Whether it is an identity column.
     pub is_identity: bool,
     /// Whether it is computed from others, and so not in a stream.
@@ -87,6 +72,27 @@ pub struct Column {
     pub leads_index: bool,
 }
 
+/// A column's type without domains: of a domain the type under it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct BaseType {
+    /// `typname`.
+    #[serde(rename = "base")]
+    pub name: String,
+    #[serde(rename = "base_oid")]
+    pub oid: u32,
+    /// As SQL writes it in a cast, without a modifier.
+    #[serde(rename = "base_type")]
+    pub sql: String,
+    /// `typcategory`: <https://www.postgresql.org/docs/current/catalog-pg-type.html#CATALOG-TYPCATEGORY-TABLE>
+    pub category: String,
+    /// Whether Postgres' own operators order it.
+    pub is_ordered: bool,
+    /// Whether the column's own type is a domain.
+    pub domain: bool,
+    /// Whether a domain of the column's is declared `NOT NULL`.
+    pub domain_not_null: bool,
+}
+
 /// Columns of a unique index over all rows, which is checked at once and compares as the columns do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct UniqueKey {
@@ -95,29 +101,21 @@ pub struct UniqueKey {
     pub loose: Vec<String>,
 }
 
-/// What matters of a type to whoever guesses what a column holds.
+/// Kinds of types, for guesses at the content of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// `uuid`.
     Uuid,
-    /// A whole number.
     Integer,
-    /// `numeric`.
     Numeric,
-    /// A text of any type.
     Text,
     Enum,
-    /// `json` and `jsonb`.
     Json,
-    /// `bytea`.
     Bytea,
-    /// `xml`.
     Xml,
     /// With a time zone, so that it is one moment.
     Timestamptz,
     /// Without a time zone.
     Timestamp,
-    /// Anything else.
     Other,
 }
 
@@ -135,15 +133,8 @@ impl Table {
     /// # Errors
     /// [`Kind::Publication`] where there is no such relation, and those of the connection.
     pub(crate) async fn needed(client: &Client, name: &TableName) -> Result<Table> {
-        Table::read(client, name).await?.ok_or_else(|| {
-            let remedy = Remedy::from(
-                "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
-                 '\"Outbox\"'. `",
-            );
-            let create = NextCommand::new("setup").flag("create-table");
-            Error::new(Kind::Publication, format_args!("there is no table {name} in this database"))
-                .remedy(remedy.and(create).and("` makes a table where there is none"))
-        })
+        let found = Table::read(client, name).await?;
+        found.ok_or_else(|| no_table(name, "this database", NextCommand::new("setup")))
     }
 
     /// Whether it is a table, and no view or other relation.
@@ -151,12 +142,10 @@ impl Table {
         matches!(self.kind.as_str(), "r" | "p")
     }
 
-    /// Whether it has partitions.
     pub fn is_partitioned(&self) -> bool {
         self.kind == "p"
     }
 
-    /// A column by its name.
     pub fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.name == name)
     }
@@ -166,12 +155,8 @@ impl Table {
     /// # Errors
     /// [`Kind::Publication`] with the columns there are.
     pub fn needed_column(&self, name: &TableName, wanted: &str) -> Result<&Column> {
-        self.column(wanted).ok_or_else(|| {
-            let there: Vec<&str> = self.columns.iter().map(|column| column.name.as_str()).collect();
-            let cause = format!("table {name} has no column {wanted}; it has {}", there.join(", "));
-            Error::new(Kind::Publication, cause)
-                .remedy("say in the configuration which column holds what, or add the column")
-        })
+        let there = self.columns.iter().map(|column| column.name.as_str());
+        self.column(wanted).ok_or_else(|| no_column(name, wanted, there))
     }
 
     /// The column with the transaction that inserted the row, as `setup --add-xid-column` makes it, under whatever name.
@@ -191,6 +176,18 @@ impl Table {
         TIME_COLUMNS.iter().find_map(|name| self.column(name).filter(|column| column.is_timestamp()))
     }
 
+    /// The column that has the time of a row: the one that is configured, or one of a usual name and type.
+    pub(crate) fn time_of(&self, name: &TableName, configured: Option<&str>) -> Result<Option<&Column>> {
+        let Some(wanted) = configured else { return Ok(self.time_column()) };
+        let cause = match self.column(wanted) {
+            Some(column) if column.is_timestamp() || column.base.name == "date" => return Ok(Some(column)),
+            Some(column) => format!("column {wanted} of {name} is of type {}", column.base.sql),
+            None => format!("table {name} has no column {wanted}"),
+        };
+        Err(Error::new(Kind::Config, format!("outbox.time: {cause}"))
+            .remedy("name a column of type timestamptz, timestamp or date, or leave it out"))
+    }
+
     /// The columns that name exactly one row with an id in column `id`: that alone, or else those of the first unique key
     /// that fits. A row without an id is no event, so only the id may be loose.
     pub fn row_key(&self, id: &str) -> Option<&[String]> {
@@ -202,7 +199,7 @@ impl Table {
 
 impl Column {
     pub fn form(&self) -> Form {
-        match (self.base.as_str(), self.category.as_str()) {
+        match (self.base.name.as_str(), self.base.category.as_str()) {
             ("uuid", _) => Form::Uuid,
             ("int2" | "int4" | "int8", _) => Form::Integer,
             ("numeric", _) => Form::Numeric,
@@ -244,7 +241,7 @@ impl Column {
 
     /// Whether it has no NULL, by itself or by its domain.
     pub fn is_never_null(&self) -> bool {
-        self.not_null || self.domain_not_null
+        self.not_null || self.base.domain_not_null
     }
 
     fn is_serial(&self) -> bool {
@@ -255,14 +252,14 @@ impl Column {
     /// leaves the schema out where it is on the search path, which `pg_catalog` always is.
     pub fn tells_transaction(&self) -> bool {
         let default = self.default.as_deref().unwrap_or_default();
-        self.base == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
+        self.base.name == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
     }
 
     /// Its name and type, for people.
     pub fn described(&self) -> String {
         let mut text = format!("{}: {}", self.name, self.type_name);
         let more = [
-            (self.domain, format!(" over {}", self.base)),
+            (self.base.domain, format!(" over {}", self.base.name)),
             (self.is_never_null(), ", not null".to_owned()),
             (self.in_primary_key && self.unique, ", primary key".to_owned()),
             (self.in_primary_key && !self.unique, ", part of the primary key".to_owned()),
@@ -272,6 +269,23 @@ impl Column {
         text.extend(more.into_iter().filter_map(|(holds, what)| holds.then_some(what)));
         text
     }
+}
+
+/// There is no table `name` in `place`; `setup` makes one.
+pub(crate) fn no_table(name: &TableName, place: &str, setup: NextCommand) -> Error {
+    let remedy = Remedy::from(
+        "check schema, name and database. A name with capitals needs SQL's quotes within the file's, as in table = \
+         '\"Outbox\"'. `",
+    );
+    Error::new(Kind::Publication, format!("there is no table {name} in {place}"))
+        .remedy(remedy.and(setup.flag("create-table")).and("` makes a table where there is none"))
+}
+
+/// Table `name` has the columns that are `there`, and not the one that is `wanted`.
+pub(crate) fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator<Item = &'a str>) -> Error {
+    let there = there.collect::<Vec<_>>().join(", ");
+    Error::new(Kind::Publication, format!("table {name} has no column {wanted}; it has {there}"))
+        .remedy("say in the configuration which column holds what, or add the column")
 }
 
 #[cfg(test)]
@@ -294,10 +308,13 @@ impl Column {
             written: name.to_owned(),
             type_name: base_type.to_owned(),
             type_modifier: -1,
-            base: base.to_owned(),
-            base_oid,
-            base_type: base_type.to_owned(),
-            is_ordered: true,
+            base: BaseType {
+                name: base.to_owned(),
+                oid: base_oid,
+                sql: base_type.to_owned(),
+                is_ordered: true,
+                ..BaseType::default()
+            },
             ..Column::default()
         }
     }

@@ -1,4 +1,4 @@
-//! What Postgres, the network or TLS say, to what the operator is told and what follows from it.
+//! From errors of Postgres, the network and TLS to [`Error`]: the kind decides what follows, the remedy says what to do.
 //!
 //! Decided by SQLSTATE and error type, never by a message's text: the server's language is its own. Of a
 //! server's error only SQLSTATE and message are passed on; its DETAIL can hold the values of a row.
@@ -12,7 +12,7 @@ use tokio_rustls::rustls;
 
 use crate::error::{Error, Kind, NextCommand, Remedy};
 
-/// What was being done when it went wrong; the SQLSTATE alone does not tell a slot from a publication.
+/// The operation that failed. The SQLSTATE alone does not tell a slot from a publication.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum While<'a> {
     /// Opening a session with `host:port/database as user`.
@@ -81,12 +81,12 @@ pub(crate) fn sql(act: While<'_>, error: &tokio_postgres::Error) -> Error {
         return self::io(act, io);
     }
     let text: Vec<String> = causes().map(ToString::to_string).collect();
-    let told = |kind| Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))));
+    let failed = |kind| Error::new(kind, format_args!("while {act}: {}", one_line(&text.join(": "))));
     match act {
-        _ if error.is_closed() => told(Kind::PostgresUnreachable),
+        _ if error.is_closed() => failed(Kind::PostgresUnreachable),
         // No socket failed and the server reported nothing: what is left is that the two cannot agree.
-        While::Connecting(_) => told(Kind::PostgresRefused).remedy(AGREE),
-        While::Querying(_) | While::Starting(_) | While::Streaming(_) => told(Kind::Bug),
+        While::Connecting(_) => failed(Kind::PostgresRefused).remedy(AGREE),
+        While::Querying(_) | While::Starting(_) | While::Streaming(_) => failed(Kind::Bug),
     }
 }
 
@@ -199,7 +199,7 @@ fn remedy(act: While<'_>, sqlstate: &str) -> Option<Remedy> {
             Remedy::from("the slot cannot be read from any more, or never could: ").and(of_slot("status", slot))
         }
         ("53300", _) => Remedy::from("if this does not pass: raise max_connections or max_wal_senders"),
-        ("53400", _) => Remedy::from("raise max_replication_slots, or drop a slot nobody uses"),
+        ("53400", _) => Remedy::from("raise max_replication_slots, or drop an unused slot"),
         ("22021", While::Streaming(slot)) => Remedy::from(format!(
             "nothing was skipped. A database with the encoding SQL_ASCII takes any bytes for text, and a row with bytes \
              that are not UTF-8 cannot be streamed. With client_encoding set to SQL_ASCII, \

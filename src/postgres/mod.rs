@@ -1,9 +1,9 @@
 //! How Postgres is reached: TLS, SQL sessions, quoting.
 //!
-//! | file | its room |
+//! | file | content |
 //! |---|---|
 //! | [`catalog`] | a table as the catalogs describe it |
-//! | [`fault`] | SQLSTATE, I/O and TLS errors to what the operator is told |
+//! | [`fault`] | from SQLSTATE, I/O and TLS errors to errors with a remedy |
 //! | `own_table` | tables of walrelay's own beside the outbox |
 //! | `query` | SQL with a time limit, and what a failure means for its session |
 //! | [`quote`] | names and texts on their way into SQL |

@@ -22,7 +22,6 @@ pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 pub(crate) enum QueryError {
     /// The server refused the statement, or the answer cannot be read; the session goes on.
     Refused {
-        /// What happened.
         error: Error,
         /// The server's code; none where the answer cannot be read.
         sqlstate: Option<SqlState>,
@@ -36,17 +35,17 @@ pub(crate) enum QueryError {
 impl QueryError {
     /// Sorts an error of the client; `what` follows "while" in the text.
     pub(crate) fn of(what: &str, error: &tokio_postgres::Error) -> QueryError {
-        let told = fault::sql(While::Querying(what), error);
+        let reported = fault::sql(While::Querying(what), error);
         match error.code() {
-            Some(code) if fault::is_shutdown(code.code()) => QueryError::ShuttingDown(told),
+            Some(code) if fault::is_shutdown(code.code()) => QueryError::ShuttingDown(reported),
             // A server that has become a standby: that heals, on another server.
             Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => QueryError::Refused {
-                error: Error::new(Kind::PostgresUnreachable, told.cause()),
+                error: Error::new(Kind::PostgresUnreachable, reported.cause()),
                 sqlstate: Some(code.clone()),
             },
-            Some(code) => QueryError::Refused { error: told, sqlstate: Some(code.clone()) },
-            None if told.kind() == Kind::PostgresUnreachable => QueryError::Broken(told),
-            None => QueryError::refused(told),
+            Some(code) => QueryError::Refused { error: reported, sqlstate: Some(code.clone()) },
+            None if reported.kind() == Kind::PostgresUnreachable => QueryError::Broken(reported),
+            None => QueryError::refused(reported),
         }
     }
 
@@ -55,10 +54,18 @@ impl QueryError {
         QueryError::Refused { error, sqlstate: None }
     }
 
-    /// What happened.
     pub(crate) fn error(&self) -> &Error {
         match self {
             QueryError::Refused { error, .. } | QueryError::ShuttingDown(error) | QueryError::Broken(error) => error,
+        }
+    }
+
+    /// The same failure in other words.
+    pub(crate) fn with(self, error: Error) -> QueryError {
+        match self {
+            QueryError::Refused { sqlstate, .. } => QueryError::Refused { error, sqlstate },
+            QueryError::ShuttingDown(_) => QueryError::ShuttingDown(error),
+            QueryError::Broken(_) => QueryError::Broken(error),
         }
     }
 

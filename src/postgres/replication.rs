@@ -138,20 +138,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     }
 
     /// Which server this is.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds.
     pub(crate) async fn identify_system(&mut self) -> Result<SystemIdentity> {
         let act = While::Querying("asking the server who it is");
-        let rows = self.session.query(act, "IDENTIFY_SYSTEM").await?;
-        let identity = || {
+        let identity = |rows: &[Row]| {
             Some(SystemIdentity {
-                system_identifier: text_at(&rows, 0)?,
-                timeline: text_at(&rows, 1)?.parse().ok()?,
-                xlogpos: text_at(&rows, 2)?.parse().ok()?,
+                system_identifier: text_at(rows, 0)?,
+                timeline: text_at(rows, 1)?.parse().ok()?,
+                xlogpos: text_at(rows, 2)?.parse().ok()?,
             })
         };
-        identity().ok_or_else(|| fault::protocol(act, "the answer to IDENTIFY_SYSTEM is not as documented"))
+        self.ask(act, "IDENTIFY_SYSTEM", identity).await
     }
 
     /// The timelines before `timeline` and where each ended, oldest first. The first timeline has none before it.
@@ -163,31 +159,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
             return Ok(Vec::new());
         }
         let act = While::Querying("reading the history of the server's timelines");
-        let rows = self.session.query(act, &format!("TIMELINE_HISTORY {timeline}")).await?;
-        text_at(&rows, 1)
-            .as_deref()
-            .and_then(parse_history)
-            .ok_or_else(|| fault::protocol(act, "the history of a timeline is not as documented"))
+        self.ask(act, &format!("TIMELINE_HISTORY {timeline}"), |rows| parse_history(&text_at(rows, 1)?)).await
     }
 
     /// The server's process for this session.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds.
     pub(crate) async fn backend_pid(&mut self) -> Result<i32> {
         let act = While::Querying("asking for the session's pid");
-        let rows = self.session.query(act, "SELECT pg_catalog.pg_backend_pid()").await?;
-        let pid = text_at(&rows, 0).and_then(|pid| pid.parse().ok());
-        pid.ok_or_else(|| fault::protocol(act, "a pid is not a number"))
+        self.ask(act, "SELECT pg_catalog.pg_backend_pid()", |rows| text_at(rows, 0)?.parse().ok()).await
     }
 
     /// Creates the slot and exports the snapshot of its beginning, which lives until the session's next command.
     ///
     /// What committed before the beginning is visible in the snapshot, everything else is in the slot. It waits for every
     /// transaction that is under way, a prepared one included; bounded in time by the caller.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds.
     pub(crate) async fn create_slot(&mut self, major: u32) -> Result<NewSlot> {
         let what = format!("creating slot {}", self.slot);
         let act = While::Querying(&what);
@@ -199,16 +183,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         };
         let command =
             format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote_ident(self.slot.as_str())?);
-        let rows = self.session.query(act, &command).await?;
-        let slot =
-            || Some(NewSlot { consistent_point: text_at(&rows, 1)?.parse().ok()?, snapshot: text_at(&rows, 2)? });
-        slot().ok_or_else(|| fault::protocol(act, "the answer to CREATE_REPLICATION_SLOT is not as documented"))
+        let made = |rows: &[Row]| {
+            Some(NewSlot { consistent_point: text_at(rows, 1)?.parse().ok()?, snapshot: text_at(rows, 2)? })
+        };
+        self.ask(act, &command, made).await
     }
 
-    /// Drops the slot, which nobody may be streaming from.
+    async fn ask<T>(&mut self, act: While<'_>, statement: &str, read: impl Fn(&[Row]) -> Option<T>) -> Result<T> {
+        let rows = self.session.query(act, statement).await?;
+        read(&rows).ok_or_else(|| fault::protocol(act, format_args!("the answer to {statement} is not as documented")))
+    }
+
+    /// Drops the slot.
     ///
     /// # Errors
-    /// [`fault`]'s kinds; [`Kind::SlotActive`] where somebody is.
+    /// [`fault`]'s kinds; [`Kind::SlotActive`] while a session streams from the slot.
     pub(crate) async fn drop_slot(&mut self) -> Result<()> {
         let command = format!("DROP_REPLICATION_SLOT {}", quote_ident(self.slot.as_str())?);
         self.session.query(While::Starting(self.slot.as_str()), &command).await.map(|_| ())

@@ -23,9 +23,7 @@ pub(crate) trait Unwatch {
 /// A connected socket.
 #[derive(Debug)]
 pub(crate) enum Socket {
-    /// Over TCP.
     Tcp(Watching<TcpStream>),
-    /// Over a Unix socket.
     Unix(Watching<UnixStream>),
 }
 

@@ -21,8 +21,7 @@ use crate::postgres::transport::{self, Login, Opened};
 /// What decides how values are written and how long a statement may wait, whatever role and database say.
 /// Settings this server does not know are left out by it.
 ///
-/// Statements are not bounded by the server: creating a slot waits for every open transaction. Whoever runs one
-/// bounds it with a timeout of its own. Names are looked up in `pg_catalog` alone, so that nothing in a schema others
+/// The server bounds no statement: creating a slot waits for every open transaction. Callers use timeouts of their own. Names are looked up in `pg_catalog` alone, so that nothing in a schema others
 /// may write to is ever called by mistake.
 const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (VALUES \
     ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('IntervalStyle', 'postgres'), ('bytea_output', 'hex'), \
@@ -30,8 +29,7 @@ const SETTINGS: &str = "SELECT pg_catalog.set_config(name, value, false) FROM (V
     ('idle_in_transaction_session_timeout', '0'), ('transaction_timeout', '0'), ('search_path', '')) \
     AS wanted (name, value) JOIN pg_catalog.pg_settings USING (name)";
 
-/// How long a session may take to end in order once nobody has it any more: the answer to a question nobody waits for can
-/// be as long as a table.
+/// How long a dropped session may take to end in order: the rest of an unread answer can be as long as a table.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A session for SQL. Dropping it ends the session, in the midst of an answer too.
@@ -45,7 +43,7 @@ pub(crate) struct SqlSession {
 /// Why a session is over.
 #[derive(Debug, Clone)]
 pub enum Ended {
-    /// The server ended it: it shuts down, or somebody terminated the session. A new session tells which.
+    /// The server ended the session: it shuts down, or an operator terminated the session. A new session tells which.
     Shutdown(Error),
     /// The connection broke, or was closed by us.
     Lost(Error),
@@ -77,7 +75,7 @@ impl SqlSession {
         &self.client
     }
 
-    /// Told of each `NOTIFY` on a channel this session listens on. One that nobody waits for is remembered, once.
+    /// Wakes at each `NOTIFY` on a channel this session listens on. Keeps one wake-up while nothing waits.
     pub(crate) fn notified(&self) -> Arc<Notify> {
         Arc::clone(&self.notified)
     }
@@ -92,6 +90,48 @@ impl SqlSession {
             let outcome = ended.wait_for(Option::is_some).await.ok().and_then(|ended| ended.clone());
             outcome.unwrap_or_else(|| Ended::Lost(Error::new(Kind::PostgresUnreachable, "the SQL session is over")))
         }
+    }
+
+    /// Runs the connection on a task of its own, which ends with the session and leaves the reason behind.
+    fn driven<S, T>(client: Client, mut connection: Connection<S, T>, place: &str) -> SqlSession
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, receiver) = watch::channel(None);
+        let what = format!("the SQL session with {place} was open");
+        let notified = Arc::new(Notify::new());
+        let waker = Arc::clone(&notified);
+        tokio::spawn(async move {
+            let act = While::Querying(&what);
+            let abandoned = async {
+                sender.closed().await;
+                tokio::time::sleep(LEAVE_TIMEOUT).await;
+            };
+            let driven = async {
+                while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+                    if let AsyncMessage::Notification(_) = message? {
+                        waker.notify_one();
+                    }
+                }
+                Ok::<(), tokio_postgres::Error>(())
+            };
+            let outcome = tokio::select! {
+                outcome = driven => outcome,
+                () = abandoned => return,
+            };
+            let ended = match outcome {
+                Ok(()) => {
+                    Ended::Lost(Error::new(Kind::PostgresUnreachable, format_args!("while {act}: it was closed")))
+                }
+                Err(error) if error.code().is_some_and(|code| fault::is_shutdown(code.code())) => {
+                    Ended::Shutdown(fault::sql(act, &error))
+                }
+                Err(error) => Ended::Lost(fault::sql(act, &error)),
+            };
+            sender.send_replace(Some(ended));
+        });
+        SqlSession { client, ended: receiver, notified }
     }
 }
 
@@ -112,8 +152,7 @@ impl Login for SqlLogin<'_> {
                 config.ssl_mode(Mode::Disable);
                 let (client, connection) =
                     config.connect_raw(opened.socket, NoTls).await.map_err(|error| fault::sql(act, &error))?;
-                let notified = Arc::default();
-                SqlSession { client, ended: drive(connection, &place, &notified), notified }
+                SqlSession::driven(client, connection, &place)
             }
             Some((tls, name)) => {
                 // The server has agreed to TLS already: "direct" makes the library begin with the handshake.
@@ -122,8 +161,7 @@ impl Login for SqlLogin<'_> {
                     .unwrap_or_else(|never| match never {});
                 let (client, connection) =
                     config.connect_raw(opened.socket, connector).await.map_err(|error| fault::sql(act, &error))?;
-                let notified = Arc::default();
-                SqlSession { client, ended: drive(connection, &place, &notified), notified }
+                SqlSession::driven(client, connection, &place)
             }
         };
         session.client.batch_execute(SETTINGS).await.map_err(|error| fault::sql(act, &error))?;
@@ -160,43 +198,4 @@ impl SqlLogin<'_> {
         });
         Ok(config)
     }
-}
-
-/// Runs the connection on a task of its own, which ends with the session and leaves the reason behind.
-fn drive<S, T>(mut connection: Connection<S, T>, place: &str, notified: &Arc<Notify>) -> watch::Receiver<Option<Ended>>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (sender, receiver) = watch::channel(None);
-    let what = format!("the SQL session with {place} was open");
-    let notified = Arc::clone(notified);
-    tokio::spawn(async move {
-        let act = While::Querying(&what);
-        let abandoned = async {
-            sender.closed().await;
-            tokio::time::sleep(LEAVE_TIMEOUT).await;
-        };
-        let driven = async {
-            while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
-                if let AsyncMessage::Notification(_) = message? {
-                    notified.notify_one();
-                }
-            }
-            Ok::<(), tokio_postgres::Error>(())
-        };
-        let outcome = tokio::select! {
-            outcome = driven => outcome,
-            () = abandoned => return,
-        };
-        let ended = match outcome {
-            Ok(()) => Ended::Lost(Error::new(Kind::PostgresUnreachable, format_args!("while {act}: it was closed"))),
-            Err(error) if error.code().is_some_and(|code| fault::is_shutdown(code.code())) => {
-                Ended::Shutdown(fault::sql(act, &error))
-            }
-            Err(error) => Ended::Lost(fault::sql(act, &error)),
-        };
-        sender.send_replace(Some(ended));
-    });
-    receiver
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256, Sha384, Sha512};
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{self, CryptoProvider, WebPkiSupportedAlgorithms, ring};
@@ -17,12 +18,15 @@ use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, InconsistentKeys, RootCertStore,
     SignatureScheme, version,
 };
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+use x509_cert::der::oid::db::rfc5912::{
+    ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, ECDSA_WITH_SHA_512, SHA_1_WITH_RSA_ENCRYPTION, SHA_256_WITH_RSA_ENCRYPTION,
+    SHA_384_WITH_RSA_ENCRYPTION, SHA_512_WITH_RSA_ENCRYPTION,
+};
 
 use crate::conninfo::{RootCert, SslMode, TlsSettings};
 use crate::error::{Error, Kind, Result};
-
-mod end_point;
-pub(crate) use end_point::end_point;
 
 /// The client's side of TLS for these settings, or `None` where TLS is never used. Reads the files named there.
 ///
@@ -176,6 +180,20 @@ impl ServerCertVerifier for Lenient {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.algorithms.supported_schemes()
+    }
+}
+
+/// The hash of `certificate` by the function its signature uses, SHA-256 in place of SHA-1. None where the signature uses
+/// no single function (Ed25519), names it elsewhere (RSA-PSS), or cannot be read: such a channel cannot be bound.
+pub(crate) fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    let parsed = Certificate::from_der(certificate).ok()?;
+    match parsed.signature_algorithm.oid {
+        SHA_1_WITH_RSA_ENCRYPTION | SHA_256_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_256 => {
+            Some(Sha256::digest(certificate).to_vec())
+        }
+        SHA_384_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_384 => Some(Sha384::digest(certificate).to_vec()),
+        SHA_512_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_512 => Some(Sha512::digest(certificate).to_vec()),
+        _ => None,
     }
 }
 

@@ -45,9 +45,6 @@ pub(crate) trait Login {
 /// Tries the servers of `info` in order and gives the first session that comes about.
 ///
 /// Bounded by `connect_timeout` per server. A refusal ends the search, as with libpq; what a retry may heal does not.
-///
-/// # Errors
-/// That of the last server tried.
 pub(crate) async fn connect<L: Login + Sync>(info: &ConnInfo, login: &L) -> Result<L::Session> {
     let config = tls::client_config(&info.tls)?;
     let mut last = Error::new(Kind::Config, "the Postgres connection names no server");
@@ -158,7 +155,7 @@ pub(super) async fn request_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut 
     stream.read_u8().await
 }
 
-/// Whether TLS comes next. The text of an error at this point is nobody's, so it is not shown.
+/// Whether TLS comes next. The text of an error at this point is not authenticated, so it is not shown.
 pub(super) fn answered(act: While<'_>, mode: SslMode, answer: u8) -> Result<bool> {
     match answer {
         b'S' => Ok(true),

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// What is asked of the socket at once; the size of the buffer while messages are smaller.
+/// Bytes that one read asks for; the size of the buffer while messages are smaller.
 const READ_BYTES: usize = 2 << 20;
 /// A read gets at least this much room where what was left is no more than the rest: to move it for each read would cost more.
 const ROOM_BYTES: usize = READ_BYTES / 4;
@@ -26,14 +26,13 @@ pub(crate) struct Inbox {
     end: usize,
     frame_bytes_max: usize,
     small_rounds: u32,
-    /// Bytes still to come of a message nobody wants.
+    /// Bytes still to arrive of a message that is discarded.
     discard_bytes: usize,
 }
 
 /// One message: its type, and where its body is. Take the body before the next [`Inbox::poll_fill`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// The type byte.
     pub tag: u8,
     body: Range<usize>,
 }
@@ -46,14 +45,7 @@ pub(crate) enum FrameError {
     Length(i32),
     /// A length above the bound; refused before the message is received.
     #[error("a message has {frame_bytes} bytes, and at most {frame_bytes_max} are allowed")]
-    TooLarge {
-        /// The type byte.
-        tag: u8,
-        /// What it would take.
-        frame_bytes: usize,
-        /// What is allowed.
-        frame_bytes_max: usize,
-    },
+    TooLarge { tag: u8, frame_bytes: usize, frame_bytes_max: usize },
 }
 
 impl Inbox {
@@ -110,7 +102,7 @@ impl Inbox {
                         break;
                     }
                 }
-                // What was read before it is told first; the next read meets the same end.
+                // Bytes that were read count first; the next read meets the same end.
                 Poll::Ready(Err(_)) | Poll::Pending if received > 0 => break,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
@@ -207,27 +199,22 @@ impl<'a> Cursor<'a> {
         Some(*taken)
     }
 
-    /// One byte.
     pub(crate) fn u8(&mut self) -> Option<u8> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    /// Two bytes, most significant first.
     pub(crate) fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
 
-    /// Four bytes, most significant first.
     pub(crate) fn i32(&mut self) -> Option<i32> {
         self.array().map(i32::from_be_bytes)
     }
 
-    /// Eight bytes, most significant first.
     pub(crate) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// Eight bytes, most significant first.
     pub(crate) fn i64(&mut self) -> Option<i64> {
         self.array().map(i64::from_be_bytes)
     }

@@ -52,12 +52,12 @@ impl Budget {
         let (kept, may) = (human_bytes(retained), human_bytes(max));
         let news = match state {
             Told::Nothing => None,
-            Told::Half => Some(format!("the slot keeps {kept} of log, more than half of what it may ({may})")),
+            Told::Half => Some(format!("the slot retains {kept} of WAL, more than half of its limit of {may}")),
             Told::Over if self.gives_up => Some(format!(
-                "the slot keeps {kept} of log and may keep {may}: it is given up, and the table is read instead"
+                "the slot retains {kept} of WAL, and its limit is {may}: dropping the slot, and reading the table"
             )),
             Told::Over => {
-                Some(format!("the slot keeps {kept} of log and may keep {may}: not ready until it keeps less"))
+                Some(format!("the slot retains {kept} of WAL, and its limit is {may}: not ready until it retains less"))
             }
         };
         let verdict = match state {

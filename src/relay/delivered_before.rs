@@ -132,13 +132,12 @@ impl DeliveredBefore {
         Verdict::Publish
     }
 
-    /// The topic whose tail an event waits for.
-    pub fn unread(&self) -> Option<&str> {
-        self.unread.as_deref()
+    /// To be filled with the tail of the topic that an event waits for.
+    pub fn unread(&self) -> Option<Tail> {
+        self.unread.as_deref().map(|topic| self.tail(topic))
     }
 
-    /// To be filled with the tail of `topic`.
-    pub fn tail(&self, topic: &str) -> Tail {
+    fn tail(&self, topic: &str) -> Tail {
         let left = REMEMBERED_MAX.saturating_sub(self.remembered);
         let (topic, seen_by) = (topic.to_owned(), self.seen_by.clone());
         Tail { topic, seen_by, records: Records::new(), count: 0, left }
@@ -257,9 +256,9 @@ mod tests {
     fn a_topic_is_read_once_and_what_is_in_it_is_not_published_again() {
         let mut before = before();
         assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Unread);
-        assert_eq!(before.unread(), Some("t"));
+        assert_eq!(before.unread().unwrap().topic(), "t");
         assert_eq!(read(&mut before, &[(place(200, 0), A)]), 1);
-        assert_eq!(before.unread(), None);
+        assert!(before.unread().is_none());
         // As often as it is asked: a session may break in between, and the event come once more.
         assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Delivered);
         assert_eq!(judge(&mut before, place(200, 0), A), Verdict::Delivered);
@@ -291,7 +290,7 @@ mod tests {
         let mut before = before();
         let from_table = Place { via: Via::Table, ..place(200, 0) };
         assert_eq!(judge(&mut before, from_table, A), Verdict::Publish);
-        assert_eq!(before.unread(), None);
+        assert!(before.unread().is_none());
     }
 
     #[test]

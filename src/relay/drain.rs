@@ -1,10 +1,11 @@
-//! The wait for acks of a relay that was told to stop while Postgres is away (P10).
+//! The wait for acks of what is in flight, where nothing else goes on: before the table is read, after an error, and when a
+//! relay is told to stop while Postgres is away (P10).
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::pipeline::Pipeline;
+use super::publisher::Publisher;
 use super::replication::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
 use crate::config::Config;
@@ -19,12 +20,14 @@ use crate::upkeep::Marker;
 ///
 /// # Errors
 /// A delivery that failed in a way that needs a person; see `Publisher::delivered`.
-pub(super) async fn drain<S: Sink>(pipeline: &mut Pipeline<S>, until: Instant, stop: &mut StopSignal) -> Result<bool> {
+pub(crate) async fn drain<S: Sink>(
+    publisher: &mut Publisher<S>,
+    until: Instant,
+    stop: &mut StopSignal,
+) -> Result<bool> {
     let mut deliveries = Vec::new();
     loop {
-        if let Err(error) =
-            pipeline.publisher.delivered(&mut deliveries).and_then(|()| pipeline.publisher.retry_pending())
-        {
+        if let Err(error) = publisher.delivered(&mut deliveries).and_then(|()| publisher.retry_pending()) {
             if error.kind().halts() {
                 return Err(error);
             }
@@ -32,15 +35,15 @@ pub(super) async fn drain<S: Sink>(pipeline: &mut Pipeline<S>, until: Instant, s
             return Ok(false);
         }
         let now = Instant::now();
-        if pipeline.publisher.is_drained() || now >= until {
-            return Ok(pipeline.publisher.is_drained());
+        if publisher.is_drained() || now >= until {
+            return Ok(publisher.is_drained());
         }
         // A sink that is full may have room again without a delivery.
-        let again = if pipeline.publisher.is_pending() { until.min(now + RETRY_INTERVAL) } else { until };
+        let again = if publisher.is_pending() { until.min(now + RETRY_INTERVAL) } else { until };
         tokio::select! {
             biased;
             () = stop.at_least(Stop::Now) => return Ok(false),
-            () = pipeline.publisher.next_deliveries(&mut deliveries) => {}
+            () = publisher.sink.deliveries(&mut deliveries) => {}
             () = tokio::time::sleep_until(again) => {}
         }
     }
@@ -50,8 +53,7 @@ pub(super) async fn drain<S: Sink>(pipeline: &mut Pipeline<S>, until: Instant, s
 const WRITE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Marks or deletes the rows that were acked, where that is configured.
-pub(super) async fn write_back<S: Sink>(pipeline: &mut Pipeline<S>, config: &Config) -> Result<()> {
-    let publisher = &mut pipeline.publisher;
+pub(super) async fn write_back<S: Sink>(publisher: &mut Publisher<S>, config: &Config) -> Result<()> {
     if publisher.write_backs.is_empty() {
         return Ok(());
     }
@@ -75,6 +77,7 @@ mod tests {
     use crate::event::replay::{COLUMNS, outbox};
     use crate::ledger::{Limits, Ticket};
     use crate::position::{Lsn, Position};
+    use crate::relay::pipeline::Pipeline;
     use crate::relay::publisher::Setup;
     use crate::relay::stop::stop_channel;
     use crate::route::Record;
@@ -151,7 +154,7 @@ mod tests {
     async fn drained(sink: OneAtATime) -> (Result<bool, Kind>, Duration) {
         let (_stopper, mut stop) = stop_channel();
         let (mut pipeline, began) = (pipeline(&sink), Instant::now());
-        let ended = drain(&mut pipeline, began + TIMEOUT, &mut stop).await.map_err(|error| error.kind());
+        let ended = drain(&mut pipeline.publisher, began + TIMEOUT, &mut stop).await.map_err(|error| error.kind());
         (ended, began.elapsed())
     }
 
@@ -187,7 +190,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(3)).await;
             stopper.ask(Stop::Now);
         };
-        let (acked, ()) = tokio::join!(drain(&mut pipeline, began + TIMEOUT, &mut stop), second);
+        let (acked, ()) = tokio::join!(drain(&mut pipeline.publisher, began + TIMEOUT, &mut stop), second);
         assert_eq!((acked, began.elapsed()), (Ok(false), Duration::from_secs(3)));
     }
 }

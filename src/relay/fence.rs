@@ -39,7 +39,7 @@ pub(super) async fn own(
         match AnySink::transactional(config, &of).await {
             Err(error) if error.kind() == Kind::KafkaUnreachable => {
                 if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(%slot, %error, "no transactions yet; holding the slot until there can be");
+                    tracing::warn!(%slot, %error, "Kafka transactions are not available yet; holding the slot until they are");
                 }
                 tokio::time::sleep(RETRY).await;
             }

@@ -38,15 +38,15 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, 
         return Ok(());
     }
     if !facts.may_select {
-        let cause = format!("slot {slot}: rows have to be read from table {table}, and the role may not");
+        let cause = format!("slot {slot}: the relay must read rows of table {table}, and the role has no right to");
         let user = quoted(&config.source.database.user);
         return Err(Error::new(Kind::PostgresRefused, cause).remedy(format!("grant select on {table} to {user}")));
     }
     // One that is asked for again has no order to keep.
     if facts.order.is_none() && !matches!(task, TableTask::Again(_)) {
         let cause = format!(
-            "slot {slot}: rows have to be read from table {table}, and nothing tells the order of an aggregate's events: it \
-             has no identity or serial column"
+            "slot {slot}: the relay must read rows of table {table}, and no column gives their order: the table has no \
+             identity or serial column"
         );
         return Err(Error::new(Kind::PositionMismatch, cause)
             .remedy(format!("{NEEDS_ORDER}. To go on without these rows: --adopt-slot")));
@@ -55,12 +55,12 @@ pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, 
     let needs_key = matches!(task, TableTask::Poll(_)) || config.delivery.transactions.is_some();
     if needs_key && outbox.row_key.is_none() {
         let cause =
-            format!("slot {slot}: rows have to be read from table {table}, and nothing names exactly one of them");
+            format!("slot {slot}: the relay must read rows of table {table}, and no unique index identifies one row");
         return Err(Error::new(Kind::Config, cause).remedy(NEEDS_KEY));
     }
     let tells = facts.xid_column.is_some() || outbox.upkeep.says_for_itself();
     if matches!(task, TableTask::Poll(_)) && !tells {
-        let cause = format!("table {table} cannot be polled: nothing tells which of its rows were not published");
+        let cause = format!("table {table} cannot be polled: no column tells which rows were not published");
         let mut setup = NextCommand::new("setup").option("slot", slot);
         // Of several tables the file names them all.
         if config.outboxes.len() == 1 {

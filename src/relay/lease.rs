@@ -192,7 +192,7 @@ fn slot_task(
             return Ok(TableTask::GoOn);
         }
         let published = fits.map_or_else(|| fresh.published.clone(), |gap| gap.published);
-        let cause = "rows of the table were begun with, and the slot they belong to is not there".to_owned();
+        let cause = "a read of the table was interrupted, and its slot no longer exists".to_owned();
         // After a promotion, transactions that were begun with may not be those of before.
         let finishes = until.is_some() && loaded.is_some_and(|stored| stored.server == fresh.server);
         return Ok(TableTask::MakeSlot(Box::new(RecoveryPlan { rows, published, finishes, cause, notes: Vec::new() })));
@@ -222,7 +222,7 @@ fn polled(
         return Err(Error::new(Kind::Config, cause).remedy("relay them from a slot: slot.mode = \"slot\""));
     }
     if loaded.is_some_and(|stored| stored.stream_only.iter().any(|oid| fresh.table_oids.contains(oid))) {
-        let cause = "rows do not stay in the table, which therefore cannot be polled".to_owned();
+        let cause = "the table cannot be polled: its rows are deleted right after they are written".to_owned();
         return Err(Error::new(Kind::Publication, cause).remedy("relay them from a slot: slot.mode = \"slot\""));
     }
     let Some(stored) = loaded.filter(|_| !config.state.adopt_slot) else {
@@ -230,12 +230,9 @@ fn polled(
         let is_first = loaded.is_none() || config.source.backlog.is_some();
         let rows = if is_first { backlog(config) } else { Rows::None };
         if loaded.is_some() {
-            let left = if rows == Rows::None {
-                "; rows that are in the table now and were not published are given up"
-            } else {
-                ""
-            };
-            warn(format!("accepted because of --adopt-slot: what is stored is given up{left}"));
+            let left =
+                if rows == Rows::None { "; unpublished rows that the table has now are not published" } else { "" };
+            warn(format!("accepted because of --adopt-slot: the stored position is discarded{left}"));
         }
         let catch_up = CatchUp::new(rows, None);
         return Ok(Stored { published: None, catch_up: Some(catch_up), ..fresh });
@@ -262,7 +259,7 @@ fn polled(
         && stored.catch_up.is_none()
         && !config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself())
     {
-        let cause = "nothing that is stored tells which rows of the table were published".to_owned();
+        let cause = "the stored position does not tell which rows of the table were published".to_owned();
         return Err(Error::new(Kind::PositionMismatch, cause).remedy(choices(config)));
     }
     // A slot does not know what is published from here on, so none may go on from here.

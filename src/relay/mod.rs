@@ -13,7 +13,7 @@ use crate::telemetry::Telemetry;
 mod alarm;
 mod budget;
 pub mod delivered_before;
-mod drain;
+pub(crate) mod drain;
 mod fence;
 mod fitness;
 mod jobs;

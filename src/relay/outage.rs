@@ -104,8 +104,8 @@ impl Outage {
         config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
         tracing::warn!(
             slot = %config.source.slot, batch_bytes = bytes, cause = %error,
-            "the broker refuses batches for their size; the next ones are smaller (to begin with that, set batch.size of the \
-             Kafka properties below max.message.bytes of the topic)"
+            "the broker refuses batches for their size; sending smaller ones (to avoid this, set the Kafka property \
+             batch.size below max.message.bytes of the topic)"
         );
         if halts { Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")) } else { error }
     }
@@ -142,7 +142,7 @@ impl Outage {
         if self.reported.replace(error.kind()) == Some(error.kind()) {
             tracing::debug!(%slot, %error, tries = self.backoff.tries, wait_ms = wait.as_millis(), "still failing");
         } else {
-            tracing::warn!(%slot, %error, fix = error.what_to_do(), "interrupted; trying again until it works");
+            tracing::warn!(%slot, %error, fix = error.what_to_do(), "interrupted; retrying with back-off");
         }
         Ok(wait)
     }
@@ -182,7 +182,8 @@ fn refused_by(
     let wait_ms = wait.map(|wait| wait.as_millis());
     if is_of_letters {
         let fix = error.what_to_do();
-        tracing::warn!(%slot, topic, %error, fix, tries, wait_ms, "the topic of dead letters refuses one; everything waits for it");
+        tracing::warn!(%slot, topic, %error, fix, tries, wait_ms, "the dead-letter topic refuses a dead letter; all events \
+            wait until it accepts one");
         telemetry.health.dead_letters_refused(Some(topic.to_owned()));
         return Ok(wait.unwrap_or_default());
     }

@@ -5,10 +5,11 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
+use crate::config::SlotName;
 use crate::error::{Error, Kind, NextCommand, Remedy};
-use crate::event::RowId;
-use crate::event::{Place, Via};
+use crate::event::{Place, RowId, Shown, Via};
 use crate::position::Lsn;
+use crate::relay::write_back::RowPolicy;
 use crate::route::Record;
 use crate::upkeep::parked::Waiting;
 
@@ -31,6 +32,8 @@ pub(super) struct ParkedIndex {
     beyond: usize,
     /// Outboxes of which it was said that an event came again which was known by its id alone.
     told: HashSet<usize>,
+    /// How many came again so.
+    waiting_again: u64,
     /// The number of the next that waits.
     next: u64,
 }
@@ -100,11 +103,6 @@ impl ParkedIndex {
         self.rows.get(row).is_some_and(|seats| seats.iter().any(|seat| seat.place.is_same_event(place)))
     }
 
-    /// Whether its place says so, and not its id alone.
-    pub(super) fn holds_surely(&self, row: &RowId, place: &Place) -> bool {
-        self.rows.get(row).is_some_and(|seats| seats.iter().any(|seat| seat.place == *place))
-    }
-
     /// Whether an event of this key and place has to wait.
     ///
     /// One before all that wait comes again: it was delivered before the first of them was written to the table. Behind them
@@ -119,9 +117,29 @@ impl ParkedIndex {
         !self.refusing.is_empty() && self.refusing.contains_key(topic)
     }
 
-    /// Whether it is to be said that an event of this outbox came again: the first time.
-    pub(super) fn is_first_again(&mut self, outbox: usize) -> bool {
-        self.told.insert(outbox)
+    /// An event that waits came again. Where its row key alone says so, it could be another, and that is counted and logged.
+    pub(super) fn came_again(&mut self, row: &RowId, place: &Place, rows: &RowPolicy, slot: &SlotName) {
+        // Rows of such a table are pending while their events wait, and are found with each look.
+        let is_usual = rows.pending && place.via == Via::Table;
+        let is_sure = self.rows.get(row).is_some_and(|seats| seats.iter().any(|seat| seat.place == *place));
+        if is_usual || is_sure {
+            return;
+        }
+        self.waiting_again += 1;
+        let (outbox, row_id) = (&rows.outbox, Shown::of(row.id()));
+        if place.via == Via::Replay || self.told.insert(row.outbox) {
+            tracing::warn!(
+                %slot, outbox, row = %row_id, %place,
+                "a row came whose event is parked already, by its row key; it is not published now (further ones are counted)"
+            );
+        } else {
+            tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event is parked already");
+        }
+    }
+
+    /// Events that came again although they wait, as far as their row keys tell.
+    pub(super) fn waiting_again(&self) -> u64 {
+        self.waiting_again
     }
 
     /// This event waits from now on.
@@ -130,13 +148,12 @@ impl ParkedIndex {
     /// Too many do.
     pub(super) fn park(&mut self, waiting: Waiting) -> Result<(), Error> {
         if self.count >= EVENTS_MAX + self.beyond {
-            let cause = format!("{} events are parked, and no more may be", self.count);
-            return Err(Error::new(Kind::Event, cause).remedy(
-                Remedy::from("see them with ").and(NextCommand::new("parked list")).and(
-                    "; while the relay is stopped, mark what is to be sent or dropped with `parked retry` or `parked drop`, \
-                     which is done first once the relay is started",
-                ),
-            ));
+            let cause = format!("{} events are parked, which is the limit", self.count);
+            return Err(Error::new(Kind::Event, cause)
+                .remedy(Remedy::from("see them with ").and(NextCommand::new("parked list")).and(
+                "; while the relay is stopped, ask for retries and drops with `parked retry` and `parked drop`: the \
+                     relay does them first at its next start",
+            )));
         }
         self.put(waiting);
         Ok(())
@@ -217,7 +234,8 @@ impl ParkedIndex {
 
     /// These wait in the table, and those are on their way there.
     pub(super) fn begin(&mut self, waiting: Vec<Waiting>, under_way: Vec<Waiting>) {
-        *self = ParkedIndex { next: self.next, ..ParkedIndex::default() };
+        let (next, waiting_again) = (self.next, self.waiting_again);
+        *self = ParkedIndex { next, waiting_again, ..ParkedIndex::default() };
         // Each is one that will be released, whatever its place says.
         waiting.into_iter().for_each(|waiting| self.add(waiting));
         under_way.into_iter().for_each(|waiting| self.put(waiting));
@@ -330,7 +348,7 @@ mod tests {
         // What was read from the table had committed by then.
         parking.park(at(500, 3, Table)).unwrap();
         assert!(holds(&parking, &at(499, 0, Slot)) && holds(&parking, &at(900, 0, Table)));
-        assert!(!holds(&parking, &at(500, 0, Slot)) && !parking.holds_surely(&row(1), &at(499, 0, Slot).place));
+        assert!(!holds(&parking, &at(500, 0, Slot)));
     }
 
     #[test]

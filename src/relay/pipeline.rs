@@ -85,7 +85,7 @@ impl<S: Sink> Pipeline<S> {
         let publisher = &mut self.publisher;
         debug_assert!(publisher.has_room(), "P4: taken in without room");
         publisher.counts.decoded += 1;
-        match self.assembler.feed(body, wal_start).map_err(|error| error.into_error(publisher.slot()))? {
+        match self.assembler.feed(body, wal_start).map_err(|error| error.into_error(&publisher.slot))? {
             Step::Nothing => {}
             Step::Begin { commit_lsn, xid } => {
                 publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
@@ -118,7 +118,7 @@ impl<S: Sink> Pipeline<S> {
     /// are committed together, this is when it is decided that they are enough.
     pub fn look(&mut self, now: Duration, follows: bool) {
         let inside = self.is_inside();
-        self.publisher.look(inside, follows, now);
+        self.publisher.transaction.look(inside, follows, now);
     }
 
     /// Whether a transaction of Postgres is under way, and an event of it was taken in.
@@ -132,17 +132,18 @@ impl<S: Sink> Pipeline<S> {
     /// before every event in it is acked.
     pub fn due(&self, now: Duration, hurry: bool) -> Due {
         let completed = self.publisher.completed();
-        if !self.publisher.has_open_transaction() {
+        if !self.publisher.transaction.is_open() {
             return self.confirm.due(completed, self.events_delivered(), now, hurry);
         }
-        let due = self.publisher.is_commit_due(hurry) && !self.confirm.is_busy();
+        let is_acked = self.publisher.is_drained() && !self.confirm.is_busy();
+        let due = is_acked && self.publisher.transaction.is_due(hurry);
         if due { Due::Progress(completed) } else { Due::Nothing }
     }
 
     /// When to ask [`Pipeline::due`] again, if time alone will change its answer.
     pub fn wake_at(&self) -> Option<Duration> {
-        if self.publisher.has_open_transaction() {
-            return self.publisher.look_at(self.is_inside());
+        if self.publisher.transaction.is_open() {
+            return self.publisher.transaction.wake_at(self.is_inside());
         }
         self.confirm.wake_at(self.publisher.completed(), self.events_delivered())
     }

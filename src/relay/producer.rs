@@ -14,7 +14,7 @@ use crate::relay::publisher::Setup;
 use crate::relay::quarantine::Quarantine;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::watch::at_once;
-use crate::sink::{AnySink, SinkHandle};
+use crate::sink::{AnySink, Sink as _, SinkHandle};
 
 /// See the module's documentation.
 pub(super) struct RelayProducer {
@@ -142,11 +142,11 @@ impl RelayProducer {
             State::Running(pipeline) => match belongs(pipeline.publisher.ledger.delivered(), stored, same_server) {
                 Belongs::Here => return Ok(pipeline),
                 Belongs::ToAnotherServer => {
-                    let what = "another server or timeline answers; starting again behind what is stored for it";
+                    let what = "another server or timeline answers; starting after the position that is stored for it";
                     return Err(Error::new(Kind::PostgresUnreachable, what));
                 }
                 Belongs::ToThePast => {
-                    let what = "another relay served the slot in between; starting behind it";
+                    let what = "another relay served the slot in between; starting after its position";
                     return Err(Error::new(Kind::SlotActive, what));
                 }
             },
@@ -168,7 +168,7 @@ impl RelayProducer {
     pub(super) async fn replace(&mut self, config: &Config) {
         let State::Running(pipeline) = &mut self.state else { return };
         // What cannot be marked now is published again, and marked then.
-        if let Err(error) = drain::write_back(pipeline, config).await {
+        if let Err(error) = drain::write_back(&mut pipeline.publisher, config).await {
             tracing::debug!(%error, "rows that were acked could not be marked");
         }
         let resume = pipeline.publisher.completed();
@@ -208,7 +208,7 @@ impl RelayProducer {
     pub(super) async fn has_in_flight(&mut self) -> bool {
         let Some(pipeline) = self.running_mut() else { return false };
         let mut deliveries = Vec::new();
-        let _none = at_once(pipeline.publisher.next_deliveries(&mut deliveries)).await;
+        let _none = at_once(pipeline.publisher.sink.deliveries(&mut deliveries)).await;
         pipeline.publisher.delivered(&mut deliveries).is_err() || !pipeline.publisher.is_drained()
     }
 
@@ -216,7 +216,7 @@ impl RelayProducer {
     pub(super) fn is_drained(&self) -> bool {
         // What is acked and not committed is not there for anybody.
         self.running()
-            .is_none_or(|pipeline| pipeline.publisher.is_drained() && !pipeline.publisher.has_open_transaction())
+            .is_none_or(|pipeline| pipeline.publisher.is_drained() && !pipeline.publisher.transaction.is_open())
     }
 }
 

@@ -13,17 +13,14 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use crate::config::{Config, DeliveryConfig, OnError, OutboxConfig, SlotName};
 use crate::error::{Disposition, Error, Kind, Result};
-use crate::event::{Event, Place, RowId, Shown, Via};
+use crate::event::{Event, Place, Shown};
 use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
 use crate::position::{Lsn, Position};
-use crate::relay::delivered_before::{DeliveredBefore, Tail, Verdict as Before};
+use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
 use crate::relay::parked_index::{BlockedBy, ParkedIndex};
 use crate::relay::quarantine::{EventId, Quarantine, Verdict};
 use crate::relay::retrying::RetryReport;
@@ -110,6 +107,21 @@ pub struct InFlight {
 }
 
 impl InFlight {
+    /// An event that is read from the table, of which nothing more is known.
+    fn new(place: Place, committed_at_us: i64) -> InFlight {
+        InFlight {
+            place,
+            committed_at_us,
+            xid: None,
+            write_back: None,
+            id: None,
+            max_attempts: None,
+            instead: None,
+            isolated: None,
+            refusing: None,
+        }
+    }
+
     /// Nothing has to be known of most events.
     fn needed(self) -> Option<Box<InFlight>> {
         let InFlight { write_back, id, max_attempts, instead, isolated, refusing, .. } = &self;
@@ -208,15 +220,17 @@ struct Outbox {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Publisher<S> {
-    slot: SlotName,
+    /// For errors.
+    pub(super) slot: SlotName,
     delivery: DeliveryConfig,
     outboxes: Vec<Outbox>,
     /// What is in flight.
     pub ledger: Ledger<Option<Box<InFlight>>>,
-    pub(crate) sink: S,
+    /// Where records go.
+    pub sink: S,
     pending: Option<Pending>,
     /// Where events are committed together with the position behind them.
-    transaction: Option<Transaction>,
+    pub transaction: Transaction,
     /// Events that are delivered and not committed: what is known of them counts when they come again.
     uncommitted: Vec<InFlight>,
     /// What is to be written to the rows of delivered events.
@@ -226,7 +240,7 @@ pub struct Publisher<S> {
     /// Which events are parked.
     pub(super) parking: ParkedIndex,
     /// What an earlier process may have published, while its events come again.
-    before: Option<Box<DeliveredBefore>>,
+    pub(super) before: Option<Box<DeliveredBefore>>,
     /// The transaction that events are of, by the lower half of its id; none for rows that are read from the table.
     pub(super) xid: Option<u32>,
     pub(super) counts: Counts,
@@ -249,7 +263,7 @@ impl<S: Sink> Publisher<S> {
             ledger: Ledger::new(start, setup.limits),
             sink,
             pending: None,
-            transaction: setup.delivery.transactions.as_ref().map(Transaction::new),
+            transaction: Transaction::new(setup.delivery.transactions.clone()),
             uncommitted: Vec::new(),
             write_backs: WriteBacks::new(start),
             quarantine: Quarantine::default(),
@@ -278,14 +292,13 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.abandon();
     }
 
-    /// The slot, for errors.
-    pub(super) fn slot(&self) -> &SlotName {
-        &self.slot
-    }
-
     /// What was counted.
     pub fn counts(&self) -> Counts {
-        Counts { topics_taking: self.quarantine.topics.taking(), ..self.counts }
+        Counts {
+            topics_taking: self.quarantine.topics.taking(),
+            waiting_again: self.parking.waiting_again(),
+            ..self.counts
+        }
     }
 
     /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first one counts.
@@ -315,8 +328,7 @@ impl<S: Sink> Publisher<S> {
         if self.write_backs.parked_bytes() >= limits.bytes {
             return Some(IntakeClosed::ParkedBytes);
         }
-        let is_closed = self.transaction.as_ref().is_some_and(|transaction| !transaction.takes(self.counts.enqueued));
-        is_closed.then_some(IntakeClosed::Transaction)
+        (!self.transaction.takes()).then_some(IntakeClosed::Transaction)
     }
 
     /// Whether an event may be taken in (P4, P5).
@@ -374,17 +386,8 @@ impl<S: Sink> Publisher<S> {
             });
             let (place, committed_at_us, xid) = (event.place, event.committed_at_us, self.xid);
             let write_back = rows.on_acked(event);
-            let sent = InFlight {
-                place,
-                committed_at_us,
-                xid,
-                write_back,
-                id: id.clone(),
-                max_attempts,
-                instead: None,
-                isolated: None,
-                refusing: None,
-            };
+            let (id_in_flight, in_flight) = (id.clone(), InFlight::new(place, committed_at_us));
+            let sent = InFlight { xid, write_back, id: id_in_flight, max_attempts, ..in_flight };
             let pending = |event_in_flight, why| {
                 let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
                 Ok(Decision::Pending(Pending { record, event: event_in_flight, row, why, ticket: None }))
@@ -403,6 +406,7 @@ impl<S: Sink> Publisher<S> {
                     failpoint::reached("enqueued");
                     let sent = InFlight { refusing: self.quarantine.topics.refusing(record.topic), ..sent };
                     self.counts.enqueued += 1;
+                    self.transaction.enqueued();
                     self.ledger.enqueued(bytes_of(record), committed_at_us, sent.needed()).map_err(contradiction)?;
                     Ok(Decision::Enqueued)
                 }
@@ -449,7 +453,7 @@ impl<S: Sink> Publisher<S> {
         // It is given up when it comes again.
         Err(match self.quarantine.reject(id, error.clone()) {
             true => Error::new(Kind::KafkaUnreachable, format!("giving an event up: {error}")),
-            false => self.dead_letter_refused(&error),
+            false => dead_letter_refused(&error, &self.delivery.dead_letter_topic),
         })
     }
 
@@ -492,7 +496,7 @@ impl<S: Sink> Publisher<S> {
         });
         match enqueued {
             Ok(bytes) if pending.ticket.is_none() => self.enqueued(bytes, pending.event)?,
-            Ok(_) => self.replace(ticket, pending.event),
+            Ok(_) => self.ledger.set_event(ticket, pending.event.needed()),
             Err(EnqueueError::Full | EnqueueError::Finished) => self.pending = Some(pending),
             Err(EnqueueError::Refused(error)) => return Ok(Some((pending, error))),
         }
@@ -527,22 +531,11 @@ impl<S: Sink> Publisher<S> {
     /// A record was enqueued under the ledger's next ticket.
     fn enqueued(&mut self, bytes: usize, event: InFlight) -> Result<()> {
         self.counts.enqueued += 1;
+        self.transaction.enqueued();
         self.ledger.enqueued(bytes, event.committed_at_us, event.needed()).map_err(contradiction)
     }
 
-    /// This is known of the event of `ticket` from here on.
-    fn replace(&mut self, ticket: Ticket, event: InFlight) {
-        if let Some(known) = self.ledger.event_mut(ticket) {
-            *known = event.needed();
-        }
-    }
-
     // Acks in.
-
-    /// Waits for deliveries. Safe to cancel.
-    pub async fn next_deliveries(&mut self, into: &mut Vec<Delivery>) {
-        self.sink.deliveries(into).await;
-    }
 
     /// Takes in what the broker said.
     ///
@@ -552,8 +545,9 @@ impl<S: Sink> Publisher<S> {
     pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
         let mut failure = None;
         self.write_backs.note(self.ledger.delivered());
-        self.limit_attempts(deliveries);
-        let (mut refused, gives_up) = (Vec::new(), self.delivery.on_error != OnError::Stop);
+        limit_attempts(deliveries, &self.ledger);
+        let (mut refused, on_error) = (Vec::new(), self.delivery.on_error);
+        let (gives_up, parks) = (on_error != OnError::Stop, on_error == OnError::Park);
         for delivery in deliveries.drain(..) {
             match delivery {
                 Delivery::Acked(ticket) => {
@@ -571,8 +565,11 @@ impl<S: Sink> Publisher<S> {
                     if gives_up && error.kind().disposition() == Disposition::GiveUp {
                         refused.push(Refusal { ticket, error: error.clone() });
                     }
-                    if let Some(refusal) = self.refused_by_topic(&error) {
-                        failure.get_or_insert(refusal);
+                    if parks && let Some(topic) = error.topic() {
+                        // Events for it are parked from here on, and what follows then heals.
+                        self.quarantine.topics.give_up_next(topic, error.clone());
+                        let cause = format!("parking events for topic {topic}: {error}");
+                        failure.get_or_insert(Error::new(Kind::KafkaUnreachable, cause));
                         continue;
                     }
                     let found = self.ledger.whereabouts(ticket);
@@ -590,49 +587,9 @@ impl<S: Sink> Publisher<S> {
         }
     }
 
-    /// Waits for acks of what is in flight, until `until` or the producer fails.
-    pub async fn drain(&mut self, until: Instant) {
-        let mut deliveries = Vec::new();
-        while !self.is_drained() {
-            let waited = tokio::time::timeout_at(until, self.next_deliveries(&mut deliveries)).await;
-            let taken = self.delivered(&mut deliveries).and_then(|()| self.retry_pending());
-            if waited.is_err() || taken.is_err() {
-                return;
-            }
-        }
-    }
-
     /// Whether everything taken in is acked.
     pub fn is_drained(&self) -> bool {
         self.pending.is_none() && self.ledger.in_flight_events() == 0
-    }
-
-    fn event(&self, ticket: Ticket) -> Option<&InFlight> {
-        self.ledger.event(ticket).and_then(Option::as_deref)
-    }
-
-    /// Says in each failure how often the first event that its topic refused may be tried.
-    fn limit_attempts(&self, deliveries: &mut [Delivery]) {
-        let mut first: HashMap<String, Ticket> = HashMap::new();
-        for delivery in deliveries.iter() {
-            if let Delivery::Failed(ticket, error) = delivery
-                && let Some(topic) = error.topic()
-            {
-                let of = first.entry(topic.to_owned()).or_insert(*ticket);
-                *of = (*of).min(*ticket);
-            }
-        }
-        if first.is_empty() {
-            return;
-        }
-        for delivery in deliveries {
-            if let Delivery::Failed(_, error) = delivery
-                && let Some(ticket) = error.topic().and_then(|topic| first.get(topic))
-            {
-                let max = self.event(*ticket).and_then(|event| event.max_attempts);
-                *error = error.clone().within(max);
-            }
-        }
     }
 
     /// What follows for events that are delivered by now, oldest first.
@@ -645,9 +602,10 @@ impl<S: Sink> Publisher<S> {
             if let Some(write_back) = event.write_back.take() {
                 self.write_backs.push(event.place, write_back, event.xid);
             }
-            match self.transaction {
-                Some(_) => self.uncommitted.push(*event),
-                None => self.finish(&event),
+            if self.transaction.is_used() {
+                self.uncommitted.push(*event);
+            } else {
+                self.finish(&event);
             }
         }
     }
@@ -672,7 +630,7 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.note(self.ledger.delivered());
         let ticket = match ticket {
             Some(ticket) => {
-                self.replace(ticket, event);
+                self.ledger.set_event(ticket, event.needed());
                 ticket
             }
             None => {
@@ -686,67 +644,13 @@ impl<S: Sink> Publisher<S> {
         Ok(())
     }
 
-    /// An event of which no record is sent.
-    fn unsent(&self, place: Place, committed_at_us: i64, write_back: Option<WriteBack>) -> InFlight {
-        InFlight {
-            place,
-            committed_at_us,
-            xid: self.xid,
-            write_back,
-            id: None,
-            max_attempts: None,
-            instead: None,
-            isolated: None,
-            refusing: None,
-        }
-    }
-
-    // Transactions of Kafka, where events are committed together with the position behind them.
-
-    /// Everything that came was taken in, as far as there was room. Decides whether the open transaction takes more. `inside`
-    /// says that the transaction of Postgres has not ended; `follows`, that more is to be read.
-    pub(super) fn look(&mut self, inside: bool, follows: bool, now: Duration) {
-        if let Some(transaction) = &mut self.transaction {
-            transaction.look(self.counts.enqueued, inside, follows, now);
-        }
-    }
-
-    /// Whether events are committed together with a position at all.
-    pub(super) fn is_transactional(&self) -> bool {
-        self.transaction.is_some()
-    }
-
-    /// Whether events were enqueued that become visible with a position that is not stored yet.
-    pub(super) fn has_open_transaction(&self) -> bool {
-        self.transaction.as_ref().is_some_and(|transaction| transaction.is_open(self.counts.enqueued))
-    }
-
-    /// Whether the open transaction is to be committed now: it takes no more events, or the relay is in a `hurry`, and every
-    /// event in it is acked.
-    pub(super) fn is_commit_due(&self, hurry: bool) -> bool {
-        let enqueued = self.counts.enqueued;
-        self.is_drained() && self.transaction.as_ref().is_some_and(|transaction| transaction.is_due(enqueued, hurry))
-    }
-
-    /// When [`Publisher::look`] may decide something by the time alone.
-    pub(super) fn look_at(&self, inside: bool) -> Option<Duration> {
-        self.transaction.as_ref()?.wake_at(inside)
-    }
-
-    /// The position is on its way with every event that was enqueued: none may be enqueued behind it.
-    pub fn commit_begun(&mut self) {
-        if let Some(transaction) = &mut self.transaction {
-            transaction.commit_begun();
-        }
-    }
-
-    /// The transaction is committed: what was acked will not come again. Gives the number of events in it.
+    /// The transaction of Kafka is committed: what was acked will not come again. Gives the number of events in it; none
+    /// where there are no transactions.
     pub(super) fn committed(&mut self) -> Option<u64> {
-        let events = self.transaction.as_mut()?.committed(self.counts.enqueued);
         for event in std::mem::take(&mut self.uncommitted) {
             self.finish(&event);
         }
-        Some(events)
+        self.transaction.is_used().then(|| self.transaction.committed())
     }
 
     /// Up to where every event is delivered, and written back where rows are.
@@ -761,33 +665,14 @@ impl<S: Sink> Publisher<S> {
 
     // Events that come again after a crash. Those that were published count as delivered, and are not published again.
 
-    /// Events come again of which some may have been published.
-    pub(super) fn expect_again(&mut self, before: DeliveredBefore) {
-        self.before = Some(Box::new(before));
-    }
-
     /// Everything that commits below `lsn` was sent: what was published before may have come to its end.
     #[inline]
     pub(super) fn sent_below(&mut self, lsn: Lsn) {
         if self.before.take_if(|before| before.is_over(lsn)).is_some() {
             let events = self.counts.delivered_before;
             if events > 0 {
-                tracing::info!(slot = %self.slot, events, "events that were in their topics already were not published again");
+                tracing::info!(slot = %self.slot, events, "events that their topics already had were not published again");
             }
-        }
-    }
-
-    /// The tail to be read before the event that waits for it can be judged.
-    pub(super) fn unread(&self) -> Option<Tail> {
-        self.before.as_ref().and_then(|before| Some(before.tail(before.unread()?)))
-    }
-
-    /// A tail was read as far as it could be, or `failed`; `None` where nothing came of it.
-    pub(super) fn tail_read(&mut self, topic: &str, tail: Option<Tail>, failed: bool) {
-        let Some(before) = &mut self.before else { return };
-        match tail {
-            Some(tail) => before.read(tail, failed),
-            None => before.unreadable(topic),
         }
     }
 
@@ -806,7 +691,7 @@ impl<S: Sink> Publisher<S> {
     /// What follows from `failure`, the first that was told, where these were `refused`.
     fn judge_refused(&mut self, refused: &[Refusal], failure: Error) -> Error {
         let Some(first) = refused.first() else { return failure };
-        let cause = format!("the broker refused a record; finding out which: {}", first.error);
+        let cause = format!("the broker refused a record; looking for it: {}", first.error);
         if refused.len() > 1 {
             self.quarantine.with_others();
         }
@@ -818,14 +703,11 @@ impl<S: Sink> Publisher<S> {
                 event.id.as_ref().is_some_and(|id| self.quarantine.refused(id, isolated, error))
             });
         }
-        if judged { Error::new(Kind::KafkaUnreachable, cause) } else { self.dead_letter_refused(&failure) }
-    }
-
-    /// A topic refuses records: where such events are parked, those for it are from now on. What follows then heals.
-    fn refused_by_topic(&mut self, error: &Error) -> Option<Error> {
-        let topic = error.topic().filter(|_| self.delivery.on_error == OnError::Park)?;
-        self.quarantine.topics.give_up_next(topic, error.clone());
-        Some(Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {error}")))
+        if judged {
+            Error::new(Kind::KafkaUnreachable, cause)
+        } else {
+            dead_letter_refused(&failure, &self.delivery.dead_letter_topic)
+        }
     }
 
     /// The event that travelled alone is refused, and given up.
@@ -851,20 +733,6 @@ impl<S: Sink> Publisher<S> {
         self.dead_letter_or_skip(&of, id, record, &Verdict { error, without_value: false })
     }
 
-    fn dead_letter_refused(&self, error: &Error) -> Error {
-        let topic = &self.delivery.dead_letter_topic;
-        match error.kind().disposition() {
-            Disposition::GiveUp => {}
-            // It takes none at all, and somebody can heal that.
-            Disposition::RetryThenGiveUp => return error.clone().of_topic(topic),
-            Disposition::Retry | Disposition::Halt => return error.clone(),
-        }
-        Error::new(error.kind(), format!("a dead letter was refused: {error}")).remedy(format!(
-            "give topic {topic} a larger max.message.bytes and no compaction, name another one in delivery.dead_letter_topic, or \
-             set delivery.on_error to stop"
-        ))
-    }
-
     /// Gives `event` up as the configuration says; `record` is what it comes to, with an empty topic where it has none.
     #[cold]
     fn give_up(&mut self, event: &Event<'_>, id: EventId, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
@@ -888,6 +756,7 @@ impl<S: Sink> Publisher<S> {
         let rows = &self.outboxes.get(id.row.outbox).ok_or_else(no_such_outbox)?.rows;
         let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
         let write_back = rows.on_failed(&id.row, Failure { class, cause: cause.to_owned(), attempts });
+        let unsent = InFlight { xid: self.xid, write_back, ..InFlight::new(event.place, event.committed_at_us) };
         let (outbox, row, place) = (rows.outbox.as_str(), Shown::of(id.row.id()), event.place);
         let dead_letters = self.delivery.on_error == OnError::DeadLetter;
         let outcome = if dead_letters { "dead-letter" } else { "skip" };
@@ -899,24 +768,23 @@ impl<S: Sink> Publisher<S> {
         }
         if !dead_letters {
             self.quarantine.forget(&id);
-            let unsent = self.unsent(place, event.committed_at_us, write_back);
             return self.done(event.ticket, InFlight { instead: Some(Instead::Skipped), ..unsent });
         }
         let reason = Reason { slot: &self.slot, outbox, row: id.row.id(), place, class, cause, attempts };
         let letter = record.into_dead_letter(&self.delivery.dead_letter_topic, &reason);
         let record = if verdict.without_value { letter.without_value() } else { letter };
         let instead = Some(if again { Instead::DeadLetterAgain } else { Instead::DeadLetter });
-        let sent = InFlight { id: Some(id), instead, ..self.unsent(place, event.committed_at_us, write_back) };
+        let sent = InFlight { id: Some(id), instead, ..unsent };
         let pending = Pending { record, event: sent, row, why: PendingFor::Room, ticket: event.ticket };
         let Some((pending, error)) = self.offer(pending)? else { return Ok(()) };
         if error.kind() != Kind::RecordTooLarge {
-            return Err(self.dead_letter_refused(&error));
+            return Err(dead_letter_refused(&error, &self.delivery.dead_letter_topic));
         }
         // What is too large for the producer is so in any topic.
         let record = pending.record.without_value();
         match self.offer(Pending { record, ..pending })? {
             None => Ok(()),
-            Some((_, error)) => Err(self.dead_letter_refused(&error)),
+            Some((_, error)) => Err(dead_letter_refused(&error, &self.delivery.dead_letter_topic)),
         }
     }
 
@@ -947,7 +815,8 @@ impl<S: Sink> Publisher<S> {
         // They were taken away by a pass that could not say so, by another relay, or by hand.
         let gone = self.parking.compare(*census, table);
         if gone > 0 {
-            tracing::info!(slot = %self.slot, events = gone, "events that waited are in walrelay.parked no more; what was behind them goes on");
+            tracing::info!(slot = %self.slot, events = gone, "parked events are gone from walrelay.parked; the events \
+                behind them continue");
         }
     }
 
@@ -962,14 +831,15 @@ impl<S: Sink> Publisher<S> {
     ) -> Result<()> {
         self.quarantine.forget(&id);
         if self.parking.holds(&parked.row, &parked.place) {
-            self.came_again(&parked.row, &parked.place)?;
-            return self.done(of.ticket, self.unsent(parked.place, parked.committed_at_us, None));
+            let rows = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows;
+            self.parking.came_again(&parked.row, &parked.place, rows, &self.slot);
+            return self.done(of.ticket, InFlight::new(parked.place, parked.committed_at_us));
         }
         let (class, cause) = (error.kind().class(), error.cause());
         let outbox = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows.outbox;
         tracing::warn!(
             slot = %self.slot, outbox, row = %Shown::of(parked.row.id()), place = %parked.place, class, cause, outcome = "park",
-            "an event cannot be delivered, and waits"
+            "an event cannot be delivered, and is parked"
         );
         record.with_record(|record| {
             parked.key = record.key.map(<[u8]>::to_vec);
@@ -985,12 +855,13 @@ impl<S: Sink> Publisher<S> {
         let (place, committed_at_us) = (event.place, event.committed_at_us);
         let why = match behind {
             BlockedBy::Itself => {
-                self.came_again(&event.row_id(), &place)?;
-                return self.done(None, self.unsent(place, committed_at_us, None));
+                let rows = &self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?.rows;
+                self.parking.came_again(&event.row_id(), &place, rows, &self.slot);
+                return self.done(None, InFlight::new(place, committed_at_us));
             }
             BlockedBy::Aggregate => None,
             BlockedBy::Topic => {
-                let cause = format!("topic {topic} takes no records: behind one that was tried");
+                let cause = format!("topic {topic} refuses records; this event was not tried");
                 // It was not tried, and that costs it no try.
                 let why = Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 };
                 Some((why, Disposition::RetryThenGiveUp))
@@ -1001,27 +872,6 @@ impl<S: Sink> Publisher<S> {
         let topic = Some(topic).filter(|topic| !topic.is_empty());
         let parked = Parked::of(event, &rows.columns, key, topic);
         self.begin_to_wait(parked, &GivenUp { place, committed_at_us, ticket: None, max_attempts }, why)
-    }
-
-    /// An event that waits came again. Where its row key alone says so, it could be another, and that is counted and logged.
-    fn came_again(&mut self, row: &RowId, place: &Place) -> Result<()> {
-        let rows = &self.outboxes.get(row.outbox).ok_or_else(no_such_outbox)?.rows;
-        // Rows of such a table are pending while their events wait, and are found with each look.
-        let is_usual = rows.pending && place.via == Via::Table;
-        if is_usual || self.parking.holds_surely(row, place) {
-            return Ok(());
-        }
-        self.counts.waiting_again += 1;
-        let (slot, outbox, row_id) = (&self.slot, &rows.outbox, Shown::of(row.id()));
-        if place.via == Via::Replay || self.parking.is_first_again(row.outbox) {
-            tracing::warn!(
-                %slot, outbox, row = %row_id, %place,
-                "a row came whose event waits already, by its row key, and is not published now; more of them are counted"
-            );
-        } else {
-            tracing::debug!(%slot, outbox, row = %row_id, %place, "a row came whose event waits already");
-        }
-        Ok(())
     }
 
     fn begin_to_wait(&mut self, mut parked: Parked, of: &GivenUp, why: Option<(Failure, Disposition)>) -> Result<()> {
@@ -1039,8 +889,49 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.expect(&parked);
         let rows = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows;
         let write_back = rows.on_parked(parked);
-        self.done(of.ticket, self.unsent(of.place, of.committed_at_us, Some(write_back)))
+        let event =
+            InFlight { xid: self.xid, write_back: Some(write_back), ..InFlight::new(of.place, of.committed_at_us) };
+        self.done(of.ticket, event)
     }
+}
+
+/// Says in each failure how often the first event that its topic refused may be tried.
+fn limit_attempts(deliveries: &mut [Delivery], ledger: &Ledger<Option<Box<InFlight>>>) {
+    let mut first: HashMap<String, Ticket> = HashMap::new();
+    for delivery in deliveries.iter() {
+        if let Delivery::Failed(ticket, error) = delivery
+            && let Some(topic) = error.topic()
+        {
+            let of = first.entry(topic.to_owned()).or_insert(*ticket);
+            *of = (*of).min(*ticket);
+        }
+    }
+    if first.is_empty() {
+        return;
+    }
+    for delivery in deliveries {
+        if let Delivery::Failed(_, error) = delivery
+            && let Some(ticket) = error.topic().and_then(|topic| first.get(topic))
+        {
+            let event = ledger.event(*ticket).and_then(Option::as_deref);
+            let max = event.and_then(|event| event.max_attempts);
+            *error = error.clone().within(max);
+        }
+    }
+}
+
+/// What follows where the dead-letter topic refuses a record.
+fn dead_letter_refused(error: &Error, topic: &str) -> Error {
+    match error.kind().disposition() {
+        Disposition::GiveUp => {}
+        // It takes none at all, and somebody can heal that.
+        Disposition::RetryThenGiveUp => return error.clone().of_topic(topic),
+        Disposition::Retry | Disposition::Halt => return error.clone(),
+    }
+    Error::new(error.kind(), format!("a dead letter was refused: {error}")).remedy(format!(
+        "give topic {topic} a larger max.message.bytes and no compaction, name another one in delivery.dead_letter_topic, or \
+         set delivery.on_error to stop"
+    ))
 }
 
 /// What is kept in memory of a parked event.
@@ -1067,8 +958,8 @@ fn warn_of_left_out(event: &Event<'_>, header: &str, outbox: &str, slot: &SlotNa
         let (row, header) = (Shown::of(event.id()), Shown::of(header.as_bytes()));
         tracing::warn!(
             %slot, outbox, %row, %header,
-            "headers whose names begin with walrelay- are walrelay's own, and those of rows are left out (said once; do not \
-             copy them from messages into the table, or give them other names)"
+            "names of headers that begin with walrelay- are reserved; such headers of rows are omitted (logged once for \
+             each outbox; rename the headers)"
         );
     }
 }
@@ -1081,6 +972,7 @@ fn no_such_outbox() -> Error {
 
 /// The source contradicts itself or us: nothing it says may be confirmed any more.
 pub(super) fn contradiction(error: LedgerError) -> Error {
-    Error::new(Kind::Bug, format_args!("the stream of changes contradicts itself: {error}"))
-        .remedy("nothing was confirmed past this point; start again, and report it with the log if it comes back")
+    Error::new(Kind::Bug, format_args!("the stream of changes contradicts itself: {error}")).remedy(
+        "nothing was confirmed past this point; start walrelay again, and report the error with the log if it returns",
+    )
 }

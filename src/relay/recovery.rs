@@ -46,11 +46,10 @@ pub(super) fn plan(
     let found = match slot {
         SlotIs::Missing => format!("there is no replication slot {name} on this server"),
         SlotIs::Lost(reason) => format!("slot {name} is lost ({reason})"),
-        SlotIs::There => format!("slot {name} is there, and rows from before it are to be published"),
+        SlotIs::There => format!("slot {name} exists, and rows from before it must be published"),
     };
     if config.state.store == StoreKind::Slot {
-        let cause =
-            format!("{found}, and state.store is slot: nothing tells what was relayed, or how far a backlog came");
+        let cause = format!("{found}, and state.store is slot: no record tells what was relayed");
         return Err(Error::new(Kind::SlotUnusable, cause)
             .remedy(Remedy::from("`").and(NextCommand::new("setup").option("slot", name)).and(
             "` makes a slot that begins now; or set state.store to kafka or postgres, and choose with --backlog all, \
@@ -59,7 +58,7 @@ pub(super) fn plan(
     }
     let Some(stored) = loaded else {
         if matches!(slot, SlotIs::Lost(_)) && config.source.backlog.is_none() {
-            let cause = format!("{found}, and nothing is stored that tells what was relayed");
+            let cause = format!("{found}, and no stored position tells what was relayed");
             return Err(Error::new(Kind::SlotUnusable, cause).remedy(choices(config)));
         }
         let cause = format!("{found}, and nothing was relayed before");
@@ -67,7 +66,7 @@ pub(super) fn plan(
     };
     if config.state.adopt_slot {
         let rows = if config.source.backlog.is_some() { backlog(config) } else { Rows::None };
-        let notes = vec!["accepted because of --adopt-slot: what is stored is given up".to_owned()];
+        let notes = vec!["accepted because of --adopt-slot: the stored position is discarded".to_owned()];
         return Ok(RecoveryPlan { rows, published: None, finishes: false, cause: found, notes });
     }
     let gap = gap?;
@@ -77,7 +76,7 @@ pub(super) fn plan(
     };
     // A poller had none, and knows what is published.
     let polled = stored.is_polled() && published.is_some();
-    let cause = if polled { format!("the table was read so far, and slot {name} takes over") } else { cause };
+    let cause = if polled { format!("the table was read until now, and slot {name} takes over") } else { cause };
     let refused = |what: &str| {
         let kind = if *slot == SlotIs::There { Kind::PositionMismatch } else { Kind::SlotUnusable };
         Err(Error::new(kind, format!("{cause}{what}")).remedy(choices(config)))
@@ -86,13 +85,13 @@ pub(super) fn plan(
         return refused("; slot.on_loss is stop");
     }
     if config.outboxes.iter().any(|outbox| outbox.source.table().is_none()) {
-        return refused("; messages that were not relayed are in no table, and lost");
+        return refused("; messages that were not relayed are lost, because no table has them");
     }
     if stored.stream_only.iter().any(|oid| stored.table_oids.contains(oid)) {
-        return refused("; rows do not stay in the table, so what was not relayed is in it no more, and lost");
+        return refused("; events that were not relayed are lost, because their rows were deleted");
     }
     if published.is_none() && !config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself()) {
-        return refused("; nothing that is stored tells which rows of the table were published");
+        return refused("; the stored position does not tell which rows of the table were published");
     }
     Ok(RecoveryPlan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
 }

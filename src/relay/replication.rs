@@ -34,11 +34,11 @@ use crate::relay::session::Session;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process};
-use crate::sink::{AnySink, Delivery};
+use crate::sink::{AnySink, Delivery, Sink as _};
 use crate::source::catalog::{Fingerprint, compare, notice};
 use crate::source::control::{ControlEnd, PendingRow, WalPosition};
 use crate::source::feedback::{Action, Feedback};
-use crate::source::{Io, Notice, Status, WalMessage, WalSource, notice};
+use crate::source::{Io, Notice, Status, WalMessage, judge_notice};
 use crate::telemetry::Side;
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
@@ -252,7 +252,7 @@ impl ReplicationLoop<'_> {
                 }
                 WalMessage::Notice(notice) if self.noticed.as_ref() == Some(&notice) => {}
                 WalMessage::Notice(notice) => {
-                    notice::judge(&notice, &self.process.config.source)?;
+                    judge_notice(&notice, &self.process.config.source)?;
                     self.noticed = Some(notice);
                 }
                 WalMessage::ParameterStatus { name, value } => tracing::debug!(name, value, "a setting changed"),
@@ -304,7 +304,7 @@ impl ReplicationLoop<'_> {
             let every = self.process.config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
-        self.jobs.begin_tail(self.process.config, || self.pipeline.publisher.unread());
+        self.jobs.begin_tail(self.process.config, || self.pipeline.publisher.before.as_ref()?.unread());
         if self.may_look() && self.pipeline.trail.wants_pair() {
             self.jobs.begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);
         }
@@ -334,7 +334,7 @@ impl ReplicationLoop<'_> {
             Action::Dead { silence } => Err(Error::new(
                 Kind::PostgresUnreachable,
                 format_args!(
-                    "Postgres has been silent for {} ms, and was asked for a sign of life",
+                    "Postgres has sent nothing for {} ms, although a reply was requested",
                     silence.as_millis()
                 ),
             )),
@@ -368,7 +368,7 @@ impl ReplicationLoop<'_> {
             () = self.process.stop.at_least(next_stop) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
             () = self.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => Input::Clock,
-            () = self.pipeline.publisher.next_deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
+            () = self.pipeline.publisher.sink.deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
             done = self.jobs.next() => Input::Job(Box::new(done)),
             tried = self.retrying.next() => Input::Retried(tried),
             end = self.control.ended() => Input::Control(end),
@@ -499,7 +499,7 @@ impl ReplicationLoop<'_> {
         });
         self.catalog_unsound |= judged.is_err();
         // Where events came meanwhile, they are committed with a position behind them.
-        if then_store.is_some() && (judged.is_err() || self.pipeline.publisher.has_open_transaction()) {
+        if then_store.is_some() && (judged.is_err() || self.pipeline.publisher.transaction.is_open()) {
             self.pipeline.store_abandoned();
         } else if let Some(position) = then_store {
             self.begin_store(position);
@@ -508,7 +508,7 @@ impl ReplicationLoop<'_> {
     }
 
     fn begin_store(&mut self, position: Position) {
-        self.pipeline.publisher.commit_begun();
+        self.pipeline.publisher.transaction.commit_begun();
         let published = self.pipeline.trail.published(&position).cloned();
         self.jobs.begin_store(&mut self.session, position, published);
     }
@@ -543,10 +543,14 @@ impl ReplicationLoop<'_> {
             let fix = error.what_to_do();
             tracing::warn!(
                 %slot, topic, %error, fix,
-                "what is in the topic cannot be read: events that were published before a crash may come again"
+                "the topic cannot be read: events that were published before a crash may be published again"
             );
         }
-        self.pipeline.publisher.tail_read(topic, tail, result.is_err());
+        match (&mut self.pipeline.publisher.before, tail) {
+            (Some(before), Some(tail)) => before.read(tail, result.is_err()),
+            (Some(before), None) => before.unreadable(topic),
+            (None, _) => {}
+        }
     }
 
     fn measured(&mut self, measured: &WalPosition) {
@@ -614,7 +618,7 @@ impl ReplicationLoop<'_> {
     async fn why_not_stored(&mut self, error: Error) -> Error {
         let until = Instant::now() + LAST_WORDS;
         loop {
-            let deliveries = self.pipeline.publisher.next_deliveries(&mut self.deliveries);
+            let deliveries = self.pipeline.publisher.sink.deliveries(&mut self.deliveries);
             if tokio::time::timeout_at(until, deliveries).await.is_err() {
                 return error;
             }
@@ -628,7 +632,7 @@ impl ReplicationLoop<'_> {
     fn control_ended(&mut self, end: ControlEnd) -> Result<()> {
         match end {
             ControlEnd::ServerShuttingDown => {
-                tracing::info!("Postgres is shutting down: waiting for acks, then letting it go");
+                tracing::info!("Postgres is shutting down: waiting for acks, then closing the stream");
                 self.leave(SERVER_SHUTDOWN_GRACE, Ok(Ended::ServerShutDown));
                 Ok(())
             }
@@ -658,7 +662,7 @@ impl ReplicationLoop<'_> {
             return Err(error);
         }
         if self.leaving.is_none() && !self.pipeline.publisher.is_drained() {
-            tracing::error!(%error, "stopping: waiting for acks of what came before");
+            tracing::error!(%error, "stopping: waiting for acks of earlier events");
         }
         self.leave(self.process.config.process.shutdown_timeout, Err(error));
         Ok(())

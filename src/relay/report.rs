@@ -144,7 +144,7 @@ impl OldestTransaction {
                 pid,
                 open_seconds,
                 application,
-                "a transaction has been open for long: it keeps log on the server"
+                "a transaction has been open for long; the server retains WAL for it"
             );
         }
     }

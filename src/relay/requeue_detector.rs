@@ -32,7 +32,7 @@ impl RequeueDetector {
     /// Logs that a look failed, the first time.
     pub(super) fn warn(&mut self, slot: &SlotName, error: &Error) {
         if !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!(%slot, %error, "pending rows cannot be looked for; an index would help");
+            tracing::warn!(%slot, %error, "the search for pending rows failed; an index may help");
         }
     }
 

@@ -126,7 +126,7 @@ impl Retrying {
             }
         };
         if timeout(FINISH_TIMEOUT, ending).await.is_err() {
-            tracing::debug!("a try of events that wait was given up");
+            tracing::debug!("a retry of parked events was abandoned");
         }
         self.give_up().await;
     }
@@ -168,10 +168,10 @@ impl Retrying {
     fn ended(&mut self, (Summary { sent, dropped, looked }, ended): (Summary, Result<()>)) {
         let (now, slot) = (Instant::now(), &self.shared.config.source.slot);
         if sent > 0 {
-            tracing::info!(%slot, events = sent, "events that waited were delivered");
+            tracing::info!(%slot, events = sent, "parked events were delivered");
         }
         if dropped > 0 {
-            tracing::info!(%slot, events = dropped, "events that waited were dropped");
+            tracing::info!(%slot, events = dropped, "parked events were dropped");
         }
         match ended {
             Ok(()) => {
@@ -183,9 +183,9 @@ impl Retrying {
                 self.next_pass = now + PAUSE;
                 self.next_census = now;
                 if std::mem::replace(&mut self.told, true) {
-                    tracing::debug!(%slot, %error, "events that wait cannot be tried again now");
+                    tracing::debug!(%slot, %error, "parked events cannot be retried now");
                 } else {
-                    tracing::warn!(%slot, %error, fix = error.what_to_do(), "events that wait cannot be tried again now");
+                    tracing::warn!(%slot, %error, fix = error.what_to_do(), "parked events cannot be retried now");
                 }
             }
         }

@@ -27,12 +27,12 @@ use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, WalPosition};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot};
-use crate::source::{Status, WalSource, WalStream};
+use crate::source::{Status, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::{ServerIdentity, Stored};
 use crate::upkeep::Marker;
-use crate::upkeep::left_behind::{none_left_behind, still_none_left_behind};
 use crate::upkeep::parked::Waiting;
+use crate::upkeep::parked::{none_left_behind, still_none_left_behind};
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
@@ -167,8 +167,7 @@ impl Session {
         tracing::warn!(
             slot = self.identity.slot,
             table,
-            "rows are gone from the table right after they are written: should the slot be lost, events that were not \
-             relayed are lost with it"
+            "rows are deleted right after they are written: if the slot is lost, events that were not relayed are lost with it"
         );
         let same = |now: &&Fingerprint| of.source.table().is_some_and(|table| now.is_of(table));
         self.identity.stream_only.extend(self.fingerprints.iter().find(same).and_then(Fingerprint::table_oid));
@@ -294,7 +293,7 @@ fn judge(config: &Config, facts: &Facts, warn: &mut (dyn FnMut(String) + Send)) 
     let (warnings, vanished) = preflight::judge_backlog(facts, &source.slot, &source.publication, &config.outboxes)?;
     warnings.iter().for_each(|warning| warn(warning.to_string()));
     if let Some(error) = &vanished {
-        warn(format!("{error}; relaying what was written while it had it, then stopping"));
+        warn(format!("{error}; relaying the events from before that, then stopping"));
     }
     Ok(vanished)
 }

@@ -84,7 +84,8 @@ pub(super) async fn make_slot(
                     }
                     if tell_at <= Instant::now() {
                         tell_at = Instant::now() + TELL_INTERVAL;
-                        tracing::warn!(slot = %source.slot, waits = text, "the slot is being made, and waits for transactions to end");
+                        tracing::warn!(slot = %source.slot, waits = text, "creating the slot: Postgres waits for \
+                            transactions to end");
                     }
                 }
             }

@@ -116,7 +116,7 @@ impl StallWatchdog {
             return Err(stood_still(stood_ms));
         }
         if self.0.given_up.load(Ordering::Acquire) {
-            let what = "what was in flight was given up, because another relay may have the slot";
+            let what = "in-flight records were dropped, because another relay may have the slot";
             return Err(Error::new(Kind::PostgresUnreachable, what));
         }
         self.0.last_ms.store(now, Ordering::Release);
@@ -182,7 +182,7 @@ impl Beat {
         tracing::warn!(
             records,
             silent_ms = stood_ms,
-            "Postgres may have given the slot to another relay: what Kafka has not acked is given up, and read again"
+            "another relay may have the slot: records that Kafka has not acked are dropped, and read again"
         );
     }
 }

@@ -26,11 +26,11 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::watch::Process;
 use crate::relay::{drain, report, table};
 use crate::sink::AnySink;
-use crate::source::holder::{Holder, holder};
+use crate::source::lease::{Holder, holder};
 use crate::source::row_key;
 use crate::state::ServerIdentity;
 use crate::telemetry::{Side, Telemetry};
-use crate::upkeep::left_behind::none_left_behind;
+use crate::upkeep::parked::none_left_behind;
 
 /// How long a stand-by waits between two looks, each one small query on a session that stays open. Up to as much again is
 /// added, so that two of them do not come in step.
@@ -274,11 +274,11 @@ impl Relay {
         let (server, outboxes) = (session.server(), &self.config.outboxes);
         let origin = (server.system_identifier.as_str(), server.timeline);
         match DeliveredBefore::new(outboxes, origin, session.start_position(), session.wal_end) {
-            Some(before) => pipeline.publisher.expect_again(before),
+            Some(before) => pipeline.publisher.before = Some(Box::new(before)),
             None => tracing::info!(
                 slot = %self.config.source.slot,
-                "records have no headers that name their event (route.id_header, route.position_header): those that were \
-                 published before a crash may come again"
+                "records have no headers that identify their event (route.id_header, route.position_header): events that \
+                 were published before a crash may be published again"
             ),
         }
     }
@@ -292,7 +292,7 @@ impl Relay {
 
     /// The end of a session's own producer. Nothing of it counts but what is committed.
     async fn retire(&mut self) {
-        if self.producer.running().is_some_and(|pipeline| pipeline.publisher.has_open_transaction()) {
+        if self.producer.running().is_some_and(|pipeline| pipeline.publisher.transaction.is_open()) {
             self.telemetry.metrics.given_up_transactions.inc();
         }
         self.producer.end_uncommitted().await;
@@ -307,10 +307,11 @@ impl Relay {
         let dropped = async { WalSession::connect(&source.database, source).await?.drop_slot().await };
         match dropped.await {
             Ok(()) => {
-                tracing::warn!(slot = %source.slot, "the slot is dropped; it is made anew once the table is caught up with");
-                self.polls_instead = Some("the slot kept more log than it may".to_owned());
+                tracing::warn!(slot = %source.slot, "the slot is dropped; the relay creates it again after it has read the \
+                    table");
+                self.polls_instead = Some("the slot retained more WAL than its limit".to_owned());
             }
-            Err(error) => tracing::warn!(slot = %source.slot, %error, "the slot could not be given up"),
+            Err(error) => tracing::warn!(slot = %source.slot, %error, "the slot could not be dropped"),
         }
     }
 
@@ -382,13 +383,13 @@ impl Relay {
     async fn end_stream(&mut self, stop: &mut StopSignal) -> Result<Option<Delivered>> {
         let Some(pipeline) = self.producer.running_mut() else { return Ok(None) };
         let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
-        let drained = drain::drain(pipeline, until, stop).await;
+        let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
         report::tell_counts(&self.telemetry, pipeline.publisher.counts(), before);
         if !drained? {
-            let what = "Kafka does not ack what is in flight; reading the table behind it";
+            let what = "Kafka does not ack the in-flight records; reading the table after them";
             return Err(Error::new(Kind::KafkaUnreachable, what));
         }
-        drain::write_back(pipeline, &self.config).await?;
+        drain::write_back(&mut pipeline.publisher, &self.config).await?;
         let position = pipeline.publisher.ledger.delivered();
         let published = pipeline.trail.published(&position).cloned();
         Ok(published.map(|published| Delivered { position, published, inside: pipeline.inside(&position) }))
@@ -441,7 +442,7 @@ impl Relay {
         let Err(error) = none_left_behind(client, &self.config).await else { return false };
         if error.kind().halts() && !told {
             let (slot, fix) = (&self.config.source.slot, error.what_to_do());
-            tracing::warn!(%slot, %error, fix, "this stand-by could not take over now: it would end");
+            tracing::warn!(%slot, %error, fix, "this stand-by could not take over now: it would stop with this error");
         }
         told || error.kind().halts()
     }
@@ -450,12 +451,13 @@ impl Relay {
         self.telemetry.standing_by(Some(holder.to_string()));
         let slot = &self.config.source.slot;
         if self.walsender_pid == Some(holder.pid) {
-            tracing::info!(%slot, %holder, "the server still has this relay's last session, and ends it after wal_sender_timeout");
+            tracing::info!(%slot, %holder, "the server still has this relay's last session, and ends it after \
+                wal_sender_timeout");
             return;
         }
         tracing::info!(%slot, %holder, "standing by: another relay is at work");
         if self.producer.has_in_flight().await {
-            tracing::warn!("what Kafka has not acked is given up: the other relay publishes it");
+            tracing::warn!("records that Kafka has not acked are dropped: the other relay publishes them");
             self.producer.replace(&self.config).await;
         }
     }
@@ -470,8 +472,8 @@ impl Relay {
             Some(pipeline) if !self.told && !pipeline.publisher.is_drained() && stop.asked() == Stop::Drain => {
                 self.telemetry.health.stopping();
                 let in_flight = pipeline.publisher.ledger.in_flight_events();
-                tracing::info!(in_flight, "stopping without Postgres: waiting for acks all the same");
-                drain::drain(pipeline, until, stop).await?
+                tracing::info!(in_flight, "stopping without Postgres: waiting for acks");
+                drain::drain(&mut pipeline.publisher, until, stop).await?
             }
             Some(_) | None => self.producer.is_drained(),
         };
@@ -493,24 +495,24 @@ impl Relay {
                 tracing::info!("stopped: everything received was acked");
             } else {
                 tracing::info!(
-                    "stopped: nothing is in flight; what Postgres could not be told of is sent (again) at the next start"
+                    "stopped: nothing is in flight; events that are not confirmed are sent again at the next start"
                 );
             }
             return Ok(());
         }
-        let untold = if remembered { "" } else { ", and Postgres not told of all that were" };
+        let untold = if remembered { "" } else { ", and not every acked event confirmed" };
         let events = if left == 1 { "1 event".to_owned() } else { format!("{left} events") };
         let cause = format!("stopped with {events} of slot {slot} not acked{untold}");
         Err(Error::new(Kind::ShutdownTimeout, cause)
-            .remedy("nothing is lost: what was not confirmed is sent (again) at the next start"))
+            .remedy("nothing is lost: events that are not confirmed are sent at the next start"))
     }
 }
 
 /// What is said at start of a topic of dead letters that is not there.
 fn no_dead_letters(topic: &str) -> String {
     format!(
-        "topic {topic}, for dead letters, is not there, or this Kafka user may not see it: unless the brokers make it with the first \
-         one, everything behind an event that is given up waits for it; create it: kafka-topics --create --topic {topic} \
+        "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the brokers create it, all \
+         events wait behind the first dead letter; create it: kafka-topics --create --topic {topic} \
          --partitions … --replication-factor …, and grant Write and Describe on it"
     )
 }

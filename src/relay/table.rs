@@ -38,8 +38,8 @@ use crate::source::control::Control;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
-use crate::upkeep::left_behind::none_left_behind;
 use crate::upkeep::parked::Waiting;
+use crate::upkeep::parked::none_left_behind;
 
 /// How long an idle poller may go without storing where it stands: it is nothing but a newer snapshot.
 const IDLE_STORE: Duration = Duration::from_secs(10);
@@ -96,8 +96,8 @@ pub(super) async fn run(
         TableTask::Poll(why) => {
             let of_tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
             facts.unlogged(of_tables).for_each(|table| {
-                tracing::warn!(slot = %source.slot, "table {table} is unlogged: a crash of the server empties it, and what was \
-                     not published by then is lost: alter table {table} set logged");
+                tracing::warn!(slot = %source.slot, "table {table} is unlogged: a crash of the server empties it, and \
+                    unpublished rows are lost: alter table {table} set logged");
             });
             Box::pin(watchdog.throughout(work.poll(&why, facts.slot.is_some(), &control, notified))).await
         }
@@ -137,8 +137,8 @@ async fn open(config: &Config, task: &TableTask) -> Result<Opened> {
         let facts = table_facts(reader.client(), outbox).await?;
         fits(&facts, outbox, task, config)?;
         if config.delivery.transactions.is_some() && facts.xid_column.is_none() {
-            tracing::warn!(slot = %source.slot, table = %facts.name, "rows do not tell their transaction: those that are \
-                 read from the table again after a crash may come twice: alter table {} add column xid xid8 not null \
+            tracing::warn!(slot = %source.slot, table = %facts.name, "rows do not tell their transaction: rows that are \
+                read again after a crash may be published twice: alter table {} add column xid xid8 not null \
                  default pg_current_xact_id()", facts.name);
         }
         tables.push(OutboxTable { number, facts });
@@ -214,7 +214,7 @@ impl Work<'_> {
         drop(wal);
         let tables: Vec<_> = self.tables.iter().map(|table| &table.facts).collect();
         if let Some(rewritten) = self.reader.rewritten(&tables).await? {
-            let cause = format!("table {} was rewritten while the slot was made; making it again", rewritten.name);
+            let cause = format!("table {} was rewritten while the slot was created; creating it again", rewritten.name);
             return Err(Error::new(Kind::PostgresUnreachable, cause));
         }
         self.reading.stored.position = Position::at(made.consistent_point);
@@ -230,7 +230,7 @@ impl Work<'_> {
     async fn go_on(&mut self) -> Result<Ended> {
         let until = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
         let Some(until) = until else { return Err(Error::new(Kind::Bug, "there is nothing to go on with")) };
-        tracing::info!(slot = %self.config.source.slot, "going on with the rows of the table");
+        tracing::info!(slot = %self.config.source.slot, "continuing the read of the table");
         begin(&self.reader, &self.tables, None).await?;
         let begins = self.reading.stored.position.end_lsn;
         self.catch_up(until, begins, true).await
@@ -249,7 +249,7 @@ impl Work<'_> {
         failpoint::reached("caught-up");
         let slot = &self.config.source.slot;
         let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
-        tracing::info!(%slot, rows = read, seconds, "caught up with the table; the slot has the rest");
+        tracing::info!(%slot, rows = read, seconds, "the table is read; the slot has the rest");
         Ok(Ended::Again)
     }
 
@@ -283,7 +283,7 @@ impl Work<'_> {
             }
             self.reader.end().await?;
         }
-        tracing::info!(slot = %self.config.source.slot, rows = asked.len(), "published again what was pending again");
+        tracing::info!(slot = %self.config.source.slot, rows = asked.len(), "rows that were pending again are published");
         Ok(Ended::Again)
     }
 
@@ -292,7 +292,8 @@ impl Work<'_> {
         let (slot, source) = (&self.config.source.slot, &self.config.source);
         tracing::info!(%slot, why, "reading the table instead of a slot");
         if is_there {
-            tracing::warn!(%slot, "there is a slot of this name, which keeps log for nobody: select pg_drop_replication_slot('{slot}')");
+            tracing::warn!(%slot, "a slot of this name exists, and retains WAL that no relay reads: select \
+                pg_drop_replication_slot('{slot}')");
         }
         let mut oldest = OldestTransaction::default();
         let mut measured_at = Instant::now();

@@ -18,6 +18,7 @@ use crate::failpoint;
 use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
 use crate::postgres::quote::quoted;
+use crate::relay::drain::drain;
 use crate::relay::published_rows::PublishedRows;
 use crate::relay::publisher::{Counts, Publisher, contradiction};
 use crate::relay::replication::RETRY_INTERVAL;
@@ -26,7 +27,7 @@ use crate::relay::retrying::Retrying;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process, at_once, end_of, lease_lost, told_to_leave};
-use crate::sink::{AnySink, Delivery};
+use crate::sink::{AnySink, Delivery, Sink as _};
 use crate::snapshot::Snapshot;
 use crate::source::control::{Control, ControlEnd};
 use crate::state::Stored;
@@ -222,7 +223,7 @@ impl<'a> TableLoop<'a> {
             && !error.kind().ends_producer()
         {
             // The producer is well: what it has need not be sent again.
-            self.publisher.drain(Instant::now() + DRAIN_TIMEOUT).await;
+            drop(drain(&mut self.publisher, Instant::now() + DRAIN_TIMEOUT, &mut self.process.stop).await);
             self.advance(&mut scan);
             if let Err(error) = self.save().await {
                 tracing::debug!(%error, "progress could not be stored");
@@ -260,7 +261,7 @@ impl<'a> TableLoop<'a> {
             if self.is_full(scan, now) {
                 // What is stored is what stands behind the last row that is committed with it.
                 self.save_to_last(scan).await?;
-            } else if !self.publisher.is_transactional() && self.next_store <= now && scan.sent > 0 {
+            } else if !self.publisher.transaction.is_used() && self.next_store <= now && scan.sent > 0 {
                 self.next_store = now + STORE_INTERVAL;
                 self.save().await?;
             }
@@ -273,8 +274,8 @@ impl<'a> TableLoop<'a> {
     async fn next_input(&mut self, scan: &mut Scan, now: Instant) -> Input {
         let room = !scan.ended && scan.leaving.is_none() && self.publisher.has_room();
         let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
-        let store = match self.publisher.is_transactional() {
-            true => self.publisher.look_at(false).map(|since| self.epoch + since),
+        let store = match self.publisher.transaction.is_used() {
+            true => self.publisher.transaction.wake_at(false).map(|since| self.epoch + since),
             false => (scan.sent > 0).then_some(self.next_store),
         };
         let wake = [retry, scan.leaving, store].into_iter().flatten().fold(self.next_report, Instant::min);
@@ -283,7 +284,7 @@ impl<'a> TableLoop<'a> {
             biased;
             () = self.process.stop.at_least(asked) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
-            () = self.publisher.next_deliveries(&mut self.deliveries) => Input::Deliveries,
+            () = self.publisher.sink.deliveries(&mut self.deliveries) => Input::Deliveries,
             done = end_of(&mut scan.writing_back) => Input::WrittenBack(done),
             end = self.lease.ended() => Input::LeaseLost(end),
             answers = self.kafka.changed() => Input::Kafka(answers),
@@ -443,8 +444,8 @@ impl<'a> TableLoop<'a> {
     /// Whether rows are to be committed now: they are enough for a transaction, and all of them are acked.
     fn is_full(&mut self, scan: &Scan, now: Instant) -> bool {
         // More rows are on their way until the last was read, and what the last one says of all is stored with it.
-        self.publisher.look(false, true, now - self.epoch);
-        !scan.ended && self.publisher.is_commit_due(false)
+        self.publisher.transaction.look(false, true, now - self.epoch);
+        !scan.ended && self.publisher.is_drained() && self.publisher.transaction.is_due(false)
     }
 
     /// Notes the last checkpoint that is delivered, and marked where rows are.
@@ -467,11 +468,11 @@ impl<'a> TableLoop<'a> {
 
     /// Stores what is to be stored.
     pub(super) async fn save(&mut self) -> Result<()> {
-        if self.kept.as_ref() == Some(&self.stored) && !self.publisher.has_open_transaction() {
+        if self.kept.as_ref() == Some(&self.stored) && !self.publisher.transaction.is_open() {
             return Ok(());
         }
-        if self.publisher.is_transactional() && !self.publisher.is_drained() {
-            let what = "rows of a transaction are not acked; giving it up, and reading them again";
+        if self.publisher.transaction.is_used() && !self.publisher.is_drained() {
+            let what = "rows of a Kafka transaction are not acked; aborting it, and reading them again";
             return Err(Error::new(Kind::KafkaUnreachable, what));
         }
         failpoint::reached("progress");
@@ -481,7 +482,7 @@ impl<'a> TableLoop<'a> {
             () = told_to_leave(&mut self.process.stop, self.process.config.process.shutdown_timeout) => {
                 let cause = format!("stopped before the progress of slot {} was stored", self.process.config.source.slot);
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
-                    .remedy("nothing is lost: what was not stored is read (again) at the next start"));
+                    .remedy("nothing is lost: rows after the stored progress are read at the next start"));
             }
         }
         self.process.telemetry.metrics.positions_stored.inc();
@@ -494,7 +495,7 @@ impl<'a> TableLoop<'a> {
 
     /// Nothing more is read. What of it is not committed never will be.
     pub(super) fn count_given_up(&self) {
-        if self.publisher.has_open_transaction() {
+        if self.publisher.transaction.is_open() {
             self.process.telemetry.metrics.given_up_transactions.inc();
         }
     }

@@ -13,93 +13,95 @@ use crate::config::TransactionConfig;
 const QUIET: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Clone, Copy)]
-struct Open {
+struct Filling {
     /// When it was first seen to be.
     began: Duration,
     /// When it was last seen to have grown.
     grew: Duration,
-    /// Events enqueued in all then.
-    enqueued: u64,
+    /// Events in it then.
+    events: u64,
 }
 
-/// See the module's documentation. Times are since any fixed instant; events are counted since the producer began.
+/// See the module's documentation. Times are since any fixed instant.
 #[derive(Debug)]
-pub(super) struct Transaction {
-    max_events: u64,
-    interval: Duration,
-    filling_max: Duration,
-    /// Events enqueued in all when the last one was committed.
-    committed: u64,
-    open: Option<Open>,
+pub struct Transaction {
+    /// None where events are not committed with a position: then no transaction is ever open.
+    config: Option<TransactionConfig>,
+    /// Events enqueued since the last commit.
+    events: u64,
+    filling: Option<Filling>,
     closed: bool,
     committing: bool,
 }
 
 impl Transaction {
     /// None is open.
-    pub(super) fn new(config: &TransactionConfig) -> Transaction {
-        Transaction {
-            max_events: config.max_events,
-            interval: config.interval,
-            filling_max: config.filling_max(),
-            committed: 0,
-            open: None,
-            closed: false,
-            committing: false,
-        }
+    pub(super) fn new(config: Option<TransactionConfig>) -> Transaction {
+        Transaction { config, events: 0, filling: None, closed: false, committing: false }
     }
 
-    /// Whether another event may be enqueued behind those.
+    /// Whether events are committed together with a position at all.
+    pub(super) fn is_used(&self) -> bool {
+        self.config.is_some()
+    }
+
+    /// An event was enqueued.
     #[inline]
-    pub(super) fn takes(&self, enqueued: u64) -> bool {
-        !self.closed && !self.committing && enqueued - self.committed < self.max_events
+    pub(super) fn enqueued(&mut self) {
+        self.events += u64::from(self.config.is_some());
     }
 
-    /// Whether events were enqueued that are not committed.
-    pub(super) fn is_open(&self, enqueued: u64) -> bool {
-        enqueued > self.committed
+    /// Whether another event may be enqueued.
+    #[inline]
+    pub(super) fn takes(&self) -> bool {
+        self.config.as_ref().is_none_or(|config| !self.closed && !self.committing && self.events < config.max_events)
+    }
+
+    /// Whether events were enqueued that become visible with a position that is not stored yet.
+    pub(super) fn is_open(&self) -> bool {
+        self.events > 0
     }
 
     /// Looks whether it is to close. `inside` says that the last event's transaction in Postgres has not ended: its rest is
     /// on its way, and is taken in where it fits, so that seldom one is spread over several. `follows` says that there is
     /// more to be read.
-    pub(super) fn look(&mut self, enqueued: u64, inside: bool, follows: bool, now: Duration) {
-        if !self.is_open(enqueued) {
-            return;
+    pub(super) fn look(&mut self, inside: bool, follows: bool, now: Duration) {
+        let (Some(config), true) = (&self.config, self.is_open()) else { return };
+        let filling = self.filling.get_or_insert(Filling { began: now, grew: now, events: self.events });
+        if filling.events != self.events || follows {
+            (filling.events, filling.grew) = (self.events, now);
         }
-        let open = self.open.get_or_insert(Open { began: now, grew: now, enqueued });
-        if open.enqueued != enqueued || follows {
-            (open.enqueued, open.grew) = (enqueued, now);
-        }
-        let (age, quiet) = (now.saturating_sub(open.began), now.saturating_sub(open.grew) >= QUIET);
+        let (age, quiet) = (now.saturating_sub(filling.began), now.saturating_sub(filling.grew) >= QUIET);
         self.closed = self.closed
-            || enqueued - self.committed >= self.max_events
-            || age >= self.filling_max
-            || !inside && (quiet || age >= self.interval);
+            || self.events >= config.max_events
+            || age >= config.filling_max()
+            || !inside && (quiet || age >= config.interval);
     }
 
     /// Whether it is to be committed once everything in it is acked; `hurry` asks for it although it is not closed.
-    pub(super) fn is_due(&self, enqueued: u64, hurry: bool) -> bool {
-        self.is_open(enqueued) && !self.committing && (self.closed || hurry)
+    pub(super) fn is_due(&self, hurry: bool) -> bool {
+        self.is_open() && !self.committing && (self.closed || hurry)
     }
 
     /// When [`Transaction::look`] may close it next, if time alone will.
     pub(super) fn wake_at(&self, inside: bool) -> Option<Duration> {
-        let open = self.open.filter(|_| !self.closed && !self.committing)?;
-        let last = open.began + self.filling_max;
-        Some(if inside { last } else { last.min(open.began + self.interval).min(open.grew + QUIET) })
+        let (config, filling) = self.config.as_ref().zip(self.filling)?;
+        if self.closed || self.committing {
+            return None;
+        }
+        let last = filling.began + config.filling_max();
+        Some(if inside { last } else { last.min(filling.began + config.interval).min(filling.grew + QUIET) })
     }
 
-    /// The commit begins, of a position alone where nothing is open.
-    pub(super) fn commit_begun(&mut self) {
+    /// The commit begins, of a position alone where nothing is open: no event may be enqueued behind it.
+    pub fn commit_begun(&mut self) {
         self.committing = true;
     }
 
     /// It is done, for everything that was enqueued. Gives the events that were in it.
-    pub(super) fn committed(&mut self, enqueued: u64) -> u64 {
-        let events = enqueued - self.committed;
-        (self.committed, self.open, self.closed, self.committing) = (enqueued, None, false, false);
-        events
+    pub(super) fn committed(&mut self) -> u64 {
+        (self.filling, self.closed, self.committing) = (None, false, false);
+        std::mem::take(&mut self.events)
     }
 }
 
@@ -112,64 +114,81 @@ mod tests {
     }
 
     fn transaction() -> Transaction {
-        Transaction::new(&TransactionConfig {
+        Transaction::new(Some(TransactionConfig {
             id_prefix: "t-".to_owned(),
             max_events: 10,
             interval: ms(100),
             timeout: ms(3_000),
-        })
+        }))
+    }
+
+    /// With these events in it.
+    fn of(events: u64) -> Transaction {
+        Transaction { events, ..transaction() }
     }
 
     #[test]
     fn one_event_on_an_idle_stream_is_committed_as_soon_as_nothing_follows() {
         let mut transaction = transaction();
-        transaction.look(0, false, false, ms(0));
-        assert!(transaction.takes(0) && !transaction.is_due(0, true) && transaction.wake_at(false).is_none());
-        transaction.look(1, false, false, ms(5));
-        assert!(transaction.takes(1) && !transaction.is_due(1, false));
+        transaction.look(false, false, ms(0));
+        assert!(transaction.takes() && !transaction.is_due(true) && transaction.wake_at(false).is_none());
+        transaction.enqueued();
+        transaction.look(false, false, ms(5));
+        assert!(transaction.takes() && !transaction.is_due(false));
         assert_eq!(transaction.wake_at(false), Some(ms(5) + QUIET));
-        transaction.look(1, false, false, ms(5) + QUIET);
-        assert!(!transaction.takes(1) && transaction.is_due(1, false));
+        transaction.look(false, false, ms(5) + QUIET);
+        assert!(!transaction.takes() && transaction.is_due(false));
         transaction.commit_begun();
-        assert!(!transaction.takes(1) && !transaction.is_due(1, true), "one commit at a time");
-        transaction.committed(1);
-        assert!(transaction.takes(1) && !transaction.is_open(1));
+        assert!(!transaction.takes() && !transaction.is_due(true), "one commit at a time");
+        assert_eq!(transaction.committed(), 1);
+        assert!(transaction.takes() && !transaction.is_open());
     }
 
     #[test]
     fn a_stream_that_never_pauses_closes_after_the_interval_and_one_that_is_full_at_once() {
         let mut transaction = transaction();
         for at in 1..=9 {
-            transaction.look(at, false, false, ms(at));
-            assert!(transaction.takes(at));
+            transaction.enqueued();
+            transaction.look(false, false, ms(at));
+            assert!(transaction.takes());
         }
-        transaction.look(9, true, false, ms(101));
-        assert!(transaction.takes(9), "the rest of a transaction is on its way");
-        transaction.look(9, false, false, ms(101));
-        assert!(!transaction.takes(9));
+        transaction.look(true, false, ms(101));
+        assert!(transaction.takes(), "the rest of a transaction is on its way");
+        transaction.look(false, false, ms(101));
+        assert!(!transaction.takes());
         transaction.commit_begun();
-        transaction.committed(9);
+        assert_eq!(transaction.committed(), 9);
         // Exactly so many, without a look in between.
-        assert!(transaction.takes(18) && !transaction.takes(19));
-        transaction.look(19, true, false, ms(102));
-        assert!(transaction.is_due(19, false));
+        assert!(of(9).takes());
+        let mut full = of(10);
+        assert!(!full.takes());
+        full.look(true, false, ms(102));
+        assert!(full.is_due(false));
     }
 
     #[test]
     fn a_transaction_of_postgres_that_stalls_is_not_waited_for_longer_than_the_broker_allows() {
-        let mut transaction = transaction();
-        transaction.look(3, true, false, ms(0));
-        transaction.look(3, true, false, ms(999));
-        assert!(transaction.takes(3));
+        let mut transaction = of(3);
+        transaction.look(true, false, ms(0));
+        transaction.look(true, false, ms(999));
+        assert!(transaction.takes());
         assert_eq!(transaction.wake_at(true), Some(ms(1_000)));
-        transaction.look(3, true, false, ms(1_000));
-        assert!(transaction.is_due(3, false));
+        transaction.look(true, false, ms(1_000));
+        assert!(transaction.is_due(false));
     }
 
     #[test]
     fn who_is_about_to_leave_commits_what_there_is() {
-        let mut transaction = transaction();
-        transaction.look(3, false, false, ms(0));
-        assert!(transaction.is_due(3, true) && !transaction.is_due(3, false));
+        let mut transaction = of(3);
+        transaction.look(false, false, ms(0));
+        assert!(transaction.is_due(true) && !transaction.is_due(false));
+    }
+
+    #[test]
+    fn without_transactions_none_is_ever_open() {
+        let mut none = Transaction::new(None);
+        none.enqueued();
+        none.look(false, false, ms(200));
+        assert!(none.takes() && !none.is_open() && !none.is_due(true) && none.wake_at(false).is_none());
     }
 }

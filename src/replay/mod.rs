@@ -28,13 +28,14 @@ use crate::position::{Lsn, Position};
 use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::postgres::replication::WalSession;
+use crate::relay::drain::drain;
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::route::Router;
-use crate::sink::{AnySink, Delivery};
+use crate::sink::{AnySink, Delivery, Sink as _};
 use crate::source::control::timeline;
 use crate::source::preflight::inspect;
-use crate::upkeep::left_behind::may_look;
+use crate::upkeep::parked::may_look;
 
 /// How many rows that cannot be routed are named.
 const EXAMPLES_MAX: usize = 10;
@@ -336,7 +337,8 @@ impl<'c> Replay<'c> {
             Err(error) => Err(error),
         };
         if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
-            publishing.publisher.drain(Instant::now() + DRAIN_TIMEOUT).await;
+            let until = Instant::now() + DRAIN_TIMEOUT;
+            drop(drain(&mut publishing.publisher, until, &mut publishing.stop).await);
         }
         publishing.note();
         let Publishing { publisher, published, stop, .. } = publishing;
@@ -418,7 +420,7 @@ impl Publishing<'_> {
                     self.leaving = Some(Instant::now() + grace);
                 }
                 () = tokio::time::sleep_until(wake) => {}
-                () = self.publisher.next_deliveries(&mut self.deliveries) => self.publisher.delivered(&mut self.deliveries)?,
+                () = self.publisher.sink.deliveries(&mut self.deliveries) => self.publisher.delivered(&mut self.deliveries)?,
                 error = &mut self.unusable => return Err(error),
                 row = rows.next(), if room => {
                     let (mut next, mut left) = (row?, ROWS_PER_TURN);

@@ -121,7 +121,7 @@ async fn write(mut queue: Receiver<Line>, report: UnboundedSender<Delivery>, mut
 
 fn unwritable(error: &std::io::Error) -> Error {
     Error::new(Kind::Prerequisite, format!("standard output cannot be written to: {error}"))
-        .remedy("start again with a reader that stays; what was not written is sent (again) then")
+        .remedy("start walrelay again with a reader that stays; it writes the events that are not confirmed")
 }
 
 fn printed(record: &Record<'_>) -> Result<Vec<u8>, Error> {

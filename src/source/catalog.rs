@@ -1,9 +1,8 @@
 //! The publication, the outbox table, and whether they are still what they were (P8).
 //!
 //! Postgres says nothing when a table leaves a publication, is dropped, or is added again: it streams less. So the
-//! catalogs are read at start and again every so often, and compared.
-
-mod fingerprint;
+//! catalogs are read at start and again every so often, and compared by OID: whatever is dropped and created again has
+//! another one.
 
 use std::collections::HashMap;
 
@@ -12,10 +11,9 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use crate::config::TableName;
-pub(super) use fingerprint::look;
-pub(crate) use fingerprint::{Fingerprint, compare, notice};
-
+use crate::error::{Error, Kind, Result};
 use crate::postgres::query::{Param, QueryError, one_json};
+use crate::postgres::quote::quoted;
 
 const SQL: &str = include_str!("../../sql/source/catalog.sql");
 
@@ -53,7 +51,6 @@ pub struct Publication {
     pub owner: String,
     #[serde(rename = "puballtables")]
     pub all_tables: bool,
-    /// What it publishes.
     #[serde(flatten)]
     pub flags: Flags,
     /// `s` where stored generated columns are published (18+).
@@ -64,16 +61,12 @@ pub struct Publication {
 /// What a publication publishes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub struct Flags {
-    /// Inserts: the events.
     #[serde(rename = "pubinsert")]
     pub insert: bool,
-    /// Updates.
     #[serde(rename = "pubupdate")]
     pub update: bool,
-    /// Deletes.
     #[serde(rename = "pubdelete")]
     pub delete: bool,
-    /// Truncates.
     #[serde(rename = "pubtruncate")]
     pub truncate: bool,
     /// Rows of partitions come under the name of the partitioned table.
@@ -104,13 +97,11 @@ pub struct Table {
     pub kind: String,
     /// `relpersistence`: `p`, `u` for unlogged, `t` for temporary.
     pub persistence: String,
-    /// Whether row-level security is enabled.
     pub row_security: bool,
     /// How many tables inherit from it, partitions not counted.
     pub inherited_by: u32,
     /// Partitions whose rows never reach a stream: unlogged and foreign ones.
     pub silent_partitions: Vec<String>,
-    /// Its columns, in order.
     pub columns: Vec<Column>,
 }
 
@@ -137,28 +128,377 @@ pub struct Member {
     pub oid: u32,
     /// `WHERE` of the membership.
     pub row_filter: Option<String>,
-    /// Column list of the membership.
     pub columns: Option<Vec<String>>,
 }
 
 impl Catalog {
-    /// Reads it, in one statement; waits for no lock. Without a table it is about the publication alone. `known` are the OIDs of publication and table when last seen.
-    ///
-    /// # Errors
-    /// Of the connection only; what is missing is missing in the result. Times out by itself.
+    /// Reads it in one statement that waits for no lock, within ten seconds. Without a table it is about the publication
+    /// alone. With `before` it names what publication and table were renamed to. What is missing is missing in the result.
     pub(crate) async fn read(
         client: &Client,
         publication: &str,
         table: Option<&TableName>,
-        known: (u32, u32),
+        before: Option<&Fingerprint>,
     ) -> Result<Catalog, QueryError> {
+        let known = |oid: fn(&Fingerprint) -> Option<u32>| before.and_then(oid).unwrap_or_default();
         let params: [Param<'_>; 5] = [
             (&publication, Type::TEXT),
             (&table.map_or("", TableName::schema), Type::TEXT),
             (&table.map_or("", TableName::table), Type::TEXT),
-            (&known.0, Type::OID),
-            (&known.1, Type::OID),
+            (&known(Fingerprint::publication_oid), Type::OID),
+            (&known(Fingerprint::table_oid), Type::OID),
         ];
         one_json(client, "reading publication and outbox table", SQL, &params).await
+    }
+}
+
+/// What must stay as it is for the stream to hold every event of the outbox: publication and table as they were seen.
+#[derive(Debug, Clone)]
+pub(crate) struct Fingerprint {
+    publication_name: String,
+    table_name: TableName,
+    seen: Catalog,
+}
+
+impl Fingerprint {
+    /// What makes this publication and table these and no others.
+    pub(crate) fn of(catalog: &Catalog, publication: &str, table: &TableName) -> Fingerprint {
+        Fingerprint { publication_name: publication.to_owned(), table_name: table.clone(), seen: catalog.clone() }
+    }
+
+    /// OID of the publication, unless there is none.
+    pub(crate) fn publication_oid(&self) -> Option<u32> {
+        self.seen.publication.as_ref().map(|publication| publication.oid)
+    }
+
+    /// Whether it is of this outbox table.
+    pub(crate) fn is_of(&self, table: &TableName) -> bool {
+        self.table_name == *table
+    }
+
+    /// OID of the outbox table, unless there is none.
+    pub(crate) fn table_oid(&self) -> Option<u32> {
+        self.seen.table.as_ref().map(|table| table.oid)
+    }
+
+    /// OIDs of the memberships that put the table into the publication: others after removing and adding it again.
+    pub(crate) fn membership_oids(&self) -> Vec<u32> {
+        self.seen.members.iter().map(|member| member.oid).collect()
+    }
+
+    /// The outbox's own membership, without those of the tables above it, where it has what is asked for.
+    fn own<'a, T>(&'a self, of: impl Fn(&'a Member) -> Option<&'a T>) -> Option<&'a T> {
+        self.seen.members.iter().filter(|member| member.level == 0).find_map(of)
+    }
+}
+
+/// Whether every event inserted between the two looks is in the stream, as far as catalogs can tell.
+///
+/// Passes what is harmless: columns added, other tables, owners, renamed columns (the decoder notices those).
+///
+/// # Errors
+/// [`Kind::Publication`]: what changed, what may be missing, what to do.
+pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
+    let (publication, table) = (&now.publication_name, &now.table_name);
+    let sql_publication = quoted(publication);
+    let Some(seen) = &now.seen.publication else {
+        return Err(match now.seen.publication_now_called.as_ref().filter(|name| *name != publication) {
+            Some(name) => changed(now, format!("publication {publication} was renamed to {name}")).remedy(format!(
+                "{}. Then rename it back (alter publication {} rename to {sql_publication}) and start walrelay again; \
+                 if the slot cannot get past the time in between, create the slot anew with `walrelay setup`",
+                missing(table),
+                quoted(name)
+            )),
+            None => changed(now, format!("publication {publication} was dropped")).remedy(format!(
+                "create publication {sql_publication} for table {table} with (publish = 'insert'). {}. {NEW_SLOT}",
+                missing(table)
+            )),
+        });
+    };
+    if now.publication_oid() != before.publication_oid() {
+        return Err(changed(now, format!("publication {publication} was dropped and created again"))
+            .remedy(format!("{}. {NEW_SLOT}", missing(table))));
+    }
+    if now.table_oid() != before.table_oid() {
+        return Err(table_gone(before, now));
+    }
+    let members = &now.seen.members;
+    if members.is_empty() {
+        return Err(changed(now, format!("table {table} was removed from publication {publication}")).remedy(format!(
+            "alter publication {sql_publication} add table {table}. {}. Then start walrelay again",
+            missing(table)
+        )));
+    }
+    let was_there =
+        |now: &Member| before.seen.members.iter().any(|was| was.oid == now.oid && was.through == now.through);
+    if !members.iter().any(was_there) {
+        let cause = format!("table {table} was removed from publication {publication} and added again");
+        let filter = now.own(|member| member.row_filter.as_ref());
+        let filter = filter.map(|filter| format!(", with the row filter {filter}")).unwrap_or_default();
+        return Err(
+            changed(now, format!("{cause}{filter}")).remedy(format!("{}. Then start walrelay again", missing(table)))
+        );
+    }
+    settings(before, now, seen)
+}
+
+/// Something that looks harmless and may not have been: for a log line, never for a stop. `before` says it once.
+pub(crate) fn notice(before: &mut Fingerprint, now: &Fingerprint) -> Option<String> {
+    let (was, is) = (before.seen.publication.as_mut()?, now.seen.publication.as_ref()?);
+    let altered = was.row_version != is.row_version && was.owner == is.owner && was.flags == is.flags;
+    altered.then(|| {
+        was.row_version.clone_from(&is.row_version);
+        format!(
+            "publication {} was altered since the last look, and looks as before: if inserts were not published in \
+             between, events of that time are missing from the stream",
+            now.publication_name
+        )
+    })
+}
+
+const NEW_SLOT: &str = "The slot still reads WAL from the time without the publication, where Postgres 14 to 17 fail \
+                        each time and 18 skips events: drop the slot, and start walrelay, which makes it anew \
+                        and reads from the table what was not published";
+
+fn changed(now: &Fingerprint, what: String) -> Error {
+    Error::new(
+        Kind::Publication,
+        format!(
+            "{what}: events inserted into {} since the last look may not be in the stream, and the position is moved \
+             no further",
+            now.table_name
+        ),
+    )
+}
+
+fn missing(table: &TableName) -> String {
+    format!("`walrelay verify` names rows of {table} that are missing in Kafka, `walrelay replay` publishes them")
+}
+
+fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
+    let table = &now.table_name;
+    let publication = quoted(&now.publication_name);
+    match (now.table_oid(), &now.seen.table_now_called) {
+        (None, Some(name)) => changed(now, format!("there is no table {table} any more: it is now called {name}"))
+            .remedy(format!(
+                "rename it back, or configure {name} as the outbox. Rows inserted since are in the stream under the \
+                 new name, and will be relayed once the names agree"
+            )),
+        (None, None) => changed(now, format!("table {table} was dropped")).remedy(format!(
+            "create it again, alter publication {publication} add table {table}, and start walrelay with --adopt-slot. \
+             What was inserted and not relayed before the drop is still in the stream; after it, nothing is"
+        )),
+        (Some(_), old) => {
+            let was = before.table_oid().unwrap_or_default();
+            let old = old.as_deref().map(|name| format!(", which is now called {name}")).unwrap_or_default();
+            let (published, add) = match now.seen.members.is_empty() {
+                true => (
+                    ", and the new one is not in the publication",
+                    format!("alter publication {publication} add table {table}. "),
+                ),
+                false => ("", String::new()),
+            };
+            changed(now, format!("table {table} is another one than the one watched (OID {was}){old}{published}"))
+                .remedy(format!("{add}{}. Then start walrelay with --adopt-slot", missing(table)))
+        }
+    }
+}
+
+/// What can change without another OID.
+fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Result<()> {
+    let (publication, table) = (&now.publication_name, &now.table_name);
+    let sql_publication = quoted(publication);
+    let filter = |of: &'_ Fingerprint| of.own(|member| member.row_filter.as_ref()).cloned();
+    if let Some(filter) = filter(now).filter(|now| Some(now) != filter(before).as_ref()) {
+        return Err(changed(now, format!("publication {publication} filters rows of {table}: {filter}"))
+            .remedy(format!("alter publication {sql_publication} set table {table}. {}", missing(table))));
+    }
+    let columns = |of: &'_ Fingerprint| of.own(|member| member.columns.as_ref()).cloned();
+    if let Some(columns) = columns(now).filter(|now| Some(now) != columns(before).as_ref()) {
+        let columns = columns.join(", ");
+        return Err(changed(now, format!("publication {publication} publishes only ({columns}) of {table}"))
+            .remedy(format!("alter publication {sql_publication} set table {table}. {}", missing(table))));
+    }
+    let Some(is) = &now.seen.table else { return Ok(()) };
+    if is.persistence != "p" {
+        return Err(changed(now, format!("table {table} is unlogged: none of its rows reaches a stream"))
+            .remedy(format!("alter table {table} set logged. {}", missing(table))));
+    }
+    let silent_before = before.seen.table.as_ref().map(|table| table.silent_partitions.as_slice()).unwrap_or_default();
+    if let Some(part) = is.silent_partitions.iter().find(|part| !silent_before.contains(part)) {
+        return Err(changed(
+            now,
+            format!("partition {part} of {table} is unlogged or foreign: none of its rows reaches a stream"),
+        )
+        .remedy(format!("alter table {part} set logged, or detach it. {}", missing(table))));
+    }
+    let was = before.seen.publication.as_ref().map(|publication| publication.flags).unwrap_or_default();
+    if seen.flags.via_root != was.via_root && is.kind == "p" {
+        let value = was.via_root;
+        return Err(changed(
+            now,
+            format!("publish_via_partition_root of publication {publication} was changed: rows of {table} come under other names"),
+        )
+        .remedy(format!(
+            "alter publication {sql_publication} set (publish_via_partition_root = {value}). {}",
+            missing(table)
+        )));
+    }
+    if was.insert && !seen.flags.insert {
+        let operations = seen.flags.operations();
+        return Err(changed(
+            now,
+            format!("publication {publication} was changed from publish = '{}' to '{operations}'", was.operations()),
+        )
+        .remedy(format!("alter publication {sql_publication} set (publish = 'insert'). {}", missing(table))));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Change = fn(&mut Catalog);
+
+    fn changed_by(change: impl FnOnce(&mut Catalog)) -> Fingerprint {
+        let flags = Flags { insert: true, ..Flags::default() };
+        let mut catalog = Catalog {
+            publication: Some(Publication {
+                oid: 10,
+                row_version: "700".to_owned(),
+                owner: "16".to_owned(),
+                flags,
+                ..Publication::default()
+            }),
+            table: Some(Table { oid: 20, kind: "r".to_owned(), persistence: "p".to_owned(), ..Table::default() }),
+            table_now_called: Some("outbox".to_owned()),
+            members: vec![Member { through: "table".to_owned(), oid: 30, ..Member::default() }],
+            ..Catalog::default()
+        };
+        change(&mut catalog);
+        Fingerprint::of(&catalog, "walrelay_orders", &"outbox".parse().unwrap())
+    }
+
+    fn fingerprint() -> Fingerprint {
+        changed_by(|_| {})
+    }
+
+    fn publication(catalog: &mut Catalog) -> &mut Publication {
+        catalog.publication.as_mut().unwrap()
+    }
+
+    fn table(catalog: &mut Catalog) -> &mut Table {
+        catalog.table.as_mut().unwrap()
+    }
+
+    #[test]
+    fn every_change_that_can_hide_events_is_named() {
+        let rows: [(&str, Change); 16] = [
+            ("publication walrelay_orders was dropped:", |now| now.publication = None),
+            ("publication walrelay_orders was renamed to old:", |now| {
+                (now.publication, now.publication_now_called) = (None, Some("old".to_owned()));
+            }),
+            ("publication walrelay_orders was dropped and created again:", |now| publication(now).oid = 11),
+            ("table public.outbox was dropped:", |now| {
+                (now.table, now.table_now_called, now.members) = (None, None, Vec::new());
+            }),
+            ("there is no table public.outbox any more: it is now called sales.events:", |now| {
+                (now.table, now.table_now_called) = (None, Some("sales.events".to_owned()));
+                now.members.clear();
+            }),
+            (
+                "table public.outbox is another one than the one watched (OID 20), which is now called old, and the new \
+                 one is not in the publication:",
+                |now| {
+                    (table(now).oid, now.table_now_called) = (21, Some("old".to_owned()));
+                    now.members.clear();
+                },
+            ),
+            ("table public.outbox is another one than the one watched (OID 20):", |now| {
+                (table(now).oid, now.table_now_called) = (21, None);
+            }),
+            ("table public.outbox was removed from publication walrelay_orders:", |now| now.members.clear()),
+            ("table public.outbox was removed from publication walrelay_orders and added again:", |now| {
+                now.members[0].oid = 31;
+            }),
+            (
+                "table public.outbox was removed from publication walrelay_orders and added again, with the row filter \
+                 (id > 1):",
+                |now| (now.members[0].oid, now.members[0].row_filter) = (31, Some("(id > 1)".to_owned())),
+            ),
+            ("publication walrelay_orders filters rows of public.outbox: (id > 1):", |now| {
+                now.members[0].row_filter = Some("(id > 1)".to_owned());
+            }),
+            ("publication walrelay_orders publishes only (id, type) of public.outbox:", |now| {
+                now.members[0].columns = Some(vec!["id".to_owned(), "type".to_owned()]);
+            }),
+            ("table public.outbox is unlogged:", |now| table(now).persistence = "u".to_owned()),
+            ("partition p7 of public.outbox is unlogged or foreign:", |now| {
+                table(now).silent_partitions = vec!["p7".to_owned()];
+            }),
+            ("publication walrelay_orders was changed from publish = 'insert' to '':", |now| {
+                publication(now).flags.insert = false;
+            }),
+            ("publication walrelay_orders was changed from publish = 'insert' to 'update, truncate':", |now| {
+                publication(now).flags = Flags { update: true, truncate: true, ..Flags::default() };
+            }),
+        ];
+        for (cause, change) in rows {
+            let now = changed_by(change);
+            let error = compare(&fingerprint(), &now).unwrap_err();
+            assert_eq!(error.kind(), Kind::Publication, "{cause}");
+            assert!(error.cause().starts_with(cause), "{cause:?} does not start {:?}", error.cause());
+            assert!(error.cause().contains("since the last look may not be in the stream"), "{}", error.cause());
+            assert!(
+                error.what_to_do().is_some_and(|remedy| remedy.contains("alter")
+                    || remedy.contains("walrelay replay")
+                    || remedy.contains("rename")),
+                "{cause}"
+            );
+        }
+    }
+
+    #[test]
+    fn rows_of_a_partitioned_table_must_not_change_their_name() {
+        let before = changed_by(|before| table(before).kind = "p".to_owned());
+        let mut now = before.clone();
+        publication(&mut now.seen).flags.via_root = true;
+        assert!(compare(&before, &now).unwrap_err().cause().contains("under other names"));
+        let not_partitioned = changed_by(|now| publication(now).flags.via_root = true);
+        assert_eq!(compare(&fingerprint(), &not_partitioned), Ok(()));
+    }
+
+    #[test]
+    fn what_is_harmless_passes() {
+        let harmless: [Change; 6] = [
+            |_| {},
+            |now| publication(now).owner = "17".to_owned(),
+            |now| publication(now).row_version = "701".to_owned(),
+            |now| publication(now).generated_columns = Some("s".to_owned()),
+            |now| now.members.push(Member { through: "schema".to_owned(), oid: 40, ..Member::default() }),
+            // More operations than before: they are dropped.
+            |now| {
+                let flags = &mut publication(now).flags;
+                (flags.update, flags.delete, flags.truncate) = (true, true, true);
+            },
+        ];
+        for change in harmless {
+            let now = changed_by(change);
+            assert_eq!(compare(&fingerprint(), &now), Ok(()), "{now:?}");
+        }
+    }
+
+    #[test]
+    fn a_publication_altered_there_and_back_is_worth_a_line() {
+        let there_and_back = changed_by(|now| publication(now).row_version = "702".to_owned());
+        let mut before = fingerprint();
+        assert!(notice(&mut before, &there_and_back).unwrap().contains("publication walrelay_orders was altered"));
+        assert_eq!(notice(&mut before, &there_and_back), None);
+        let new_owner = changed_by(|now| {
+            (publication(now).row_version, publication(now).owner) = ("701".to_owned(), "17".to_owned());
+        });
+        assert_eq!(notice(&mut fingerprint(), &new_owner), None);
+        assert_eq!(notice(&mut fingerprint(), &fingerprint()), None);
     }
 }

@@ -1,8 +1,8 @@
 //! The control session: plain SQL beside the stream (P7, P8).
 //!
-//! A server that shuts down tells ordinary sessions at once, and walsenders not at all: it waits until they have
-//! sent everything and it was confirmed. So somebody has to sit in an ordinary session and listen. It is also where
-//! catalogs are watched and positions are kept, because the replication session takes no commands while it streams
+//! A server that shuts down ends ordinary sessions at once. It tells walsenders nothing, and waits until they have sent
+//! everything and the receiver has confirmed it. So the relay keeps an ordinary session open, to notice a shutdown. The
+//! same session reads catalogs and stores positions, because the replication session takes no commands while it streams
 //! (<https://www.postgresql.org/docs/current/protocol-replication.html>).
 
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_json, one_t
 use crate::postgres::quote::{quote_ident, quote_literal, quote_table};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
-use crate::source::catalog::{self, Fingerprint};
+use crate::source::catalog::{Catalog, Fingerprint};
 use crate::source::preflight::{SLOT, Slot};
 
 const PAIR: &str = include_str!("../../sql/source/pair.sql");
@@ -29,9 +29,8 @@ const PAIR: &str = include_str!("../../sql/source/pair.sql");
 /// query timeout.
 const PING_INTERVAL_MAX: Duration = Duration::from_secs(5);
 
-/// The server gives up on a statement before we give up on the server: a statement that waits for somebody's lock
-/// ends, the session lives on, and nothing is left waiting on the server where nobody can see it. The wait of a commit
-/// for synchronous standbys is not cut short by it.
+/// Shorter than the client's own limit: the server ends a statement that waits for a lock, and the session can be used
+/// again. The limit does not end the wait of a commit for synchronous standbys.
 const STATEMENT_TIMEOUT: &str = "set statement_timeout = '8s'";
 
 /// What the control session looks at.
@@ -113,7 +112,7 @@ impl WalPosition {
 /// Why the control session is over.
 #[derive(Debug, Clone)]
 pub(crate) enum ControlEnd {
-    /// The server shuts down, restarts after a crash, or somebody ended this one session: drain and reconnect.
+    /// The server shuts down or restarts after a crash, or this one session was terminated: drain and reconnect.
     ServerShuttingDown,
     /// The connection broke, or a statement did not come back.
     Lost(Error),
@@ -128,7 +127,7 @@ pub(crate) struct Control(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Whoever asks holds it; none once the session was given up.
+    /// Locked for each statement; none once the session was given up.
     session: Mutex<Option<Arc<SqlSession>>>,
     watched: Arc<Watched>,
     ended: watch::Sender<Option<ControlEnd>>,
@@ -136,9 +135,6 @@ struct Shared {
 
 impl Control {
     /// Bounds the session's statements, and keeps it alive from a task on the current runtime.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn start(session: SqlSession, watched: Watched) -> Result<Control> {
         bounded("bounding statements", QUERY_TIMEOUT, session.client().batch_execute(STATEMENT_TIMEOUT)).await?;
         let (closed, interval) = (session.closed(), (watched.silence / 3).min(PING_INTERVAL_MAX));
@@ -160,18 +156,22 @@ impl Control {
 
     /// Publication and each of the tables as they are now, in their order; [`crate::source::catalog::compare`] says what
     /// that means. With `before`, the answer can name what something was renamed to.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
         let watched = Arc::clone(&self.0.watched);
-        self.ask(|session| async move { check_catalog(session.client(), &watched, &before).await }).await
+        let look = |session: Arc<SqlSession>| async move {
+            let mut now = Vec::with_capacity(watched.tables.len());
+            for (number, table) in watched.tables.iter().enumerate() {
+                let (client, publication) = (session.client(), &watched.publication);
+                let catalog = Catalog::read(client, publication, Some(table), before.get(number)).await?;
+                now.push(Fingerprint::of(&catalog, publication, table));
+            }
+            Ok(now)
+        };
+        self.ask(look).await
     }
 
-    /// Where slot and log are, for metrics and `status`. Nothing of it may be confirmed.
-    ///
-    /// # Errors
-    /// Of the connection only; a slot that is not there is none in the answer.
+    /// Where slot and log are, for metrics and `status`. Nothing of it may be confirmed. A slot that is not there is none
+    /// in the answer.
     pub(crate) async fn wal_position(&self) -> Result<WalPosition> {
         let watched = Arc::clone(&self.0.watched);
         let position = |session: Arc<SqlSession>| async move {
@@ -181,40 +181,69 @@ impl Control {
         self.ask(position).await
     }
 
-    /// Rows that are pending, by outbox and the values of their key, and the end of the log after they were looked at.
-    ///
-    /// # Errors
-    /// Of the connection, and of a condition or table that is not what it was.
+    /// Rows that are pending, a bounded number of each outbox, by the values of their key; and the end of the log after
+    /// they were looked at. An error may also be about a condition or table that is not what it was.
     pub(crate) async fn look_pending(&self) -> Result<(Vec<PendingRow>, Lsn)> {
-        let watched = Arc::clone(&self.0.watched);
-        self.ask(|session| async move { look_pending(session.client(), &watched.pending).await }).await
+        const DOING: &str = "looking for pending rows";
+        let mut sql = String::new();
+        for pending in &self.0.watched.pending {
+            sql.push_str(&pending.sql()?);
+        }
+        // In statements of their own, one after the other: each sees what committed before it.
+        sql.push_str("select pg_catalog.pg_current_wal_insert_lsn()::text");
+        let look = |session: Arc<SqlSession>| async move {
+            bounded(DOING, QUERY_TIMEOUT, session.client().simple_query(&sql)).await
+        };
+        let (mut rows, mut lsn) = (Vec::new(), None);
+        for message in &self.ask(look).await? {
+            let SimpleQueryMessage::Row(row) = message else { continue };
+            let text = |at| row.try_get(at).ok().flatten();
+            // A row that is older than the column with its transaction has none.
+            let key = (1..row.len()).map_while(|at| text(at).map(str::to_owned)).collect::<Vec<_>>();
+            match (text(0), key.is_empty()) {
+                (Some(number), false) => rows.extend(number.parse().ok().map(|outbox| (outbox, key))),
+                (Some(end), true) => lsn = end.parse().ok(),
+                (None, _) => {}
+            }
+        }
+        let lsn = lsn.ok_or_else(|| Error::new(Kind::PostgresUnfit, format!("while {DOING}: the log has no end")))?;
+        Ok((rows, lsn))
     }
 
     /// Whether `table` has a row with these values in these columns; none where the role may not look.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn is_kept(&self, table: TableName, key: Vec<(String, String)>) -> Result<Option<bool>> {
-        self.ask(|session| async move { is_kept(session.client(), &table, &key).await }).await
+        let of =
+            |(column, value): &(String, String)| Ok(format!("{} = {}", quote_ident(column)?, quote_literal(value)?));
+        let key = key.iter().map(of).collect::<Result<Vec<_>>>()?.join(" and ");
+        let sql = format!("select (exists (select from {} where {key}))::text", quote_table(&table)?);
+        let look = |session: Arc<SqlSession>| async move {
+            match one_text(session.client(), "looking for a row", &sql, &[]).await {
+                Ok(text) => Ok(text.map(|text| text == "true")),
+                Err(QueryError::Refused { error, .. }) => {
+                    tracing::debug!(%error, "cannot check whether rows stay in the table");
+                    Ok(None)
+                }
+                Err(other) => Err(other),
+            }
+        };
+        self.ask(look).await
     }
 
     /// The timeline the server is on.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn timeline(&self) -> Result<u32> {
         self.ask(|session| async move { timeline(session.client()).await }).await
     }
 
     /// A snapshot, and the end of the log after it was taken.
-    ///
-    /// # Errors
-    /// Of the connection only.
     pub(crate) async fn take_pair(&self) -> Result<(Snapshot, Lsn)> {
-        self.ask(|session| async move { take_pair(session.client()).await }).await
+        const DOING: &str = "taking a snapshot";
+        let text = self.ask(|session| async move { one_text(session.client(), DOING, PAIR, &[]).await }).await?;
+        let pair = text.as_deref().and_then(|text| text.split_once(' '));
+        let pair = pair.and_then(|(snapshot, lsn)| Some((snapshot.parse().ok()?, lsn.parse().ok()?)));
+        pair.ok_or_else(|| Error::new(Kind::PostgresUnfit, format!("while {DOING}: the answer is not as documented")))
     }
 
-    /// Runs `question`, in a task of its own: whoever waits for an answer and is not polled holds up nobody.
+    /// Runs `question` in a task of its own, so that a caller that is not polled does not block other callers.
     ///
     /// # Errors
     /// Those of the question; [`Kind::PostgresUnreachable`] once the session is over.
@@ -253,7 +282,7 @@ impl Shared {
         Ok(answer?)
     }
 
-    /// Tells `end` to whoever waits for the end of the session. The first one counts.
+    /// Passes `end` to all that wait for the end of the session. Only the first call has an effect.
     fn end(&self, end: ControlEnd) {
         self.ended.send_if_modified(|ended| {
             let is_first = ended.is_none();
@@ -277,8 +306,7 @@ fn gone() -> Error {
     Error::new(Kind::PostgresUnreachable, "the control session with Postgres is over")
 }
 
-/// Asks the session for a sign of life in each `interval` and passes its end on, until that was told or all handles are
-/// gone.
+/// Pings the session every `interval` and passes its end on, until the session has ended or all handles are dropped.
 async fn keep_alive(
     control: Weak<Shared>,
     interval: Duration,
@@ -304,21 +332,9 @@ async fn keep_alive(
             bounded("asking for a sign of life", QUERY_TIMEOUT, session.client().batch_execute("")).await
         };
         if let Err(error) = control.answer(ping).await {
-            tracing::debug!(%error, "the control session gave no sign of life");
+            tracing::debug!(%error, "the control session did not answer a ping");
         }
     }
-}
-
-async fn check_catalog(
-    client: &Client,
-    watched: &Watched,
-    before: &[Fingerprint],
-) -> Result<Vec<Fingerprint>, QueryError> {
-    let mut now = Vec::with_capacity(watched.tables.len());
-    for (number, table) in watched.tables.iter().enumerate() {
-        now.push(catalog::look(client, &watched.publication, table, before.get(number)).await?);
-    }
-    Ok(now)
 }
 
 /// The timeline the server is on.
@@ -329,75 +345,4 @@ pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
     u32::from_str_radix(&text, 16).map_err(|_| {
         QueryError::refused(Error::new(Kind::PostgresUnfit, "while asking for the timeline: the answer is no number"))
     })
-}
-
-async fn take_pair(client: &Client) -> Result<(Snapshot, Lsn), QueryError> {
-    let text = one_text(client, "taking a snapshot", PAIR, &[]).await?.unwrap_or_default();
-    let pair = text.split_once(' ').and_then(|(snapshot, lsn)| Some((snapshot.parse().ok()?, lsn.parse().ok()?)));
-    pair.ok_or_else(|| {
-        QueryError::refused(Error::new(Kind::PostgresUnfit, "while taking a snapshot: the answer is not as documented"))
-    })
-}
-
-/// Rows that are pending, a bounded number of each outbox, and then the end of the log.
-async fn look_pending(client: &Client, watched: &[Pending]) -> Result<(Vec<PendingRow>, Lsn), QueryError> {
-    let (mut sql, doing) = (String::new(), "looking for pending rows");
-    for pending in watched {
-        sql.push_str(&pending.sql().map_err(QueryError::refused)?);
-    }
-    // In statements of their own, one after the other: each sees what committed before it.
-    sql.push_str("select pg_catalog.pg_current_wal_insert_lsn()::text");
-    let messages = bounded(doing, QUERY_TIMEOUT, client.simple_query(&sql)).await?;
-    let (mut rows, mut lsn) = (Vec::new(), None);
-    for message in &messages {
-        let SimpleQueryMessage::Row(row) = message else { continue };
-        let text = |at| row.try_get(at).ok().flatten();
-        // A row that is older than the column with its transaction has none.
-        let key = (1..row.len()).map_while(|at| text(at).map(str::to_owned)).collect::<Vec<_>>();
-        match (text(0), key.is_empty()) {
-            (Some(number), false) => rows.extend(number.parse().ok().map(|outbox| (outbox, key))),
-            (Some(end), true) => lsn = end.parse().ok(),
-            (None, _) => {}
-        }
-    }
-    let unread = || Error::new(Kind::PostgresUnfit, format!("while {doing}: the end of the log cannot be read"));
-    Ok((rows, lsn.ok_or_else(|| QueryError::refused(unread()))?))
-}
-
-/// Whether there is a row with these values in these columns; none where the role may not look.
-async fn is_kept(client: &Client, table: &TableName, key: &[(String, String)]) -> Result<Option<bool>, QueryError> {
-    let sql = || {
-        let of =
-            |(column, value): &(String, String)| Ok(format!("{} = {}", quote_ident(column)?, quote_literal(value)?));
-        let (table, key) = (quote_table(table)?, key.iter().map(of).collect::<Result<Vec<_>, Error>>()?);
-        Ok(format!("select (exists (select from {table} where {}))::text", key.join(" and ")))
-    };
-    let sql = sql().map_err(QueryError::refused)?;
-    match bounded("looking for a row", QUERY_TIMEOUT, client.simple_query(&sql)).await {
-        Ok(messages) => Ok(messages.iter().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => row.try_get(0).ok().flatten().map(|text| text == "true"),
-            SimpleQueryMessage::CommandComplete(_) | SimpleQueryMessage::RowDescription(_) => None,
-            _ => None,
-        })),
-        Err(QueryError::Refused { error, .. }) => {
-            tracing::debug!(%error, "whether rows stay in the table is not known");
-            Ok(None)
-        }
-        Err(other) => Err(other),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lag_is_counted_from_what_is_confirmed_and_from_what_is_kept() {
-        let slot =
-            Slot { confirmed_flush_lsn: Some(Lsn::new(700)), restart_lsn: Some(Lsn::new(400)), ..Slot::default() };
-        let gone = WalPosition { wal_end: Lsn::new(900), snapshot: None, slot: None, oldest_transaction: None };
-        let position = WalPosition { slot: Some(slot), ..gone.clone() };
-        assert_eq!(position.retained_bytes(), Some(500));
-        assert_eq!(gone.retained_bytes(), None);
-    }
 }

@@ -11,7 +11,7 @@ use crate::position::Lsn;
 
 /// Statuses go out at least this often, so that `pg_stat_replication` and lag are of use.
 const INTERVAL_MAX: Duration = Duration::from_secs(10);
-/// Progress is told at most this often.
+/// The shortest time between two statuses that report progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Requested replies without progress go out at most this often.
 const REPLY_INTERVAL: Duration = Duration::from_millis(10);
@@ -29,13 +29,10 @@ pub(crate) enum Action {
     /// Nothing until then, or until something happens.
     Wait(Instant),
     /// The server is dead: silent for this long, and asked in vain.
-    Dead {
-        /// How long nothing was heard.
-        silence: Duration,
-    },
+    Dead { silence: Duration },
 }
 
-/// What was sent and heard when.
+/// When the last status was sent, and when the server was last heard.
 #[derive(Debug, Clone)]
 pub(crate) struct Feedback {
     timeout: Duration,

@@ -100,19 +100,6 @@ mod tests {
     }
 
     #[test]
-    fn a_keepalive_is_read() {
-        let mut body = b"k".to_vec();
-        body.extend(u64::MAX.to_be_bytes());
-        body.extend(i64::MAX.to_be_bytes());
-        assert_eq!(copy_data(&body), None);
-        body.push(1);
-        assert_eq!(
-            copy_data(&body),
-            Some(WalMessage::Keepalive { wal_end: Lsn::new(u64::MAX), reply_requested: true })
-        );
-    }
-
-    #[test]
     fn a_status_update_is_laid_out_as_documented() {
         let status = Status { received: Lsn::new(0x0102), confirmed: Lsn::new(0x0304), reply_requested: true };
         let frame = status_update(status, 946_684_800_000_005);
@@ -122,13 +109,6 @@ mod tests {
         assert_eq!(frame[22..30], 0x0304_u64.to_be_bytes());
         assert_eq!(frame[30..38], 5_i64.to_be_bytes());
         assert_eq!(frame[38], 1);
-    }
-
-    #[test]
-    fn a_notice_keeps_no_details() {
-        let read = notice(b"SWARNING\0C55000\0Mskipped\0Dcanary\0RLoadPublications\0\0");
-        assert_eq!((read.sqlstate.as_str(), read.routine.as_str()), ("55000", "LoadPublications"));
-        assert!(!format!("{read:?}").contains("canary"));
     }
 
     proptest! {

@@ -1,23 +1,26 @@
 //! What has to be right before anything streams (P1, P8).
 //!
-//! Looking and judging are two things: [`inspect`] asks the server and has no opinion, [`judge()`] has one and asks
-//! nobody, so that every fault is a row in a table of tests.
+//! [`inspect`] reads facts from the server and judges none. [`judge()`] decides by the facts alone, so that a table of
+//! tests covers every fault.
 
-mod facts;
-mod judge;
-mod published;
-mod warnings;
+use std::collections::BTreeSet;
 
+use serde::Deserialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-pub(crate) use facts::{Facts, Server, Slot};
-pub(crate) use judge::{MAJOR_MIN, judge, judge_backlog, server as judge_server, version as judge_version};
-
-use crate::config::{OutboxConfig, SlotName};
-use crate::error::{Error, Kind, Result};
+use crate::config::{OutboxConfig, SlotName, TableName};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::position::Lsn;
+use crate::postgres::catalog::{no_column, no_table};
 use crate::postgres::query::{one_json, one_text};
-use crate::source::catalog::Catalog;
+use crate::postgres::quote::quoted;
+use crate::source::catalog::{Catalog, Flags, Member, Publication, Table};
+
+/// The oldest major whose `pgoutput` and catalogs are known here.
+pub(crate) const MAJOR_MIN: u32 = 14;
+/// The first major that copies slots to standbys.
+const FAILOVER_MAJOR_MIN: u32 = 17;
 
 const SERVER: &str = include_str!("../../sql/source/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");
@@ -39,7 +42,7 @@ pub(crate) async fn inspect(
     outboxes: &[OutboxConfig],
 ) -> Result<Facts> {
     let server = server(client).await?;
-    judge::version(&server)?;
+    judge_version(&server)?;
     let system_identifier = match server.may_read_control {
         true => one_text(client, "reading the system identifier", SYSTEM, &[]).await?,
         false => None,
@@ -47,10 +50,10 @@ pub(crate) async fn inspect(
     let found = slot_answer(client, slot).await?;
     let mut catalogs = Vec::new();
     for table in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
-        catalogs.push(Catalog::read(client, publication, Some(table), (0, 0)).await?);
+        catalogs.push(Catalog::read(client, publication, Some(table), None).await?);
     }
     if catalogs.is_empty() {
-        catalogs.push(Catalog::read(client, publication, None, (0, 0)).await?);
+        catalogs.push(Catalog::read(client, publication, None, None).await?);
     }
     let elsewhere = |catalog: &Catalog| catalog.backend_pid != server.backend_pid;
     if found.backend_pid != server.backend_pid || catalogs.iter().any(elsewhere) {
@@ -70,7 +73,7 @@ pub(crate) async fn slot(client: &Client, name: &SlotName) -> Result<Option<Slot
     Ok(slot_answer(client, name).await?.slot)
 }
 
-async fn slot_answer(client: &Client, name: &SlotName) -> Result<facts::SlotAnswer> {
+async fn slot_answer(client: &Client, name: &SlotName) -> Result<SlotAnswer> {
     Ok(one_json(client, "reading the slot", SLOT, &[(&name.as_str(), Type::TEXT)]).await?)
 }
 
@@ -78,3 +81,616 @@ fn pooled() -> Error {
     Error::new(Kind::PostgresUnfit, "the connection goes through a pooler: its statements ran in different sessions")
         .remedy("connect to Postgres itself, or to a pool in session mode: session settings do not survive the others")
 }
+
+/// Everything [`inspect`] found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    pub server: Server,
+    /// `system_identifier`, where the role may read it. `IDENTIFY_SYSTEM` tells it, too.
+    pub system_identifier: Option<String>,
+    /// The slot, if there is one of that name.
+    pub slot: Option<Slot>,
+    /// The end of the log before the catalogs were read.
+    pub wal_end: Lsn,
+    /// Publication and table, and how they hang together: one for each outbox table, in the order of the
+    /// configuration. Where there is no table, one that knows of the publication alone.
+    pub catalogs: Vec<Catalog>,
+}
+
+impl Facts {
+    /// The publication, if there is one of that name.
+    pub fn publication(&self) -> Option<&Publication> {
+        self.catalogs.first()?.publication.as_ref()
+    }
+    /// Those of the outbox tables, in the order of the configuration, that do not outlast a crash of the server.
+    pub fn unlogged<'a>(&self, tables: impl Iterator<Item = &'a TableName>) -> impl Iterator<Item = &'a TableName> {
+        let is_unlogged = |catalog: &Catalog| catalog.table.as_ref().is_some_and(|table| table.persistence == "u");
+        tables.zip(&self.catalogs).filter(move |(_, catalog)| is_unlogged(catalog)).map(|(name, _)| name)
+    }
+
+    /// The same with a new slot in the place of the one there is, or is not.
+    #[must_use]
+    pub fn with_slot(&self) -> Facts {
+        let slot = Slot {
+            plugin: Some("pgoutput".to_owned()),
+            slot_type: "logical".to_owned(),
+            database: Some(self.server.database.clone()),
+            confirmed_flush_lsn: Some(Lsn::ZERO),
+            ..Slot::default()
+        };
+        Facts { slot: Some(slot), ..self.clone() }
+    }
+
+    /// The same after a `walrelay setup` that would make what is missing: a slot, or a publication and a slot. What is
+    /// there is left as it is, and a publication is not made for a slot that is older.
+    #[must_use]
+    pub fn as_set_up(&self, tables: &[&TableName]) -> Facts {
+        if self.slot.is_some() {
+            return self.clone();
+        }
+        let mut facts = self.with_slot();
+        for (number, catalog) in facts.catalogs.iter_mut().enumerate() {
+            if catalog.publication.is_none() {
+                let flags = Flags { insert: true, via_root: true, ..Flags::default() };
+                catalog.publication = Some(Publication { flags, ..Publication::default() });
+                let member = |table: &&TableName| Member {
+                    relation: table.to_string(),
+                    through: "table".to_owned(),
+                    ..Member::default()
+                };
+                catalog.members = tables.get(number).map(member).into_iter().collect();
+            }
+        }
+        facts
+    }
+}
+
+/// The server and its settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Server {
+    /// Process id of the server's side, to recognise a pooler.
+    pub backend_pid: i32,
+    /// `server_version_num`: 170011 is 17.11.
+    pub version_num: u32,
+    /// `server_version`, for people.
+    pub version: String,
+    pub wal_level: String,
+    /// A standby, or a primary that has not been promoted yet.
+    pub in_recovery: bool,
+    /// The database we are connected to.
+    pub database: String,
+    pub role: String,
+    /// Superuser, `REPLICATION`, or a member of `rds_replication`.
+    pub may_replicate: bool,
+    /// Whether `pg_control_system()` may be called.
+    pub may_read_control: bool,
+    /// `max_slot_wal_keep_size` in MB; -1 is without bound.
+    pub max_slot_wal_keep_mb: Option<i64>,
+    /// `idle_replication_slot_timeout` (18+) with its unit; `0` is never.
+    pub idle_replication_slot_timeout: Option<String>,
+    /// `synchronized_standby_slots` (17+).
+    pub synchronized_standby_slots: Option<String>,
+    /// Those of them that are no physical slot of this server.
+    pub standby_slots_missing: Vec<String>,
+}
+
+impl Server {
+    /// 17 for 17.11.
+    pub fn major(&self) -> u32 {
+        self.version_num / 10_000
+    }
+}
+
+/// A row of `pg_replication_slots` (<https://www.postgresql.org/docs/current/view-pg-replication-slots.html>).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Slot {
+    /// Output plugin; none for physical slots.
+    pub plugin: Option<String>,
+    /// `logical` or `physical`.
+    pub slot_type: String,
+    /// The database it decodes; none for physical slots.
+    pub database: Option<String>,
+    /// Process id of the walsender that does.
+    pub active_pid: Option<i32>,
+    /// `application_name` of who does.
+    pub holder: Option<String>,
+    /// Gone when its session ends.
+    pub temporary: bool,
+    /// Decodes prepared transactions at `PREPARE`.
+    #[serde(default)]
+    pub two_phase: bool,
+    /// Up to where it was confirmed; none while it is being created.
+    pub confirmed_flush_lsn: Option<Lsn>,
+    /// From where WAL is kept.
+    pub restart_lsn: Option<Lsn>,
+    /// The oldest transaction it may still deliver, 32 bits of it in decimal.
+    pub catalog_xmin: Option<String>,
+    /// `reserved`, `extended`, `unreserved` (about to be lost) or `lost`.
+    pub wal_status: Option<String>,
+    /// Bytes that may still be written before the slot is at risk; none without a bound.
+    pub safe_wal_size: Option<i64>,
+    /// Invalidated by a conflict with recovery (16+).
+    pub conflicting: Option<bool>,
+    /// Why it was invalidated (17+).
+    pub invalidation_reason: Option<String>,
+    /// Copied to standbys (17+).
+    pub failover: Option<bool>,
+}
+
+impl Slot {
+    /// Whether it is one that a relay of this database makes, and may make anew.
+    pub fn is_ours(&self, database: &str) -> bool {
+        self.slot_type == "logical"
+            && self.plugin.as_deref() == Some("pgoutput")
+            && self.database.as_deref() == Some(database)
+            && !self.temporary
+            && !self.two_phase
+    }
+
+    /// Why it can never be read again, if so.
+    pub fn lost(&self) -> Option<&str> {
+        match self.invalidation_reason.as_deref() {
+            Some(reason) => Some(reason),
+            None if self.conflicting == Some(true) => Some("conflict with recovery"),
+            None if self.wal_status.as_deref() == Some("lost") => {
+                Some("wal_removed: max_slot_wal_keep_size was exceeded")
+            }
+            None => None,
+        }
+    }
+}
+
+/// What `slot.sql` answers.
+#[derive(Debug, Deserialize)]
+struct SlotAnswer {
+    backend_pid: i32,
+    wal_end: Option<Lsn>,
+    slot: Option<Slot>,
+}
+
+/// Whether the slot can be streamed and every event would be in the stream; gives warnings, a sentence each.
+///
+/// A slot somebody else streams from is no fault here: it may be free by the time streaming starts, and the server
+/// decides that. Pass the same names [`inspect`] was given.
+///
+/// # Errors
+/// The first fault, with what to do: [`Kind::PostgresUnfit`], [`Kind::PostgresUnreachable`] (in recovery: retry),
+/// [`Kind::PostgresRefused`], [`Kind::SlotUnusable`], [`Kind::Publication`].
+pub(crate) fn judge(
+    facts: &Facts,
+    slot: &SlotName,
+    publication: &str,
+    outboxes: &[OutboxConfig],
+) -> Result<Vec<String>> {
+    judge_server(&facts.server)?;
+    let tables: Vec<_> = outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))).collect();
+    // Before the slot: no slot helps a table that cannot be streamed.
+    for ((_, name), catalog) in tables.iter().zip(&facts.catalogs) {
+        catalog.table.as_ref().map_or(Ok(()), |table| can_be_streamed(name, table))?;
+    }
+    let (setup, database) = (NextCommand::new("setup").option("slot", slot), &facts.server.database);
+    let Some(found) = &facts.slot else {
+        let cause = match facts.publication() {
+            Some(_) => format!("there is no replication slot {slot} on this server"),
+            // A relay makes its slot by itself, and no publication.
+            None => format!(
+                "there is neither replication slot {slot} on this server nor publication {publication} in database \
+                 {database}"
+            ),
+        };
+        return Err(Error::new(Kind::SlotUnusable, cause).remedy(Remedy::from("check the name; `").and(setup).and(
+            "` makes slot and publication. Rows that are in the table already are published if the first `walrelay run` \
+             is given --backlog all",
+        )));
+    };
+    can_be_read(found, slot, database, &setup)?;
+    let Some(published) = facts.publication() else {
+        return Err(no_publication(publication, database, slot, found, setup));
+    };
+    let mut warnings = slot_warnings(&facts.server, found, slot);
+    let names: Vec<_> = tables.iter().map(|(_, name)| *name).collect();
+    for ((outbox, name), catalog) in tables.into_iter().zip(&facts.catalogs) {
+        let Some(table) = &catalog.table else { return Err(no_table(name, &format!("database {database}"), setup)) };
+        let published = Published {
+            name: publication,
+            sql_name: quoted(publication),
+            publication: published,
+            table,
+            table_name: name,
+            members: &catalog.members,
+            other_tables: &other_tables(catalog, &names),
+        };
+        published.has_table()?;
+        published.has_rows()?;
+        published.has_columns(outbox)?;
+        warnings.extend(table_warnings(catalog, table, name, facts.server.major()));
+    }
+    warnings.extend(traffic_warnings(facts, published, &names));
+    Ok(warnings)
+}
+
+/// [`judge()`] for a relay that may be behind a change of the table: with columns that are no longer there it can still
+/// relay the rows that were written while they were, and nobody else can.
+///
+/// Gives the warnings and, where columns are missing and nothing else is wrong, the fault to stop with behind these rows.
+pub(crate) fn judge_backlog(
+    facts: &Facts,
+    slot: &SlotName,
+    publication: &str,
+    outboxes: &[OutboxConfig],
+) -> Result<(Vec<String>, Option<Error>)> {
+    let fault = match judge(facts, slot, publication, outboxes) {
+        Ok(warnings) => return Ok((warnings, None)),
+        Err(fault) => fault,
+    };
+    let mut left = outboxes.to_vec();
+    let of_tables = left.iter_mut().filter(|outbox| outbox.source.table().is_some());
+    for (outbox, catalog) in of_tables.zip(&facts.catalogs) {
+        let there = catalog.table.as_ref().map(|table| table.columns.as_slice()).unwrap_or_default();
+        outbox.columns.retain(|wanted| there.iter().any(|column| column.name == *wanted));
+    }
+    match judge(facts, slot, publication, &left) {
+        Ok(warnings) => Ok((warnings, Some(fault))),
+        Err(_) => Err(fault),
+    }
+}
+
+/// Whether the server is recent enough to answer the other questions.
+pub(crate) fn judge_version(server: &Server) -> Result<()> {
+    if server.major() < MAJOR_MIN {
+        let cause = format!("the server is PostgreSQL {}, and walrelay needs {MAJOR_MIN} or newer", server.version);
+        return Err(Error::new(Kind::PostgresUnfit, cause).remedy("upgrade the server"));
+    }
+    Ok(())
+}
+
+/// Whether the server could serve a slot to us.
+pub(crate) fn judge_server(server: &Server) -> Result<()> {
+    judge_version(server)?;
+    // Before anything a standby may lack: the slot is where the primary is.
+    if server.in_recovery {
+        let cause = "the server is in recovery: a standby, or a primary to be. walrelay waits for its promotion";
+        return Err(Error::new(Kind::PostgresUnreachable, cause).remedy(
+            "if no failover is under way, connect to the primary, for example with target_session_attrs=read-write",
+        ));
+    }
+    if server.wal_level != "logical" {
+        let cause = format!("wal_level is {}, and logical replication needs logical", server.wal_level);
+        return Err(Error::new(Kind::PostgresUnfit, cause).remedy(
+            "alter system set wal_level = 'logical', then restart Postgres (rds.logical_replication = 1 on RDS)",
+        ));
+    }
+    if !server.may_replicate {
+        let role = quoted(&server.role);
+        return Err(Error::new(Kind::PostgresRefused, format!("role {role} may not use replication slots"))
+            .remedy(format!("alter role {role} replication (on RDS: grant rds_replication to {role})")));
+    }
+    Ok(())
+}
+
+/// Whether the slot `found` can be read in `database`.
+fn can_be_read(found: &Slot, slot: &SlotName, database: &str, setup: &NextCommand) -> Result<()> {
+    let unusable = |cause: String, remedy: Remedy| Err(Error::new(Kind::SlotUnusable, cause).remedy(remedy));
+    let text =
+        format!("name another slot, or, if this one is not needed: select pg_drop_replication_slot('{slot}'), then `");
+    let another = Remedy::from(text).and(setup.clone()).and("`");
+    let plugin = found.plugin.as_deref().unwrap_or_default();
+    let of = found.database.as_deref().unwrap_or_default();
+    if found.slot_type != "logical" {
+        return unusable(format!("slot {slot} is a {} slot, not a logical one", found.slot_type), another);
+    }
+    if plugin != "pgoutput" {
+        return unusable(format!("slot {slot} uses the plugin {plugin}, and walrelay reads pgoutput"), another);
+    }
+    if of != database {
+        let cause = format!("slot {slot} belongs to database {of}, and we are connected to {database}");
+        return unusable(cause, Remedy::from(format!("connect to {of}, or name another slot")));
+    }
+    if found.temporary {
+        let cause = format!("slot {slot} is temporary: it goes when the session that made it ends");
+        let remedy = Remedy::from("name another slot, or end that session and create a permanent one with `");
+        return unusable(cause, remedy.and(setup.clone()).and("`"));
+    }
+    if let Some(reason) = found.lost() {
+        let confirmed = found.confirmed_flush_lsn.map(|lsn| format!("; it was confirmed up to {lsn}"));
+        let confirmed = confirmed.unwrap_or_default();
+        let cause = format!(
+            "slot {slot} is lost ({reason}){confirmed}: part of the WAL after that is gone, and with it the events in it"
+        );
+        let remedy = Remedy::from(format!(
+            "no setting brings it back. `walrelay run` makes it anew and reads from the table what was not published; \
+             where nothing was relayed yet, select pg_drop_replication_slot('{slot}'), then `"
+        ));
+        return unusable(
+            cause,
+            remedy.and(setup.clone()).and(
+                "`. So that it does not happen again: a larger max_slot_wal_keep_size (or idle_replication_slot_timeout), \
+                 and an alert on the slot's lag",
+            ),
+        );
+    }
+    if found.two_phase {
+        let cause =
+            format!("slot {slot} has two_phase: it would hand out prepared transactions that may still be rolled back");
+        return unusable(cause, another);
+    }
+    if found.confirmed_flush_lsn.is_none() {
+        let cause = format!("slot {slot} is being created and not ready: its creation waits for open transactions");
+        let remedy = "wait for its creation to end, or end what it waits for: select pid, xact_start, query from \
+                      pg_stat_activity where backend_xid is not null order by xact_start; select * from pg_prepared_xacts";
+        return unusable(cause, remedy.into());
+    }
+    Ok(())
+}
+
+fn no_publication(publication: &str, database: &str, slot: &SlotName, found: &Slot, setup: NextCommand) -> Error {
+    let cause = format!("there is no publication {publication} in database {database}");
+    // A slot that is still to be made keeps nothing.
+    let remedy = match found.restart_lsn {
+        None => Remedy::from("check its name; `").and(setup).and("`, run by the table's owner, makes it"),
+        Some(_) => Remedy::from(format!(
+            "if it goes by another name, name it with --publication. If it was dropped, slot {slot} finds none in what it \
+             keeps, however often one is created again: "
+        ))
+        .and(NextCommand::new("teardown").option("slot", slot).flag("force"))
+        .and(", then ")
+        .and(setup)
+        .and(", then start again: what was not published is read from the table"),
+    };
+    Error::new(Kind::Publication, cause).remedy(remedy)
+}
+
+fn unpublished(cause: String, remedy: impl Into<Remedy>) -> Result<()> {
+    Err(Error::new(Kind::Publication, cause).remedy(remedy))
+}
+
+/// Whether rows of this table are in a stream at all, whatever slot and publication there are.
+fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
+    let what = match table.kind.as_str() {
+        "r" | "p" => None,
+        "v" => Some("a view"),
+        "m" => Some("a materialized view"),
+        "f" => Some("a foreign table"),
+        _ => Some("not a table"),
+    };
+    match (what, table.persistence.as_str(), table.silent_partitions.first()) {
+        (Some(what), ..) => unpublished(
+            format!("{name} is {what}, and only tables are in a replication stream"),
+            "name the table that events are inserted into",
+        ),
+        (None, "u", _) => unpublished(
+            format!("table {name} is unlogged: its rows are never in the WAL"),
+            format!("alter table {name} set logged"),
+        ),
+        (None, "p", None) => Ok(()),
+        (None, "p", Some(part)) => unpublished(
+            format!("partition {part} of {name} is unlogged or foreign: its rows are never in the stream"),
+            format!("alter table {part} set logged, or detach it from {name}"),
+        ),
+        (None, ..) => unpublished(
+            format!("table {name} is temporary: its rows are never in the WAL"),
+            "create a permanent outbox table",
+        ),
+    }
+}
+
+/// A publication and an outbox table, which is to be in it.
+struct Published<'a> {
+    name: &'a str,
+    /// The same, quoted for SQL.
+    sql_name: String,
+    publication: &'a Publication,
+    table: &'a Table,
+    table_name: &'a TableName,
+    members: &'a [Member],
+    /// What else it publishes that is no outbox.
+    other_tables: &'a [String],
+}
+
+impl Published<'_> {
+    /// Whether inserts of the table are published, under its own name.
+    fn has_table(&self) -> Result<()> {
+        let Published { name, sql_name, publication, table, table_name, members, other_tables } = self;
+        let via_root = publication.flags.via_root;
+        // Adding the table here would let the relay confirm, and so give up, what is in the stream of the other.
+        if let Some(other) = other_tables.first().filter(|_| members.is_empty()) {
+            let cause = format!("publication {name} publishes {}, and not {table_name}", other_tables.join(", "));
+            let remedy = Remedy::from(format!(
+                "name the table the slot was set up for: --table '{other}', or `table` in [outbox] of the configuration \
+                 file. For {table_name}, set up a slot of its own: "
+            ));
+            let setup = NextCommand::new("setup").option("slot", "…").option("table", format_args!("'{table_name}'"));
+            return unpublished(cause, remedy.and(setup));
+        }
+        if members.is_empty() {
+            return unpublished(
+                format!(
+                    "table {table_name} is not in publication {name}: never added, or dropped and created again since"
+                ),
+                format!(
+                    "alter publication {sql_name} add table {table_name}. Rows inserted before that are not in the stream; \
+                     where walrelay knows what was published, it reads them from the table"
+                ),
+            );
+        }
+        if !publication.flags.insert {
+            let operations = publication.flags.operations();
+            return unpublished(
+                format!("publication {name} has publish = '{operations}': without inserts there are no events"),
+                format!("alter publication {sql_name} set (publish = 'insert')"),
+            );
+        }
+        if table.kind == "p" && !via_root {
+            return unpublished(
+                format!(
+                    "table {table_name} is partitioned, and publication {name} publishes rows under the names of \
+                     partitions"
+                ),
+                format!(
+                    "alter publication {sql_name} set (publish_via_partition_root = true), and insert again what was \
+                     inserted before: in the log it keeps the names of partitions"
+                ),
+            );
+        }
+        if let Some(above) = members.iter().rev().find(|member| member.level > 0 && via_root) {
+            let above = &above.relation;
+            return unpublished(
+                format!(
+                    "table {table_name} is a partition, and publication {name} publishes its rows under the name of {above}"
+                ),
+                format!(
+                    "name {above} as the outbox, or alter publication {sql_name} set (publish_via_partition_root = false)"
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    /// Filters and column lists above a partition count only via the root, which was refused.
+    fn own_members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.level == 0)
+    }
+
+    fn has_rows(&self) -> Result<()> {
+        let Published { name, sql_name, table_name, .. } = self;
+        let Some(filter) = self.own_members().find_map(|member| member.row_filter.as_ref()) else { return Ok(()) };
+        unpublished(
+            format!("publication {name} filters rows of {table_name}: {filter}; the others would be skipped"),
+            format!("alter publication {sql_name} set table {table_name}"),
+        )
+    }
+
+    fn has_columns(&self, outbox: &OutboxConfig) -> Result<()> {
+        let Published { name, sql_name, publication, table, table_name, .. } = self;
+        let list = self.own_members().find_map(|member| member.columns.as_ref());
+        // A row key does without the transaction of its rows where that is not published.
+        for wanted in outbox.routed_columns().iter().chain(outbox.index_columns()) {
+            let Some(column) = table.columns.iter().find(|column| column.name == *wanted) else {
+                return Err(no_column(table_name, wanted, table.columns.iter().map(|column| column.name.as_str())));
+            };
+            let is_streamed = match column.generated.as_str() {
+                "" => true,
+                "s" => publication.generated_columns.as_deref() == Some("s"),
+                _ => false,
+            };
+            match list {
+                Some(list) if !list.contains(wanted) => {
+                    let listed = list.join(", ");
+                    return unpublished(
+                        format!(
+                            "publication {name} publishes only ({listed}) of {table_name}, without the column {wanted}"
+                        ),
+                        format!("alter publication {sql_name} set table {table_name}"),
+                    );
+                }
+                None if !is_streamed => {
+                    return unpublished(
+                        format!(
+                            "column {wanted} of {table_name} is generated, and publication {name} leaves generated columns \
+                             out"
+                        ),
+                        "map a column that is stored by the application, or use a trigger instead of the expression",
+                    );
+                }
+                Some(_) | None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tables in the publication that are no outbox.
+fn other_tables(catalog: &Catalog, outboxes: &[&TableName]) -> Vec<String> {
+    let is_outbox = |name: &&String| name.parse::<TableName>().is_ok_and(|name| outboxes.contains(&&name));
+    catalog.other_tables.iter().filter(|name| !is_outbox(name)).cloned().collect()
+}
+
+/// Warnings of what is published and is no event of `outboxes`.
+fn traffic_warnings(facts: &Facts, publication: &Publication, outboxes: &[&TableName]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let names: Vec<_> = outboxes.iter().map(|table| table.to_string()).collect();
+    if publication.flags.others() && !names.is_empty() {
+        warnings.push(format!(
+            "the publication has publish = '{}': what is not an insert costs traffic and is dropped, and Postgres refuses \
+             updates and deletes of {} without a replica identity; publish = 'insert' is enough",
+            publication.flags.operations(),
+            names.join(", ")
+        ));
+    }
+    let mut members = facts.catalogs.iter().flat_map(|catalog| &catalog.members);
+    let others: BTreeSet<_> = facts.catalogs.iter().flat_map(|catalog| other_tables(catalog, outboxes)).collect();
+    if publication.all_tables || members.any(|member| member.through == "schema") {
+        warnings.push(
+            "the publication covers more tables than the outbox: their rows cost traffic and are dropped".to_owned(),
+        );
+    } else if !others.is_empty() {
+        let names = Vec::from_iter(others).join(", ");
+        warnings.push(format!("the publication has other tables ({names}): their rows cost traffic and are dropped"));
+    }
+    warnings
+}
+
+/// Warnings of an outbox table that was judged to be fit.
+fn table_warnings(catalog: &Catalog, table: &Table, name: &TableName, major: u32) -> Vec<String> {
+    let of = [
+        (
+            table.row_security,
+            format!("row-level security of {name} does not apply to the stream: every row is relayed"),
+        ),
+        (table.inherited_by > 0, format!("rows of the tables that inherit from {name} are not relayed")),
+        (
+            table.kind == "p" && major < 15,
+            format!(
+                "PostgreSQL 14 publishes a partition of {name} as it was when a row of it was first streamed: attach and \
+                 detach in one transaction with an alter publication … set (publish = 'insert'), or rows are missing"
+            ),
+        ),
+        (
+            catalog.members.iter().any(|member| member.level > 0),
+            format!("{name} is a partition: rows of its siblings are not relayed"),
+        ),
+    ];
+    of.into_iter().filter_map(|(holds, text)| holds.then_some(text)).collect()
+}
+
+/// Warnings of a slot that was judged to be fit.
+fn slot_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<String> {
+    let lost = |limit_mb| format!("slot {slot} is lost, and events with it, once it is {limit_mb} MB of WAL behind");
+    let mut warnings = vec![match (server.max_slot_wal_keep_mb, found.safe_wal_size) {
+        (Some(-1) | None, _) => {
+            format!(
+                "max_slot_wal_keep_size is -1: while walrelay is away, slot {slot} keeps WAL until the disk is full"
+            )
+        }
+        (Some(limit_mb), None) => lost(limit_mb),
+        (Some(limit_mb), Some(left)) => format!("{}; {} MB are left", lost(limit_mb), left / (1024 * 1024)),
+    }];
+    if found.wal_status.as_deref() == Some("unreserved") {
+        warnings.push(format!("slot {slot} is about to be lost: the next checkpoint may remove WAL it needs"));
+    }
+    if let Some(timeout) = server.idle_replication_slot_timeout.as_deref().filter(|timeout| *timeout != "0") {
+        warnings.push(format!("slot {slot} is lost, and events with it, when walrelay is away for {timeout}"));
+    }
+    warnings.extend(match found.failover {
+        Some(false) => Some(format!("slot {slot} has failover off: it does not exist on a standby that is promoted")),
+        Some(true) if server.synchronized_standby_slots.as_deref().is_none_or(str::is_empty) => Some(
+            "synchronized_standby_slots is empty: events can be relayed that a promoted standby never had".to_owned(),
+        ),
+        Some(true) if !server.standby_slots_missing.is_empty() => Some(format!(
+            "synchronized_standby_slots names {}, which is no physical slot of this server: events wait until it is one, \
+             or is taken out of the setting",
+            server.standby_slots_missing.join(", ")
+        )),
+        Some(true) => None,
+        // The server does not say so of a slot that is still to be made.
+        None if server.major() >= FAILOVER_MAJOR_MIN => None,
+        None => Some(format!(
+            "PostgreSQL {} does not copy slots to standbys: slot {slot} does not exist on one that is promoted",
+            server.major()
+        )),
+    });
+    warnings
+}
+
+#[cfg(test)]
+mod tests;

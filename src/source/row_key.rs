@@ -13,8 +13,8 @@ use crate::postgres::quote::{quote_literal, quote_table, quoted};
 /// What to do where nothing names a row.
 pub(crate) const NEEDS_KEY: &str = "give it a primary key, or a unique index over columns that are not null";
 
-/// Looks at the tables of these outboxes, and names their rows by what is found. A table that is not there is left to whoever
-/// needs it.
+/// Looks at the tables of these outboxes, and names their rows by what is found. Passes a missing table over:
+/// other checks report it.
 ///
 /// Columns of the key beside the id are read where something may go by row: marks, deletes, parked events, a table that is
 /// polled, or read for a transaction of Kafka. A relay that does none of that needs no more columns than its records do.

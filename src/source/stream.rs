@@ -10,17 +10,17 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 
 use crate::clock::now_us;
-use crate::config::SlotName;
-use crate::error::Result;
+use crate::config::{SlotName, SourceConfig};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::position::Lsn;
-use crate::postgres::fault::{self as postgres_fault, While};
+use crate::postgres::fault::{self, WAITS_FOR_STANDBY, While};
 use crate::postgres::replication::{WalSession, check_parameter};
 use crate::postgres::session::{reported, unexpected};
 use crate::postgres::socket::Unwatch;
 use crate::postgres::transport::Transport;
 use crate::postgres::wire::{Frame, FrameError, Inbox, parameter_status};
 use crate::source::frame::{self, DATA_OVERHEAD_BYTES, STATUS_FRAME_BYTES};
-use crate::source::{Io, Status, WalMessage, WalSource, fault};
+use crate::source::{Io, Notice, Status, WalMessage};
 
 /// `CopyDone`, then `Terminate`: each a type and a length.
 const COPY_DONE: [u8; 5] = [b'c', 0, 0, 0, 4];
@@ -29,7 +29,11 @@ const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
 /// How long a finished stream may take to let go of its slot before the socket is closed all the same.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// A started stream. Generic over the byte stream, so that tests can play the server.
+/// A started stream of changes. One task reads messages, queues status updates, and finishes the stream.
+///
+/// Nothing here retries; after any error the source is of no use. Memory is bounded by the largest message allowed
+/// plus one read, whatever the caller leaves unread.
+/// Generic over the byte stream, so that tests can play the server.
 #[derive(Debug)]
 pub(crate) struct WalStream<S = Transport> {
     stream: S,
@@ -38,8 +42,8 @@ pub(crate) struct WalStream<S = Transport> {
     outbox: Outbox,
     received: Lsn,
     confirmed: Lsn,
-    /// Of `confirmed`, what the socket has taken.
-    told: Lsn,
+    /// The part of `confirmed` that the socket has taken.
+    confirmed_sent: Lsn,
     end: End,
     /// A write that failed, kept while there may be something to read that says why.
     write_error: Option<io::Error>,
@@ -67,9 +71,6 @@ struct Outbox {
 
 impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     /// Starts streaming the session's slot. Messages of more than `max_message_bytes` will be refused.
-    ///
-    /// # Errors
-    /// What [`WalSession::start`] says.
     pub(crate) async fn start(session: WalSession<S>, publication: &str, max_message_bytes: usize) -> Result<Self> {
         let (stream, mut inbox, slot) = session.start(publication).await?;
         inbox.set_frame_bytes_max(max_message_bytes.saturating_add(DATA_OVERHEAD_BYTES));
@@ -80,10 +81,115 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             outbox: Outbox::default(),
             received: Lsn::ZERO,
             confirmed: Lsn::ZERO,
-            told: Lsn::ZERO,
+            confirmed_sent: Lsn::ZERO,
             end: End::Open,
             write_error: None,
         })
+    }
+
+    /// Takes the next message, or `None` until more bytes have arrived. Copies nothing.
+    ///
+    /// # Errors
+    /// What the server reported, a message too large or malformed, or a setting it dropped.
+    pub(crate) fn next(&mut self) -> Result<Option<WalMessage<'_>>> {
+        let Some(frame) = self.take_frame()? else { return Ok(None) };
+        let act = While::Streaming(self.slot.as_str());
+        let body = self.inbox.body(&frame);
+        let message = match frame.tag {
+            b'd' => frame::copy_data(body)
+                .ok_or_else(|| fault::protocol(act, "a message of the stream is cut short or unknown"))?,
+            b'N' => WalMessage::Notice(frame::notice(body)),
+            b'S' => {
+                let (name, value) =
+                    parameter_status(body).ok_or_else(|| fault::protocol(act, "a setting is cut short"))?;
+                check_parameter(&name, &value)?;
+                WalMessage::ParameterStatus { name, value }
+            }
+            b'E' => return Err(reported(act, body)),
+            b'c' | b'C' => WalMessage::CopyDone,
+            other => return Err(unexpected(act, other)),
+        };
+        match message {
+            WalMessage::Data { wal_start, wal_end, .. } => self.received = self.received.max(wal_start).max(wal_end),
+            WalMessage::Keepalive { wal_end, .. } => self.received = self.received.max(wal_end),
+            WalMessage::CopyDone => self.end = End::CopyDone,
+            WalMessage::Notice(_) | WalMessage::ParameterStatus { .. } => {}
+        }
+        Ok(Some(message))
+    }
+
+    /// Bytes that arrived and were not taken: messages, and perhaps a part of one.
+    pub(crate) fn buffered_bytes(&self) -> usize {
+        self.inbox.buffered_bytes()
+    }
+
+    /// The highest LSN received on this connection.
+    pub(crate) fn received(&self) -> Lsn {
+        self.received
+    }
+
+    /// Queues a status, replacing one that is not under way yet. `confirmed` never goes back on this connection and is
+    /// cut to what was received on it.
+    pub(crate) fn queue_status(&mut self, status: Status) {
+        self.confirmed = self.confirmed.max(status.confirmed.min(self.received));
+        let received = status.received.min(self.received).max(self.confirmed);
+        // One that is partly written has to be finished; one that is not begun is replaced, its question kept.
+        self.outbox.bytes.truncate(self.outbox.written.next_multiple_of(STATUS_FRAME_BYTES));
+        self.outbox.asks_for_reply |= status.reply_requested;
+        let status = Status { received, confirmed: self.confirmed, reply_requested: self.outbox.asks_for_reply };
+        self.outbox.bytes.extend(frame::status_update(status, now_us()));
+    }
+
+    pub(crate) fn has_output(&self) -> bool {
+        self.write_error.is_none() && (!self.outbox.bytes.is_empty() || self.outbox.unflushed)
+    }
+
+    /// Writes what is queued. Safe to cancel: what was written is not written again.
+    pub(crate) async fn flush_output(&mut self) -> Result<()> {
+        let flushed = poll_fn(|cx| self.poll_output(cx)).await;
+        flushed.map_err(|error| broken(&self.slot, &error))
+    }
+
+    /// Waits until bytes arrive (if `read`) or everything queued is written (if something is), whichever is first.
+    /// Waits for ever where there is neither to do. Safe to cancel.
+    ///
+    /// # Errors
+    /// The connection failed or ended; messages that arrived before can still be taken. A failed write is reported only after
+    /// what the server sent before it, which may name the reason.
+    pub(crate) async fn ready_io(&mut self, read: bool) -> Result<Io> {
+        poll_fn(|cx| self.poll_io(cx, read)).await
+    }
+
+    /// Stops watching the socket for a while: bytes that arrive do not wake the task.
+    pub(crate) fn unwatch(&mut self) {
+        self.stream.unwatch();
+    }
+
+    /// Sends a last status and ends the stream, dropping what still arrives.
+    ///
+    /// # Errors
+    /// The server's end did not come by `deadline`, or the connection failed: the last status may not have counted.
+    pub(crate) async fn finish(mut self, last: Status, deadline: Instant) -> Result<()> {
+        self.queue_status(last);
+        if self.end > End::Open {
+            // It ended first, and reads no more.
+            return if self.confirmed_sent == self.confirmed { Ok(()) } else { Err(not_finished(&self.slot)) };
+        }
+        self.outbox.bytes.extend(COPY_DONE);
+        // The server takes messages in order, so its end of the stream answers ours: the status has been processed.
+        let answered = timeout_at(deadline, self.drain(End::CopyDone)).await;
+        answered.unwrap_or_else(|_| Err(not_finished(&self.slot)))?;
+        // By now nothing that can go wrong changes what was confirmed. Once the server is ready again the slot is free
+        // for a successor; in the middle of a large transaction that takes it long, and a closed socket is faster.
+        let patience = deadline.min(Instant::now() + RELEASE_PATIENCE);
+        drop(timeout_at(patience, self.drain(End::Ready)).await);
+        self.outbox.bytes.extend(TERMINATE);
+        let goodbye = async {
+            poll_fn(|cx| self.poll_output(cx)).await?;
+            poll_fn(|cx| Pin::new(&mut self.stream).poll_shutdown(cx)).await
+        };
+        drop(timeout_at(patience, goodbye).await);
+        Ok(())
     }
 
     #[cfg(test)]
@@ -98,11 +204,11 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         let once = self.stream.is_unwatched();
         self.inbox.poll_fill(cx, &mut self.stream, once).map(|filled| match filled {
             Ok(0) => Err(match self.write_error.take() {
-                Some(error) => fault::connection(&self.slot, &error),
-                None => fault::closed(&self.slot),
+                Some(error) => broken(&self.slot, &error),
+                None => closed(&self.slot),
             }),
             Ok(received_bytes) => Ok(received_bytes),
-            Err(error) => Err(fault::connection(&self.slot, &error)),
+            Err(error) => Err(broken(&self.slot, &error)),
         })
     }
 
@@ -125,7 +231,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             std::task::ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
             self.outbox.unflushed = false;
         }
-        self.told = self.confirmed;
+        self.confirmed_sent = self.confirmed;
         Poll::Ready(Ok(()))
     }
 
@@ -135,12 +241,12 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             match self.poll_output(cx) {
                 Poll::Ready(Ok(())) => io.flushed = true,
                 Poll::Ready(Err(error)) if read => self.write_error = Some(error),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(fault::connection(&self.slot, &error))),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(broken(&self.slot, &error))),
                 Poll::Pending => {}
             }
         }
         match &self.write_error {
-            Some(error) if !read => return Poll::Ready(Err(fault::connection(&self.slot, error))),
+            Some(error) if !read => return Poll::Ready(Err(broken(&self.slot, error))),
             _ => {}
         }
         if read && self.inbox.has_room() {
@@ -175,7 +281,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             },
             FrameError::TooLarge { .. } | FrameError::Length(_) => None,
         };
-        Err(fault::frame(&self.slot, error, lsn))
+        Err(unreceivable(&self.slot, error, lsn))
     }
 
     /// Reads and drops until the server has come as far as `end`. What arrives is of no interest any more, however
@@ -196,97 +302,81 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
                     self.ready_io(true).await?;
                 }
                 Err(FrameError::TooLarge { frame_bytes, .. }) => self.inbox.discard(frame_bytes),
-                Err(error @ FrameError::Length(_)) => return Err(fault::frame(&self.slot, error, None)),
+                Err(error @ FrameError::Length(_)) => return Err(unreceivable(&self.slot, error, None)),
             }
         }
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalSource for WalStream<S> {
-    fn next(&mut self) -> Result<Option<WalMessage<'_>>> {
-        let Some(frame) = self.take_frame()? else { return Ok(None) };
-        let act = While::Streaming(self.slot.as_str());
-        let body = self.inbox.body(&frame);
-        let message = match frame.tag {
-            b'd' => frame::copy_data(body)
-                .ok_or_else(|| postgres_fault::protocol(act, "a message of the stream is cut short or unknown"))?,
-            b'N' => WalMessage::Notice(frame::notice(body)),
-            b'S' => {
-                let (name, value) =
-                    parameter_status(body).ok_or_else(|| postgres_fault::protocol(act, "a setting is cut short"))?;
-                check_parameter(&name, &value)?;
-                WalMessage::ParameterStatus { name, value }
-            }
-            b'E' => return Err(reported(act, body)),
-            b'c' | b'C' => WalMessage::CopyDone,
-            other => return Err(unexpected(act, other)),
-        };
-        match message {
-            WalMessage::Data { wal_start, wal_end, .. } => self.received = self.received.max(wal_start).max(wal_end),
-            WalMessage::Keepalive { wal_end, .. } => self.received = self.received.max(wal_end),
-            WalMessage::CopyDone => self.end = End::CopyDone,
-            WalMessage::Notice(_) | WalMessage::ParameterStatus { .. } => {}
-        }
-        Ok(Some(message))
-    }
+/// A message that cannot be received: malformed, or larger than allowed at this LSN.
+fn unreceivable(slot: &SlotName, error: FrameError, lsn: Option<Lsn>) -> Error {
+    let FrameError::TooLarge { frame_bytes, frame_bytes_max, .. } = error else {
+        return fault::protocol(While::Streaming(slot.as_str()), error);
+    };
+    let place = lsn.filter(|lsn| !lsn.is_zero()).map(|lsn| format!(" at {lsn}")).unwrap_or_default();
+    Error::new(
+        Kind::Event,
+        format_args!(
+            "slot {slot}: a message{place} has {frame_bytes} bytes, and at most {frame_bytes_max} are allowed"
+        ),
+    )
+    .remedy(
+        "raise max_message_bytes; or deliver that row by hand and move the slot past its transaction with \
+         pg_replication_slot_advance. A CHECK on the payload's octet_length keeps such rows out",
+    )
+}
 
-    fn buffered_bytes(&self) -> usize {
-        self.inbox.buffered_bytes()
-    }
+fn broken(slot: &SlotName, error: &io::Error) -> Error {
+    fault::io(While::Streaming(slot.as_str()), error)
+}
 
-    fn received(&self) -> Lsn {
-        self.received
-    }
+/// The server closed the connection without a word.
+fn closed(slot: &SlotName) -> Error {
+    Error::new(Kind::PostgresUnreachable, format_args!("slot {slot}: the server closed the replication connection"))
+}
 
-    fn queue_status(&mut self, status: Status) {
-        self.confirmed = self.confirmed.max(status.confirmed.min(self.received));
-        let received = status.received.min(self.received).max(self.confirmed);
-        // One that is partly written has to be finished; one that is not begun is replaced, its question kept.
-        self.outbox.bytes.truncate(self.outbox.written.next_multiple_of(STATUS_FRAME_BYTES));
-        self.outbox.asks_for_reply |= status.reply_requested;
-        let status = Status { received, confirmed: self.confirmed, reply_requested: self.outbox.asks_for_reply };
-        self.outbox.bytes.extend(frame::status_update(status, now_us()));
-    }
+/// The server did not end the stream in time, or ended the stream before the last status was sent.
+fn not_finished(slot: &SlotName) -> Error {
+    Error::new(
+        Kind::PostgresUnreachable,
+        format_args!(
+            "slot {slot}: the stream ended without an answer of the server; the last confirmation may not have counted"
+        ),
+    )
+}
 
-    fn has_output(&self) -> bool {
-        self.write_error.is_none() && (!self.outbox.bytes.is_empty() || self.outbox.unflushed)
-    }
+/// SQLSTATE of the warning with which Postgres 18 says that it skips every change of a publication that did not exist
+/// when they were written (`object_not_in_prerequisite_state`). Older majors end the stream instead.
+const SKIPPED_PUBLICATION: &str = "55000";
 
-    async fn flush_output(&mut self) -> Result<()> {
-        let flushed = poll_fn(|cx| self.poll_output(cx)).await;
-        flushed.map_err(|error| fault::connection(&self.slot, &error))
+/// Judges a notice that came inside the stream. Most are for the log.
+///
+/// # Errors
+/// [`Kind::Publication`] where it says that changes are being skipped (P8).
+pub(crate) fn judge_notice(notice: &Notice, source: &SourceConfig) -> Result<()> {
+    // With the same code. Nothing is skipped: the changes come as soon as the standby has them.
+    if notice.routine == WAITS_FOR_STANDBY {
+        let slot = &source.slot;
+        tracing::warn!(%slot, notice = %notice.message.escape_debug(), "Postgres holds events back until a standby has them");
+        return Ok(());
     }
-
-    async fn ready_io(&mut self, read: bool) -> Result<Io> {
-        poll_fn(|cx| self.poll_io(cx, read)).await
+    if notice.sqlstate == SKIPPED_PUBLICATION {
+        let (slot, publication) = (&source.slot, &source.publication);
+        return Err(Error::new(
+            Kind::Publication,
+            format_args!("slot {slot}: Postgres skips changes, because publication {publication} did not exist when they were written"),
+        )
+        .remedy(
+            Remedy::from(
+                "the rows are in the outbox table and not in the stream; create the publication, then drop and create the \
+                 slot (",
+            )
+            .and(NextCommand::new("setup").option("slot", slot))
+            .and("), and publish the rows written in between again"),
+        ));
     }
-
-    fn unwatch(&mut self) {
-        self.stream.unwatch();
-    }
-
-    async fn finish(mut self, last: Status, deadline: Instant) -> Result<()> {
-        self.queue_status(last);
-        if self.end > End::Open {
-            // It ended first, and reads no more.
-            return if self.told == self.confirmed { Ok(()) } else { Err(fault::not_finished(&self.slot)) };
-        }
-        self.outbox.bytes.extend(COPY_DONE);
-        // The server takes messages in order, so its end of the stream answers ours: the status has been processed.
-        let answered = timeout_at(deadline, self.drain(End::CopyDone)).await;
-        answered.unwrap_or_else(|_| Err(fault::not_finished(&self.slot)))?;
-        // By now nothing that can go wrong changes what was confirmed. Once the server is ready again the slot is free
-        // for a successor; in the middle of a large transaction that takes it long, and a closed socket is faster.
-        let patience = deadline.min(Instant::now() + RELEASE_PATIENCE);
-        drop(timeout_at(patience, self.drain(End::Ready)).await);
-        self.outbox.bytes.extend(TERMINATE);
-        let goodbye = async {
-            poll_fn(|cx| self.poll_output(cx)).await?;
-            poll_fn(|cx| Pin::new(&mut self.stream).poll_shutdown(cx)).await
-        };
-        drop(timeout_at(patience, goodbye).await);
-        Ok(())
-    }
+    tracing::warn!(sqlstate = ?notice.sqlstate, notice = %notice.message.escape_debug(), "Postgres sent a notice inside the stream");
+    Ok(())
 }
 
 #[cfg(test)]

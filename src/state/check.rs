@@ -15,7 +15,6 @@ use crate::state::{ServerIdentity, Stored};
 /// What the slot and the catalogs say now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotNow {
-    /// The slot's name.
     pub name: String,
     /// Up to where it was confirmed.
     pub confirmed_flush: Lsn,
@@ -79,9 +78,7 @@ pub(crate) fn reconcile(
         }
         Some(first) if !adopt => Err(first.refusal(slot)),
         Some(_) => {
-            let accepted =
-                |mismatch: &Mismatch| format!("accepted because of --adopt-slot: {}", mismatch.cause(&slot.name));
-            notes.extend(mismatches.iter().map(accepted));
+            notes.extend(mismatches.iter().map(|it| format!("accepted because of --adopt-slot: {}", it.cause)));
             notes.push(format!(
                 "the stored position {} is given up for the slot's, {}",
                 stored.position, slot.confirmed_flush
@@ -117,16 +114,15 @@ pub(crate) fn gap(
     history: &[TimelineSwitch],
 ) -> Result<Option<Gap>> {
     let Comparison { notes, mismatches, .. } = compare(stored, now, slot, wal_end, history);
-    if let Some(other) = mismatches.iter().find(|mismatch| !mismatch.is_in_the_table()) {
+    if let Some(other) = mismatches.iter().find(|mismatch| !mismatch.is_in_the_table) {
         return Err(other.refusal(slot));
     }
     let is_new = slot.table_oids.iter().any(|oid| !stored.table_oids.contains(oid));
     let published = known(stored, now, history).filter(|_| !is_new);
-    let gap = |first: &Mismatch| Gap { cause: first.cause(&slot.name), published, notes };
-    Ok(mismatches.first().map(gap))
+    Ok(mismatches.into_iter().next().map(|first| Gap { cause: first.cause, published, notes }))
 }
 
-/// What is known of the tables on the timeline the server is on now.
+/// The published rows, on the timeline the server is on now.
 pub(crate) fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Published> {
     let published = stored.published.as_ref()?;
     if stored.server.timeline == now.timeline {
@@ -136,15 +132,34 @@ pub(crate) fn known(stored: &Stored, now: &ServerIdentity, history: &[TimelineSw
     published.until(switch.switch_lsn)
 }
 
-/// What is stored, beside the server, slot and log that are there.
+/// The result of comparing the stored value with the server, the slot and the log.
 struct Comparison {
     /// The stored position, as far as it exists on this server's timeline.
     position: Position,
     /// What the operator should know, a sentence each.
     notes: Vec<String>,
-    /// What does not belong.
     mismatches: Vec<Mismatch>,
 }
+
+/// One reason why the stored value does not belong to this server and slot.
+struct Mismatch {
+    cause: String,
+    /// What to look at before choosing.
+    verify: &'static str,
+    /// What giving up the stored position may cost.
+    risk: &'static str,
+    /// Whether the table has what is missing.
+    is_in_the_table: bool,
+}
+
+const LOST_OR_AGAIN: &str = "events that committed before it and were not delivered are lost to the stream, and events \
+                             after it that were delivered already come again";
+const LOST: &str = "events that committed before it and were not delivered are lost to the stream";
+const NOT_COVERED: &str = "rows the publication did not cover are lost to the stream, and events after it come again";
+const PRESENT_PRIMARY: &str = "check that the connection leads to the present primary, not to one that was left behind \
+                               by a promotion";
+const VERIFY_AND_REPLAY: &str =
+    "`walrelay verify` names events that are missing in Kafka, and `walrelay replay` publishes them";
 
 fn compare(
     stored: &Stored,
@@ -154,36 +169,57 @@ fn compare(
     history: &[TimelineSwitch],
 ) -> Comparison {
     let mut comparison = Comparison { position: stored.position, notes: Vec::new(), mismatches: Vec::new() };
-    if stored.slot != slot.name {
-        comparison.mismatches.push(Mismatch::Slot { stored: stored.slot.clone() });
-    }
+    let other_slot = (stored.slot != slot.name).then(|| Mismatch {
+        cause: format!("the stored position belongs to slot {}, not to {}", stored.slot, slot.name),
+        verify: "check slot and state key: two relays must not share a key. A renamed slot wants a key of its own",
+        risk: LOST,
+        is_in_the_table: false,
+    });
+    let other_server = comparison.of_server(stored, now, slot, history);
     // LSNs and OIDs of another server or timeline say nothing here.
-    match comparison.of_server(stored, now, history) {
-        Some(elsewhere) => comparison.mismatches.insert(0, elsewhere),
-        None => {
-            comparison.of_log(stored, now, slot, wal_end);
-            comparison.of_outboxes(stored, slot);
-        }
+    let is_comparable = other_server.is_none();
+    comparison.mismatches.extend(other_server.into_iter().chain(other_slot));
+    if is_comparable {
+        comparison.of_log(stored, now, slot, wal_end);
+        comparison.of_outboxes(stored, slot);
     }
     comparison
 }
 
 impl Comparison {
     /// Why nothing else can be compared, if nothing can. Takes the position back to where the timelines parted.
-    fn of_server(&mut self, stored: &Stored, now: &ServerIdentity, history: &[TimelineSwitch]) -> Option<Mismatch> {
-        if stored.server.system_identifier != now.system_identifier {
-            return Some(Mismatch::Server {
-                stored: stored.server.system_identifier.clone(),
-                now: now.system_identifier.clone(),
-            });
+    fn of_server(
+        &mut self,
+        stored: &Stored,
+        now: &ServerIdentity,
+        slot: &SlotNow,
+        history: &[TimelineSwitch],
+    ) -> Option<Mismatch> {
+        let (slot, then, timeline) = (&slot.name, stored.server.timeline, now.timeline);
+        let elsewhere = |cause, verify| Some(Mismatch { cause, verify, risk: LOST_OR_AGAIN, is_in_the_table: false });
+        let (system, here) = (&stored.server.system_identifier, &now.system_identifier);
+        if system != here {
+            return elsewhere(
+                format!(
+                    "the position of slot {slot} was stored for the server with system identifier {system}, and this one \
+                     is {here}"
+                ),
+                "check that the connection leads to the server you mean; a copy, or one upgraded with pg_upgrade or dump \
+                 and restore, has another identifier",
+            );
         }
-        let (then, timeline) = (stored.server.timeline, now.timeline);
+        let stored_on = format!("the position of slot {slot} was stored on timeline {then}");
         if then > timeline {
-            return Some(Mismatch::TimelineNewer { stored: then, now: timeline });
+            let cause = format!(
+                "{stored_on}, and the server is on timeline {timeline}: it is an old primary, or was restored to before \
+                 a promotion"
+            );
+            return elsewhere(cause, PRESENT_PRIMARY);
         }
         if then < timeline {
             let Some(switch) = history.iter().find(|switch| switch.timeline == then) else {
-                return Some(Mismatch::TimelineNotAncestor { stored: then, now: timeline });
+                let cause = format!("{stored_on}, which is no part of the history of the server's timeline {timeline}");
+                return elsewhere(cause, PRESENT_PRIMARY);
             };
             self.position = clamped(self.position, switch.switch_lsn);
             if self.position != stored.position {
@@ -194,53 +230,109 @@ impl Comparison {
     }
 
     fn of_log(&mut self, stored: &Stored, now: &ServerIdentity, slot: &SlotNow, wal_end: Lsn) {
-        if ends_beyond(&self.position, wal_end) {
-            self.mismatches.push(Mismatch::BeyondLog { stored: self.position, wal_end });
-        }
-        // A poller has no position, and knows how far the log was all the same.
+        let (name, position, confirmed) = (&slot.name, self.position, slot.confirmed_flush);
         let same_timeline = stored.server.timeline == now.timeline;
+        // A poller has no position, and knows how far the log was all the same.
         let flushed = stored.published.as_ref().and_then(|published| published.flushed).filter(|_| same_timeline);
-        if let Some(flushed) = flushed.filter(|flushed| *flushed > wal_end) {
-            self.mismatches.push(Mismatch::BeyondLog { stored: Position::at(flushed), wal_end });
-        }
-        if slot.confirmed_flush > self.position.end_lsn {
-            self.mismatches.push(Mismatch::SlotAhead { stored: self.position, confirmed: slot.confirmed_flush });
+        let flushed = flushed.filter(|flushed| *flushed > wal_end).map(Position::at);
+        let beyond = Some(position).filter(|position| ends_beyond(position, wal_end));
+        self.mismatches.extend(beyond.into_iter().chain(flushed).map(|delivered| Mismatch {
+            cause: format!(
+                "slot {name}: everything up to {delivered} was delivered, and the server's log ends at {wal_end}: it was \
+                 restored from a backup, or lost WAL"
+            ),
+            verify: "check that the connection leads to the server you mean. If it was restored, events after the backup \
+                     are in Kafka and no longer in the database",
+            risk: "events after it come again, if they were delivered before the restore",
+            is_in_the_table: false,
+        }));
+        if confirmed > position.end_lsn {
+            self.mismatches.push(Mismatch {
+                cause: format!(
+                    "slot {name} was confirmed up to {confirmed}, and only up to {position} is everything known to be \
+                     delivered: the slot was recreated, or advanced by somebody else"
+                ),
+                verify: "`walrelay verify` names events that are missing in Kafka, `walrelay replay` publishes them; \
+                         slot.on_loss = recover does it by itself, where it can",
+                risk: LOST,
+                is_in_the_table: true,
+            });
         }
     }
 
     fn of_outboxes(&mut self, stored: &Stored, slot: &SlotNow) {
-        if stored.publication_oid != slot.publication_oid {
-            let (stored, now) = (stored.publication_oid, slot.publication_oid);
-            self.mismatches.push(Mismatch::Recreated { what: "publication", stored, now });
+        let name = &slot.name;
+        let recreated = |what: &str, stored: u32, now: u32| {
+            format!(
+                "the {what} of slot {name} is another one than before: it was dropped and created again while walrelay \
+                 was away, or another is named now (OID {stored}, now {now}): rows written in between may not be in the \
+                 stream"
+            )
+        };
+        let changed =
+            |cause, is_in_the_table| Mismatch { cause, verify: VERIFY_AND_REPLAY, risk: NOT_COVERED, is_in_the_table };
+        let same_publication = stored.publication_oid == slot.publication_oid;
+        if !same_publication {
+            let cause = recreated("publication", stored.publication_oid, slot.publication_oid);
+            self.mismatches.push(changed(cause, true));
         }
         let absent = |before: &[u32], now: &[u32]| before.iter().find(|oid| !now.contains(oid)).copied();
         let gone = absent(&stored.table_oids, &slot.table_oids);
         let new = absent(&slot.table_oids, &stored.table_oids);
-        if let Some(gone) = gone {
-            let now = new.unwrap_or_default();
-            self.mismatches.push(Mismatch::Recreated { what: "outbox table", stored: gone, now });
-        }
-        let same = stored.publication_oid == slot.publication_oid && gone.is_none();
+        // Of a table that was made anew, or of another, what is stored says nothing.
+        self.mismatches.extend(gone.map(|gone| match new {
+            Some(new) => changed(recreated("outbox table", gone, new), false),
+            None => {
+                let cause = format!(
+                    "an outbox table of slot {name}, with OID {gone}, is not in the configuration any more: its events \
+                     that were not delivered yet would be given up"
+                );
+                changed(cause, false)
+            }
+        }));
+        let same = same_publication && gone.is_none();
         if same && absent(&stored.membership_oids, &slot.membership_oids).is_some() {
-            self.mismatches.push(Mismatch::Readded);
+            let cause = format!(
+                "the outbox table of slot {name} was taken out of the publication and added again, or added in another \
+                 way, while walrelay was away: rows written in between are not in the stream"
+            );
+            self.mismatches.push(changed(cause, true));
         }
         if let Some(prefix) = stored.message_prefixes.iter().find(|prefix| !slot.message_prefixes.contains(prefix)) {
-            self.mismatches.push(Mismatch::MessagesGone { prefix: prefix.clone() });
+            self.mismatches.push(Mismatch {
+                cause: format!(
+                    "messages with prefix {prefix:?} were events of slot {name}, and no outbox of the configuration takes \
+                     them any more: those that were not delivered yet would be given up"
+                ),
+                verify: "check message_prefix in the configuration. If it is meant, relay with the old one until no session \
+                         emits it",
+                risk: "messages with that prefix are not relayed, and events after it come again",
+                is_in_the_table: false,
+            });
         }
         let more_messages = slot.message_prefixes.iter().any(|prefix| !stored.message_prefixes.contains(prefix));
         if same && (new.is_some() || more_messages) {
             // An index counts the events of all outboxes there are.
             if let Some(partial) = self.position.partial.take() {
                 self.notes.push(format!(
-                    "an outbox is new to slot {}: events of the transaction at {} that were delivered come again",
-                    slot.name, partial.commit_lsn
+                    "an outbox is new to slot {name}: events of the transaction at {} that were delivered come again",
+                    partial.commit_lsn
                 ));
             }
             self.notes.push(format!(
-                "an outbox is new to slot {}: it is relayed from {} on, and what was written before is not",
-                slot.name, self.position
+                "an outbox is new to slot {name}: it is relayed from {} on, and what was written before is not",
+                self.position
             ));
         }
+    }
+}
+
+impl Mismatch {
+    fn refusal(&self, slot: &SlotNow) -> Error {
+        let (verify, risk, confirmed) = (self.verify, self.risk, slot.confirmed_flush);
+        Error::new(Kind::PositionMismatch, &self.cause).remedy(format!(
+            "{verify}. Then `--adopt-slot` takes the slot's position, {confirmed}, as the truth: {risk}"
+        ))
     }
 }
 
@@ -273,146 +365,13 @@ fn slot_beyond_the_log(slot: &SlotNow, wal_end: Lsn) -> Error {
     )
     .remedy(
         Remedy::from(format!(
-            "somebody confirmed WAL that does not exist (yet), or the server lost WAL. Look for events from then that are \
+            "another session confirmed WAL that does not exist (yet), or the server lost WAL. Look for events from then that are \
              not in Kafka, then drop the slot (select pg_drop_replication_slot('{}')) and run `",
             slot.name
         ))
         .and(NextCommand::new("setup").option("slot", &slot.name))
         .and("`"),
     )
-}
-
-/// One way in which what is stored does not belong here.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Mismatch {
-    Server { stored: String, now: String },
-    Slot { stored: String },
-    TimelineNewer { stored: u32, now: u32 },
-    TimelineNotAncestor { stored: u32, now: u32 },
-    BeyondLog { stored: Position, wal_end: Lsn },
-    SlotAhead { stored: Position, confirmed: Lsn },
-    Recreated { what: &'static str, stored: u32, now: u32 },
-    Readded,
-    MessagesGone { prefix: String },
-}
-
-impl Mismatch {
-    /// Whether the table has what is missing.
-    fn is_in_the_table(&self) -> bool {
-        match self {
-            Mismatch::SlotAhead { .. } | Mismatch::Readded => true,
-            // Of a table that was made anew, or of another, what is stored says nothing.
-            Mismatch::Recreated { what, .. } => *what == "publication",
-            Mismatch::Server { .. }
-            | Mismatch::Slot { .. }
-            | Mismatch::TimelineNewer { .. }
-            | Mismatch::TimelineNotAncestor { .. }
-            | Mismatch::BeyondLog { .. }
-            | Mismatch::MessagesGone { .. } => false,
-        }
-    }
-
-    fn cause(&self, slot: &str) -> String {
-        match self {
-            Mismatch::Server { stored, now } => format!(
-                "the position of slot {slot} was stored for the server with system identifier {stored}, and this one \
-                 is {now}"
-            ),
-            Mismatch::Slot { stored } => format!("the stored position belongs to slot {stored}, not to {slot}"),
-            Mismatch::TimelineNewer { stored, now } => format!(
-                "the position of slot {slot} was stored on timeline {stored}, and the server is on timeline {now}: it \
-                 is an old primary, or was restored to before a promotion"
-            ),
-            Mismatch::TimelineNotAncestor { stored, now } => format!(
-                "the position of slot {slot} was stored on timeline {stored}, which is no part of the history of the \
-                 server's timeline {now}"
-            ),
-            Mismatch::BeyondLog { stored, wal_end } => format!(
-                "slot {slot}: everything up to {stored} was delivered, and the server's log ends at {wal_end}: it was \
-                 restored from a backup, or lost WAL"
-            ),
-            Mismatch::SlotAhead { stored, confirmed } => format!(
-                "slot {slot} was confirmed up to {confirmed}, and only up to {stored} is everything known to be \
-                 delivered: the slot was recreated, or advanced by somebody else"
-            ),
-            Mismatch::Recreated { what, stored, now: 0 } => format!(
-                "an {what} of slot {slot}, with OID {stored}, is not in the configuration any more: its events that were \
-                 not delivered yet would be given up"
-            ),
-            Mismatch::Recreated { what, stored, now } => format!(
-                "the {what} of slot {slot} is another one than before: it was dropped and created again while walrelay was \
-                 away, or another is named now (OID {stored}, now \
-                 {now}): rows written in between may not be in the stream"
-            ),
-            Mismatch::Readded => format!(
-                "the outbox table of slot {slot} was taken out of the publication and added again, or added in another \
-                 way, while walrelay was away: rows written in between are not in the stream"
-            ),
-            Mismatch::MessagesGone { prefix } => format!(
-                "messages with prefix {prefix:?} were events of slot {slot}, and no outbox of the configuration takes them \
-                 any more: those that were not delivered yet would be given up"
-            ),
-        }
-    }
-
-    /// What to look at before choosing.
-    fn verify(&self) -> &'static str {
-        match self {
-            Mismatch::Server { .. } => {
-                "check that the connection leads to the server you mean; a copy, or one upgraded with pg_upgrade or \
-                 dump and restore, has another identifier"
-            }
-            Mismatch::Slot { .. } => {
-                "check slot and state key: two relays must not share a key. A renamed slot wants a key of its own"
-            }
-            Mismatch::TimelineNewer { .. } | Mismatch::TimelineNotAncestor { .. } => {
-                "check that the connection leads to the present primary, not to one that was left behind by a promotion"
-            }
-            Mismatch::BeyondLog { .. } => {
-                "check that the connection leads to the server you mean. If it was restored, events after the backup \
-                 are in Kafka and no longer in the database"
-            }
-            Mismatch::SlotAhead { .. } => {
-                "`walrelay verify` names events that are missing in Kafka, `walrelay replay` publishes them; slot.on_loss = recover \
-                 does it by itself, where it can"
-            }
-            Mismatch::Recreated { .. } | Mismatch::Readded => {
-                "`walrelay verify` names events that are missing in Kafka, and `walrelay replay` publishes them"
-            }
-            Mismatch::MessagesGone { .. } => {
-                "check message_prefix in the configuration. If it is meant, relay with the old one until nobody emits it"
-            }
-        }
-    }
-
-    /// What giving up the stored position may cost.
-    fn risk(&self) -> &'static str {
-        match self {
-            Mismatch::Server { .. } | Mismatch::TimelineNewer { .. } | Mismatch::TimelineNotAncestor { .. } => {
-                "events that committed before it and were not delivered are lost to the stream, and events after it \
-                 that were delivered already come again"
-            }
-            Mismatch::BeyondLog { .. } => "events after it come again, if they were delivered before the restore",
-            Mismatch::Slot { .. } | Mismatch::SlotAhead { .. } => {
-                "events that committed before it and were not delivered are lost to the stream"
-            }
-            Mismatch::Recreated { .. } | Mismatch::Readded => {
-                "rows the publication did not cover are lost to the stream, and events after it come again"
-            }
-            Mismatch::MessagesGone { .. } => {
-                "messages with that prefix are not relayed, and events after it come again"
-            }
-        }
-    }
-
-    fn refusal(&self, slot: &SlotNow) -> Error {
-        Error::new(Kind::PositionMismatch, self.cause(&slot.name)).remedy(format!(
-            "{}. Then `--adopt-slot` takes the slot's position, {}, as the truth: {}",
-            self.verify(),
-            slot.confirmed_flush,
-            self.risk()
-        ))
-    }
 }
 
 #[cfg(test)]

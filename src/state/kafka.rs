@@ -2,20 +2,23 @@
 //!
 //! Written through the sink's own producer, so that one connection and one set of credentials serve both.
 
-mod reader;
-mod record;
-mod topic;
+use std::ops::{ControlFlow, Range};
+use std::time::{Duration, Instant};
 
-use super::{Store, Stored};
+use serde::{Deserialize, Serialize};
+
 use crate::config::{KafkaConfig, StateConfig};
 use crate::error::{Error, Kind, Result};
 use crate::sink::Producer;
+use crate::sink::kafka::admin::TopicAdmin;
 use crate::sink::kafka::options::Options;
+use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicReader};
+use crate::state::Stored;
 
 /// The partition; the topic has no other.
 const PARTITION: i32 = 0;
 
-/// [`Store`] in a Kafka topic. Through a producer with transactions, storing commits what was sent before. One call at a time, which `&mut` sees to.
+/// Keeps one [`Stored`] in a Kafka topic. With a transactional producer, a store commits the records that were sent before.
 pub(crate) struct KafkaStore {
     config: KafkaConfig,
     topic: String,
@@ -35,21 +38,21 @@ impl KafkaStore {
     pub(crate) async fn open(config: &KafkaConfig, state: &StateConfig, producer: Producer) -> Result<KafkaStore> {
         let options = Options::reader(config)?;
         let name = state.topic.clone();
-        blocking(&producer, move || topic::prepare(options, &name)).await?;
+        blocking(&producer, move || prepare(options, &name)).await?;
         Ok(KafkaStore { config: config.clone(), topic: state.topic.clone(), key: state.key.clone(), producer })
     }
-}
 
-impl Store for KafkaStore {
-    async fn load(&mut self) -> Result<Option<Stored>> {
+    /// The newest stored value, if there is one.
+    pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
         let options = Options::reader(&self.config)?;
         let (topic, key) = (self.topic.clone(), self.key.clone());
-        let value = blocking(&self.producer, move || reader::newest(options, &topic, key.as_bytes())).await?;
-        value.map(|value| record::decode(&value, &self.topic, &self.key)).transpose()
+        let value = blocking(&self.producer, move || newest(options, &topic, key.as_bytes())).await?;
+        value.map(|value| decode(&value, &self.topic, &self.key)).transpose()
     }
 
-    async fn store(&mut self, stored: &Stored) -> Result<()> {
-        let value = record::encode(stored)?;
+    /// Replaces it: durable when this returns. Not safe to cancel half-way: drive it to its end.
+    pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
+        let value = encode(stored)?;
         let (topic, key) = (&self.topic, self.key.as_bytes());
         match self.producer.is_transactional() {
             true => self.producer.commit(topic, PARTITION, key, &value).await,
@@ -62,12 +65,12 @@ impl Store for KafkaStore {
 pub(super) async fn load(config: &KafkaConfig, state: &StateConfig) -> Result<Option<Stored>> {
     let (asking, reading) = (Options::reader(config)?, Options::reader(config)?);
     let (topic, key) = (state.topic.clone(), state.key.clone());
-    let read = tokio::task::spawn_blocking(move || match topic::exists(asking, &topic)? {
-        true => reader::newest(reading, &topic, key.as_bytes()),
+    let read = tokio::task::spawn_blocking(move || match exists(asking, &topic)? {
+        true => newest(reading, &topic, key.as_bytes()),
         false => Ok(None),
     });
     let value = read.await.map_err(|error| Error::new(Kind::Bug, error))??;
-    value.map(|value| record::decode(&value, &state.topic, &state.key)).transpose()
+    value.map(|value| decode(&value, &state.topic, &state.key)).transpose()
 }
 
 /// Runs what blocks off the runtime. Where Kafka refuses us meanwhile, that is the better explanation; the work then
@@ -82,5 +85,373 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
+/// How long a topic that was created may stay unknown to the brokers.
+const KNOWN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Replicas of a topic we create, where there are as many brokers.
+const REPLICAS_MAX: usize = 3;
+
+/// Small segments and an eager cleaner keep the topic short, so that a start reads little.
+const SETTINGS: &[(&str, &str)] =
+    &[("cleanup.policy", "compact"), ("segment.bytes", "16777216"), ("min.cleanable.dirty.ratio", "0.1")];
+
+/// Creates the topic where it is missing; otherwise says whether it is fit.
+fn prepare(options: Options, topic: &str) -> Result<()> {
+    let admin = TopicAdmin::open(&options)?;
+    let prepared = TopicReader::open(options, Isolation::ReadCommitted, None)
+        .and_then(|reader| create_missing(&admin, &reader, topic));
+    admin.close();
+    prepared
+}
+
+fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Result<()> {
+    let mut seen = look(reader, topic)?;
+    if seen.partitions.is_empty() {
+        create(admin, topic, seen.brokers.len())?;
+    }
+    let deadline = Instant::now() + KNOWN_TIMEOUT;
+    while seen.partitions.is_empty() {
+        if Instant::now() >= deadline {
+            let cause = format!("topic {topic} was created and no broker knows of it");
+            return Err(Error::new(Kind::KafkaUnreachable, cause));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        seen = look(reader, topic)?;
+    }
+    verify(admin, topic, &seen)
+}
+
+/// Whether there is such a topic.
+fn exists(options: Options, topic: &str) -> Result<bool> {
+    let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
+    Ok(!look(&reader, topic)?.partitions.is_empty())
+}
+
+fn look(reader: &TopicReader, topic: &str) -> Result<Layout> {
+    reader.layout(topic).map_err(|error| {
+        if error.kind() != Kind::TopicRefused {
+            return error;
+        }
+        // No event waits for the topic.
+        error.with_kind(Kind::KafkaRefused).remedy(format!(
+            "grant what the position needs: kafka-acls --add --allow-principal User:… --operation Read --operation Write \
+             --operation Describe --topic {topic}"
+        ))
+    })
+}
+
+fn create(admin: &TopicAdmin, topic: &str, brokers: usize) -> Result<()> {
+    let replicas = brokers.clamp(1, REPLICAS_MAX);
+    let in_sync = (replicas >= 3).then_some(("min.insync.replicas", "2"));
+    let settings: Vec<_> = SETTINGS.iter().copied().chain(in_sync).collect();
+    let created = admin.create(topic, replicas, &settings).map_err(|known| {
+        if known.kind() == Kind::KafkaUnreachable {
+            return known;
+        }
+        let cause = format!("the topic that keeps the position cannot be created: {known}");
+        let settings: String = SETTINGS.iter().map(|(name, value)| format!(" --config {name}={value}")).collect();
+        Error::new(known.kind(), cause).remedy(format!(
+            "create it as a user who may: kafka-topics --create --topic {topic} --partitions 1 --replication-factor \
+             {replicas}{settings}"
+        ))
+    })?;
+    if created {
+        tracing::info!(topic, replicas, "created the state topic");
+    }
+    Ok(())
+}
+
+fn verify(admin: &TopicAdmin, topic: &str, seen: &Layout) -> Result<()> {
+    let partitions = seen.partitions.len();
+    if partitions != 1 {
+        let cause = format!("topic {topic} has {partitions} partitions; a position needs a topic with one");
+        return Err(Error::new(Kind::KafkaRefused, cause)
+            .remedy("configure another state topic: walrelay creates it with one partition"));
+    }
+    if seen.replicas < REPLICAS_MAX.min(seen.brokers.len()) {
+        tracing::warn!(
+            topic,
+            replicas = seen.replicas,
+            brokers = seen.brokers.len(),
+            "the state topic has few replicas"
+        );
+    }
+    match admin.setting(topic, "cleanup.policy", seen.brokers.first().copied()) {
+        Ok(policy) if policy.split(',').any(|part| part.trim() == "compact") => Ok(()),
+        Ok(policy) => {
+            let cause = format!("topic {topic} has cleanup.policy={policy}: it would delete the position one day");
+            Err(Error::new(Kind::KafkaRefused, cause).remedy(format!(
+                "kafka-configs --alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
+            )))
+        }
+        Err(why) => {
+            tracing::warn!(
+                topic,
+                why,
+                "cannot see whether the topic is compacted; make sure that cleanup.policy=compact"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// How long the relay waits for transactions of others.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The pause before the next check whether transactions of others have ended.
+const OPEN_RETRY: Duration = Duration::from_millis(20);
+
+/// The newest value under `key` below the partition's end at the time of the call; a tombstone is none.
+fn newest(options: Options, topic: &str, key: &[u8]) -> Result<Option<Vec<u8>>> {
+    let read = || {
+        let everything = TopicReader::open(options.clone(), Isolation::ReadUncommitted, None)?;
+        let end = everything.span(topic, PARTITION)?.end;
+        let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
+        let spans = [(PARTITION, extent(&reader, topic, end)?)].into();
+        let mut newest = None;
+        reader.read(topic, &spans, &mut |message| {
+            if message.key == Some(key) {
+                newest = message.value.map(<[u8]>::to_vec);
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(newest)
+    };
+    // No event waits for the topic.
+    let refused =
+        |error: Error| if error.kind() == Kind::TopicRefused { error.with_kind(Kind::KafkaRefused) } else { error };
+    read().map_err(refused)
+}
+
+/// Where the partition begins, and where it ends for readers of what is committed, once that is at least `end`.
+///
+/// Relays share the topic. What one has committed behind a transaction that another has open is hidden until that ends,
+/// and an older record of ours is not to be taken for the newest.
+fn extent(reader: &TopicReader, topic: &str, end: i64) -> Result<Range<i64>> {
+    let began = Instant::now();
+    let mut is_logged = false;
+    loop {
+        let span = reader.span(topic, PARTITION)?;
+        let high = span.end;
+        if high >= end {
+            return Ok(span);
+        }
+        if began.elapsed() > OPEN_TIMEOUT {
+            let cause = format!(
+                "topic {topic} could not be read: another producer has a transaction open in it at offset {high}"
+            );
+            return Err(Error::new(Kind::KafkaUnreachable, cause)
+                .remedy(format!(
+                    "it ends by its timeout, unless Kafka has lost it (KAFKA-20734): kafka-transactions.sh find-hanging lists \
+                     such transactions, and kafka-transactions.sh abort --topic {topic} --partition {PARTITION} --start-offset \
+                     {high} ends this one; see docs/exactly-once.md"
+                )));
+        }
+        if !std::mem::replace(&mut is_logged, true) {
+            tracing::info!(topic, "another producer has a transaction open in the state topic; waiting for its end");
+        }
+        std::thread::sleep(OPEN_RETRY);
+    }
+}
+
+/// The layout written, and the newest one understood.
+const VERSION: u32 = 3;
+
+#[derive(Serialize, Deserialize)]
+struct Envelope {
+    /// The layout: goes up when an older walrelay would misread it.
+    version: u32,
+    /// For people: when, by the relay's clock.
+    written_at: String,
+    /// For people: which walrelay.
+    walrelay: String,
+    #[serde(flatten)]
+    stored: Stored,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+fn encode(stored: &Stored) -> Result<Vec<u8>> {
+    let envelope = Envelope {
+        version: VERSION,
+        written_at: jiff::Timestamp::now().to_string(),
+        walrelay: env!("CARGO_PKG_VERSION").to_owned(),
+        stored: stored.clone(),
+    };
+    serde_json::to_vec(&envelope)
+        .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written: {error}")))
+}
+
+/// # Errors
+/// [`Kind::KafkaRefused`]: the record is not a position, or one of a newer layout.
+fn decode(value: &[u8], topic: &str, key: &str) -> Result<Stored> {
+    let place = format!("the record with key {key:?} in topic {topic}");
+    let foreign = |error: serde_json::Error| {
+        // Where, not what: the message can quote the record.
+        let at = format!("{:?} at column {}", error.classify(), error.column());
+        Error::new(Kind::KafkaRefused, format!("{place} is not a position ({at})")).remedy(
+            "use another state topic or key; if the record was damaged, remove it and start with --adopt-slot, which \
+             publishes again whatever the slot still holds",
+        )
+    };
+    let layout: Version = serde_json::from_slice(value).map_err(foreign)?;
+    if layout.version > VERSION {
+        let cause = format!("{place} has layout {}; this walrelay reads up to {VERSION}", layout.version);
+        return Err(Error::new(Kind::KafkaRefused, cause).remedy("run the newer walrelay that wrote it"));
+    }
+    let envelope: Envelope = serde_json::from_slice(value).map_err(foreign)?;
+    Ok(envelope.stored)
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rdkafka::ClientConfig;
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer as _};
+
+    use super::*;
+    use crate::config::StoreKind;
+    use crate::position::{Lsn, Partial, Position};
+    use crate::sink::KafkaSink;
+    use crate::state::ServerIdentity;
+
+    fn stored(end_lsn: u64) -> Stored {
+        let partial = Partial { commit_lsn: Lsn::new(end_lsn + 8), index: 3 };
+        Stored {
+            server: ServerIdentity { system_identifier: "7480000000000000001".to_owned(), timeline: 2 },
+            slot: "orders".to_owned(),
+            position: Position { end_lsn: Lsn::new(end_lsn), partial: Some(partial) },
+            publication_oid: 16_400,
+            table_oids: vec![16_390],
+            membership_oids: vec![16_401],
+            message_prefixes: Vec::new(),
+            published: None,
+            stream_only: Vec::new(),
+            catch_up: None,
+        }
+    }
+
+    #[test]
+    fn a_position_reads_back_as_it_was_written() {
+        let value = encode(&stored(0x16_B374_D848)).unwrap();
+        assert_eq!(decode(&value, "t", "k"), Ok(stored(0x16_B374_D848)));
+        let text: serde_json::Value = serde_json::from_slice(&value).unwrap();
+        assert_eq!(text["version"], VERSION);
+        assert_eq!(text["walrelay"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(text["slot"], "orders");
+        assert_eq!(text["system_identifier"], "7480000000000000001");
+        assert_eq!(text["position"]["end_lsn"], "16/B374D848");
+        assert!(text["written_at"].as_str().unwrap().parse::<jiff::Timestamp>().is_ok());
+    }
+
+    #[test]
+    fn a_record_of_somebody_else_is_refused_without_being_quoted() {
+        for value in ["", "{}", "hello canary", r#"{"version":1,"slot":"canary"}"#, r#"{"version":"canary"}"#, "[1]"] {
+            let error = decode(value.as_bytes(), "walrelay.state", "orders").unwrap_err();
+            assert_eq!(error.kind(), Kind::KafkaRefused);
+            assert!(error.cause().contains(r#""orders" in topic walrelay.state"#), "{error}");
+            assert!(!error.cause().contains("canary"), "{error}");
+            assert!(error.what_to_do().is_some());
+        }
+    }
+
+    #[test]
+    fn a_newer_layout_is_refused_even_if_it_would_parse() {
+        let value = String::from_utf8(encode(&stored(1)).unwrap()).unwrap();
+        let newer = value.replace("\"version\":3", "\"version\":4");
+        let error = decode(newer.as_bytes(), "t", "k").unwrap_err();
+        assert_eq!(error.kind(), Kind::KafkaRefused);
+        assert!(error.cause().contains("layout 4"), "{error}");
+    }
+
+    #[test]
+    fn the_first_layout_with_its_one_table_is_read() {
+        let value = String::from_utf8(encode(&stored(1)).unwrap()).unwrap();
+        let first =
+            value.replace("\"version\":3", "\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
+        assert_ne!(first, value);
+        assert_eq!(decode(first.as_bytes(), "t", "k"), Ok(stored(1)));
+    }
+
+    const TOPIC: &str = "walrelay.state";
+
+    struct Lab {
+        _cluster: MockCluster<'static, DefaultProducerContext>,
+        config: KafkaConfig,
+        sink: KafkaSink,
+    }
+
+    /// The mock cluster creates no topics on request and describes no settings; a real broker does both.
+    fn lab(partitions: i32) -> Lab {
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic(TOPIC, partitions, 1).unwrap();
+        let config = KafkaConfig {
+            id_headers: Vec::new(),
+            brokers: cluster.bootstrap_servers(),
+            properties: BTreeMap::new(),
+            max_in_flight_bytes: 1 << 20,
+            max_in_flight_events: 100,
+        };
+        let sink = KafkaSink::connect(&config).unwrap();
+        Lab { _cluster: cluster, config, sink }
+    }
+
+    fn state(key: &str) -> StateConfig {
+        StateConfig { store: StoreKind::Kafka, topic: TOPIC.to_owned(), key: key.to_owned(), adopt_slot: false }
+    }
+
+    async fn open(lab: &Lab, key: &str) -> Result<KafkaStore> {
+        KafkaStore::open(&lab.config, &state(key), lab.sink.producer()).await
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_newest_position_of_each_key_is_read_back() {
+        let lab = lab(1);
+        let mut orders = open(&lab, "orders").await.unwrap();
+        let mut others = open(&lab, "others").await.unwrap();
+        assert_eq!(orders.load().await, Ok(None));
+        for end_lsn in 1..=50 {
+            orders.store(&stored(end_lsn)).await.unwrap();
+            others.store(&stored(end_lsn * 1000)).await.unwrap();
+        }
+        assert_eq!(orders.load().await, Ok(Some(stored(50))));
+        assert_eq!(others.load().await, Ok(Some(stored(50_000))));
+        assert_eq!(open(&lab, "third").await.unwrap().load().await, Ok(None));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_follows_a_damaged_record_heals_it() {
+        let lab = lab(1);
+        let mut store = open(&lab, "orders").await.unwrap();
+        lab.sink.producer().deliver(TOPIC, PARTITION, b"orders", b"damaged").await.unwrap();
+        assert_eq!(store.load().await.unwrap_err().kind(), Kind::KafkaRefused);
+        store.store(&stored(7)).await.unwrap();
+        assert_eq!(store.load().await, Ok(Some(stored(7))));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_topic_with_more_than_one_partition_keeps_no_position() {
+        let lab = lab(2);
+        let error = open(&lab, "orders").await.err().unwrap();
+        assert_eq!(error.kind(), Kind::KafkaRefused);
+        assert!(error.cause().contains("2 partitions"), "{error}");
+        assert!(error.what_to_do().is_some());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_tombstone_forgets_the_position() {
+        let lab = lab(1);
+        let mut store = open(&lab, "orders").await.unwrap();
+        store.store(&stored(7)).await.unwrap();
+        let producer: BaseProducer =
+            ClientConfig::new().set("bootstrap.servers", &lab.config.brokers).create().unwrap();
+        producer.send(BaseRecord::<[u8], [u8]>::to(TOPIC).partition(PARTITION).key(b"orders")).unwrap();
+        producer.flush(std::time::Duration::from_secs(30)).unwrap();
+        assert_eq!(store.load().await, Ok(None));
+    }
+}

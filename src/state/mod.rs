@@ -1,21 +1,17 @@
 //! Where the position is kept, and whether it belongs to this server and slot.
 
-pub(crate) mod check;
-pub(crate) mod kafka;
-mod load;
-pub(crate) mod postgres;
-
-pub(crate) use load::load;
-
-use std::future::Future;
-
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::config::{Config, StoreKind};
 use crate::error::Result;
 use crate::ledger::trail::Published;
 use crate::poll::Key;
 use crate::position::Position;
 use crate::snapshot::Snapshot;
+
+pub(crate) mod check;
+pub(crate) mod kafka;
+pub(crate) mod postgres;
 
 /// Which server, by what it says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +22,7 @@ pub struct ServerIdentity {
     pub timeline: u32,
 }
 
-/// What is stored: a position, and what it is a position *in*.
+/// The stored value: a position, and the server, slot and tables that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
     #[serde(flatten)]
@@ -118,10 +114,19 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Re
     })
 }
 
-/// Keeps one [`Stored`]. Durable when `store` returns `Ok`; never answers with an older one after that.
-pub(crate) trait Store: Send {
-    /// The newest stored value, if there is one.
-    fn load(&mut self) -> impl Future<Output = Result<Option<Stored>>> + Send;
-    /// Replaces it. Not safe to cancel half-way: drive it to its end.
-    fn store(&mut self, stored: &Stored) -> impl Future<Output = Result<()>> + Send;
+/// The value stored under this configuration's key. None where nothing is stored, or the store is the slot, which keeps
+/// only a position.
+///
+/// Where the store is Kafka: a consumer that leaves no trace, which needs the right to read and describe the topic. May
+/// take half a minute. Nothing is created.
+///
+/// # Errors
+/// Those of Kafka or Postgres; [`KafkaRefused`](crate::error::Kind::KafkaRefused) and [`PositionMismatch`](crate::error::Kind::PositionMismatch) for what cannot be read, and
+/// [`PostgresRefused`](crate::error::Kind::PostgresRefused) for a table that may not be.
+pub(crate) async fn load(config: &Config) -> Result<Option<Stored>> {
+    match config.state.store {
+        StoreKind::Kafka => kafka::load(&config.kafka, &config.state).await,
+        StoreKind::Postgres => postgres::load(config).await,
+        StoreKind::Slot => Ok(None),
+    }
 }

@@ -9,7 +9,7 @@ use crate::postgres::own_table::OwnTable;
 use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_text};
 use crate::postgres::sql::SqlSession;
 use crate::source::control::Control;
-use crate::state::{Store, Stored};
+use crate::state::Stored;
 
 const LOAD: &str = include_str!("../../sql/position/load.sql");
 const STORE: &str = include_str!("../../sql/position/store.sql");
@@ -24,8 +24,8 @@ const POSITIONS: OwnTable = OwnTable {
 
 /// Keeps the position in `walrelay.position` of the outbox's database, one row per key.
 ///
-/// What is stored there is WAL, too: whoever stores a position because the log moved on has to do it now and then,
-/// not each time, or the two keep each other busy.
+/// Each store writes WAL, too. A caller that stores because the log moved on has to do so at intervals: otherwise every
+/// store causes the next one.
 #[derive(Debug)]
 pub(crate) struct PostgresStore {
     control: Control,
@@ -36,21 +36,21 @@ impl PostgresStore {
     /// Opens the store, and creates the table where it is missing and we may.
     ///
     /// # Errors
-    /// [`Kind::PostgresRefused`] with the SQL for somebody who may; [`Kind::PostgresUnreachable`].
+    /// [`Kind::PostgresRefused`] with the SQL for a role that may; [`Kind::PostgresUnreachable`].
     pub(crate) async fn open(control: Control, key: impl Into<String>) -> Result<PostgresStore> {
         control.ask(|session| async move { POSITIONS.prepare(session.client()).await }).await?;
         Ok(PostgresStore { control, key: key.into() })
     }
-}
 
-impl Store for PostgresStore {
-    async fn load(&mut self) -> Result<Option<Stored>> {
+    /// The newest stored value, if there is one.
+    pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
         let key = self.key.clone();
         let text = self.control.ask(|session| async move { text(session.client(), &key).await }).await?;
         text.map(|text| read(&self.key, &text)).transpose()
     }
 
-    async fn store(&mut self, stored: &Stored) -> Result<()> {
+    /// Replaces it: durable when this returns.
+    pub(crate) async fn store(&mut self, stored: &Stored) -> Result<()> {
         let value = serde_json::to_string(stored)
             .map_err(|error| Error::new(Kind::Bug, format!("a position cannot be written as JSON: {error}")))?;
         let key = self.key.clone();
@@ -58,7 +58,7 @@ impl Store for PostgresStore {
     }
 }
 
-/// What is stored, for those who are not the relay. Creates nothing.
+/// The stored value, for commands beside the relay. Creates nothing.
 pub(super) async fn load(config: &Config) -> Result<Option<Stored>> {
     let session = SqlSession::connect(&config.source.database, "walrelay").await?;
     match POSITIONS.state(session.client()).await?.as_str() {
@@ -85,7 +85,7 @@ async fn store(client: &Client, key: &str, value: &str) -> Result<(), QueryError
     written(bounded("storing the position", QUERY_TIMEOUT, stored).await?)
 }
 
-/// A trigger or rule can swallow a row without an error: that would be a position nobody kept.
+/// A trigger or rule can drop a row without an error: the position would not be stored.
 fn written(rows: u64) -> Result<(), QueryError> {
     match rows {
         1 => Ok(()),
@@ -102,52 +102,15 @@ fn written(rows: u64) -> Result<(), QueryError> {
 fn read(key: &str, text: &str) -> Result<Stored> {
     serde_json::from_str(text).map_err(|error| {
         Error::new(Kind::PositionMismatch, format!("the position stored under {key:?} cannot be read: {error}")).remedy(
-            "a newer walrelay, or somebody by hand, wrote it. Look at walrelay.position; once its row is deleted, \
+            "a newer walrelay, or a person, wrote it. Look at walrelay.position; once its row is deleted, \
                  walrelay starts where the slot was confirmed, which repeats events and loses none",
         )
     })
 }
 
-/// Keeps nothing: the slot's own position is all there is.
-///
-/// After a crash of the server, and up to Postgres 16 after every restart, the slot is further back than what was
-/// confirmed, and the events in between are delivered again. Nothing tells a slot that was recreated or advanced.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct SlotStore;
-
-impl Store for SlotStore {
-    async fn load(&mut self) -> Result<Option<Stored>> {
-        Ok(None)
-    }
-
-    async fn store(&mut self, _: &Stored) -> Result<()> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::position::{Lsn, Partial, Position};
-    use crate::state::ServerIdentity;
-
-    #[test]
-    fn what_was_written_is_read_back() {
-        let partial = Some(Partial { commit_lsn: Lsn::new(120), index: 7 });
-        let stored = Stored {
-            server: ServerIdentity { system_identifier: "7000".to_owned(), timeline: 2 },
-            slot: "orders".to_owned(),
-            position: Position { end_lsn: Lsn::new(100), partial },
-            publication_oid: 10,
-            table_oids: vec![u32::MAX],
-            membership_oids: vec![9],
-            message_prefixes: vec!["shop".to_owned()],
-            published: None,
-            stream_only: Vec::new(),
-            catch_up: None,
-        };
-        assert_eq!(read("orders", &serde_json::to_string(&stored).unwrap()), Ok(stored));
-    }
 
     #[test]
     fn what_cannot_be_read_is_never_taken_for_nothing_stored() {

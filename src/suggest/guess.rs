@@ -358,7 +358,7 @@ pub(super) fn marked(columns: &[Column]) -> Option<Marked> {
     let at = columns.iter().filter(is_time).find(|column| !column.is_never_null() && named(column, DONE));
     let status = columns.iter().filter(|column| column.is_word() && named(column, STATUS));
     let status = status.filter_map(|column| Some((column, text_of(column.default.as_deref()?)?))).next();
-    let is_flag = |column: &&Column| column.base == "bool" && column.default.as_deref() == Some("false");
+    let is_flag = |column: &&Column| column.base.name == "bool" && column.default.as_deref() == Some("false");
     let flag = columns.iter().filter(is_flag).find(|column| named(column, DONE));
     let (first, pending, set) = match (status, flag) {
         (Some((column, text)), _) => {
@@ -407,11 +407,13 @@ fn sql_name(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::postgres::catalog::BaseType;
 
     fn column(name: &str, base: &str, default: Option<&str>) -> Column {
         let category = if base == "text" { "S" } else { "U" }.to_owned();
         let (name, base, default) = (name.to_owned(), base.to_owned(), default.map(str::to_owned));
-        Column { name, type_name: base.clone(), base, category, default, ..Column::default() }
+        let (type_name, base) = (base.clone(), BaseType { name: base, category, ..BaseType::default() });
+        Column { name, type_name, base, default, ..Column::default() }
     }
 
     #[test]

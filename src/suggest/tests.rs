@@ -6,6 +6,7 @@ use super::*;
 use crate::config::Config;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
+use crate::postgres::catalog::BaseType;
 
 /// A column of `NAME TYPE` and what else holds: `!` not null, `pk`, `part` of one, `unique`, `fk`, `gen`, `domain`.
 fn column(text: &str) -> Column {
@@ -24,9 +25,12 @@ fn column(text: &str) -> Column {
         name: name.replace('~', " "),
         type_name: base.to_owned(),
         type_modifier: -1,
-        base: base.to_owned(),
-        category: category.to_owned(),
-        domain: has("domain"),
+        base: BaseType {
+            name: base.to_owned(),
+            category: category.to_owned(),
+            domain: has("domain"),
+            ..BaseType::default()
+        },
         not_null: has("!") || has("pk") || has("part"),
         generated: has("gen"),
         default: marks.iter().find_map(|mark| mark.strip_prefix("default=")).map(str::to_owned),
@@ -367,9 +371,7 @@ fn any_column() -> impl Strategy<Value = Column> {
                 name,
                 type_name,
                 type_modifier: -1,
-                base,
-                category,
-                domain,
+                base: BaseType { name: base, category, domain, ..BaseType::default() },
                 not_null,
                 generated,
                 default: (not_null && domain).then(|| "'NEW'::text".to_owned()),

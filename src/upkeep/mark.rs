@@ -1,38 +1,39 @@
-//! Marks rows, or deletes them, once they were acked; and the table of events that wait, in the same session.
+//! Marks or deletes rows once their events were acked, and reads and writes the parked events in the same session.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
+use std::future::poll_fn;
 use std::str;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
-use crate::config::{Config, OnError, OutboxConfig, SlotName};
+use crate::config::{Config, OutboxConfig, SlotName};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::postgres::query::{QueryError, bounded};
+use crate::postgres::quote::quote_literal;
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
-use crate::upkeep::assignment::asks_by_pending;
-use crate::upkeep::left_behind::none_left_behind;
-use crate::upkeep::parked::{self, FailedAgain, Failure, Head, Held, Limit, Parked, Room, Waiting};
-use crate::upkeep::pipelined::{pipelined, together};
-use crate::upkeep::writer::{Writer, Written, ask_statement, writer};
+use crate::upkeep::parked::{
+    DOING, DROPPED, FailedAgain, Failure, Head, Held, INDEX, Limit, Parked, ParkedTable, Parking, STILL, Waiting, get,
+    none_left_behind,
+};
+use crate::upkeep::writer::{Writer, Written, writer};
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
-
-const STILL: &str = include_str!("../../sql/parked/still.sql");
 
 /// Ids of one statement: what a server does in a fraction of a second.
 const ROWS_PER_STATEMENT: usize = 2_000;
-/// How often a transaction is tried where others were in its way.
+/// How often a transaction is tried that another session blocks.
 const ATTEMPTS: u32 = 5;
-/// How long a lock is waited for by who has other rows to go on with.
+/// The wait for a lock in a session that has other rows to go on with.
 const MOMENT: Duration = Duration::from_millis(250);
-/// How soon it is looked again whether a row can be seen.
+/// The pause before the next check whether rows are visible.
 const UNSEEN_PAUSE: Duration = Duration::from_millis(5);
 /// After the first attempt, and twice as long after each more.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -44,27 +45,25 @@ pub struct Marker {
     /// By the outbox's index; none for one that nothing is written to.
     writers: Vec<Option<Writer>>,
     /// Where events wait that cannot be delivered yet, if they do.
-    room: Option<Room>,
-    /// What finds rows that wait and that somebody set to pending, by the outbox.
-    asks: Vec<(String, Statement)>,
+    parked: Option<ParkedTable>,
     /// How often a transaction is tried.
     attempts: u32,
-    /// Whether a transaction may be open: a call that was cancelled leaves one. Whoever uses the session holds this.
+    /// Whether a cancelled call may have left a transaction open. Locked by each use of the session.
     open: Mutex<bool>,
 }
 
 /// Rows to be written to in one transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Those whose events were acked.
+    /// Rows whose events were acked.
     pub acked: Vec<RowId>,
-    /// Those whose events were given up.
+    /// Rows whose events were given up.
     pub failed: Vec<(RowId, Failure)>,
-    /// Events that are to wait.
+    /// Events to park.
     pub parked: Vec<Arc<Parked>>,
-    /// Events that waited and were tried in vain.
+    /// Parked events that were tried in vain.
     pub failed_again: Vec<FailedAgain>,
-    /// Rows of the table of parked events that wait no more.
+    /// Ids of parked events that are parked no longer.
     pub unparked: Vec<i64>,
     /// The lower halves of the ids of transactions that wrote them, which others may not see yet.
     pub xids: Vec<u32>,
@@ -77,6 +76,45 @@ struct Part<'a> {
     rows: Vec<Settled<'a>>,
 }
 
+impl Part<'_> {
+    /// Writes to these rows, and gives how many there were.
+    async fn write(&self, client: &Client) -> Result<u64, QueryError> {
+        let Part { writer, written, rows } = self;
+        let values_at = |at: usize| rows.iter().map(|row| row.key.get(at).copied()).collect::<Vec<_>>();
+        let keys: Vec<Vec<Option<&str>>> = (0..*writer.key_values.end()).map(values_at).collect();
+        let failures: Vec<_> = rows.iter().filter_map(|row| row.failure).collect();
+        let causes: Vec<&str> = failures.iter().map(|(failure, _)| failure.cause.as_str()).collect();
+        let classes: Vec<&str> = failures.iter().map(|(failure, _)| failure.class).collect();
+        let attempts = failures.iter().map(|(failure, _)| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
+        let attempts: Vec<i32> = attempts.collect();
+        let waits_ms: Vec<Option<i64>> = failures.iter().map(|(_, wait_ms)| *wait_ms).collect();
+        let mut values: Vec<&(dyn ToSql + Sync)> = keys.iter().map(|key| key as &(dyn ToSql + Sync)).collect();
+        if !failures.is_empty() {
+            values.extend([&causes as &(dyn ToSql + Sync), &classes, &attempts, &waits_ms]);
+        }
+        let answer = bounded(&written.doing, ANSWER_TIMEOUT, client.query(&written.statement, &values)).await;
+        let answer = answer.map_err(|failed| self.explained(failed))?;
+        let mut numbers = HashSet::with_capacity(answer.len());
+        for row in &answer {
+            let read = || Ok((row.try_get::<_, i64>(0)?, row.try_get::<_, Option<bool>>(1)?));
+            let (number, is_pending) = read().map_err(|error| QueryError::of(&written.doing, &error))?;
+            if is_pending == Some(true) {
+                return Err(QueryError::refused(writer.leaves_pending(written)));
+            }
+            if !numbers.insert(number) {
+                return Err(QueryError::refused(writer.not_one_row(written)));
+            }
+        }
+        Ok(answer.len() as u64)
+    }
+
+    /// The same failure, with whose fault it is.
+    fn explained(&self, failed: QueryError) -> QueryError {
+        let error = self.writer.explained(self.written, &failed);
+        failed.with(error)
+    }
+}
+
 /// A row that is written to.
 #[derive(Debug, Clone)]
 struct Settled<'a> {
@@ -86,48 +124,19 @@ struct Settled<'a> {
     failure: Option<(&'a Failure, Option<i64>)>,
 }
 
-/// Whether events may have to wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// They do not.
-    NoRoom,
-    /// They do, and the table for them is not made where it is missing.
-    RoomIfThere,
-    /// They do, and it is.
-    Room,
-}
-
-impl Wanted {
-    /// What a relay of this configuration needs.
-    pub fn by(config: &Config) -> Wanted {
-        if config.delivery.on_error == OnError::Park { Wanted::Room } else { Wanted::NoRoom }
-    }
-}
-
 impl Marker {
     /// [`Marker::connect`] as a relay of this configuration does.
-    ///
-    /// # Errors
-    /// As there.
     pub async fn of(config: &Config) -> Result<Option<Marker>> {
         let source = &config.source;
-        Marker::connect(&source.database, &source.slot, &config.outboxes, Wanted::by(config)).await
+        Marker::connect(&source.database, &source.slot, &config.outboxes, Parking::of(config)).await
     }
 
-    /// The same for who has other rows to go on with: locks are waited for a moment, and nothing is tried a second time.
-    ///
-    /// # Errors
-    /// As there.
+    /// The same for a caller that has other rows to go on with: it waits for locks for a moment, and tries nothing twice.
     pub async fn impatient(config: &Config) -> Result<Option<Marker>> {
         const DOING: &str = "bounding waits for locks";
-        let source = &config.source;
-        let name = format!("walrelay {} retries", source.slot);
-        let Some(marker) =
-            Marker::start(&source.database, &source.slot, &name, &config.outboxes, Wanted::by(config)).await?
-        else {
-            return Ok(None);
-        };
-        let bound = format!("set lock_timeout = {}", MOMENT.as_millis());
+        let Some(marker) = Marker::of(config).await? else { return Ok(None) };
+        let name = quote_literal(&format!("walrelay {} retries", config.source.slot))?;
+        let bound = format!("set application_name = {name}; set lock_timeout = {}", MOMENT.as_millis());
         bounded(DOING, ANSWER_TIMEOUT, marker.session.client().batch_execute(&bound)).await?;
         Ok(Some(Marker { attempts: 1, ..marker }))
     }
@@ -146,43 +155,24 @@ impl Marker {
         database: &ConnInfo,
         slot: &SlotName,
         outboxes: &[OutboxConfig],
-        wanted: Wanted,
-    ) -> Result<Option<Marker>> {
-        Marker::start(database, slot, &format!("walrelay {slot} upkeep"), outboxes, wanted).await
-    }
-
-    async fn start(
-        database: &ConnInfo,
-        slot: &SlotName,
-        name: &str,
-        outboxes: &[OutboxConfig],
-        wanted: Wanted,
+        parking: Parking,
     ) -> Result<Option<Marker>> {
         let writes = |outbox: &&OutboxConfig| outbox.upkeep.writes_any();
-        if outboxes.iter().find(writes).is_none() && wanted == Wanted::NoRoom {
+        if outboxes.iter().find(writes).is_none() && parking == Parking::Off {
             return Ok(None);
         }
-        let session = SqlSession::connect(database, name).await?;
-        bound(session.client()).await?;
+        let session = SqlSession::connect(database, &format!("walrelay {slot} upkeep")).await?;
+        let client = session.client();
+        bound(client).await?;
+        let parked = ParkedTable::open(client, slot, outboxes, parking).await?;
         let mut writers = Vec::with_capacity(outboxes.len());
         for outbox in outboxes {
             writers.push(match outbox.source.table().filter(|_| writes(&outbox)) {
-                Some(table) => Some(writer(session.client(), outbox, table).await?),
+                Some(table) => Some(writer(client, outbox, table, parked.is_some()).await?),
                 None => None,
             });
         }
-        let room = match wanted {
-            Wanted::NoRoom => None,
-            Wanted::RoomIfThere => Room::look(session.client(), slot, outboxes).await?,
-            Wanted::Room => Some(Room::open(session.client(), slot, outboxes).await?),
-        };
-        let mut asks = Vec::new();
-        for (outbox, table) in outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?))) {
-            if room.is_some() && asks_by_pending(&outbox.upkeep) {
-                asks.push((outbox.source.to_string(), ask_statement(session.client(), outbox, table).await?));
-            }
-        }
-        Ok(Some(Marker { session, writers, room, asks, attempts: ATTEMPTS, open: Mutex::new(false) }))
+        Ok(Some(Marker { session, writers, parked, attempts: ATTEMPTS, open: Mutex::new(false) }))
     }
 
     /// Marks or deletes these rows, in one transaction, and gives how many were written.
@@ -207,26 +197,19 @@ impl Marker {
         self.until_visible(&mut open, &batch.xids).await?;
         let (mut attempt, mut pause) = (1, PAUSE);
         loop {
-            let (part, failed) = match self.attempt(&mut open, &parts, batch).await {
+            let failed = match self.attempt(&mut open, &parts, batch).await {
                 Ok(count) => return Ok(count),
-                Err(failed) => failed,
+                Err(failed) if failed.is_passing() => failed,
+                Err(failed) => return Err(failed.into()),
             };
-            let doing = part.map_or("writing to the outbox", |part| part.written.doing.as_str());
-            if failed.is_passing() && attempt < self.attempts {
-                tracing::debug!(attempt, "while {doing}: somebody was in the way, trying again");
-                tokio::time::sleep(pause).await;
-                (attempt, pause) = (attempt + 1, pause * 2);
-                continue;
+            if attempt == self.attempts {
+                let times = if attempt > 1 { format!(", {attempt} times in a row") } else { String::new() };
+                return Err(Error::new(Kind::PostgresUnreachable, format!("{}{times}", failed.error().cause()))
+                    .remedy("see in pg_stat_activity who holds locks on these rows for long"));
             }
-            return Err(match part {
-                _ if failed.is_passing() => {
-                    let times = if attempt > 1 { format!(", {attempt} times in a row") } else { String::new() };
-                    Error::new(Kind::PostgresUnreachable, format!("{}{times}", failed.error().cause()))
-                        .remedy("see in pg_stat_activity who holds locks on these rows for long")
-                }
-                Some(part) => part.writer.told(part.written, &failed),
-                None => failed.into(),
-            });
+            tracing::debug!(attempt, error = %failed.error(), "another session was in the way; trying again");
+            tokio::time::sleep(pause).await;
+            (attempt, pause) = (attempt + 1, pause * 2);
         }
     }
 
@@ -270,156 +253,158 @@ impl Marker {
     /// # Errors
     /// Those of the connection, and of a table that is gone or forbidden.
     pub async fn waiting(&self) -> Result<Vec<Waiting>> {
-        self.in_room(async |room, client| room.index(client).await).await
+        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let (_turn, client) = self.client().await?;
+        table.drop_orphans(client).await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(INDEX, &[&table.slot])).await?;
+        Ok(rows.iter().filter_map(|row| table.waiting(row).transpose()).collect::<Result<_, _>>()?)
     }
 
     /// The first event of each aggregate that may be tried now, `limit` at most, without those in `except`.
-    ///
-    /// # Errors
-    /// As [`Marker::waiting`].
     pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<Head>> {
-        self.in_room(async |room, client| room.due(client, limit, except).await).await
+        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let (_turn, client) = self.client().await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&table.due, &[&table.slot, &limit, &except])).await?;
+        Ok(rows.iter().filter_map(|row| table.head(row).transpose()).collect::<Result<_, _>>()?)
     }
 
     /// Events of an aggregate from `head` on, in their order, one at least and no more than `limit` says.
     ///
     /// # Errors
-    /// As [`Marker::waiting`], and of what stands in the table and makes no event.
+    /// As [`Marker::waiting`], and for a row of the table that makes no event.
     pub async fn held(&self, head: &Head, limit: Limit) -> Result<Vec<Held>> {
-        self.in_room(async |room, client| room.events(client, head, limit).await).await
+        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let (_turn, client) = self.client().await?;
+        let name = table.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
+        let bytes = i64::try_from(limit.bytes).unwrap_or(i64::MAX);
+        let values: [&(dyn ToSql + Sync); 6] = [&table.slot, &name, &head.key, &head.id, &limit.events, &bytes];
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&table.events, &values)).await?;
+        Ok(rows.iter().map(|row| table.held(row, head.outbox)).collect::<Result<_, _>>()?)
     }
 
-    /// Outboxes in which setting a row to pending asks for a try of the event that waits.
+    /// Outboxes in which setting a row to pending asks for a retry of the parked event.
     pub fn asked_by_pending(&self) -> impl Iterator<Item = &str> {
-        self.asks.iter().map(|(outbox, _)| outbox.as_str())
+        self.asks().map(|(outbox, _)| outbox)
     }
 
-    /// Asks for a try of the events of such an outbox that wait and whose rows somebody set to pending; gives how many.
+    fn asks(&self) -> impl Iterator<Item = (&str, &Statement)> {
+        let outboxes = self.parked.iter().flat_map(|table| &table.outboxes).zip(&self.writers);
+        outboxes.filter_map(|(outbox, writer)| Some((outbox.as_str(), writer.as_ref()?.ask.as_ref()?)))
+    }
+
+    /// Asks for a retry of parked events of such an outbox whose rows were set to pending; gives how many.
     ///
     /// # Errors
     /// As [`Marker::waiting`], and those of `outbox.pending`.
     pub async fn ask_for_pending(&self, outbox: &str) -> Result<u64> {
         const DOING: &str = "looking for rows that wait and are pending";
-        let Some((_, statement)) = self.asks.iter().find(|(of, _)| of == outbox) else { return Ok(0) };
-        let ask = async |room: &Room, client: &Client| {
-            bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&room.slot(), &outbox])).await
-        };
-        self.in_room(ask).await
+        let asked = self.asks().find(|(of, _)| *of == outbox);
+        let (Some(table), Some((_, statement))) = (&self.parked, asked) else { return Ok(0) };
+        let (_turn, client) = self.client().await?;
+        Ok(bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&table.slot, &outbox])).await?)
     }
 
-    /// Events that somebody asked to be dropped, without those in `except`: row of the table, what waits, and why.
-    ///
-    /// # Errors
-    /// As [`Marker::waiting`].
+    /// Parked events that an operator asked to drop, without those in `except`: id, event, and why it was parked.
     pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, Waiting, Failure)>> {
-        self.in_room(async |room, client| room.dropped(client, limit, except).await).await
+        let Some(table) = &self.parked else { return Ok(Vec::new()) };
+        let (_turn, client) = self.client().await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(DROPPED, &[&table.slot, &limit, &except])).await?;
+        Ok(rows.iter().filter_map(|row| table.dropped_event(row).transpose()).collect::<Result<_, _>>()?)
     }
 
     /// How many events of outboxes that are not configured [`Marker::waiting`] has dropped since this was asked last.
     pub fn take_dropped(&self) -> u64 {
-        self.room.as_ref().map_or(0, |room| room.dropped.swap(0, Ordering::Relaxed))
+        self.parked.as_ref().map_or(0, |table| table.dropped.swap(0, Ordering::Relaxed))
     }
 
     /// Which of these rows of the table are there.
-    ///
-    /// # Errors
-    /// As [`Marker::waiting`].
     pub async fn still(&self, ids: &[i64]) -> Result<Vec<i64>> {
-        let still = async |_: &Room, client: &Client| {
-            let rows = bounded(parked::DOING, ANSWER_TIMEOUT, client.query(STILL, &[&ids])).await?;
-            rows.iter().map(|row| parked::get(row, 0)).collect()
-        };
-        self.in_room(still).await
+        if self.parked.is_none() {
+            return Ok(Vec::new());
+        }
+        let (_turn, client) = self.client().await?;
+        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(STILL, &[&ids])).await?;
+        Ok(rows.iter().map(|row| get(row, 0)).collect::<Result<_, _>>()?)
     }
 
     /// Whether the session answers, after an error of another call: with no transaction left over.
-    ///
-    /// # Errors
-    /// Those of the connection.
     pub async fn answers(&self) -> Result<()> {
-        const DOING: &str = "asking for a sign of life";
-        let mut open = self.open.lock().await;
-        let answered = match self.end_left_over(&mut open).await {
-            Ok(()) => bounded(DOING, ANSWER_TIMEOUT, self.session.client().batch_execute("select 1")).await,
-            Err(failed) => Err(failed),
-        };
-        Ok(answered?)
+        let (_turn, client) = self.client().await?;
+        Ok(bounded("asking for a sign of life", ANSWER_TIMEOUT, client.batch_execute("select 1")).await?)
     }
 
     /// [`none_left_behind`], through this session.
-    ///
-    /// # Errors
-    /// As there.
     pub async fn none_left_behind(&self, config: &Config) -> Result<()> {
-        let mut open = self.open.lock().await;
-        self.end_left_over(&mut open).await?;
-        none_left_behind(self.session.client(), config).await
+        let (_turn, client) = self.client().await?;
+        none_left_behind(client, config).await
     }
 
-    /// What is written to each table, ids in their order: two that mark the same rows then wait for one another, and do not
-    /// deadlock.
+    /// The session, alone and without a transaction left over, for as long as the guard is held.
+    async fn client(&self) -> Result<(MutexGuard<'_, bool>, &Client), QueryError> {
+        let mut turn = self.open.lock().await;
+        self.end_left_over(&mut turn).await?;
+        Ok((turn, self.session.client()))
+    }
+
+    /// The writes to each table, rows in the order of their keys: two sessions that mark the same rows wait for one another
+    /// and do not deadlock.
     fn parts<'a>(&'a self, batch: &'a Batch) -> Result<Vec<Part<'a>>> {
+        let acked: Vec<_> = batch.acked.iter().map(|row| (row, None)).collect();
+        let failed: Vec<_> = batch.failed.iter().map(|(row, failure)| (row, Some((failure, None)))).collect();
+        let parked = batch.parked.iter();
+        let parked = parked.filter_map(|event| Some((&event.row, Some((event.tried()?, event.retry_in_ms)))));
+        let again = batch.failed_again.iter();
+        let again = again.map(|event| (&event.row, Some((&event.failure, event.retry_in_ms))));
+        let waiting: Vec<_> = parked.chain(again).collect();
         let mut parts = Vec::new();
         for (index, writer) in self.writers.iter().enumerate() {
             let Some(writer) = writer else { continue };
-            if let Some(written) = &writer.acked {
-                let of = batch.acked.iter().map(|row| (row, None));
-                parts.extend(written_to(writer, index, written, of)?);
-            }
-            if let Some(written) = &writer.failed {
-                let of = batch.failed.iter().map(|(row, failure)| (row, Some((failure, None))));
-                parts.extend(written_to(writer, index, written, of)?);
-            }
-            if let Some(written) = &writer.waiting {
-                let parked = batch.parked.iter();
-                let parked = parked.filter_map(|event| Some((&event.row, Some((event.tried()?, event.retry_in_ms)))));
-                let again = batch.failed_again.iter();
-                let again = again.map(|event| (&event.row, Some((&event.failure, event.retry_in_ms))));
-                parts.extend(written_to(writer, index, written, parked.chain(again))?);
+            for (written, rows) in [(&writer.acked, &acked), (&writer.failed, &failed), (&writer.waiting, &waiting)] {
+                if let Some(written) = written {
+                    parts.extend(written_to(writer, index, written, rows)?);
+                }
             }
         }
         Ok(parts)
     }
 
-    async fn attempt<'a>(
+    async fn attempt(
         &self,
         open: &mut MutexGuard<'_, bool>,
-        parts: &'a [Part<'a>],
+        parts: &[Part<'_>],
         batch: &Batch,
-    ) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {
+    ) -> Result<u64, QueryError> {
         let client = self.session.client();
-        let plain = |failed| (None, failed);
-        self.end_left_over(open).await.map_err(plain)?;
+        self.end_left_over(open).await?;
         **open = true;
-        let mut written = transaction(client, parts).await;
-        if let (Ok(_), Some(room)) = (&written, &self.room)
-            && let Err(failed) = moved(client, room, batch).await
-        {
-            written = Err((None, failed));
-        }
-        if written.is_ok() {
-            let doing = parts.last().map_or("committing what was written to the outbox", |part| &part.written.doing);
-            let committed = bounded(doing, ANSWER_TIMEOUT, client.batch_execute("commit")).await;
-            written = committed.map_err(|failed| (parts.last(), failed)).and(written);
-        }
-        if let Err((_, QueryError::Refused { .. })) = &written {
-            bounded("giving up a transaction", ANSWER_TIMEOUT, client.batch_execute("rollback"))
-                .await
-                .map_err(plain)?;
+        let written = self.transaction(parts, batch).await;
+        if let Err(QueryError::Refused { .. }) = &written {
+            bounded("giving up a transaction", ANSWER_TIMEOUT, client.batch_execute("rollback")).await?;
         }
         **open = false;
         written
     }
 
-    async fn in_room<T: Default>(&self, ask: impl AsyncFnOnce(&Room, &Client) -> Result<T, QueryError>) -> Result<T> {
-        let Some(room) = &self.room else { return Ok(T::default()) };
-        let mut open = self.open.lock().await;
-        let ended = self.end_left_over(&mut open).await;
-        let asked = match ended {
-            Ok(()) => ask(room, self.session.client()).await,
-            Err(failed) => Err(failed),
-        };
-        Ok(asked?)
+    async fn transaction(&self, parts: &[Part<'_>], batch: &Batch) -> Result<u64, QueryError> {
+        // Whatever role, database and server prefer, and whatever session a pooler gives us.
+        const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
+        let client = self.session.client();
+        bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(BEGIN)).await?;
+        let mut count = 0;
+        for part in parts {
+            count += part.write(client).await?;
+        }
+        if let Some(table) = &self.parked {
+            moved(client, table, batch).await?;
+        }
+        let last = parts.last();
+        let doing = last.map_or("committing what was written to the outbox", |part| &part.written.doing);
+        let committed = bounded(doing, ANSWER_TIMEOUT, client.batch_execute("commit")).await;
+        committed.map_err(|failed| match last {
+            Some(part) => part.explained(failed),
+            None => failed,
+        })?;
+        Ok(count)
     }
 
     /// A call that was cancelled may have left a transaction.
@@ -432,16 +417,16 @@ impl Marker {
     }
 }
 
-/// What is written to rows of outbox `index`.
+/// The writes of one statement to rows of outbox `index`.
 fn written_to<'a>(
     writer: &'a Writer,
     index: usize,
     written: &'a Written,
-    rows: impl Iterator<Item = (&'a RowId, Option<(&'a Failure, Option<i64>)>)>,
+    rows: &[(&'a RowId, Option<(&'a Failure, Option<i64>)>)],
 ) -> Result<Vec<Part<'a>>> {
-    let of = rows.filter(|(row, _)| row.outbox == index);
+    let of = rows.iter().filter(|(row, _)| row.outbox == index);
     let of = of.map(|(row, failure)| {
-        Ok(Settled { key: row.values().map(|value| text(written, value)).collect::<Result<_>>()?, failure })
+        Ok(Settled { key: row.values().map(|value| text(written, value)).collect::<Result<_>>()?, failure: *failure })
     });
     let mut of = of.collect::<Result<Vec<_>>>()?;
     // Nothing names the row of an event that was written, or parked, before its table had the columns of the key.
@@ -458,54 +443,14 @@ fn written_to<'a>(
 }
 
 /// Events begin to wait, wait on, or have waited.
-async fn moved(client: &Client, room: &Room, batch: &Batch) -> Result<(), QueryError> {
+async fn moved(client: &Client, table: &ParkedTable, batch: &Batch) -> Result<(), QueryError> {
     for events in together(&batch.parked, |event| event.bytes()) {
-        pipelined(events.iter().map(|event| room.park(client, event))).await?;
+        pipelined(events.iter().map(|event| table.park(client, event))).await?;
     }
     for events in together(&batch.failed_again, |event| event.failure.cause.len()) {
-        pipelined(events.iter().map(|event| room.failed(client, event))).await?;
+        pipelined(events.iter().map(|event| table.failed(client, event))).await?;
     }
-    if batch.unparked.is_empty() { Ok(()) } else { room.remove(client, &batch.unparked).await }
-}
-
-async fn transaction<'a>(client: &Client, parts: &'a [Part<'a>]) -> Result<u64, (Option<&'a Part<'a>>, QueryError)> {
-    // Whatever role, database and server prefer, and whatever session a pooler gives us.
-    const BEGIN: &str = "begin isolation level read committed; set local synchronous_commit = on";
-    bounded("beginning a transaction", ANSWER_TIMEOUT, client.batch_execute(BEGIN))
-        .await
-        .map_err(|failed| (None, failed))?;
-    let mut count = 0;
-    for part in parts {
-        let Part { writer, written, rows } = part;
-        let told = |failed| (Some(part), failed);
-        let values_at = |at: usize| rows.iter().map(|row| row.key.get(at).copied()).collect::<Vec<_>>();
-        let keys: Vec<Vec<Option<&str>>> = (0..*writer.key_values.end()).map(values_at).collect();
-        let failures: Vec<_> = rows.iter().filter_map(|row| row.failure).collect();
-        let causes: Vec<&str> = failures.iter().map(|(failure, _)| failure.cause.as_str()).collect();
-        let classes: Vec<&str> = failures.iter().map(|(failure, _)| failure.class).collect();
-        let attempts = failures.iter().map(|(failure, _)| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
-        let attempts: Vec<i32> = attempts.collect();
-        let waits_ms: Vec<Option<i64>> = failures.iter().map(|(_, wait_ms)| *wait_ms).collect();
-        let mut values: Vec<&(dyn ToSql + Sync)> = keys.iter().map(|key| key as &(dyn ToSql + Sync)).collect();
-        if !failures.is_empty() {
-            values.extend([&causes as &(dyn ToSql + Sync), &classes, &attempts, &waits_ms]);
-        }
-        let answer =
-            bounded(&written.doing, ANSWER_TIMEOUT, client.query(&written.statement, &values)).await.map_err(told)?;
-        let mut numbers = HashSet::with_capacity(answer.len());
-        for row in &answer {
-            let read = || Ok((row.try_get::<_, i64>(0)?, row.try_get::<_, Option<bool>>(1)?));
-            let (number, is_pending) = read().map_err(|error| told(QueryError::of(&written.doing, &error)))?;
-            if is_pending == Some(true) {
-                return Err(told(QueryError::refused(writer.leaves_pending(written))));
-            }
-            if !numbers.insert(number) {
-                return Err(told(QueryError::refused(writer.not_one_row(written))));
-            }
-        }
-        count += answer.len() as u64;
-    }
-    Ok(count)
+    if batch.unparked.is_empty() { Ok(()) } else { table.remove(client, &batch.unparked).await }
 }
 
 /// A value of a key as Postgres takes it.
@@ -517,4 +462,91 @@ fn text<'a>(written: &Written, id: &'a [u8]) -> Result<&'a str> {
         );
         Error::new(Kind::Event, cause).remedy("give the database an encoding that UTF-8 can represent")
     })
+}
+
+/// Statements that may be under way together, and the bytes of what they carry.
+const TOGETHER: usize = 256;
+const TOGETHER_BYTES: usize = 1 << 20;
+
+/// Cuts `items`, in their order, into what may be sent together: each so many bytes.
+fn together<T>(items: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
+    let mut left = items;
+    std::iter::from_fn(move || {
+        let mut sum = 0_usize;
+        let fits = left.iter().take(TOGETHER).take_while(|item| {
+            let is_first = sum == 0;
+            sum = sum.saturating_add(bytes(item).max(1));
+            is_first || sum <= TOGETHER_BYTES
+        });
+        let (next, rest) = left.split_at_checked(fits.count())?;
+        left = rest;
+        (!next.is_empty()).then_some(next)
+    })
+}
+
+/// Sends all of them, in their order, and waits for all answers. Each is to send what it has when it is polled first, and
+/// nothing later.
+///
+/// # Errors
+/// Of the first that failed: in a transaction those behind it came to nothing.
+async fn pipelined<F, E>(statements: impl Iterator<Item = F>) -> Result<(), E>
+where
+    F: Future<Output = Result<(), E>>,
+{
+    let mut open: VecDeque<_> = statements.map(Box::pin).collect();
+    let mut sent = VecDeque::with_capacity(open.len());
+    poll_fn(|context| {
+        while let Some(mut next) = open.pop_front() {
+            match next.as_mut().poll(context) {
+                Poll::Pending => sent.push_back(next),
+                Poll::Ready(answer) => answer?,
+            }
+        }
+        Poll::Ready(Ok(()))
+    })
+    .await?;
+    // The server answers in their order.
+    for answer in sent {
+        answer.await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::cell::RefCell;
+
+    #[test]
+    fn what_is_sent_together_is_bounded_and_in_order() {
+        let lengths = |items: &[usize]| -> Vec<usize> {
+            let cut: Vec<_> = together(items, |bytes| *bytes).collect();
+            assert_eq!(cut.concat(), items);
+            cut.iter().map(|items| items.len()).collect()
+        };
+        assert_eq!(lengths(&[]), [0; 0]);
+        assert_eq!(lengths(&[0; TOGETHER * 2 + 1]), [TOGETHER, TOGETHER, 1]);
+        let (half, more) = (TOGETHER_BYTES / 2, TOGETHER_BYTES * 2);
+        assert_eq!(lengths(&[half, half, 1]), [2, 1]);
+        assert_eq!(lengths(&[more, more, half, usize::MAX, 0]), [1, 1, 1, 1, 1], "one goes, however large");
+    }
+
+    /// Is answered when it is polled a second time.
+    async fn asked(number: usize, sent: &RefCell<Vec<usize>>, answer: Result<(), usize>) -> Result<(), usize> {
+        sent.borrow_mut().push(number);
+        tokio::task::yield_now().await;
+        sent.borrow_mut().push(number + 10);
+        answer
+    }
+
+    #[tokio::test]
+    async fn all_are_sent_in_order_before_the_first_answer_and_the_first_error_counts() {
+        let sent = RefCell::default();
+        assert_eq!(pipelined((0..3).map(|number| asked(number, &sent, Ok(())))).await, Ok(()));
+        assert_eq!(sent.take(), [0, 1, 2, 10, 11, 12]);
+        let answer = |number| if number == 0 { Ok(()) } else { Err(number) };
+        assert_eq!(pipelined((0..3).map(|number| asked(number, &sent, answer(number)))).await, Err(1));
+        assert_eq!(pipelined((0..0).map(|number| asked(number, &sent, Ok(())))).await, Ok(()));
+    }
 }

@@ -1,34 +1,24 @@
-//! What is done to rows that were published: mark, delete, retention.
+//! Writes to rows of published events: marks, deletes and retention; and the table of parked events.
 //!
-//! | file | its room |
+//! | file | content |
 //! |---|---|
 //! | [`mark`] | rows are marked or deleted once they were acked |
-//! | [`cleanup`] | rows that are published and old are deleted, in batches |
-//! | [`partition`] | the same for whole partitions |
+//! | [`cleanup`] | rows that are published and old are deleted in batches, or with their partitions |
 //! | `writer` | the statements that do that |
 //! | [`parked`] | where events wait that cannot be delivered yet |
-//! | `pipelined` | many statements in few round trips |
-//! | [`left_behind`] | whether some wait that a relay of another configuration parked |
-//! | [`published`] | which rows are published, as a condition in SQL |
-//! | [`stored`] | whether what a relay stored may be believed here |
-//! | [`assignment`] | which columns SQL assignments set |
+//! | [`published`] | which rows are published: what a relay stored of that, as a condition in SQL |
 //!
 //! None of it comes back as an event: updates and deletes are no events, whether the publication publishes them or not. The
 //! one update that would, one that moves a row to another partition, is refused at start.
 
-pub mod assignment;
 pub mod cleanup;
-pub mod left_behind;
 pub mod mark;
 pub mod parked;
-pub mod partition;
-mod pipelined;
 pub mod published;
-pub mod stored;
-mod writer;
+pub(crate) mod writer;
 
-pub use mark::{Batch, Marker, Wanted};
-pub use parked::{FailedAgain, Failure};
+pub use mark::{Batch, Marker};
+pub use parked::{FailedAgain, Failure, Parking};
 
 use std::time::Duration;
 
@@ -39,13 +29,14 @@ use crate::postgres::query::bounded;
 
 /// How long one statement may take before the server gives it up. They touch some thousand rows at most.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long one answer is waited for: what the server gives up on is told by the server. A commit that waits for a
-/// standby is not bounded by the server.
+/// How long the relay waits for one answer. Longer than the server's own limit, which does not bound a commit that waits
+/// for a standby.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a lock is waited for. Whoever holds one for longer is not held up by us, nor we by them.
+/// How long a statement waits for a lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Bounds the statements of a session that is for upkeep alone: nobody is waited for long, and nobody waits long for us.
+/// Sets lock and statement timeouts for a session of upkeep, so that it neither waits long for other sessions nor blocks
+/// them for long.
 ///
 /// # Errors
 /// Those of the connection.

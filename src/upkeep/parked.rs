@@ -1,34 +1,38 @@
-//! Where events wait that cannot be delivered yet, and those behind them: the table `walrelay.parked`.
+//! The parked events: the table `walrelay.parked`.
 //!
 //! One row is one event with the columns its record is made of, so that it is routed anew when its turn comes. The order of
 //! an aggregate is that of `id`. Only the relay that has the slot writes events here and takes them away; others ask, by the
 //! column `asked`.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
-use crate::config::{OutboxConfig, SlotName};
+use crate::config::{Config, OnError, OutboxConfig, SlotName};
 use crate::decode::Column;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::event::{Event, Place, RowId, Shown, Via};
 use crate::position::Lsn;
-use crate::postgres::own_table::OwnTable;
+use crate::postgres::own_table::{OwnTable, role};
 use crate::postgres::query::{QueryError, bounded};
+use crate::postgres::quote::quote_literal;
+use crate::postgres::sql::SqlSession;
 use crate::upkeep::ANSWER_TIMEOUT;
 
 const INSERT: &str = include_str!("../../sql/parked/insert.sql");
-const INDEX: &str = include_str!("../../sql/parked/index.sql");
+pub(super) const INDEX: &str = include_str!("../../sql/parked/index.sql");
 const DUE: &str = include_str!("../../sql/parked/due.sql");
 const EVENTS: &str = include_str!("../../sql/parked/events.sql");
-const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
+pub(super) const DROPPED: &str = include_str!("../../sql/parked/dropped.sql");
 const FAILED: &str = include_str!("../../sql/parked/failed.sql");
 const ORPHANS: &str = include_str!("../../sql/parked/orphans.sql");
+pub(super) const STILL: &str = include_str!("../../sql/parked/still.sql");
 const REMOVE: &str = include_str!("../../sql/parked/remove.sql");
 
-/// Class of an event that waits for one before it.
+/// Class of an event that is parked behind an earlier one.
 pub const BEHIND: &str = "behind";
 /// All classes there are.
 pub const CLASSES: [&str; 5] = ["unroutable", "too-large", "rejected", "refused", BEHIND];
@@ -44,7 +48,7 @@ pub struct Failure {
     pub attempts: u32,
 }
 
-/// An event that waits and was tried in vain.
+/// A parked event that was tried in vain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedAgain {
     /// The row of the table of parked events.
@@ -55,11 +59,11 @@ pub struct FailedAgain {
     pub row: RowId,
     /// What happened.
     pub failure: Failure,
-    /// After how many milliseconds it is tried again; none where somebody has to ask.
+    /// After how many milliseconds the event is tried again; none where an operator has to ask.
     pub retry_in_ms: Option<i64>,
 }
 
-/// An event that is to wait.
+/// An event to park.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parked {
     /// Its row.
@@ -76,11 +80,11 @@ pub struct Parked {
     pub columns: Vec<ParkedColumn>,
     /// Why it waits; none where it waits for one before it.
     pub why: Option<Failure>,
-    /// After how many milliseconds it is tried again by itself; none where somebody has to ask.
+    /// After how many milliseconds the event is tried again; none where an operator has to ask.
     pub retry_in_ms: Option<i64>,
 }
 
-/// A column of an event that waits.
+/// A column of a parked event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParkedColumn {
     /// Its name.
@@ -128,7 +132,7 @@ impl Parked {
     }
 }
 
-/// What is known of an event that waits without reading it.
+/// A parked event without its columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
     /// Its row.
@@ -152,7 +156,7 @@ pub struct Head {
     pub key: Option<Vec<u8>>,
 }
 
-/// An event that was read back.
+/// A parked event that was read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     /// The row of the table.
@@ -165,9 +169,9 @@ pub struct Held {
     pub error: Option<String>,
     /// How often it was tried.
     pub attempts: u32,
-    /// Whether somebody asked to have it dropped.
+    /// Whether an operator asked to drop it.
     pub is_dropped: bool,
-    /// Another one once anybody has written to its row of the table, such as what is asked.
+    /// Changes with every write to its row of the table, such as a request of an operator.
     pub version: String,
 }
 
@@ -190,19 +194,37 @@ impl Held {
     }
 }
 
-/// The table of one slot. It has no session of its own: whoever calls lends one that nobody uses meanwhile.
+/// Whether events are parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parking {
+    /// No events are parked.
+    Off,
+    /// Events are parked where the table exists; the table is not made.
+    IfTableExists,
+    /// Events are parked, and a missing table is made.
+    On,
+}
+
+impl Parking {
+    /// The choice of this configuration.
+    pub fn of(config: &Config) -> Parking {
+        if config.delivery.on_error == OnError::Park { Parking::On } else { Parking::Off }
+    }
+}
+
+/// The table of one slot, its statements prepared in the session of the [`Marker`](super::Marker) that has it.
 #[derive(Debug)]
-pub struct Room {
-    slot: String,
+pub(super) struct ParkedTable {
+    pub(super) slot: String,
     /// What the outboxes are called, and what their keys are made of, by index.
-    outboxes: Vec<String>,
+    pub(super) outboxes: Vec<String>,
     keys_by: Vec<String>,
     /// The columns that name a row, by outbox.
     row_keys: Vec<Vec<String>>,
     insert: Statement,
     failed: Statement,
-    due: Statement,
-    events: Statement,
+    pub(super) due: Statement,
+    pub(super) events: Statement,
     remove: Statement,
     /// Events of outboxes that are not configured that were dropped, and not counted yet.
     pub(super) dropped: AtomicU64,
@@ -220,32 +242,29 @@ pub(super) const PARKED: OwnTable = OwnTable {
 /// Events of outboxes that are not configured, dropped in one go.
 const ORPHANS_MAX: i64 = 1_000;
 
-impl Room {
-    /// Looks at the table, makes it where it is missing and we may, and prepares what is done with it.
+impl ParkedTable {
+    /// Looks at the table, makes it where that is wanted and we may, and prepares what is done with it.
     ///
     /// # Errors
     /// [`Kind::PostgresRefused`] with the SQL for somebody who may; those of the connection.
-    pub async fn open(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Room> {
-        PARKED.prepare(client).await?;
-        Room::new(client, slot, outboxes).await
-    }
-
-    /// Looks at the table; none where there is none.
-    ///
-    /// # Errors
-    /// As [`Room::open`].
-    pub async fn look(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Option<Room>> {
-        match PARKED.state(client).await?.as_str() {
-            // One of before is changed when it is opened.
-            "missing" | "old" => Ok(None),
-            "usable" => Room::new(client, slot, outboxes).await.map(Some),
-            _ => Err(PARKED.forbidden(client).await),
+    pub(super) async fn open(
+        client: &Client,
+        slot: &SlotName,
+        outboxes: &[OutboxConfig],
+        parking: Parking,
+    ) -> Result<Option<ParkedTable>> {
+        match parking {
+            Parking::Off => return Ok(None),
+            Parking::On => PARKED.prepare(client).await?,
+            Parking::IfTableExists => match PARKED.state(client).await?.as_str() {
+                // A table of an earlier layout is changed by who needs it.
+                "missing" | "old" => return Ok(None),
+                "usable" => {}
+                _ => return Err(PARKED.forbidden(client).await),
+            },
         }
-    }
-
-    async fn new(client: &Client, slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<Room> {
         let prepared = async |sql| bounded(DOING, ANSWER_TIMEOUT, client.prepare(sql)).await;
-        Ok(Room {
+        Ok(Some(ParkedTable {
             slot: slot.to_string(),
             outboxes: outboxes.iter().map(|outbox| outbox.source.to_string()).collect(),
             keys_by: outboxes.iter().map(key_by).collect(),
@@ -256,63 +275,54 @@ impl Room {
             events: prepared(EVENTS).await?,
             remove: prepared(REMOVE).await?,
             dropped: AtomicU64::default(),
-        })
+        }))
     }
 
-    /// Whose events wait here.
-    pub(super) fn slot(&self) -> &str {
-        &self.slot
+    /// The event in a row of `index.sql`; none where its outbox is not configured.
+    pub(super) fn waiting(&self, row: &Row) -> Result<Option<Waiting>, QueryError> {
+        let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
+        let of = self.row_id(outbox, get(row, 1)?, get(row, 7)?);
+        Ok(Some(Waiting { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
     }
 
-    /// Which events wait. Those of an outbox that is not configured go where somebody asked for that; others are for
-    /// [`none_left_behind`](super::left_behind::none_left_behind) to find.
-    pub(super) async fn index(&self, client: &Client) -> Result<Vec<Waiting>, QueryError> {
-        self.drop_orphans(client).await?;
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(INDEX, &[&self.slot])).await?;
-        let waiting = |row: &Row| {
-            let Some(outbox) = self.outbox(row, 0)? else { return Ok(None) };
-            let of = self.row_id(row, (1, 7), outbox)?;
-            Ok(Some(Waiting { row: of, place: place(row, 4)?, key: get(row, 2)?, refused_by: get(row, 3)? }))
+    /// The aggregate of a row of `due.sql`; likewise.
+    pub(super) fn head(&self, row: &Row) -> Result<Option<Head>, QueryError> {
+        let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
+        Ok(Some(Head { id: get(row, 0)?, outbox, key: get(row, 2)? }))
+    }
+
+    /// The event in a row of `dropped.sql`, and why it waited; likewise.
+    pub(super) fn dropped_event(&self, row: &Row) -> Result<Option<(i64, Waiting, Failure)>, QueryError> {
+        let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
+        let of = self.row_id(outbox, get(row, 2)?, get(row, 10)?);
+        let waiting = Waiting { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
+        let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
+        let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
+        Ok(Some((get(row, 0)?, waiting, Failure { class: class_of(&class), cause, attempts })))
+    }
+
+    /// The event in a row of `events.sql`, which is one of this outbox.
+    pub(super) fn held(&self, row: &Row, outbox: usize) -> Result<Held, QueryError> {
+        let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
+            (get(row, 8)?, get(row, 9)?, get(row, 10)?);
+        let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
+            name,
+            type_oid: u32::try_from(type_oid).unwrap_or_default(),
+            text,
+        });
+        let event = Parked {
+            row: self.row_id(outbox, get(row, 1)?, get(row, 16)?),
+            key: get(row, 2)?,
+            topic: get(row, 3)?,
+            place: place(row, 4)?,
+            committed_at_us: get(row, 7)?,
+            columns: columns.collect(),
+            why: None,
+            retry_in_ms: None,
         };
-        rows.iter().filter_map(|row| waiting(row).transpose()).collect()
-    }
-
-    /// The first of each aggregate that may be tried now, `limit` at most, without those in `except`.
-    pub(super) async fn due(&self, client: &Client, limit: i64, except: &[i64]) -> Result<Vec<Head>, QueryError> {
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&self.due, &[&self.slot, &limit, &except])).await?;
-        let head = |row: &Row| {
-            let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-            Ok(Some(Head { id: get(row, 0)?, outbox, key: get(row, 2)? }))
-        };
-        rows.iter().filter_map(|row| head(row).transpose()).collect()
-    }
-
-    /// The events of an aggregate from `head` on, in their order.
-    pub(super) async fn events(&self, client: &Client, head: &Head, limit: Limit) -> Result<Vec<Held>, QueryError> {
-        let name = self.outboxes.get(head.outbox).map(String::as_str).unwrap_or_default();
-        let bytes = i64::try_from(limit.bytes).unwrap_or(i64::MAX);
-        let values: [&(dyn ToSql + Sync); 6] = [&self.slot, &name, &head.key, &head.id, &limit.events, &bytes];
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(&self.events, &values)).await?;
-        rows.iter().map(|row| held(row, self.row_id(row, (1, 16), head.outbox)?)).collect()
-    }
-
-    /// Events that somebody asked to be dropped, with why they waited, without those in `except`.
-    pub(super) async fn dropped(
-        &self,
-        client: &Client,
-        limit: i64,
-        except: &[i64],
-    ) -> Result<Vec<(i64, Waiting, Failure)>, QueryError> {
-        let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(DROPPED, &[&self.slot, &limit, &except])).await?;
-        let dropped = |row: &Row| {
-            let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
-            let of = self.row_id(row, (2, 10), outbox)?;
-            let waiting = Waiting { row: of, place: place(row, 7)?, key: get(row, 3)?, refused_by: None };
-            let (class, cause) = (get::<String>(row, 4)?, get::<Option<String>>(row, 5)?.unwrap_or_default());
-            let attempts = u32::try_from(get::<i32>(row, 6)?).unwrap_or_default();
-            Ok(Some((get(row, 0)?, waiting, Failure { class: class_of(&class), cause, attempts })))
-        };
-        rows.iter().filter_map(|row| dropped(row).transpose()).collect()
+        let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
+        let (class, error, is_dropped, version) = (get(row, 11)?, get(row, 12)?, get(row, 14)?, get(row, 15)?);
+        Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
     }
 
     /// Inside a transaction of the caller's: it was tried and failed.
@@ -368,7 +378,9 @@ impl Room {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.remove, &[&ids])).await.map(|_| ())
     }
 
-    async fn drop_orphans(&self, client: &Client) -> Result<(), QueryError> {
+    /// Drops events of outboxes that are not configured where an operator asked for that. [`none_left_behind`] reports the
+    /// others.
+    pub(super) async fn drop_orphans(&self, client: &Client) -> Result<(), QueryError> {
         loop {
             let rows =
                 bounded(DOING, ANSWER_TIMEOUT, client.query(ORPHANS, &[&self.slot, &self.outboxes, &ORPHANS_MAX]))
@@ -377,7 +389,7 @@ impl Room {
             for row in &rows {
                 let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
                 let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
-                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "an event that waits is dropped, as was asked");
+                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "a parked event of an outbox that is not configured is dropped, as an operator asked");
                 ids.push(get(row, 0)?);
             }
             if ids.is_empty() {
@@ -385,7 +397,7 @@ impl Room {
             }
             self.remove(client, &ids).await?;
             let events = ids.len() as u64;
-            tracing::info!(slot = self.slot, events, "events that waited were dropped");
+            tracing::info!(slot = self.slot, events, "parked events were dropped");
             self.dropped.fetch_add(events, Ordering::Relaxed);
         }
     }
@@ -397,13 +409,12 @@ impl Room {
         names.iter().cloned().zip(values).collect::<Map<_, _>>().into()
     }
 
-    /// The row of an event, by its id and its key in these columns: by the id alone where that was parked when rows were named by
-    /// other columns.
-    fn row_id(&self, row: &Row, (id, key): (usize, usize), outbox: usize) -> Result<RowId, QueryError> {
-        let (id, key) = (get::<&[u8]>(row, id)?, get::<Option<&str>>(row, key)?);
+    /// The row of an event, by its id and its other columns of the row key as JSON: by the id alone where the event was
+    /// parked when rows were named by other columns.
+    fn row_id(&self, outbox: usize, id: &[u8], key: Option<&str>) -> RowId {
         let kept: Value = key.and_then(|key| serde_json::from_str(key).ok()).unwrap_or_default();
         let rest = self.row_keys.get(outbox).into_iter().flatten().skip(1).map_while(|name| kept.get(name)?.as_str());
-        Ok(RowId::new(outbox, std::iter::once(id).chain(rest.map(str::as_bytes))))
+        RowId::new(outbox, std::iter::once(id).chain(rest.map(str::as_bytes)))
     }
 
     fn outbox(&self, row: &Row, column: usize) -> Result<Option<usize>, QueryError> {
@@ -440,32 +451,146 @@ fn place(row: &Row, first: usize) -> Result<Place, QueryError> {
     Ok(Place { commit_lsn, index, via })
 }
 
-fn held(row: &Row, of: RowId) -> Result<Held, QueryError> {
-    let (names, types, texts): (Vec<String>, Vec<i64>, Vec<Option<Vec<u8>>>) =
-        (get(row, 8)?, get(row, 9)?, get(row, 10)?);
-    let columns = names.into_iter().zip(types).zip(texts).map(|((name, type_oid), text)| ParkedColumn {
-        name,
-        type_oid: u32::try_from(type_oid).unwrap_or_default(),
-        text,
-    });
-    let event = Parked {
-        row: of,
-        key: get(row, 2)?,
-        topic: get(row, 3)?,
-        place: place(row, 4)?,
-        committed_at_us: get(row, 7)?,
-        columns: columns.collect(),
-        why: None,
-        retry_in_ms: None,
-    };
-    let attempts = u32::try_from(get::<i32>(row, 13)?).unwrap_or_default();
-    let (class, error, is_dropped, version) = (get(row, 11)?, get(row, 12)?, get(row, 14)?, get(row, 15)?);
-    Ok(Held { id: get(row, 0)?, event, class, error, attempts, is_dropped, version })
+const COUNT: &str = include_str!("../../sql/parked/count.sql");
+const BY_KEY: &str = include_str!("../../sql/parked/by_key.sql");
+
+/// Events that wait, as many as are alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Left {
+    outbox: String,
+    /// What their keys are made of; none where that was not kept.
+    key_by: Option<String>,
+    count: i64,
+}
+
+/// Whether nothing waits that a relay of this configuration would leave behind.
+///
+/// # Errors
+/// [`Kind::Config`] where something does; [`Kind::PostgresRefused`] with the GRANT where nobody may know; those of the
+/// connection.
+pub async fn none_left_behind(client: &Client, config: &Config) -> Result<()> {
+    let (slot, parks) = (&config.source.slot, config.delivery.on_error == OnError::Park);
+    match (PARKED.state(client).await?.as_str(), parks) {
+        ("missing", _) => Ok(()),
+        ("forbidden", _) => Err(unknown(client, slot).await),
+        (_, false) => {
+            let row = bounded(DOING, ANSWER_TIMEOUT, client.query_one(COUNT, &[&slot.as_str()])).await?;
+            passes_none(get(&row, 0)?, slot)
+        }
+        ("usable", true) => {
+            let rows = bounded(DOING, ANSWER_TIMEOUT, client.query(BY_KEY, &[&slot.as_str()])).await?;
+            let left =
+                rows.iter().map(|row| Ok(Left { outbox: get(row, 0)?, key_by: get(row, 1)?, count: get(row, 2)? }));
+            let left = left.collect::<Result<Vec<_>, QueryError>>()?;
+            all_configured(&left, slot, &config.outboxes)?;
+            same_keys(&left, slot, &config.outboxes)
+        }
+        // The session that opens the table says what to do, and checks again.
+        (_, true) => Ok(()),
+    }
+}
+
+/// The same through a session of its own.
+///
+/// # Errors
+/// As there.
+pub async fn still_none_left_behind(config: &Config) -> Result<()> {
+    let session =
+        SqlSession::connect(&config.source.database, &format!("walrelay/{}/parked", config.source.slot)).await?;
+    none_left_behind(session.client(), config).await
+}
+
+/// Whether there is a table of parked events that this role may read.
+///
+/// # Errors
+/// Those of the connection.
+pub async fn may_look(client: &Client) -> Result<bool> {
+    let state = PARKED.state(client).await?;
+    Ok(!matches!(state.as_str(), "missing" | "forbidden"))
+}
+
+async fn unknown(client: &Client, slot: &SlotName) -> Error {
+    let role = role(client).await;
+    let cause = format!(
+        "there is a table walrelay.parked that role {role} may not read: events of slot {slot} may be parked in it, and later \
+         ones would overtake them"
+    );
+    Error::new(Kind::PostgresRefused, cause).remedy(format!(
+        "as a role that may: grant usage on schema walrelay to {role}; grant select on walrelay.parked to {role};"
+    ))
+}
+
+fn passes_none(count: i64, slot: &SlotName) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let key = "delivery.on_error";
+    let cause = format!(
+        "{count} events of slot {slot} are parked, and {key} is not park: later events of their aggregates would overtake them"
+    );
+    Err(Error::new(Kind::Config, cause).remedy(
+        Remedy::from("start with on_error = \"park\", as all relays of a slot are to be, until nothing waits: ")
+            .and(NextCommand::new("parked list"))
+            .and(" shows it, ")
+            .and(NextCommand::new("parked retry"))
+            .and(" sends it, and ")
+            .and(NextCommand::new("parked drop"))
+            .and(" gives it up"),
+    ))
+}
+
+/// Events of an outbox that is not configured have no route.
+fn all_configured(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<()> {
+    let mut unknown: BTreeMap<&str, i64> = BTreeMap::new();
+    let is_known = |name: &str| outboxes.iter().any(|outbox| outbox.source.to_string() == name);
+    for left in left.iter().filter(|left| !is_known(&left.outbox)) {
+        *unknown.entry(&left.outbox).or_default() += left.count;
+    }
+    let Some((first, _)) = unknown.first_key_value() else { return Ok(()) };
+    let counts: Vec<_> = unknown.iter().map(|(outbox, count)| format!("{count} of outbox {outbox}")).collect();
+    let counts = counts.join(", ");
+    let cause =
+        format!("events of slot {slot} are parked whose outbox is not configured, so they cannot be sent: {counts}");
+    let (of, was) = (quote_literal(slot.as_str())?, quote_literal(first)?);
+    Err(Error::new(Kind::Config, cause).remedy(
+        Remedy::from("configure it again until nothing of it waits; or give its events up: ")
+            .and(NextCommand::new("parked drop").option("outbox", &was))
+            .and(format!(
+                "; or, where it has another name by now: update walrelay.parked set outbox = 'the new name' where slot = {of} \
+                 and outbox = {was}"
+            )),
+    ))
+}
+
+/// Events that wait under one key, and come under another, are two aggregates.
+fn same_keys(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<()> {
+    for outbox in outboxes {
+        let (name, now) = (outbox.source.to_string(), key_by(outbox));
+        let of_outbox = left.iter().filter(|left| left.outbox == name);
+        let other = |left: &&Left| left.key_by.as_ref().is_some_and(|key_by| *key_by != now);
+        let Some(Left { key_by: Some(was), count, .. }) = of_outbox.into_iter().find(other) else { continue };
+        let (key, said) = ("route.key", |key: &str| format!("{key:?}"));
+        let cause = format!(
+            "{count} events of outbox {name} of slot {slot} are parked by the key {}, and {key} is {} now: later events of their \
+             aggregates would overtake them",
+            said(was),
+            said(&now)
+        );
+        return Err(Error::new(Kind::Config, cause).remedy(
+            Remedy::from(format!("start with {key} = {} until nothing of it waits, which ", said(was)))
+                .and(NextCommand::new("parked list"))
+                .and(" shows; or give the events up: ")
+                .and(NextCommand::new("parked drop").option("outbox", quote_literal(&name)?)),
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use crate::config::layers::{Environment, Flags, Settings};
 
     #[test]
     fn every_class_is_among_those_there_are() {
@@ -473,5 +598,48 @@ mod tests {
         {
             assert_eq!(class_of(kind.class()), kind.class());
         }
+    }
+
+    fn outboxes() -> Vec<OutboxConfig> {
+        Settings::new(&Flags::new(), &Environment::default(), None).unwrap().outboxes().unwrap()
+    }
+
+    fn left(outbox: &str, key_by: Option<&str>, count: i64) -> Left {
+        Left { outbox: outbox.to_owned(), key_by: key_by.map(str::to_owned), count }
+    }
+
+    #[test]
+    fn events_of_an_outbox_that_is_not_configured_are_named() {
+        let (slot, outboxes): (SlotName, _) = ("shop".parse().unwrap(), outboxes());
+        let known = left("public.outbox", None, 5);
+        all_configured(std::slice::from_ref(&known), &slot, &outboxes).unwrap();
+        let all = [known, left("sales.Old", Some("{a}"), 2), left("sales.Old", None, 1), left("mail", None, 4)];
+        let error = all_configured(&all, &slot, &outboxes).unwrap_err();
+        assert_eq!(error.kind(), Kind::Config);
+        assert!(error.cause().contains("4 of outbox mail, 3 of outbox sales.Old"), "{error}");
+        let fix = error.what_to_do().unwrap();
+        assert!(fix.contains("drop --outbox 'mail'") && fix.contains("slot = 'shop' and outbox = 'mail'"), "{fix}");
+    }
+
+    #[test]
+    fn events_under_another_key_are_told_apart_and_those_of_before_are_not() {
+        let (slot, outboxes): (SlotName, _) = ("shop".parse().unwrap(), outboxes());
+        let same = [left("public.outbox", None, 5), left("public.outbox", Some("{aggregateid}"), 5)];
+        same_keys(&same, &slot, &outboxes).unwrap();
+        let error = same_keys(&[left("public.outbox", Some("{user_id}"), 7)], &slot, &outboxes).unwrap_err();
+        assert_eq!(error.kind(), Kind::Config);
+        let cause = error.cause();
+        assert!(
+            cause.starts_with("7 events of outbox public.outbox") && cause.contains("\"{aggregateid}\" now"),
+            "{cause}"
+        );
+        assert!(error.what_to_do().unwrap().contains("route.key = \"{user_id}\""), "{error}");
+    }
+
+    #[test]
+    fn a_relay_that_does_not_park_wants_nothing_parked() {
+        let slot: SlotName = "shop".parse().unwrap();
+        passes_none(0, &slot).unwrap();
+        assert!(passes_none(3, &slot).unwrap_err().cause().starts_with("3 events of slot shop are parked"));
     }
 }

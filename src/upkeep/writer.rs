@@ -1,18 +1,18 @@
-//! What is written to the rows of one table: statements that Postgres was seen to take, and whose fault it is where it does
-//! not.
+//! The statements that write to the rows of one table, checked by Postgres, and the causes where they fail.
 
 use std::ops::RangeInclusive;
 
 use tokio_postgres::{Client, Statement};
 
-use crate::config::{OutboxConfig, TableName};
+use crate::config::sql::{Piece, pieces};
+use crate::config::{OutboxConfig, TableName, Upkeep};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
 use crate::postgres::query::{QueryError, bounded};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
-use crate::upkeep::{ANSWER_TIMEOUT, assignment};
+use crate::upkeep::ANSWER_TIMEOUT;
 
-/// What is written to one table.
+/// The statements of one table.
 #[derive(Debug, Clone)]
 pub(super) struct Writer {
     pub(super) table: TableName,
@@ -24,6 +24,9 @@ pub(super) struct Writer {
     pub(super) failed: Option<Written>,
     /// To rows whose events were tried and wait.
     pub(super) waiting: Option<Written>,
+    /// Asks for retries of parked events whose rows were set to pending, where that has a meaning. `$1` the slot, `$2` the
+    /// outbox.
+    pub(super) ask: Option<Statement>,
     /// How many values name a row, and how many there may be: the transaction that wrote it need not be known.
     pub(super) key_values: RangeInclusive<usize>,
 }
@@ -40,7 +43,7 @@ pub(super) struct Written {
     pub(super) statement: Statement,
 }
 
-/// What is put in for names in an assignment for rows whose events failed, and its type.
+/// The columns that stand for `:name` in an assignment for rows whose events failed, and their types.
 const OF_FAILURES: [(&str, &str); 4] = [
     ("walrelay_error", "text"),
     ("walrelay_class", "text"),
@@ -60,7 +63,7 @@ impl Rows {
     fn of(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<Rows> {
         let column = |column: &String| {
             let found = table.needed_column(name, column)?;
-            Ok((quote_ident(&found.name)?, found.base_type.clone()))
+            Ok((quote_ident(&found.name)?, found.base.sql.clone()))
         };
         let key = outbox.index_columns().map(column).collect::<Result<_>>()?;
         let transaction = outbox.transaction_column().map(|column| quote_ident(column)).transpose()?;
@@ -129,14 +132,16 @@ fn of_failures(mark: &str) -> String {
         ("attempts", "walrelay_attempts"),
         ("next_attempt_at", NEXT),
     ];
-    assignment::with_values(mark, &names)
+    with_values(mark, &names)
 }
 
-pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Writer> {
+/// Prepares what is written to table `name` of `outbox`; `parks` where its events may have to wait.
+pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName, parks: bool) -> Result<Writer> {
     let table = Table::needed(client, name).await?;
     let rows = Rows::of(&table, name, outbox)?;
     let (upkeep, role, key_values) = (&outbox.upkeep, quoted_name(&table.role), rows.values());
-    let mut writer = Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, key_values };
+    let mut writer =
+        Writer { table: name.clone(), role, acked: None, failed: None, waiting: None, ask: None, key_values };
     // A row that is deleted is pending no more.
     let pending = upkeep.pending.as_deref().filter(|_| upkeep.mark.is_some());
     if upkeep.writes() {
@@ -157,19 +162,19 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
     if let Some(mark) = &upkeep.mark_waiting {
         let doing = format!("marking rows of {name} that wait");
         // One that does not set what makes a row pending leaves the row pending.
-        let pending = pending.filter(|_| assignment::asks_by_pending(upkeep));
+        let pending = pending.filter(|_| asks_by_pending(upkeep));
         let sql = rows.statement(Some(&of_failures(mark)), pending, true);
         let (key, mark) = (Some("outbox.mark_waiting"), Some(mark.as_str()));
         writer.waiting = Some(writer.written(client, &table, doing, key, mark, sql).await?);
     }
+    if parks && asks_by_pending(upkeep) {
+        writer.ask = Some(ask_statement(client, outbox, name, &rows).await?);
+    }
     Ok(writer)
 }
 
-/// What asks for events that wait to be tried again where somebody set their rows to pending: what marked them as rows that
-/// wait had set them to something else. `$1` the slot, `$2` the outbox.
-pub(super) async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName) -> Result<Statement> {
-    let table = Table::needed(client, name).await?;
-    let rows = Rows::of(&table, name, outbox)?;
+/// What marked rows as rows that wait had set them to something else than pending.
+async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName, rows: &Rows) -> Result<Statement> {
     let pending = outbox.upkeep.pending.as_deref().unwrap_or("false");
     let doing = format!("looking for rows of {name} that wait and are pending");
     let names = outbox.key_columns().map(|name| quote_literal(name)).collect::<Result<Vec<_>>>()?;
@@ -199,7 +204,7 @@ impl Writer {
             stays_in_place(&self.table, key, mark, &table.partition_keys)?;
         }
         let prepared = bounded(&doing, ANSWER_TIMEOUT, client.prepare(&text)).await;
-        let statement = prepared.map_err(|failed| told(&self.table, &doing, key, &self.role, &failed))?;
+        let statement = prepared.map_err(|failed| self.fault(&doing, key, &failed))?;
         if let Some(key) = key
             && statement.params().len() != parameters
         {
@@ -209,12 +214,12 @@ impl Writer {
         let written = Written { doing, key, statement };
         // Privileges, and whether the publication lets rows be written to, are looked at when a statement starts, and this
         // one starts without running.
-        let explained = bounded(&written.doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await;
-        explained.map_err(|failed| told(&self.table, &written.doing, written.key, &self.role, &failed))?;
+        let checked = bounded(&written.doing, ANSWER_TIMEOUT, client.batch_execute(&explain)).await;
+        checked.map_err(|failed| self.fault(&written.doing, written.key, &failed))?;
         Ok(written)
     }
 
-    /// They would be published again and again.
+    /// Rows that stay pending would be published again and again.
     pub(super) fn leaves_pending(&self, written: &Written) -> Error {
         let key = written.key.unwrap_or_default();
         let cause = format!("rows of {} are pending after {key} as they were before", self.table);
@@ -229,54 +234,55 @@ impl Writer {
             .remedy("nothing was written to them; give the table the unique index back that it had")
     }
 
-    pub(super) fn told(&self, written: &Written, failed: &QueryError) -> Error {
-        // The statement was taken when the session began: the table has changed since, and is looked at anew.
+    pub(super) fn explained(&self, written: &Written, failed: &QueryError) -> Error {
+        // Postgres took the statement when the session began: the table has changed, and a new session reads it again.
         if matches!(failed.sqlstate(), Some("42703" | "42P01")) {
             return Error::new(Kind::PostgresUnreachable, failed.error().cause());
         }
-        told(&self.table, &written.doing, written.key, &self.role, failed)
+        self.fault(&written.doing, written.key, failed)
     }
-}
 
-/// Why rows of `table` could not be written to, and whose fault it is.
-fn told(table: &TableName, doing: &str, key: Option<&'static str>, role: &str, failed: &QueryError) -> Error {
-    let error = failed.error();
-    let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
-    let name = quote_table(table).unwrap_or_else(|_| table.to_string());
-    match (sqlstate, sqlstate.get(..2).unwrap_or_default(), key) {
-        ("42501", ..) => {
-            let verb = if key.is_some() { "update" } else { "delete" };
-            Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
-                "grant usage on schema {} to {role}; grant select, {verb} on {name} to {role};",
-                quoted_name(table.schema())
-            ))
+    /// Why rows could not be written to, and whose fault it is.
+    fn fault(&self, doing: &str, key: Option<&'static str>, failed: &QueryError) -> Error {
+        let Writer { table, role, .. } = self;
+        let error = failed.error();
+        let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
+        let name = quote_table(table).unwrap_or_else(|_| table.to_string());
+        match (sqlstate, sqlstate.get(..2).unwrap_or_default(), key) {
+            ("42501", ..) => {
+                let verb = if key.is_some() { "update" } else { "delete" };
+                Error::new(Kind::PostgresRefused, error.cause()).remedy(format!(
+                    "grant usage on schema {} to {role}; grant select, {verb} on {name} to {role};",
+                    quoted_name(table.schema())
+                ))
+            }
+            // The table publishes updates or deletes, and nothing tells its rows apart.
+            ("55000", ..) => Error::new(Kind::Publication, error.cause()).remedy(
+                "a publication of updates and deletes wants a primary key: alter publication … set (publish = 'insert'); is \
+                 enough for walrelay",
+            ),
+            ("42P01" | "3F000", ..) => Error::new(Kind::Publication, error.cause()),
+            // What a value is may stand in the message, and the value may be a row's.
+            (_, "22" | "P0", Some(key)) => {
+                Error::new(Kind::Config, format!("while {doing}: {key} does not work out for a row (SQLSTATE {sqlstate})"))
+                    .remedy(format!("try {key} in an update of such a row"))
+            }
+            (_, "42" | "0A" | "23" | "44" | "21", Some(key)) => {
+                Error::new(Kind::Config, format!("{key} of table {table} cannot be used: {}", error.cause())).remedy(format!(
+                    "write {key} as it would stand behind UPDATE … SET, with the schemas of functions and types of your own"
+                ))
+            }
+            (_, "23", None) => Error::new(Kind::Publication, error.cause())
+                .remedy("other tables refer to these rows: give their foreign keys an on delete, or leave rows where they are"),
+            _ => error.clone(),
         }
-        // The table publishes updates or deletes, and nothing tells its rows apart.
-        ("55000", ..) => Error::new(Kind::Publication, error.cause()).remedy(
-            "a publication of updates and deletes wants a primary key: alter publication … set (publish = 'insert'); is \
-             enough for walrelay",
-        ),
-        ("42P01" | "3F000", ..) => Error::new(Kind::Publication, error.cause()),
-        // What a value is may stand in the message, and the value may be a row's.
-        (_, "22" | "P0", Some(key)) => {
-            Error::new(Kind::Config, format!("while {doing}: {key} does not work out for a row (SQLSTATE {sqlstate})"))
-                .remedy(format!("try {key} in an update of such a row"))
-        }
-        (_, "42" | "0A" | "23" | "44" | "21", Some(key)) => {
-            Error::new(Kind::Config, format!("{key} of table {table} cannot be used: {}", error.cause())).remedy(format!(
-                "write {key} as it would stand behind UPDATE … SET, with the schemas of functions and types of your own"
-            ))
-        }
-        (_, "23", None) => Error::new(Kind::Publication, error.cause())
-            .remedy("other tables refer to these rows: give their foreign keys an on delete, or leave rows where they are"),
-        _ => error.clone(),
     }
 }
 
 /// An update that moves a row to another partition is a delete and an insert in the log, and inserts are published.
 fn stays_in_place(table: &TableName, key: &str, mark: &str, partition_keys: &[String]) -> Result<()> {
-    let keys: Vec<String> = partition_keys.iter().flat_map(|key| assignment::names(key)).collect();
-    let Some(moved) = assignment::assigned(mark).into_iter().find(|column| keys.contains(column)) else {
+    let keys: Vec<String> = partition_keys.iter().flat_map(|key| names(key)).collect();
+    let Some(moved) = assigned(mark).into_iter().find(|column| keys.contains(column)) else {
         return Ok(());
     };
     let cause = format!(
@@ -284,6 +290,66 @@ fn stays_in_place(table: &TableName, key: &str, mark: &str, partition_keys: &[St
          publishes it again"
     );
     Err(Error::new(Kind::Config, cause).remedy("mark rows in a column that partitions do not depend on"))
+}
+
+/// The names in `sql`, keywords among them.
+pub(crate) fn names(sql: &str) -> Vec<String> {
+    let name = |piece| match piece {
+        Piece::Name(name) => Some(name),
+        Piece::Sign(_) => None,
+    };
+    pieces(sql).0.into_iter().filter_map(name).collect()
+}
+
+/// The columns that `assignments`, as in `UPDATE … SET`, set.
+fn assigned(assignments: &str) -> Vec<String> {
+    let (mut depth, mut is_target, mut targets) = (0_usize, true, Vec::new());
+    for piece in pieces(assignments).0 {
+        match piece {
+            Piece::Name(name) if is_target => targets.push(name),
+            Piece::Name(_) => {}
+            Piece::Sign('(' | '[') => depth += 1,
+            Piece::Sign(')' | ']') => depth = depth.saturating_sub(1),
+            Piece::Sign('=') if depth == 0 => is_target = false,
+            Piece::Sign(',') if depth == 0 => is_target = true,
+            Piece::Sign(_) => {}
+        }
+    }
+    targets
+}
+
+/// Whether a row that was marked as one that waits is pending only where somebody set it so: `outbox.mark_waiting` sets a
+/// column that `outbox.pending` looks at.
+fn asks_by_pending(upkeep: &Upkeep) -> bool {
+    let (Some(mark), Some(pending)) = (&upkeep.mark_waiting, &upkeep.pending) else { return false };
+    let looked_at = names(pending);
+    assigned(mark).iter().any(|column| looked_at.contains(column))
+}
+
+/// `sql` with what stands for each `:name` outside of text constants and quoted names; `::` is a cast.
+fn with_values(sql: &str, values: &[(&str, &str)]) -> String {
+    let (mut made, mut quote, mut before) = (String::with_capacity(sql.len()), None, ' ');
+    let mut rest = sql;
+    while let Some(first) = rest.chars().next() {
+        let name = rest.strip_prefix(':').filter(|_| quote.is_none() && before != ':').and_then(|behind| {
+            let end = behind.find(|next: char| !next.is_alphanumeric() && next != '_').unwrap_or(behind.len());
+            let (name, rest) = behind.split_at_checked(end)?;
+            values.iter().find(|(known, _)| *known == name).map(|(_, value)| (value, rest))
+        });
+        if let Some((value, behind)) = name {
+            made.push_str(value);
+            (rest, before) = (behind, ' ');
+            continue;
+        }
+        match (first, quote) {
+            ('\'' | '"', None) => quote = Some(first),
+            (first, Some(open)) if first == open => quote = None,
+            _ => {}
+        }
+        made.push(first);
+        (rest, before) = (rest.get(first.len_utf8()..).unwrap_or_default(), first);
+    }
+    made
 }
 
 #[cfg(test)]
@@ -326,5 +392,54 @@ mod tests {
         let error = stays_in_place(&table, "outbox.mark", "sent = true, Status = 'SENT'", &keys).unwrap_err();
         assert_eq!(error.kind(), Kind::Config);
         assert!(error.cause().starts_with("outbox.mark sets status, which table public.outbox is"), "{error}");
+    }
+
+    #[test]
+    fn what_stands_before_the_sign_is_set_and_nothing_else() {
+        for (sql, expected) in [
+            ("status = 'PUBLISHED', Published_At = now()", vec!["status", "published_at"]),
+            ("sent = true", vec!["sent"]),
+            (r#""Sent At" = case when a = b then c else d end, n=n+1"#, vec!["Sent At", "n"]),
+            ("(a, b) = (c, d), e = f(g, h => i)", vec!["a", "b", "e"]),
+            ("payload['sent'] = to_jsonb(x), l[2] = 1", vec!["payload", "l"]),
+            (r"a = 'it''s, b = 1', c = E'\', d = 2', e = 3", vec!["a", "c", "e"]),
+            ("", vec![]),
+        ] {
+            assert_eq!(assigned(sql), expected, "{sql}");
+        }
+    }
+
+    #[test]
+    fn a_row_that_waits_is_asked_for_where_its_mark_sets_what_pending_looks_at() {
+        let asks = |pending: Option<&str>, mark: Option<&str>| {
+            let (pending, mark_waiting) = (pending.map(str::to_owned), mark.map(str::to_owned));
+            asks_by_pending(&Upkeep { pending, mark_waiting, ..Upkeep::default() })
+        };
+        assert!(asks(Some("status in ('NEW', 'AGAIN')"), Some("n = 1, Status = 'FAILED'")));
+        assert!(!asks(Some("sent = false"), Some("last_error = :error, n = sent::int")));
+        assert!(!asks(None, Some("status = 'FAILED'")) && !asks(Some("status = 'NEW'"), None));
+    }
+
+    #[test]
+    fn values_are_put_in_for_their_names_and_for_nothing_else() {
+        let put = |sql| with_values(sql, &[("error", "e.x"), ("attempts", "e.n")]);
+        assert_eq!(
+            put("last_error = left(:error, 200), n = :attempts::int"),
+            "last_error = left(e.x, 200), n = e.n::int"
+        );
+        assert_eq!(
+            put("a = ':error', \":error\" = 'it''s :error'||:error"),
+            "a = ':error', \":error\" = 'it''s :error'||e.x"
+        );
+        assert_eq!(
+            put("a = b::error, c = :errors, l = x[1:2], d = ':"),
+            "a = b::error, c = :errors, l = x[1:2], d = ':"
+        );
+    }
+
+    #[test]
+    fn names_of_a_partition_key_are_found_within_expressions() {
+        assert_eq!(names(r#"LIST (lower("Status"))"#), ["list", "lower", "Status"]);
+        assert_eq!(names("RANGE (created_at, (date_trunc('day', x)))"), ["range", "created_at", "date_trunc", "x"]);
     }
 }

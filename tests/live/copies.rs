@@ -197,7 +197,7 @@ fn a_relay_that_may_write_topics_and_not_read_them_says_so_once_and_goes_on_with
     relay.wait_ready();
     assert!(world.assert_all_delivered().duplicates > 0);
     let log = relay.log();
-    let told: Vec<_> = log.lines().filter(|line| line.contains("may come again")).collect();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("may be published again")).collect();
     assert!(told.len() == 1 && told[0].contains("--operation Read"), "{told:?}\n{log}");
     assert_eq!(relay.terminate(EXIT), Some(0));
 }

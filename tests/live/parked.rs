@@ -209,7 +209,7 @@ fn what_is_dropped_lets_its_aggregate_go_on() {
         versions.len() == 2 && versions[0].contains("\"v\": 2") && versions[1].contains("\"v\": 3"),
         "{versions:?}"
     );
-    assert!(relay.log().contains("is dropped, as was asked"), "{}", relay.log());
+    assert!(relay.log().contains("is dropped, as an operator asked"), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 

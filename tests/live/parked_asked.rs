@@ -53,7 +53,7 @@ fn a_drop_that_is_asked_for_during_a_try_is_done_counted_and_told() {
     eventually("none waits", ARRIVAL, || metric(&relay, "walrelay_waiting_events"), |count| *count == 0);
     let dropped = || metric(&relay, "walrelay_dropped_events_total");
     eventually("it is counted", ARRIVAL, dropped, |count| *count == 1);
-    assert_eq!(relay.log().matches("is dropped, as was asked").count(), 1, "{}", relay.log());
+    assert_eq!(relay.log().matches("is dropped, as an operator asked").count(), 1, "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 
@@ -63,7 +63,7 @@ fn a_retry_that_is_asked_for_once_the_cause_is_gone_is_made_although_the_last_co
     let (sql, holder) = (world.sql(), world.sql());
     let mut relay = relay(&world, "mark_waiting = \"status = 'tried ' || :attempts\"\n");
     asked_for_while_held(&world, (&sql, &holder));
-    eventually("it cannot be noted", ARRIVAL, || relay.log(), |log| log.contains("is held up"));
+    eventually("it cannot be noted", ARRIVAL, || relay.log(), |log| log.contains("are blocked"));
     open(&world);
     holder.run("rollback");
     eventually("none waits", ARRIVAL, || parked(&sql), String::is_empty);

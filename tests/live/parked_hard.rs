@@ -12,7 +12,7 @@ use crate::support::world::{ARRIVAL, World};
 
 /// Longer than it takes to try twice to write down what became of an event.
 const TWICE: Duration = Duration::from_secs(18);
-const HELD_UP: &str = "is held up";
+const HELD_UP: &str = "are blocked";
 
 /// Topic 0 takes no record of more than 200 kB, until [`open`].
 pub(super) fn world() -> World {
@@ -189,9 +189,9 @@ fn a_try_that_failed_and_could_not_be_noted_is_noted_later_and_not_made_again() 
     let held = asked_for_while_held(&world, (&sql, &holder));
     let status = || sql.text(&format!("select status from outbox where id = '{held}'"));
     let count = |words: &str| relay.log().matches(words).count();
-    eventually("it is tried", ARRIVAL, || count("an event that waits failed again"), |count| *count == 1);
+    eventually("it is tried", ARRIVAL, || count("a parked event failed again"), |count| *count == 1);
     eventually("a person is told", ARRIVAL, || count(HELD_UP), |count| *count == 1);
-    throughout("it is not tried again", TWICE / 2, || count("an event that waits failed again") == 1);
+    throughout("it is not tried again", TWICE / 2, || count("a parked event failed again") == 1);
     holder.run("rollback");
     eventually("it is noted", ARRIVAL, status, |status| status == "tried 2");
     assert_eq!(sql.number("select attempts from walrelay.parked where asked is null"), 2);

@@ -209,7 +209,7 @@ fn what_waits_of_an_outbox_that_is_not_configured_is_told_of_and_can_be_dropped(
     let mut relay = renamed.start();
     relay.wait_ready();
     assert_eq!(number_parked(&sql), 0);
-    assert!(relay.log().contains("is dropped, as was asked"), "{}", relay.log());
+    assert!(relay.log().contains("is dropped, as an operator asked"), "{}", relay.log());
     assert_eq!(relay.terminate(EXIT), Some(0), "{}", relay.log());
 }
 

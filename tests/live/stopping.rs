@@ -104,7 +104,7 @@ fn a_stop_while_postgres_is_down_waits_for_the_acks_of_what_is_in_flight() {
     assert!(relay.process.exited().is_none(), "{}", relay.log());
     proxy.resume();
     assert_eq!(relay.wait_exit(Duration::from_secs(20)), Some(0), "{}", relay.log());
-    assert!(relay.log().contains("could not be told"), "{}", relay.log());
+    assert!(relay.log().contains("are not confirmed"), "{}", relay.log());
 
     postgres.start();
     let _relay = world.relay();

@@ -138,7 +138,7 @@ fn waits_for_the_topic_of_dead_letters(guarantee: &str, mode: &str) {
     let run = run(&world, "dead-letter", "").option("--guarantee", guarantee).option("--mode", mode);
     let mut relay = run.start();
     relay.wait_ready();
-    let missing = told(&relay, "for dead letters, is not there");
+    let missing = told(&relay, "does not exist, or this Kafka user");
     assert!(missing.len() == 1 && missing[0]["message"].as_str().unwrap().contains(&dead(&world)), "{}", relay.log());
 
     let sql = world.sql();
@@ -147,7 +147,7 @@ fn waits_for_the_topic_of_dead_letters(guarantee: &str, mode: &str) {
     for _ in 0..20 {
         world.emit_to(&sql, 1, "behind");
     }
-    let refused = || told(&relay, "the topic of dead letters refuses one");
+    let refused = || told(&relay, "the dead-letter topic refuses a dead letter");
     let lines = eventually("it is tried again and again", 3 * ARRIVAL, refused, |lines| lines.len() >= 6);
     let waits: Vec<u64> =
         lines.iter().take(6).map(|line| line["wait_ms"].to_string().trim_matches('"').parse().unwrap()).collect();
@@ -218,7 +218,7 @@ fn a_letter_keeps_its_value_where_the_topic_of_dead_letters_is_deleted_under_a_r
         eventually("the first is there", ARRIVAL, || letters(&world).len(), |count| *count == 1);
         topic::delete(&world.brokers, &dead(&world));
         let mut ids = vec![of_row(r#"{"number": 2}"#)];
-        let refused = || told(&relay, "the topic of dead letters refuses one").len();
+        let refused = || told(&relay, "the dead-letter topic refuses a dead letter").len();
         eventually("it is not delivered", ARRIVAL, refused, |lines| *lines >= 1);
         ids.push(of_row(r#"{"number": 3}"#));
         topic::create(&world.brokers, &dead(&world), 1, &[]);
@@ -272,7 +272,7 @@ fn what_may_not_be_written_to_is_named_and_healed_by_a_grant_with_either_guarant
         world.emit(&sql, "before");
         let id = row(&sql, Some(world.kind(1)), "denied", "{}");
         world.emit(&sql, "behind");
-        let refused = || told(&relay, "the topic of dead letters refuses one");
+        let refused = || told(&relay, "the dead-letter topic refuses a dead letter");
         let lines = eventually("there is no right to write letters", ARRIVAL, refused, |lines| lines.len() >= 2);
         let (error, fix) = (lines[0]["error"].as_str().unwrap(), lines[0]["fix"].as_str().unwrap());
         assert!(error.contains("may not use the topic") && fix.contains(&dead(&world)), "{guarantee}: {error}, {fix}");
@@ -310,7 +310,7 @@ fn rows_have_neither_headers_nor_topics_that_are_walrelays_own() {
         assert_eq!(names, ["id", "walrelay-position", "tenant"]);
     }
     assert_eq!(records.len(), 2);
-    let left_out = told(&relay, "are walrelay's own, and those of rows are left out");
+    let left_out = told(&relay, "are reserved; such headers of rows are omitted");
     assert!(left_out.len() == 1 && left_out[0]["outbox"] == "public.outbox", "{left_out:?}");
     let listed = RelayCommand::new("dead-letters").flag("list").option("--slot", &world.name);
     let listed = listed.option("--brokers", &world.brokers);

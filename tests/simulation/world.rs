@@ -275,7 +275,7 @@ impl World {
         }
         if let Due::Progress(position) | Due::Idle(position) = pipeline.due(self.now, false) {
             pipeline.store_begun(self.now);
-            pipeline.publisher.commit_begun();
+            pipeline.publisher.transaction.commit_begun();
             self.storing = Some(position);
         }
     }

@@ -1,15 +1,13 @@
-//! `walrelay config check`: the configuration against the database, and the way of one row.
-//!
-//! [`sample`] reads a row as the stream would send it, [`report`] says what became of it. Kafka is not asked.
+//! `walrelay config check`: the configuration against the database, and the route of one row. Kafka is not asked.
 
 pub mod report;
-pub mod sample;
 
-use crate::cli::CheckArgs;
-use crate::cli::flags;
+use tokio_postgres::error::SqlState;
+
 use crate::cli::load::Loaded;
-use crate::cli::output::{Outcome, note, print, print_json, warn};
-use crate::cli::session::Session;
+use crate::cli::output::{Outcome, error_lines, note, print, print_report, warn};
+use crate::cli::sql::{Session, is_about_value};
+use crate::cli::{CheckArgs, flags};
 use crate::config::effective::effective;
 use crate::config::{Config, OutboxConfig, TableName};
 use crate::decode::Column;
@@ -18,27 +16,33 @@ use crate::event::{Place, Polled, Via};
 use crate::poll::{as_streamed, table_facts};
 use crate::position::Lsn;
 use crate::postgres::catalog::Table;
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
 use crate::route::Router;
 use crate::source::catalog::Catalog;
-use crate::source::preflight::{Facts, inspect, judge};
+use crate::source::preflight::{inspect, judge};
 use crate::source::row_key;
-use crate::upkeep::left_behind::none_left_behind;
-use crate::upkeep::{self, Marker};
+use crate::suggest::ordering;
+use crate::upkeep::parked::none_left_behind;
+use crate::upkeep::{Marker, Parking};
 use report::{Found, Report, Shown};
-use sample::Wanted;
 
-/// Checks what `run` would check before it streams, and shows where a row would go. Without a database, shows the settings.
+const READING: &str = "reading a row";
+/// Finding the newest row of a large table may take long, and any row serves.
+const LIMIT: &str = "set statement_timeout = '10s'";
+
+/// Checks what `run` checks before it streams, and shows the record of one row. Without a database, shows the settings.
 ///
 /// # Errors
-/// [`Kind::Config`] where a setting is not valid, and where no row has the id; [`Kind::Event`] where the row cannot be routed; those of
-/// [`judge`] and of [`Marker::connect`], and what connecting gives.
+/// [`Kind::Config`] if a setting is not valid, and if no row has the id; [`Kind::Event`] if the row cannot be routed; those
+/// of [`judge`], of [`Marker::connect`], and of the connection.
 pub async fn check(args: &CheckArgs) -> Outcome {
     let loaded = Loaded::new(&flags(&args.settings), args.settings.relay.common.config.as_deref())?;
     let config = loaded.config(false)?;
     warn(loaded.warnings(&config));
     if args.offline || !config.source.database.names_server {
         if args.json || args.id.is_some() {
-            let error = Error::new(Kind::Config, "no database is configured, and without one there is no row");
+            let error = Error::new(Kind::Config, "no database is configured, and a row can only come from a database");
             return Err(error.remedy("set --database-url or WALRELAY_DATABASE_URL, or PGHOST and so on").into());
         }
         if !args.offline {
@@ -52,56 +56,44 @@ pub async fn check(args: &CheckArgs) -> Outcome {
     let nameless = row_key::find(session.client(), source, &config.delivery, &mut named.outboxes).await.err();
     let facts = inspect(session.client(), &source.slot, &source.publication, &config.outboxes).await?;
     let tables: Vec<_> = config.outboxes.iter().filter_map(|outbox| outbox.source.table()).collect();
-    let fitting = judge(&facts.as_set_up(&tables), &source.slot, &source.publication, &named.outboxes);
-    let (warnings, fault) = match fitting {
-        // Of a slot that is not there nothing can be said.
+    let (warnings, fault) = match judge(&facts.as_set_up(&tables), &source.slot, &source.publication, &named.outboxes) {
+        // Nothing is known of a slot that does not exist.
         Ok(warnings) if facts.slot.is_some() => (warnings.iter().map(ToString::to_string).collect(), None),
         Ok(_) => (Vec::new(), None),
         Err(error) => (Vec::new(), Some(error)),
     };
-    let mut catalogs = facts.catalogs.iter();
-    let mut report = Report::new(&config.source, &facts, fault.is_none(), warnings);
-    let mut refused = Vec::new();
-    let mut without_id = Vec::new();
+    let mut report = Report::new(source, &facts, fault.is_none(), warnings);
+    let (mut catalogs, mut without_id) = (facts.catalogs.iter(), Vec::new());
     for outbox in &config.outboxes {
         let Some(name) = outbox.source.table() else {
             report.add(outbox, None, Found::Messages);
             continue;
         };
         let catalog = catalogs.next();
-        // Without a table and its columns no row can go anywhere.
+        // A row needs a table and its columns.
         if let Some(error) = fault.clone().filter(|_| !catalog.is_some_and(|catalog| readable(catalog, outbox))) {
             return Err(error.into());
         }
-        let found = match row(&session, args, outbox, name, catalog, &facts).await {
-            // With several tables the id is that of a row in one of them.
+        let found = match row(&session, args, outbox, name, catalog, &facts.server.role).await {
+            // With several tables, one of them has the row with this id.
             Err(error) if args.id.is_some() && tables.len() > 1 => {
                 without_id.push(error);
                 Found::Elsewhere
             }
-            Err(error) => return Err(error.into()),
-            Ok(Row::Routed(found)) => found,
-            Ok(Row::Refused(found, error)) => {
-                refused.push(error);
-                found
-            }
+            found => found?,
         };
         report.add(outbox, catalog, found);
     }
     if let Some(error) = without_id.pop().filter(|_| without_id.len() + 1 == tables.len()) {
         return Err(error.into());
     }
-    if args.json {
-        print_json(&report)?;
-    } else {
-        print(&report.text())?;
-    }
-    // The last is what the process ends with.
-    let mut errors: Vec<Error> =
-        refused.into_iter().chain(upkeep(&session, &named).await.err()).chain(nameless).chain(fault).collect();
+    print_report(args.json, &report, &report.text())?;
+    // The last error decides the exit code.
+    let upkeep = upkeep(&session, &named).await.err();
+    let mut errors: Vec<Error> = report.refused().cloned().chain(upkeep).chain(nameless).chain(fault).collect();
     let Some(last) = errors.pop() else { return Ok(()) };
     for error in &errors {
-        note(crate::cli::output::error_lines(error));
+        note(error_lines(error));
     }
     Err(last.into())
 }
@@ -116,13 +108,12 @@ async fn upkeep(session: &Session, config: &Config) -> Result<()> {
     for outbox in tables.filter(has_sql) {
         table_facts(session.client(), outbox).await?;
     }
-    // What it would write, it only prepares.
-    let wanted = match upkeep::Wanted::by(config) {
-        // Nothing is changed by a look.
-        upkeep::Wanted::Room => upkeep::Wanted::RoomIfThere,
-        wanted @ (upkeep::Wanted::NoRoom | upkeep::Wanted::RoomIfThere) => wanted,
+    // A check makes no table, and only prepares what would be written.
+    let parking = match Parking::of(config) {
+        Parking::On => Parking::IfTableExists,
+        parking @ (Parking::Off | Parking::IfTableExists) => parking,
     };
-    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, wanted).await?;
+    Marker::connect(&config.source.database, &config.source.slot, &config.outboxes, parking).await?;
     none_left_behind(session.client(), config).await
 }
 
@@ -139,54 +130,169 @@ pub(in crate::cli) fn described(name: &str, table: &Table) -> Column {
     table.column(name).map_or_else(unknown, as_streamed)
 }
 
-enum Row {
-    Routed(Found),
-    Refused(Found, Error),
-}
-
+/// Reads a row and routes it.
 async fn row(
     session: &Session,
     args: &CheckArgs,
     outbox: &OutboxConfig,
     name: &TableName,
     catalog: Option<&Catalog>,
-    facts: &Facts,
-) -> Result<Row> {
-    let Some(table) = Table::read(session.client(), name).await? else { return Ok(Row::Routed(Found::Nothing)) };
-    let wanted = Wanted { outbox, name, table: &table, id: args.id.as_deref() };
+    role: &str,
+) -> Result<Found> {
+    let Some(table) = Table::read(session.client(), name).await? else { return Ok(Found::Nothing) };
     let row_security = catalog.and_then(|catalog| catalog.table.as_ref()).is_some_and(|table| table.row_security);
-    let read = match sample::read(session, &wanted).await? {
-        sample::Answer::Row(read) => read,
-        sample::Answer::Empty if row_security => return Ok(Row::Routed(Found::Hidden)),
-        sample::Answer::Empty => return Ok(Row::Routed(Found::Nothing)),
-        sample::Answer::Forbidden => return Ok(Row::Routed(Found::Forbidden(facts.server.role.clone()))),
+    let (values, chosen) = match read(session, &Sampled { outbox, name, table: &table }, args.id.as_deref()).await? {
+        Answer::Row { values, chosen } => (values, chosen),
+        Answer::Empty if row_security => return Ok(Found::Hidden),
+        Answer::Empty => return Ok(Found::Nothing),
+        Answer::Forbidden => return Ok(Found::Forbidden(role.to_owned())),
     };
     let columns = outbox.columns.iter().map(|name| described(name, &table)).collect();
-    let values = read.values.iter().map(|value| value.as_deref().map(str::as_bytes));
-    let bug = |what: String| Error::new(Kind::Bug, format!("a row that was asked for comes without {what}"));
+    let texts = values.iter().map(|value| value.as_deref().map(str::as_bytes));
+    let bug = |column: String| Error::new(Kind::Bug, format!("the query of a row did not return column {column}"));
     let mut polled = Polled::new(outbox, columns).map_err(bug)?;
     let mut router = Router::new(outbox).map_err(|unknown| Error::new(Kind::Bug, unknown))?;
-    let id = read.values.first().cloned().flatten().unwrap_or_default();
-    let chosen = read.chosen;
-    let refused = |error| Row::Refused(Found::Refused { id: id.clone(), chosen: chosen.clone() }, error);
+    let id = values.first().cloned().flatten().unwrap_or_default();
     let place = Place { commit_lsn: Lsn::ZERO, index: 0, via: Via::Slot };
-    let event = match polled.event(place, 0, values) {
+    let event = match polled.event(place, 0, texts) {
         Ok(event) => event,
         Err((place, fault)) => {
             let column = outbox.columns.get(place).map(String::as_str).unwrap_or_default();
-            let cause = format!("column {column} of {name} {fault}");
-            let error = Error::new(Kind::Event, cause).remedy(format_args!(
+            let error = Error::new(Kind::Event, format!("column {column} of {name} {fault}")).remedy(format_args!(
                 "`run` stops at such a row. Declare column {column} NOT NULL, or name another under [outbox.columns]"
             ));
-            return Ok(refused(error));
+            return Ok(Found::Refused { id, chosen, error });
         }
     };
     match router.route(&event) {
-        Err(error) => Ok(refused(error.of_sample())),
+        Err(error) => Ok(Found::Refused { id, chosen, error: error.of_sample() }),
         Ok(routed) => {
             let position = outbox.route.position_header.as_deref();
             let record = routed.with_record(|record| Shown::of(record, position, !args.no_body));
-            Ok(Row::Routed(Found::Row { id, chosen, record }))
+            Ok(Found::Row { id, chosen, record })
         }
+    }
+}
+
+/// The table of which one row is read.
+struct Sampled<'a> {
+    outbox: &'a OutboxConfig,
+    name: &'a TableName,
+    table: &'a Table,
+}
+
+enum Answer {
+    Row {
+        /// Values of the outbox's columns, in that order; `None` is NULL.
+        values: Vec<Option<String>>,
+        /// The reason for the choice of the row, for people.
+        chosen: String,
+    },
+    Empty,
+    /// The role may not read the table.
+    Forbidden,
+}
+
+impl Sampled<'_> {
+    fn select(&self) -> Result<String> {
+        let columns = self.outbox.columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
+        let rows = quote_own_rows(self.name, self.table.is_partitioned())?;
+        Ok(format!("select {} from {rows}", columns.join(", ")))
+    }
+
+    /// The column whose largest value is the newest row's: a number, or a time.
+    fn ordering(&self) -> Option<&str> {
+        let id = self.table.column(&self.outbox.id).filter(|id| id.is_integer());
+        id.or_else(|| ordering(&self.table.columns)).map(|column| column.name.as_str())
+    }
+}
+
+/// Reads the row with this id, or the newest. The values have the text form that the stream would have: the simple protocol
+/// prints them with the output functions of their types, and a cast to text does not (`true` for `t`). Takes at most ten
+/// seconds for each of two attempts.
+///
+/// # Errors
+/// [`Kind::Config`] if no row has the id, or none can have the id; those of the session.
+async fn read(session: &Session, sampled: &Sampled<'_>, id: Option<&str>) -> Result<Answer> {
+    session.run(READING, LIMIT).await?;
+    let (select, name) = (sampled.select()?, sampled.name);
+    let Some(id) = id else {
+        let (order, chosen) = match sampled.ordering() {
+            Some(column) => (format!("{} desc nulls last", quote_ident(column)?), format!("the newest by {column}")),
+            None => ("ctid desc".to_owned(), "the last in the table's file".to_owned()),
+        };
+        return match first(session, &format!("{select} order by {order} limit 1")).await {
+            Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
+                let chosen = "any row: the search for the newest took too long".to_owned();
+                answer(first(session, &format!("{select} limit 1")).await, chosen)
+            }
+            found => answer(found, chosen),
+        };
+    };
+    let column = &sampled.outbox.id;
+    let by_id = format!("{select} where {} = {} limit 1", quote_ident(column)?, quote_literal(id)?);
+    let found = first(session, &by_id).await;
+    if let Err(error) = &found
+        && error.code().is_some_and(is_about_value)
+    {
+        let cause = format!("--id: this cannot be a value of column {column} of {name}");
+        return Err(Error::new(Kind::Config, cause).remedy("write the id as Postgres prints it"));
+    }
+    match answer(found, "the row with this id".to_owned())? {
+        Answer::Empty => {
+            let cause = format!("--id: no row of {name} has this {column}, or the role may not see the row");
+            Err(Error::new(Kind::Config, cause).remedy("leave --id out for the newest row"))
+        }
+        Answer::Forbidden => {
+            let cause = format!("--id: the role may not read {name}");
+            Err(Error::new(Kind::PostgresRefused, cause).remedy("grant it SELECT on the table, or leave --id out"))
+        }
+        row @ Answer::Row { .. } => Ok(row),
+    }
+}
+
+async fn first(session: &Session, sql: &str) -> Result<Option<Vec<Option<String>>>, tokio_postgres::Error> {
+    Ok(session.texts(sql).await?.into_iter().next())
+}
+
+fn answer(found: Result<Option<Vec<Option<String>>>, tokio_postgres::Error>, chosen: String) -> Result<Answer> {
+    match found {
+        Ok(Some(values)) => Ok(Answer::Row { values, chosen }),
+        Ok(None) => Ok(Answer::Empty),
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(Answer::Forbidden),
+        Err(error) => Err(fault::sql(While::Querying(READING), &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::catalog::Column;
+
+    fn table(kind: &str, columns: &[(&str, &str)]) -> Table {
+        let columns = columns.iter().map(|(name, base)| Column::of(name, base)).collect();
+        Table { kind: kind.to_owned(), columns, ..Table::default() }
+    }
+
+    #[test]
+    fn the_newest_row_has_the_largest_number_or_the_latest_time() {
+        let (outbox, name) = (OutboxConfig::default(), TableName::debezium());
+        for (columns, expected) in [
+            (&[("id", "int8"), ("created_at", "timestamptz")][..], Some("id")),
+            (&[("id", "uuid"), ("created_at", "timestamp")], Some("created_at")),
+            (&[("id", "uuid")], None),
+        ] {
+            let table = table("r", columns);
+            assert_eq!(Sampled { outbox: &outbox, name: &name, table: &table }.ordering(), expected);
+        }
+    }
+
+    #[test]
+    fn names_are_quoted_and_rows_of_heirs_left_out() {
+        let name: TableName = r#""My ""S"".t""#.parse().unwrap();
+        let outbox = OutboxConfig { columns: vec!["a\"b".to_owned(), "c".to_owned()], ..OutboxConfig::default() };
+        let select = |kind: &str| Sampled { outbox: &outbox, name: &name, table: &table(kind, &[]) }.select().unwrap();
+        assert_eq!(select("r"), r#"select "a""b", "c" from only "public"."My ""S"".t""#);
+        assert_eq!(select("p"), r#"select "a""b", "c" from "public"."My ""S"".t""#);
     }
 }

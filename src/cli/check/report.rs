@@ -4,20 +4,21 @@ use serde::Serialize;
 
 use crate::cli::text::{aligned, cell};
 use crate::config::{EventSource, OutboxConfig, SourceConfig};
+use crate::error::Error;
 use crate::event::Shown as Id;
 use crate::route::Record;
 use crate::sink::is_internal;
 use crate::source::catalog::Catalog;
 use crate::source::preflight::Facts;
-use crate::upkeep::assignment;
+use crate::upkeep::writer;
 
 /// How much of a value is shown in the table; `--json` has all of it.
 const SHOWN_CHARS_MAX: usize = 1_001;
 /// What stands for a value that only a row in the stream has.
 const WHEN_RELAYED: &str = "(known when it is relayed)";
 
-/// All of it. The fields are the keys of `--json`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// The whole report. The fields are the keys of `--json`.
+#[derive(Debug, Clone, Serialize)]
 pub struct Report {
     database: String,
     server_version: String,
@@ -32,7 +33,7 @@ pub struct Report {
 }
 
 /// One outbox, and where a row of it goes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Outbox {
     /// `None`: messages are events.
     table: Option<String>,
@@ -52,7 +53,7 @@ struct RowId {
 }
 
 /// What was found of a row.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Found {
     /// Messages leave nothing behind that could be looked at.
     Messages,
@@ -70,6 +71,8 @@ pub enum Found {
         id: String,
         /// Why it is this row.
         chosen: String,
+        /// Why `run` would refuse it.
+        error: Error,
     },
     /// A row and its record.
     Row {
@@ -185,7 +188,7 @@ impl Shown {
 /// What stands in the SQL of the configuration and may be a column: more names at worst.
 fn used_by_upkeep(outbox: &OutboxConfig) -> Vec<String> {
     let of = &outbox.upkeep;
-    let sql = [&of.pending, &of.mark, &of.order_by].into_iter().flatten().flat_map(|sql| assignment::names(sql));
+    let sql = [&of.pending, &of.mark, &of.order_by].into_iter().flatten().flat_map(|sql| writer::names(sql));
     sql.chain(of.time.clone()).collect()
 }
 
@@ -218,7 +221,7 @@ impl Report {
         let more = used.into_iter().filter(|column| !outbox.columns.contains(column));
         let (row, record) = match &found {
             Found::Messages | Found::Elsewhere | Found::Nothing | Found::Hidden | Found::Forbidden(_) => (None, None),
-            Found::Refused { id, chosen } => (Some((id, chosen)), None),
+            Found::Refused { id, chosen, .. } => (Some((id, chosen)), None),
             Found::Row { id, chosen, record } => (Some((id, chosen)), Some(record.clone())),
         };
         if let Some(Shown { topic, .. }) = record.as_ref().filter(|record| is_internal(&record.topic)) {
@@ -239,6 +242,14 @@ impl Report {
             record,
             found,
         });
+    }
+
+    /// The faults of rows that cannot be routed.
+    pub(super) fn refused(&self) -> impl Iterator<Item = &Error> {
+        self.outboxes.iter().filter_map(|outbox| match &outbox.found {
+            Found::Refused { error, .. } => Some(error),
+            _ => None,
+        })
     }
 
     /// For people: a line per fact.
@@ -281,7 +292,9 @@ impl Outbox {
                 let why = format!("not read: role {role} has no SELECT on the table, which run does not need");
                 (why, None)
             }
-            Found::Refused { id, chosen } => (format!("{}, {chosen}: cannot be routed", Id::of(id.as_bytes())), None),
+            Found::Refused { id, chosen, .. } => {
+                (format!("{}, {chosen}: cannot be routed", Id::of(id.as_bytes())), None)
+            }
             Found::Row { id, chosen, record } => {
                 (format!("{}, {chosen}, goes to", Id::of(id.as_bytes())), Some(record))
             }

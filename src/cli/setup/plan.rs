@@ -1,12 +1,19 @@
-//! What has to be done, decided from what is there. Pure.
+//! The plan of `setup`: the statements that create the missing objects, made from facts without I/O.
 
-use crate::cli::setup::catalog::{Found, Place, Publication};
-use crate::cli::sql::{self, Value, fill};
-use crate::config::{OutboxConfig, SlotName, TableName};
+use serde::Deserialize;
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use crate::cli::sql::{self, Session, Value, fill};
+use crate::config::{OutboxConfig, SlotName, SourceConfig, TableName};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::poll::{NEEDS_ORDER, TableFacts, table_facts};
 use crate::postgres::catalog::Table;
-use crate::source::preflight::{MAJOR_MIN, Server, Slot};
+use crate::postgres::query::{one_json, one_text, parsed};
+use crate::source::preflight::{self, MAJOR_MIN, Server, Slot};
 
+const CAPACITY: &str = include_str!("../../../sql/room.sql");
+const PUBLICATION: &str = include_str!("../../../sql/publication.sql");
 /// A slot can be kept on standbys from here on.
 const FAILOVER_SINCE: u32 = 17;
 
@@ -27,7 +34,7 @@ pub struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// The tables among the outboxes, in their order.
-    pub(super) fn tables(&self) -> impl Iterator<Item = (&'a OutboxConfig, &'a TableName)> + use<'a> {
+    pub fn tables(&self) -> impl Iterator<Item = (&'a OutboxConfig, &'a TableName)> + use<'a> {
         self.outboxes.iter().filter_map(|outbox| Some((outbox, outbox.source.table()?)))
     }
 
@@ -181,7 +188,7 @@ fn table(
                 let cause = format!("schema {} does not exist in database {}", name.schema(), found.server.database);
                 let values = [("schema", Value::Name(name.schema())), ("role", Value::Name(&found.server.role))];
                 // Whoever may not create it asks somebody who may, and owns it then.
-                let template = match found.room.may_create {
+                let template = match found.capacity.may_create {
                     true => "create schema {schema};",
                     false => "create schema {schema} authorization {role};",
                 };
@@ -296,7 +303,7 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
             ));
         }
         (None, None) => {
-            refuse_if(plan, !found.room.may_create, || {
+            refuse_if(plan, !found.capacity.may_create, || {
                 Error::new(
                     Kind::PostgresRefused,
                     format!(
@@ -327,7 +334,10 @@ fn publication(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()
 /// The publication once it has these tables, too.
 fn with(publication: &Publication, more: &[&TableName]) -> Publication {
     let mut publication = publication.clone();
-    publication.tables.extend(more.iter().map(|table| (table.schema().to_owned(), table.table().to_owned())));
+    for table in more {
+        publication.schemas.push(table.schema().to_owned());
+        publication.tables.push(table.table().to_owned());
+    }
     publication
 }
 
@@ -358,10 +368,9 @@ fn add(name: &str, publication: &Publication, made: &[&TableName], found: &Found
 fn publication_fits(wanted: &Wanted<'_>, publication: &Publication, partitioned: bool) -> Result<()> {
     let tables = wanted.names();
     let values = [("publication", Value::Name(wanted.publication)), ("tables", Value::Tables(&tables))];
-    let is_ours = |(schema, name): &(String, String)| {
-        tables.iter().any(|table| schema == table.schema() && name == table.table())
-    };
-    let exactly_ours = publication.tables.len() == tables.len() && publication.tables.iter().all(is_ours);
+    let is_ours =
+        |(schema, name): (&str, &str)| tables.iter().any(|table| schema == table.schema() && name == table.table());
+    let exactly_ours = publication.tables.len() == tables.len() && publication.tables().all(is_ours);
     let set_table = match tables.is_empty() {
         true => "drop publication {publication};",
         false => "alter publication {publication} set table {tables};",
@@ -429,11 +438,11 @@ fn slot(wanted: &Wanted<'_>, found: &Found, plan: &mut Plan) -> Result<()> {
                 server,
             ))
     });
-    refuse_if(plan, found.room.free_slots < 1, || {
+    refuse_if(plan, found.capacity.free_slots < 1, || {
         Error::new(Kind::PostgresUnfit, "all replication slots are taken")
             .remedy("drop one that nobody needs, or raise max_replication_slots and restart the server")
     });
-    refuse_if(plan, found.room.free_senders < 1, || {
+    refuse_if(plan, found.capacity.free_senders < 1, || {
         Error::new(Kind::PostgresUnfit, "all walsenders are taken")
             .remedy("raise max_wal_senders and restart the server")
     });
@@ -513,6 +522,180 @@ fn refuse_if(plan: &mut Plan, in_the_way: bool, error: impl FnOnce() -> Error) {
 fn grant(template: &str, server: &Server) -> String {
     let values = [("role", Value::Name(&server.role)), ("database", Value::Name(&server.database))];
     fill(template, &values).unwrap_or_else(|_| template.to_owned())
+}
+
+/// The facts that decide the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Server, database and role.
+    pub server: Server,
+    /// What the server can still take. The same for all outboxes, but for the schema.
+    pub capacity: Capacity,
+    /// The outbox tables, in the order of the configuration.
+    pub outboxes: Vec<Place>,
+    /// The publication.
+    pub publication: Option<Publication>,
+    /// The slot.
+    pub slot: Option<Slot>,
+}
+
+/// The objects that the server and the role can still create.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Capacity {
+    free_slots: i64,
+    free_senders: i64,
+    /// Whether the role may create publications and schemas in the database.
+    may_create: bool,
+    /// Whether the role may create tables in the schema; none if the schema does not exist.
+    may_create_in_schema: Option<bool>,
+}
+
+/// The place of an outbox table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The table.
+    pub table: Option<Table>,
+    /// Whether the role may create tables in its schema; none if the schema does not exist.
+    may_create_in_schema: Option<bool>,
+}
+
+/// A publication.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Publication {
+    /// Whether the role has the rights of its owner.
+    pub owned: bool,
+    /// Whether it publishes all tables.
+    pub all_tables: bool,
+    /// Whether it publishes all tables of some schemas.
+    pub publishes_schemas: bool,
+    inserts: bool,
+    /// Whether it publishes updates, deletes or truncates.
+    other_than_inserts: bool,
+    /// Whether it publishes partitions as their root.
+    via_root: bool,
+    schemas: Vec<String>,
+    tables: Vec<String>,
+    /// Whether a table has a row filter.
+    row_filter: bool,
+    /// Whether a table has a column list.
+    column_list: bool,
+}
+
+impl Found {
+    /// Reads the catalogs. Changes nothing.
+    ///
+    /// # Errors
+    /// Those of the session.
+    pub async fn read(session: &Session, source: &SourceConfig, outboxes: &[OutboxConfig]) -> Result<Found> {
+        let client = session.client();
+        let server = preflight::server(client).await?;
+        let publication = Publication::read(session, &source.publication).await?;
+        let capacity = Capacity::read(client, "").await?;
+        let mut places = Vec::new();
+        for name in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
+            let may_create_in_schema = Capacity::read(client, name.schema()).await?.may_create_in_schema;
+            places.push(Place { table: Table::read(client, name).await?, may_create_in_schema });
+        }
+        let slot = preflight::slot(client, &source.slot).await?;
+        Ok(Found { server, capacity, outboxes: places, publication, slot })
+    }
+
+    /// The outbox tables that exist.
+    pub fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.outboxes.iter().filter_map(|place| place.table.as_ref())
+    }
+}
+
+impl Capacity {
+    async fn read(client: &Client, schema: &str) -> Result<Capacity> {
+        Ok(one_json(client, "reading the capacity of the server", CAPACITY, &[(&schema, Type::TEXT)]).await?)
+    }
+}
+
+impl Publication {
+    /// The publication `name`.
+    ///
+    /// # Errors
+    /// Those of the session.
+    pub async fn read(session: &Session, name: &str) -> Result<Option<Publication>> {
+        const DOING: &str = "reading the publication";
+        let text = one_text(session.client(), DOING, PUBLICATION, &[(&name, Type::TEXT)]).await?;
+        text.map(|text| parsed(DOING, &text)).transpose()
+    }
+
+    /// Its tables: schema and name.
+    pub fn tables(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.schemas.iter().map(String::as_str).zip(self.tables.iter().map(String::as_str))
+    }
+}
+
+/// Adds to `plan` what stands in the way of reading the tables that are there: an obstacle where the relay polls, else a
+/// warning. With `adds_column`, the column for the transaction is as good as there. Changes nothing, and reads no row.
+///
+/// # Errors
+/// Those of the connection.
+pub async fn look_at_rows(
+    plan: &mut Plan,
+    session: &Session,
+    wanted: &Wanted<'_>,
+    found: &Found,
+    adds_column: bool,
+) -> Result<()> {
+    if found.server.major() < MAJOR_MIN {
+        return Ok(());
+    }
+    for ((outbox, _), _) in wanted.tables().zip(&found.outboxes).filter(|(_, place)| place.table.is_some()) {
+        match table_facts(session.client(), outbox).await {
+            Ok(facts) => judge_rows(plan, wanted, outbox, &facts, adds_column),
+            Err(error) if !matches!(error.kind(), Kind::Config | Kind::Publication) => return Err(error),
+            Err(error) if wanted.polls => plan.obstacles.push(error),
+            Err(error) => plan.warnings.push(told(&error)),
+        }
+    }
+    Ok(())
+}
+
+fn told(error: &Error) -> String {
+    match error.what_to_do() {
+        Some(remedy) => format!("{error}: {remedy}"),
+        None => error.to_string(),
+    }
+}
+
+fn judge_rows(plan: &mut Plan, wanted: &Wanted<'_>, outbox: &OutboxConfig, facts: &TableFacts, adds_column: bool) {
+    let table = &facts.name;
+    let unfit = |cause: String, remedy: &str| Error::new(Kind::Publication, cause).remedy(remedy);
+    if facts.order.is_none() {
+        let what = format!("table {table} has no identity or serial column, and outbox.order_by is not set");
+        if wanted.polls {
+            plan.obstacles
+                .push(unfit(format!("{what}: nothing tells the order in which rows are to be read"), NEEDS_ORDER));
+        } else {
+            plan.warnings.push(format!(
+                "{what}: should the slot be lost, nothing tells in which order to read from the table what was not \
+                 published, and the relay stops. To be safe from that, {NEEDS_ORDER}"
+            ));
+        }
+    }
+    if facts.xid_column.is_none() && !adds_column && !outbox.upkeep.says_for_itself() {
+        let column = "--add-xid-column adds a column with the transaction's id";
+        if wanted.polls {
+            plan.obstacles.push(unfit(
+                format!("table {table} cannot be polled: no column tells which rows were not published"),
+                &format!("{column}; or set outbox.pending and outbox.mark, or outbox.delete"),
+            ));
+        } else {
+            plan.warnings.push(format!(
+                "no column of table {table} tells which transaction inserted a row: should the slot be lost, some events come \
+                 again. walrelay setup --slot {} with {column}",
+                wanted.slot
+            ));
+        }
+    }
+    if wanted.polls && !facts.may_select {
+        plan.remarks
+            .push(format!("this role may not read table {table}; that of the relay has to: grant select on {table}"));
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 use super::*;
-use crate::cli::setup::catalog::{Publication, Room};
 use crate::config::EventSource;
+use crate::poll::{KeyColumn, Order};
 use crate::position::Lsn;
 use crate::postgres::catalog::Column;
 
@@ -21,7 +21,7 @@ fn found() -> Found {
             database: "shop".into(),
             ..Server::default()
         },
-        room: Room { free_slots: 1, free_senders: 1, may_create: true },
+        capacity: Capacity { free_slots: 1, free_senders: 1, may_create: true, may_create_in_schema: None },
         outboxes: vec![Place {
             table: Some(Table { kind: "r".into(), persistence: "p".into(), owned: true, columns, ..Table::default() }),
             may_create_in_schema: Some(true),
@@ -37,16 +37,14 @@ fn without_table() -> Found {
 }
 
 fn fitting_publication() -> Publication {
-    Publication {
-        owned: true,
-        all_tables: false,
-        publishes_schemas: false,
-        inserts: true,
-        other_than_inserts: false,
-        via_root: false,
-        tables: vec![("public".into(), "outbox".into())],
-        row_filter: false,
-        column_list: false,
+    Publication { owned: true, inserts: true, ..Publication::default() }.of(&["outbox"])
+}
+
+impl Publication {
+    pub(in crate::cli) fn of(mut self, tables: &[&str]) -> Publication {
+        self.schemas = vec!["public".to_owned(); tables.len()];
+        self.tables = tables.iter().map(|table| (*table).to_owned()).collect();
+        self
     }
 }
 
@@ -87,7 +85,7 @@ fn who_polls_needs_a_table_and_nothing_else() {
     let mut bare = without_table();
     bare.server.wal_level = "replica".into();
     bare.server.may_replicate = false;
-    bare.room = Room { free_slots: 0, free_senders: 0, may_create: false };
+    bare.capacity = Capacity { free_slots: 0, free_senders: 0, may_create: false, may_create_in_schema: None };
     let made = planned_for(true, true, &bare).unwrap();
     assert_eq!((objects(&made), made.remarks.len()), (vec![Object::Table], 0));
     assert!(made.refusal().is_ok());
@@ -118,7 +116,7 @@ fn what_is_done_to_tables_comes_before_publication_and_slot() {
 
 #[test]
 fn a_table_that_is_made_anew_is_added_to_the_publication_it_was_dropped_from() {
-    let empty = Publication { tables: vec![], ..fitting_publication() };
+    let empty = fitting_publication().of(&[]);
     let gone = Found { publication: Some(empty.clone()), ..without_table() };
     let plan = planned(true, &gone).unwrap();
     assert_eq!(objects(&plan), [Object::Table, Object::Publication, Object::Slot]);
@@ -128,7 +126,7 @@ fn a_table_that_is_made_anew_is_added_to_the_publication_it_was_dropped_from() {
     let of_others = Publication { owned: false, ..empty.clone() };
     let plan = planned(true, &Found { publication: Some(of_others), ..gone.clone() }).unwrap();
     assert_eq!(plan.refusal().unwrap_err().kind(), Kind::PostgresRefused);
-    let strange = Publication { tables: vec![("public".into(), "orders".into())], ..empty };
+    let strange = empty.of(&["orders"]);
     assert!(planned(true, &Found { publication: Some(strange), ..gone }).is_err());
 }
 
@@ -153,7 +151,7 @@ fn a_table_in_a_schema_that_does_not_exist_is_remedied_by_the_schema() {
     let error = planned(true, &bare).unwrap().refusal().unwrap_err();
     assert_eq!((error.kind(), error.cause()), (Kind::Publication, "schema public does not exist in database shop"));
     assert_eq!(error.what_to_do().as_deref(), Some(r#"create schema "public""#));
-    bare.room.may_create = false;
+    bare.capacity.may_create = false;
     let plan = planned(true, &bare).unwrap();
     assert_eq!(plan.obstacles[0].what_to_do().as_deref(), Some(r#"create schema "public" authorization "app";"#));
 }
@@ -201,12 +199,11 @@ fn a_server_or_role_that_cannot_is_refused_with_everything_that_is_wrong() {
 #[test]
 fn a_publication_that_does_not_fit_comes_with_the_sql_that_fixes_it() {
     let fitting = fitting_publication;
-    let two = vec![("public".to_owned(), "outbox".to_owned()), ("public".to_owned(), "orders".to_owned())];
     let set_table = r#"alter publication "walrelay_orders" set table "public"."outbox";"#;
     let set_publish = r#"alter publication "walrelay_orders" set (publish = 'insert');"#;
     let table = [
-        (Publication { tables: two, ..fitting() }, set_table.to_owned()),
-        (Publication { tables: vec![], ..fitting() }, set_table.to_owned()),
+        (fitting().of(&["outbox", "orders"]), set_table.to_owned()),
+        (fitting().of(&[]), set_table.to_owned()),
         (Publication { row_filter: true, ..fitting() }, set_table.to_owned()),
         (Publication { column_list: true, row_filter: true, ..fitting() }, set_table.to_owned()),
         (Publication { publishes_schemas: true, ..fitting() }, set_table.to_owned()),
@@ -222,7 +219,7 @@ fn a_publication_that_does_not_fit_comes_with_the_sql_that_fixes_it() {
             error.cause()
         );
     }
-    let all = Publication { all_tables: true, tables: vec![], ..fitting() };
+    let all = Publication { all_tables: true, ..fitting().of(&[]) };
     let error = planned(false, &Found { publication: Some(all), ..found() }).unwrap_err();
     assert!(error.what_to_do().unwrap().starts_with(r#"drop publication "walrelay_orders";"#));
 }
@@ -293,4 +290,57 @@ fn a_table_that_does_not_fit_is_refused() {
     let error = with(|table| table.columns.truncate(3));
     assert_eq!(error.cause(), "table public.outbox has no column payload that can be published");
     assert!(planned(false, &without_table()).is_err(), "a table is only created when asked for");
+}
+
+fn facts(order: bool, xid: bool) -> TableFacts {
+    let order = order.then(|| Order {
+        sql: "\"seq\"".to_owned(),
+        type_name: "bigint".to_owned(),
+        not_null: true,
+        is_found: true,
+    });
+    TableFacts {
+        oid: 1,
+        name: "sales.outbox".parse().unwrap(),
+        columns: Vec::new(),
+        key: vec![KeyColumn { name: "id".to_owned(), type_name: "uuid".to_owned(), as_text: false, not_null: true }],
+        xid_column: xid.then(|| "xid".to_owned()),
+        xid_not_null: false,
+        order,
+        time: None,
+        may_select: true,
+        may_lock: true,
+        is_partitioned: false,
+    }
+}
+
+fn judged(polls: bool, facts: &TableFacts, outbox: &OutboxConfig, adds_column: bool) -> Plan {
+    let slot: SlotName = "orders".parse().unwrap();
+    let outboxes = [outbox.clone()];
+    let wanted = Wanted { slot: &slot, publication: "p", outboxes: &outboxes, create_table: false, polls };
+    let mut plan = Plan::default();
+    judge_rows(&mut plan, &wanted, outbox, facts, adds_column);
+    plan
+}
+
+#[test]
+fn what_a_lost_slot_would_need_is_a_warning_and_what_polling_needs_an_obstacle() {
+    let mut outbox = OutboxConfig::default();
+    let counts = |plan: &Plan| (plan.warnings.len(), plan.obstacles.len());
+    for (order, xid, adds_column, missing) in
+        [(true, true, false, 0), (true, false, true, 0), (true, false, false, 1), (false, true, false, 1)]
+    {
+        let facts = facts(order, xid);
+        assert_eq!(counts(&judged(false, &facts, &outbox, adds_column)), (missing, 0), "{order} {xid}");
+        assert_eq!(counts(&judged(true, &facts, &outbox, adds_column)), (0, missing), "{order} {xid}");
+    }
+    let plan = judged(false, &facts(false, false), &outbox, false);
+    assert!(plan.warnings[0].contains("outbox.order_by") && plan.warnings[1].contains("--add-xid-column"));
+    let error = judged(true, &facts(true, false), &outbox, false).refusal().unwrap_err();
+    assert_eq!(error.kind(), Kind::Publication);
+    assert!(error.what_to_do().unwrap().starts_with("--add-xid-column"), "{error}");
+    outbox.upkeep.pending = Some("not sent".to_owned());
+    assert_eq!(counts(&judged(true, &facts(true, false), &outbox, false)), (0, 0));
+    let closed = TableFacts { may_select: false, ..facts(true, true) };
+    assert_eq!(judged(true, &closed, &outbox, false).remarks.len(), 1);
 }

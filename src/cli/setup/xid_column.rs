@@ -3,9 +3,8 @@
 //! Nothing is rewritten: the column comes empty, and its default after it, so rows that are there keep NULL. The table is
 //! locked for an instant, and that lock is not waited for longer than others can bear. The index is built beside writers.
 
-use crate::cli::session::{Session, column};
-use crate::cli::setup::catalog::Found;
-use crate::cli::setup::plan::{Object, Plan, Step};
+use crate::cli::setup::plan::{Found, Object, Plan, Step};
+use crate::cli::sql::{Session, column};
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
@@ -53,7 +52,7 @@ fn wanted(name: &TableName, table: &Table) -> Result<String> {
     match (table.column(first), table.column(second)) {
         (None, _) => Ok(first.to_owned()),
         (Some(_), None) => Ok(second.to_owned()),
-        (Some(_), Some(taken)) if taken.base == "xid8" && taken.default.is_none() => Ok(second.to_owned()),
+        (Some(_), Some(taken)) if taken.base.name == "xid8" && taken.default.is_none() => Ok(second.to_owned()),
         (Some(_), Some(_)) => Err(Error::new(
             Kind::Publication,
             format!("table {name} has columns {first} and {second} already, and neither has the transaction"),

@@ -1,4 +1,4 @@
-//! The dead-letter topic: events that were given up. A letter is settled by a marker behind it. Postgres is not asked.
+//! The dead-letter topic: events that were given up. A marker behind a dead letter resolves it. Postgres is not asked.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,26 +9,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::task::JoinError;
 
-use super::event::{Counts, Details, Event, Found, Header, More, State, error_text, name};
-use super::help::{DEAD_LETTERS, Help};
-use super::letter_plan::LetterPlan;
-use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
+use super::event::{Counts, Details, Event, Found, Header, More, NAME_CHARS_MAX, State, error_text, name};
+use super::{Change, ChangeArgs, Chosen, Help, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, Teller, note, print_json, print_line, print_report, warn};
 use crate::cli::put;
-use crate::cli::text::{cell, time};
+use crate::cli::text::{aligned, cell, counted, notes, time};
 use crate::clock::now_us;
 use crate::config::Config;
 use crate::config::layers::Flags;
-use crate::dead_letters::Header as LetterHeader;
 use crate::dead_letters::settling::{LETTERS_AHEAD, choose};
 use crate::dead_letters::{
-    self as library, At, Ended, Letter, Outcome as Settles, Progress, Scan, Settling, Wanted, Which,
+    self as library, At, Ended, Header as LetterHeader, Letter, Outcome as Settles, Progress, Scan, Settling, Wanted,
+    Which,
 };
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::relay::stop::on_signals;
 use crate::sink::kafka::options::{Options, weakened};
 
@@ -67,7 +66,7 @@ pub struct SettleFlags {
 }
 
 impl Store for DeadLetters {
-    const HELP: Help = DEAD_LETTERS;
+    const HELP: Help = HELP;
     const CLASSES: &'static [&'static str] = &["unroutable", "too-large", "rejected", "refused"];
     const NOUN: &'static str = "letter";
     type ChangeFlags = SettleFlags;
@@ -365,12 +364,232 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
+/// How many letters that cannot be sent are named.
+const NAMED_MAX: usize = 100;
+/// Topics that are counted one by one.
+const TOPICS_MAX: usize = 1_000;
+/// Under which those beyond are counted: no topic has such a name.
+const OTHER_TOPICS: &str = "(others)";
+
+/// A retry or drop of dead letters: what it would do, and what it did.
+#[derive(Debug, Serialize)]
+pub(super) struct LetterPlan {
+    #[serde(rename = "ask")]
+    change: Change,
+    dry_run: bool,
+    #[serde(flatten)]
+    pub(super) counts: Counts,
+    /// How many go to each topic.
+    topics: BTreeMap<String, u64>,
+    /// How many cannot be sent as they are.
+    unsendable: u64,
+    unsendable_letters: Vec<Unsendable>,
+    /// How many were sent.
+    pub(super) sent: u64,
+    /// How many were settled by this.
+    pub(super) newly_settled: u64,
+    pub(super) notes: Vec<String>,
+}
+
+/// What to do about letters that cannot be sent as they are.
+fn unsendable_remedy() -> Remedy {
+    Remedy::from("where a letter cannot be sent as it is, ")
+        .and(NextCommand::new("replay").option("id", "ID"))
+        .and(" reads its row again, and walrelay dead-letters drop PARTITION:OFFSET settles the letter")
+}
+
+#[derive(Debug, Serialize)]
+struct Unsendable {
+    letter: String,
+    outbox: Option<String>,
+    row_id: Option<String>,
+    why: String,
+}
+
+impl LetterPlan {
+    /// Before a letter is looked at.
+    pub(super) fn new(topic: &str, change: Change, dry_run: bool) -> LetterPlan {
+        LetterPlan {
+            change,
+            dry_run,
+            counts: Counts::of_letters(topic, library::Counts::default()),
+            topics: BTreeMap::new(),
+            unsendable: 0,
+            unsendable_letters: Vec::new(),
+            sent: 0,
+            newly_settled: 0,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Takes a letter that is meant.
+    pub(super) fn letter(&mut self, letter: &Letter<'_>, reserved: &[String]) {
+        if self.change == Change::Drop {
+            return;
+        }
+        match letter.sendable(reserved) {
+            Ok(topic) => {
+                let known = self.topics.contains_key(topic.as_ref()) || self.topics.len() < TOPICS_MAX;
+                let topic = if known { topic.as_ref() } else { OTHER_TOPICS };
+                *self.topics.entry(topic.to_owned()).or_default() += 1;
+            }
+            Err(why) => {
+                if self.unsendable == 0 {
+                    self.notes.push(unsendable_remedy().to_string());
+                }
+                self.unsendable += 1;
+                if self.unsendable_letters.len() < NAMED_MAX {
+                    self.unsendable_letters.push(Unsendable {
+                        letter: letter.at().to_string(),
+                        outbox: letter.outbox().map(|outbox| name(outbox.as_bytes())),
+                        row_id: letter.row().map(name),
+                        why: why.to_string(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Letters that are settled if all goes well.
+    pub(super) fn chosen(&self) -> u64 {
+        self.counts.matched - self.unsendable
+    }
+
+    /// The topics letters go to.
+    pub(super) fn topics(&self) -> Vec<&str> {
+        self.topics.keys().map(String::as_str).filter(|topic| *topic != OTHER_TOPICS).collect()
+    }
+
+    /// Why nothing can be done.
+    pub(super) fn fault(&self) -> Option<Error> {
+        let cause = format!("none of {} can be sent as it is, and nothing was", counted(self.unsendable, "letter"));
+        (self.chosen() == 0).then(|| Error::new(Kind::Event, cause).remedy(unsendable_remedy()))
+    }
+
+    /// What is asked before anything is changed.
+    pub(super) fn question(&self) -> String {
+        let letters = counted(self.chosen(), "letter");
+        match self.change {
+            Change::Retry => format!("Send {letters} again?"),
+            Change::Drop => format!("Drop {letters}? These events are never sent."),
+        }
+    }
+
+    /// What was done, in one line.
+    pub(super) fn said(&self) -> String {
+        let (letters, sent, settled) = (counted(self.chosen(), "letter"), self.sent, self.newly_settled);
+        let left = match self.unsendable {
+            0 => String::new(),
+            left => format!("; left, as it cannot be sent: {}", counted(left, "letter")),
+        };
+        match self.change {
+            Change::Retry => format!("of {letters}, {sent} were sent and {settled} settled{left}"),
+            Change::Drop => format!("dropped {settled} of {letters}"),
+        }
+    }
+
+    /// It was told to stop before its end.
+    pub(super) fn stopped(&self) -> Error {
+        Error::new(Kind::ShutdownTimeout, format!("told to stop: {}", self.said()))
+            .remedy("for the rest, give the same command again: what is settled is left out")
+    }
+
+    /// What would be done.
+    pub(super) fn text(&self) -> String {
+        let mut text = self.counts.said() + "\n";
+        if !self.topics.is_empty() {
+            let topic = |(topic, count): (&String, &u64)| {
+                [format!("  {}", cell(topic.as_bytes(), NAME_CHARS_MAX)), count.to_string()]
+            };
+            text += &format!("to be sent to\n{}\n", aligned(&self.topics.iter().map(topic).collect::<Vec<_>>()));
+        }
+        if self.unsendable > 0 {
+            let rows: Vec<_> = self.unsendable_letters.iter().map(Unsendable::cells).collect();
+            let letters = counted(self.unsendable, "letter");
+            text += &format!("cannot be sent as it is: {letters}\n{}\n", aligned(&rows));
+        }
+        text + &notes(&self.notes)
+    }
+}
+
+impl Unsendable {
+    fn cells(&self) -> [String; 4] {
+        let cell =
+            |text: &Option<String>| text.as_ref().map_or("-".to_owned(), |text| cell(text.as_bytes(), NAME_CHARS_MAX));
+        [format!("  {}", self.letter), cell(&self.outbox), format!("id {}", cell(&self.row_id)), self.why.clone()]
+    }
+}
+
+const HELP: Help = Help {
+    group: "\
+Examples:
+  walrelay dead-letters list --config walrelay.toml
+  walrelay dead-letters show --config walrelay.toml 0:17
+  walrelay dead-letters retry --config walrelay.toml --class too-large
+  walrelay dead-letters drop --config walrelay.toml 0:17
+
+A dead letter is an event that could not be delivered, with delivery.on_error = \"dead-letter\". It is in the topic delivery.dead_letter_topic. `walrelay parked` has the same commands for the table walrelay.parked. docs/failures.md has all of it.
+",
+    list: "\
+Examples:
+  walrelay dead-letters list --slot orders --brokers localhost:9092
+  walrelay dead-letters list --config walrelay.toml --class too-large
+  walrelay dead-letters list --config walrelay.toml --since 2h --all
+  walrelay dead-letters list --config walrelay.toml --json | \\
+    jq -r '.events[].row_id'
+
+Nothing is changed, no consumer group is joined, and the database is not asked. Letters that are settled, which were sent again or dropped, are listed with --all. All conditions given have to hold. No payload is printed.
+",
+    show: "\
+Examples:
+  walrelay dead-letters show --config walrelay.toml 0:17
+  walrelay dead-letters show --config walrelay.toml 0:17 --payload
+  walrelay dead-letters show --config walrelay.toml --json \\
+    --id 6a1f1d7e-3f0c-4f55-9d0a-0a5a7f0b6c11
+
+Shows key, headers and the size of the value; the value itself only with --payload. Letters that are settled are shown, too. At most 20 letters are shown. Nothing is changed.
+",
+    retry: "\
+Examples:
+  walrelay dead-letters retry --config walrelay.toml 0:17 0:18
+  walrelay dead-letters retry --config walrelay.toml \\
+    --class too-large --dry-run
+  walrelay dead-letters retry --config walrelay.toml --aggregate order-17
+  walrelay dead-letters retry --config walrelay.toml --all --yes --json
+
+Sends each letter to its topic, with its key, value and headers and walrelay-replay: 1. Once Kafka has it, a marker in the dead-letter topic settles the letter. Letters of a key keep their order; they come after newer events of that key. After a crash in between, the next retry sends a letter again. A letter without a topic or a value is named and left: walrelay replay --id reads its row again.
+",
+    drop: "\
+Examples:
+  walrelay dead-letters drop --config walrelay.toml 0:17
+  walrelay dead-letters drop --config walrelay.toml --older-than 30d
+  walrelay dead-letters drop --config walrelay.toml --class unroutable \\
+    --dry-run
+
+Sends nothing but a marker for each letter, into the dead-letter topic: the letter is settled, and list leaves it out. The letters stay for as long as the topic's retention says.
+",
+    read_exit_codes: "
+Exit codes:
+  0   letters were listed or shown
+  1   no letter matches, or there is no such topic
+  2   the configuration or a flag is not valid
+  30  Kafka cannot be reached (31: refuses)",
+    change_exit_codes: "
+Exit codes:
+  0   all that can be were settled, others were left; or --dry-run showed them
+  1   no letter matches, or there is no such topic
+  2   the configuration or a flag is not valid, or the answer was not yes
+  3   told to stop before all letters were settled
+  20  retry: no letter can be sent as it is
+  21  retry: Kafka refuses a letter; those that had arrived are settled
+  30  Kafka cannot be reached (31: refuses)",
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    use crate::dead_letters::At;
     use crate::dead_letters::letter::Entry;
+    use crate::dead_letters::{At, Header};
     use crate::route::dead_letter::{
         ATTEMPTS_HEADER, CLASS_HEADER, ERROR_HEADER, OMITTED_HEADER, OUTBOX_HEADER, ROW_HEADER, TOPIC_HEADER,
     };
@@ -488,5 +707,63 @@ mod tests {
         assert!(text.ends_with("value\n{\"a\":\n\u{fffd}[2J1}\n"), "{text}");
         assert!(shown(Some(b"\xff\x00"), true).text(0).ends_with("value\nff00\n"));
         assert!(shown(None, true).text(0).contains("none; 2000000 bytes were left out"));
+    }
+
+    fn plan(change: Change, topics: &[&str]) -> LetterPlan {
+        let mut plan = LetterPlan::new("dead", change, true);
+        for topic in topics {
+            let mut headers: Vec<Header<'_>> = vec![(CLASS_HEADER, Some(b"rejected")), (ROW_HEADER, Some(b"7\n"))];
+            headers.extend((!topic.is_empty()).then_some((TOPIC_HEADER, Some(topic.as_bytes()))));
+            let headers = Some(headers);
+            let record = Message { partition: 0, offset: 3, time_ms: None, key: None, value: None, headers };
+            let Entry::Letter(letter) = Entry::of(&record) else { panic!("no letter") };
+            plan.letter(&letter, &["dead".to_owned()]);
+        }
+        let matched = topics.len() as u64;
+        let classes = [("rejected".to_owned(), matched)].into();
+        plan.counts = Counts::of_letters("dead", library::Counts { matched, classes, ..library::Counts::default() });
+        plan
+    }
+
+    #[test]
+    fn it_says_what_is_sent_and_what_cannot_be() {
+        let mut plan = plan(Change::Retry, &["orders", "orders", "users", "", "dead"]);
+        assert!(plan.fault().is_none());
+        assert_eq!(
+            (plan.chosen(), plan.topics(), plan.question().as_str()),
+            (3, vec!["orders", "users"], "Send 3 letters again?")
+        );
+        insta::assert_snapshot!(plan.text(), @r"
+        5 letters: 5 rejected
+        to be sent to
+          orders  2
+          users   1
+        cannot be sent as it is: 2 letters
+          0:3  -  id 7\n  the row made no topic
+          0:3  -  id 7\n  what it names as its topic is none that it may go to
+        note: where a letter cannot be sent as it is, walrelay replay --id ID reads its row again, and walrelay dead-letters drop PARTITION:OFFSET settles the letter
+        ");
+        (plan.sent, plan.newly_settled) = (2, 1);
+        assert_eq!(
+            plan.stopped().cause(),
+            "told to stop: of 3 letters, 2 were sent and 1 settled; left, as it cannot be sent: 2 letters"
+        );
+    }
+
+    #[test]
+    fn what_none_of_can_be_sent_is_an_error_and_can_be_dropped() {
+        let error = plan(Change::Retry, &[""]).fault().unwrap();
+        assert!(error.kind() == Kind::Event && error.what_to_do().unwrap().contains("walrelay replay --id"), "{error}");
+        let mut dropped = plan(Change::Drop, &["", "orders"]);
+        assert!(dropped.fault().is_none() && dropped.question() == "Drop 2 letters? These events are never sent.");
+        dropped.newly_settled = 2;
+        assert_eq!(dropped.said(), "dropped 2 of 2 letters");
+    }
+
+    #[test]
+    fn topics_beyond_count_are_counted_together() {
+        let names: Vec<String> = (0..TOPICS_MAX + 7).map(|topic| format!("t{topic}")).collect();
+        let plan = plan(Change::Retry, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!((plan.topics().len(), plan.topics[OTHER_TOPICS]), (TOPICS_MAX, 7));
     }
 }

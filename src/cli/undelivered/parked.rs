@@ -1,26 +1,25 @@
-//! The table `walrelay.parked`: events that wait for the relay. What is asked is written there, and the relay does it.
+//! The table `walrelay.parked`: events that wait for the relay. `retry` and `drop` write a request into the table, and the
+//! relay carries it out.
 
 use std::collections::BTreeMap;
 
 use clap::Args;
+use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::event::{Column, Counts, Details, Event, Found, More, State, StoreCounts, error_text, name};
-use super::filters::Span;
-use super::help::{Help, PARKED};
-use super::parked_plan::ParkedPlan;
-use super::{Change, ChangeArgs, Chosen, ListArgs, SHOWN_MAX, ShowArgs, Store, agreed};
+use super::{Change, ChangeArgs, Chosen, Help, ListArgs, SHOWN_MAX, ShowArgs, Span, Store, agreed};
 use crate::cli::Common;
 use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, print_report, warn};
-use crate::cli::session::{Session, column};
-use crate::cli::text::time;
+use crate::cli::sql::{Session, column};
+use crate::cli::text::{counted, time};
 use crate::clock::now_us;
 use crate::config::SlotName;
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
-use crate::source::holder::holder;
+use crate::source::lease::{Holder, holder};
 use crate::upkeep::parked::{BEHIND, CLASSES};
 
 const THERE: &str = include_str!("../../../sql/parked/there.sql");
@@ -32,6 +31,8 @@ const COUNTS: &str =
     concat!(include_str!("../../../sql/parked/chosen.sql"), include_str!("../../../sql/parked/counts.sql"));
 const PLAN: &str =
     concat!(include_str!("../../../sql/parked/chosen.sql"), include_str!("../../../sql/parked/plan.sql"));
+const READABLE: &str = include_str!("../../../sql/parked/readable.sql");
+const HOW_MANY: &str = include_str!("../../../sql/parked/how_many.sql");
 const ASK: &str = include_str!("../../../sql/parked/ask.sql");
 
 /// The table of parked events.
@@ -46,7 +47,7 @@ pub struct Parked {
 }
 
 impl Store for Parked {
-    const HELP: Help = PARKED;
+    const HELP: Help = HELP;
     const CLASSES: &'static [&'static str] = &CLASSES;
     const NOUN: &'static str = "event";
     type ChangeFlags = ();
@@ -241,4 +242,236 @@ fn details(row: &Row) -> Result<Details> {
 
 fn count(row: &Row, name: &str) -> Result<u64> {
     column::<i64>(row, name).map(|count| u64::try_from(count).unwrap_or_default())
+}
+
+/// A retry or drop of parked events: what it would ask, and what it asked.
+#[derive(Debug, Serialize)]
+pub(super) struct ParkedPlan {
+    #[serde(rename = "ask")]
+    pub(super) change: Change,
+    pub(super) dry_run: bool,
+    #[serde(flatten)]
+    pub(super) counts: Counts,
+    #[serde(skip)]
+    pub(super) slot: String,
+    /// All events that wait in these aggregates.
+    pub(super) waiting: u64,
+    /// Rows of the table that this is asked of.
+    #[serde(skip)]
+    pub(super) ids: Vec<i64>,
+    /// How many it was asked of.
+    pub(super) asked: u64,
+    /// Whether a relay has the slot, or reads its table.
+    pub(super) relay_runs: bool,
+}
+
+impl ParkedPlan {
+    /// What would be done.
+    pub(super) fn text(&self) -> String {
+        let counts = self.counts.said();
+        match self.change {
+            Change::Retry => {
+                let (tried, behind) = (self.ids.len() as u64, self.waiting.saturating_sub(self.ids.len() as u64));
+                format!(
+                    "{counts}\nTo be tried: the first event of {}, and {} behind them once it is delivered\n",
+                    counted(tried, "aggregate"),
+                    counted(behind, "event")
+                )
+            }
+            Change::Drop => {
+                let stay = self.waiting.saturating_sub(self.counts.matched);
+                format!(
+                    "{counts}\nTo be dropped: {}; these events are never delivered by the relay. {} of the same aggregates {}\n",
+                    counted(self.ids.len() as u64, "event"),
+                    counted(stay, "other event"),
+                    if stay == 1 { "stays" } else { "stay" }
+                )
+            }
+        }
+    }
+
+    /// What is to be confirmed.
+    pub(super) fn question(&self) -> String {
+        let count = self.ids.len() as u64;
+        match self.change {
+            Change::Retry => format!("Have the relay of slot {} try {} again?", self.slot, counted(count, "aggregate")),
+            Change::Drop => format!(
+                "Drop {}? These events are never delivered by the relay of slot {}.",
+                counted(count, "event"),
+                self.slot
+            ),
+        }
+    }
+
+    /// What was done, and who does the rest.
+    pub(super) fn said(&self, relay: Option<&Holder>) -> String {
+        let who = match relay {
+            Some(relay) => format!("the relay ({relay}) does it within a second or so"),
+            None => format!("no relay has slot {} now: it is done once one is started", self.slot),
+        };
+        let what = match self.change {
+            Change::Retry => format!("asked to try {} again", counted(self.asked, "aggregate")),
+            Change::Drop => format!("asked to drop {}", counted(self.asked, "event")),
+        };
+        let gone = (self.ids.len() as u64).saturating_sub(self.asked);
+        let gone = if gone > 0 {
+            format!("; {} meanwhile delivered or dropped", counted(gone, "event"))
+        } else {
+            String::new()
+        };
+        format!("{what}{gone}; {who}")
+    }
+}
+
+/// The events of a slot that wait in `walrelay.parked`: two keys of `status --json`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(in crate::cli) struct Waiting {
+    /// None if there is no such table, or the role may not read it.
+    #[serde(rename = "parked_events")]
+    pub(in crate::cli) events: Option<i64>,
+    /// The age of the oldest.
+    #[serde(rename = "oldest_parked_seconds")]
+    pub(in crate::cli) oldest_seconds: Option<f64>,
+}
+
+impl Waiting {
+    /// # Errors
+    /// Those of the session.
+    pub(in crate::cli) async fn read(session: &Session, slot: &SlotName) -> Result<Waiting> {
+        let row = session.row("looking for table walrelay.parked", READABLE, &[]).await?;
+        if !row.is_some_and(|row| row.try_get(0).unwrap_or(false)) {
+            return Ok(Waiting::default());
+        }
+        let row = session.row("counting parked events", HOW_MANY, &[&slot.as_str()]).await?;
+        let Some(row) = row else { return Ok(Waiting::default()) };
+        Ok(Waiting { events: column(&row, "events")?, oldest_seconds: column(&row, "oldest_seconds")? })
+    }
+
+    /// What happens to the events after the slot is dropped; none if there are no events.
+    pub(in crate::cli) fn stay_behind(&self, slot: &SlotName) -> Option<String> {
+        let events = counted(u64::try_from(self.events?).ok().filter(|events| *events > 0)?, "event");
+        Some(format!(
+            "{events} of slot {slot} wait in table walrelay.parked and stay there; list them with walrelay parked list --slot \
+             {slot}. A relay of a later slot {slot} delivers them, and does not start without delivery.on_error = \"park\". If \
+             nobody needs them: delete from walrelay.parked where slot = '{slot}'"
+        ))
+    }
+}
+
+const HELP: Help = Help {
+    group: "\
+Examples:
+  walrelay parked list --config walrelay.toml
+  walrelay parked show --config walrelay.toml 1017
+  walrelay parked retry --config walrelay.toml --class too-large
+  walrelay parked drop --config walrelay.toml 1017
+
+A parked event could not be delivered, with delivery.on_error = \"park\", or comes behind one of its aggregate. It waits in the table walrelay.parked of the outbox's database. `walrelay dead-letters` has the same commands for the dead-letter topic. docs/failures.md has all of it.
+",
+    list: "\
+Examples:
+  walrelay parked list --slot orders
+  walrelay parked list --config walrelay.toml --class refused --older-than 1h
+  walrelay parked list --config walrelay.toml --aggregate order-17 --all
+  walrelay parked list --config walrelay.toml --json | \\
+    jq -r '.events[].row_id'
+
+Nothing is changed. Of an aggregate, only the event that holds it up is listed, with the number of events behind it; --all lists those, too. All conditions given have to hold. No payload is printed. The role needs SELECT on the table.
+",
+    show: "\
+Examples:
+  walrelay parked show --slot orders 1017
+  walrelay parked show --config walrelay.toml 1017 --payload
+  walrelay parked show --config walrelay.toml --aggregate order-17 --json
+
+Shows why an event waits, its position, and the names, types and sizes of its columns; their values only with --payload. At most 20 events are shown. Nothing is changed. The role needs SELECT on the table.
+",
+    retry: "\
+Examples:
+  walrelay parked retry --config walrelay.toml --class too-large --dry-run
+  walrelay parked retry --config walrelay.toml --aggregate order-17
+  walrelay parked retry --config walrelay.toml --all --yes --json
+
+The relay that has the slot tries the first event of each aggregate that is meant, within a second or so. Those behind it follow in their order once it is delivered. Attempts stay counted. Where no relay runs, the next one does it. The role needs SELECT and UPDATE on the table.
+",
+    drop: "\
+Examples:
+  walrelay parked drop --config walrelay.toml 1017
+  walrelay parked drop --config walrelay.toml --class unroutable --dry-run
+  walrelay parked drop --config walrelay.toml --aggregate order-17 --yes
+
+The relay never delivers exactly the events that are meant; events behind them go on. The relay names each in its log, and outbox.mark_failed marks its row. Where no relay runs, the next one does it. walrelay replay --id publishes a row that is still in the outbox. The role needs SELECT and UPDATE on the table.
+",
+    read_exit_codes: "
+Exit codes:
+  0   events were listed or shown
+  1   no event matches, or nothing is parked
+  2   the configuration or a flag is not valid
+  10  Postgres cannot be reached (11: refuses)",
+    change_exit_codes: "
+Exit codes:
+  0   the relay was asked; or --dry-run showed what it would be asked
+  1   no event matches, or nothing is parked
+  2   the configuration or a flag is not valid, or the answer was not yes
+  10  Postgres cannot be reached (11: refuses)",
+};
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::StoreCounts;
+    use super::*;
+
+    fn plan(change: Change, ids: usize) -> ParkedPlan {
+        let classes = [("behind".to_owned(), 3), ("too-large".to_owned(), 2)].into();
+        let store = StoreCounts::Parked { slot: "s".to_owned(), aggregates: 2 };
+        let counts = Counts { matched: 5, classes, store };
+        let ids = (0..).take(ids).collect();
+        ParkedPlan {
+            slot: "s".to_owned(),
+            change,
+            dry_run: false,
+            counts,
+            waiting: 1_205,
+            ids,
+            asked: 2,
+            relay_runs: false,
+        }
+    }
+
+    #[test]
+    fn a_retry_is_of_aggregates_and_a_drop_of_events() {
+        insta::assert_snapshot!(plan(Change::Retry, 2).text(), @r"
+        5 events of 2 aggregates: 3 behind, 2 too-large
+        To be tried: the first event of 2 aggregates, and 1203 events behind them once it is delivered
+        ");
+        insta::assert_snapshot!(plan(Change::Drop, 5).text(), @r"
+        5 events of 2 aggregates: 3 behind, 2 too-large
+        To be dropped: 5 events; these events are never delivered by the relay. 1200 other events of the same aggregates stay
+        ");
+        let question = plan(Change::Drop, 5).question();
+        assert_eq!(question, "Drop 5 events? These events are never delivered by the relay of slot s.");
+        assert_eq!(plan(Change::Retry, 2).question(), "Have the relay of slot s try 2 aggregates again?");
+    }
+
+    #[test]
+    fn it_is_said_who_does_it_and_when() {
+        let relay = Holder { pid: 7, streams: true, application: None, client: None };
+        assert_eq!(
+            plan(Change::Retry, 2).said(Some(&relay)),
+            "asked to try 2 aggregates again; the relay (backend pid 7, streams) does it within a second or so"
+        );
+        assert_eq!(
+            plan(Change::Drop, 3).said(None),
+            "asked to drop 2 events; 1 event meanwhile delivered or dropped; no relay has slot s now: it is done once one is started"
+        );
+    }
+
+    #[test]
+    fn events_that_stay_behind_are_counted() {
+        let slot: SlotName = "shop".parse().unwrap();
+        let text = |events| Waiting { events, oldest_seconds: None }.stay_behind(&slot);
+        assert_eq!((text(None), text(Some(0))), (None, None));
+        let text = text(Some(5)).unwrap();
+        assert!(text.starts_with("5 events of slot shop wait") && text.ends_with("where slot = 'shop'"), "{text}");
+    }
 }

@@ -1,8 +1,8 @@
 //! From when to when.
 
 use tokio_postgres::Client;
-use tokio_postgres::error::SqlState;
 
+use crate::cli::sql::is_about_value;
 use crate::config::unit::parse_duration;
 use crate::config::{OutboxConfig, TableName};
 use crate::error::{Error, Kind, Result};
@@ -80,11 +80,6 @@ async fn moment(client: &Client, flag: &str, given: Option<&str>) -> Result<Opti
     }
 }
 
-/// Whether an error is about a value that was given: class 22, data exception.
-pub(super) fn is_about_value(code: &SqlState) -> bool {
-    code.code().starts_with("22")
-}
-
 /// The condition on rows, `true` where there is no range.
 ///
 /// # Errors
@@ -100,7 +95,7 @@ pub fn condition(range: &Range, outbox: &OutboxConfig, name: &TableName, table: 
         let Some(end) = end else { return Ok(None) };
         let end = format!("{}::pg_catalog.timestamptz", quote_literal(end)?);
         // Without a zone it is taken to be UTC, in which the session is.
-        let end = if time.base == "timestamptz" { end } else { format!("({end} at time zone 'UTC')") };
+        let end = if time.base.name == "timestamptz" { end } else { format!("({end} at time zone 'UTC')") };
         Ok::<_, Error>(Some(format!("{column} {compared} {end}")))
     };
     let conditions: Vec<String> =

@@ -1,11 +1,9 @@
 //! The rows, read in one transaction a page at a time, each routed as the relay routes it.
 
-use tokio_postgres::SimpleQueryMessage;
-
-use super::range::{self, Range, is_about_value};
+use super::range::{self, Range};
 use crate::cli::check::described;
 use crate::cli::output::Teller;
-use crate::cli::session::Session;
+use crate::cli::sql::{Session, is_about_value};
 use crate::config::{OutboxConfig, TableName, ValueConfig};
 use crate::error::{Error, Kind, Result};
 use crate::event::{Place, Polled, Via};
@@ -111,7 +109,7 @@ pub async fn read(
         let mut routing = Routing::new(plan)?;
         let mut rows: u64 = 0;
         loop {
-            let page = texts(session, FETCH).await.map_err(|error| fault::sql(While::Querying(DOING), &error))?;
+            let page = session.texts(FETCH).await.map_err(|error| fault::sql(While::Querying(DOING), &error))?;
             if page.is_empty() {
                 break;
             }
@@ -135,14 +133,6 @@ fn with_grant(error: Error, name: &TableName, user: &str) -> Error {
         "grant usage on schema {schema} to {user}; grant select on {name} to {user}. Where row-level security would hide \
          rows: use a role that bypasses it"
     ))
-}
-
-/// Rows as the stream would print them: a cast to text would not (`true` for `t`).
-async fn texts(session: &Session, sql: &str) -> Result<Vec<Vec<Option<String>>>, tokio_postgres::Error> {
-    let messages = session.client().simple_query(sql).await?;
-    let rows =
-        messages.iter().filter_map(|message| if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None });
-    rows.map(|row| (0..row.len()).map(|at| Ok(row.try_get(at)?.map(str::to_owned))).collect()).collect()
 }
 
 /// Takes rows of one plan to where they go.
@@ -200,10 +190,10 @@ pub async fn find_strays(session: &Session, plans: &[Plan], into: &mut Compariso
             let select = |left: &str, array: &str| {
                 format!("select {column} from {table} where {left} = any (array[{list}]::{array}[])")
             };
-            let found = match self::texts(session, &select(&column, &plan.id_type)).await {
+            let found = match session.texts(&select(&column, &plan.id_type)).await {
                 // One that cannot be an id: without an index the others are found all the same.
                 Err(error) if error.code().is_some_and(is_about_value) => {
-                    self::texts(session, &select(&format!("{column}::text"), "text")).await
+                    session.texts(&select(&format!("{column}::text"), "text")).await
                 }
                 found => found,
             };

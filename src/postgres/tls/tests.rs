@@ -1,4 +1,7 @@
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, PKCS_ECDSA_P256_SHA256,
+    PKCS_ECDSA_P384_SHA384, PKCS_ED25519, date_time_ymd,
+};
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -134,4 +137,18 @@ fn files_that_cannot_serve_are_refused_by_name() {
     assert!(client_config(&with_client()).unwrap().is_some());
     fs::write(&key, KeyPair::generate().unwrap().serialize_pem()).unwrap();
     assert!(client_config(&with_client()).is_err(), "a key of another certificate was taken");
+}
+
+#[test]
+fn the_hash_is_the_one_of_the_signature_or_none() {
+    let made = |algorithm| {
+        let key = KeyPair::generate_for(algorithm).unwrap();
+        CertificateParams::new(vec!["db.example".to_owned()]).unwrap().self_signed(&key).unwrap().der().clone()
+    };
+    let p256 = made(&PKCS_ECDSA_P256_SHA256);
+    assert_eq!(end_point(&p256), Some(Sha256::digest(&p256).to_vec()));
+    let p384 = made(&PKCS_ECDSA_P384_SHA384);
+    assert_eq!(end_point(&p384), Some(Sha384::digest(&p384).to_vec()));
+    assert_eq!(end_point(&made(&PKCS_ED25519)), None);
+    assert_eq!(end_point(&CertificateDer::from(b"no certificate".to_vec())), None);
 }

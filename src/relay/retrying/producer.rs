@@ -143,7 +143,7 @@ impl<'a> RetryProducer<'a> {
         let texts: Vec<Option<&[u8]>> = event.columns.iter().map(|column| column.text.as_deref()).collect();
         let made = polled.event(event.place, event.row.outbox, texts.into_iter());
         let Ok(mut made) = made else {
-            return Ok(Err(Error::new(Kind::Event, "what was kept of the event makes no row")));
+            return Ok(Err(Error::new(Kind::Event, "the stored columns of the event make no row")));
         };
         made.committed_at_us = event.committed_at_us;
         Ok(match router.route(&made) {
@@ -206,7 +206,7 @@ fn route_of(config: &Config, stored: &Stored, outbox: usize) -> Result<(OutboxCo
 }
 
 fn no_such_outbox() -> Error {
-    Error::new(Kind::Bug, "an event waits of an outbox that is not configured")
+    Error::new(Kind::Bug, "a parked event is of an outbox that is not configured")
 }
 
 /// As [`RetryProducer::send`], and whether the producer goes on. One record is sent apart, so that it does when that is refused.
@@ -217,7 +217,7 @@ async fn sent(
     acked: &mut [bool],
     until: Instant,
 ) -> Result<(Option<Refusal>, bool)> {
-    let away = || Error::new(Kind::KafkaUnreachable, "Kafka did not ack events that waited");
+    let away = || Error::new(Kind::KafkaUnreachable, "Kafka did not ack parked events");
     let (mut failure, mut deliveries, mut next) = (None, Vec::new(), 0);
     loop {
         while let Some(record) = records.get(next).filter(|_| failure.is_none()) {

@@ -130,7 +130,7 @@ enum Trouble {
 fn unreadable() -> Remedy {
     Remedy::from("see it with ")
         .and(NextCommand::new("parked list"))
-        .and("; what is in its row of walrelay.parked was not written by walrelay, or is too large: ")
+        .and("; its row of walrelay.parked was not written by walrelay, or is too large: ")
         .and(replay_instead())
 }
 
@@ -255,7 +255,8 @@ impl<'a> RetryRun<'a> {
                 Ok(_) => self.gone([(dropped.0, dropped.1)], Left::Dropped),
                 Err(error) => {
                     let (id, Waiting { row, key, .. }, _) = dropped;
-                    let trouble = Trouble::Own { doing: "dropping it, as was asked", row: Some(row.clone()), error };
+                    let trouble =
+                        Trouble::Own { doing: "dropping it, as an operator asked", row: Some(row.clone()), error };
                     self.hindered(&Head { id, outbox: row.outbox, key }, trouble).await?;
                 }
             }
@@ -280,7 +281,8 @@ impl<'a> RetryRun<'a> {
         let mut memory = self.shared.memory();
         if !memory.was_hindered(*id) {
             let (slot, row) = (&self.shared.config.source.slot, Shown::of(waiting.row.id()));
-            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "an event that waits is dropped, as was asked");
+            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, "a parked event is dropped, as an \
+                operator asked");
         }
         memory.leaves(*id, waiting.clone(), Left::Dropped);
     }
@@ -310,7 +312,8 @@ impl<'a> RetryRun<'a> {
                 Ok(asked) => {
                     self.shared.memory().unhinder(&who);
                     if asked > 0 {
-                        tracing::info!(%slot, outbox, events = asked, "rows of events that wait are pending again; trying them");
+                        tracing::info!(%slot, outbox, events = asked, "rows of parked events are pending again; retrying \
+                            the events");
                     }
                 }
                 Err(error) => {
@@ -318,7 +321,7 @@ impl<'a> RetryRun<'a> {
                     let (pause, is_new) = self.shared.memory().hinder(who, Instant::now(), true);
                     if is_new {
                         tracing::warn!(%slot, outbox, %error, fix = error.what_to_do(), pause_ms = millis(pause),
-                            "whether rows of events that wait are pending again cannot be seen");
+                            "the search for parked events whose rows are pending again failed");
                     }
                 }
             }
@@ -344,9 +347,9 @@ impl<'a> RetryRun<'a> {
         let (slot, parked, pause_ms) = (&source.slot, head.id, millis(pause));
         if is_new {
             tracing::warn!(%slot, outbox, row, parked, doing, %error, fix = error.what_to_do(), pause_ms,
-                "an aggregate whose events wait is held up; it comes again after a pause, and all others go on");
+                "the parked events of an aggregate are blocked; the relay retries them after a pause, and others continue");
         } else {
-            tracing::debug!(%slot, outbox, row, parked, doing, %error, pause_ms, "the aggregate still waits");
+            tracing::debug!(%slot, outbox, row, parked, doing, %error, pause_ms, "the aggregate is still blocked");
         }
         Ok(())
     }
@@ -489,7 +492,8 @@ impl<'a> RetryRun<'a> {
         if !is_told {
             let (slot, row) = (&self.shared.config.source.slot, Shown::of(item.row.id()));
             let wait_ms = wait.map(millis);
-            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms, "an event that waits failed again");
+            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms, "a parked event \
+                failed again");
         }
         self.note(item, failure, wait.map(|wait| Instant::now() + wait)).await
     }

@@ -174,7 +174,7 @@ async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()>
     // One that waits to be in flight alone is offered again.
     pipeline.publisher.retry_pending()?;
     let mut deliveries = Vec::new();
-    pipeline.publisher.next_deliveries(&mut deliveries).await;
+    pipeline.publisher.sink.deliveries(&mut deliveries).await;
     pipeline.publisher.delivered(&mut deliveries)?;
     assert!(pipeline.publisher.is_drained());
     Ok(())
@@ -376,7 +376,7 @@ async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
                 pipeline.data(Lsn::new(5), &message).unwrap();
             }
             let mut deliveries = Vec::new();
-            pipeline.publisher.next_deliveries(&mut deliveries).await;
+            pipeline.publisher.sink.deliveries(&mut deliveries).await;
             match failed(&mut relay, &pipeline.publisher.delivered(&mut deliveries).unwrap_err()) {
                 Ok(_) => tried += 1,
                 Err(error) => break error,

@@ -54,7 +54,7 @@ impl Tracker {
                 return false;
             }
             if self.quiet {
-                tracing::debug!("Kafka answers somebody else");
+                tracing::debug!("Kafka answers another client");
             } else {
                 tracing::info!("Kafka answers");
             }

@@ -6,7 +6,7 @@ use super::*;
 use crate::config::SourceConfig;
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind};
-use crate::postgres::session::fake::{FakeServer, message, pipe, report};
+use crate::postgres::session::tests::{FakeServer, message, pipe, report};
 
 const SETTINGS: [(&str, &str); 4] =
     [("client_encoding", "UTF8"), ("DateStyle", "ISO, MDY"), ("TimeZone", "UTC"), ("IntervalStyle", "postgres")];
@@ -271,26 +271,6 @@ async fn a_server_that_ignores_a_setting_is_refused() {
 }
 
 #[tokio::test]
-async fn the_slots_troubles_at_the_start_have_their_kinds() {
-    for (sqlstate, kind) in [
-        ("55006", Kind::SlotActive),
-        ("42704", Kind::SlotUnusable),
-        ("55000", Kind::SlotUnusable),
-        ("53300", Kind::PostgresUnreachable),
-    ] {
-        let (client, mut server) = pipe();
-        let session = log_in(&mut server, client, &SETTINGS, ["hex", "1"]).await.unwrap();
-        let (stream, ()) = tokio::join!(WalStream::start(session, "p", 1000), async {
-            server.expect_query().await;
-            server.send(b'E', &report(sqlstate, "no")).await;
-        });
-        let error = stream.unwrap_err();
-        assert_eq!(error.kind(), kind);
-        assert!(error.cause().contains("orders"), "{error}");
-    }
-}
-
-#[tokio::test]
 async fn both_sides_make_progress_in_one_wait() {
     let (mut stream, mut server) = started().await;
     stream.queue_status(told(0, 0));
@@ -421,4 +401,32 @@ async fn finishing_does_not_outlast_its_deadline() {
     let error = stream.finish(told(0, 0), begun + Duration::from_secs(5)).await.unwrap_err();
     assert_eq!(error.kind(), Kind::PostgresUnreachable);
     assert_eq!(begun.elapsed().as_secs(), 5);
+}
+
+fn said(sqlstate: &str, routine: &str) -> Result<()> {
+    let source = SourceConfig { publication: "walrelay_orders".to_owned(), ..config() };
+    let [severity, sqlstate, message, routine] = ["WARNING", sqlstate, "canary", routine].map(str::to_owned);
+    let notice = Notice { severity, sqlstate, message, routine };
+    judge_notice(&notice, &source)
+}
+
+#[test]
+fn a_warning_that_changes_are_skipped_stops_the_relay_and_others_do_not() {
+    // A server that does not say which of its functions speaks is taken at its worst.
+    let error = said("55000", "").unwrap_err();
+    assert_eq!(error.kind(), Kind::Publication);
+    assert!(error.cause().contains("orders") && error.cause().contains("walrelay_orders"), "{error}");
+    assert!(error.what_to_do().unwrap().contains("walrelay setup --slot orders"));
+    assert_eq!(said("55000", "LoadPublications").unwrap_err().kind(), Kind::Publication);
+    for harmless in ["00000", "01000", "42704", ""] {
+        said(harmless, "").unwrap();
+    }
+}
+
+#[test]
+fn a_slot_that_waits_for_a_standby_skips_nothing_and_stops_nothing() {
+    // An inactive or invalidated standby slot, and one that does not exist.
+    for sqlstate in ["55000", "22023"] {
+        said(sqlstate, "StandbySlotsHaveCaughtup").unwrap();
+    }
 }

@@ -30,7 +30,7 @@ fn what_cannot_be_published_is_counted_in_its_row_until_it_is() {
     let counts: Vec<_> =
         team.updates(&team.says("id::text", "true")).iter().map(|update| update.row["retry_count"].clone()).collect();
     assert_eq!(counts[..4], [1, 2, 3, 4]);
-    let told = told(&relay, "an event that waits failed again");
+    let told = told(&relay, "a parked event failed again");
     // The first attempt was the relay's own.
     assert_told(&told[..3], "attempts", &[Some(500), Some(1_000), Some(2_000)]);
     team.create(&topic);

@@ -28,7 +28,7 @@ fn what_cannot_be_sent_stays_unsent_and_is_tried_in_every_round() {
     insert(&added, "w-2", &format!("repeat('x', {LARGE})"));
     insert(&added, "w-3", "'not JSON'");
     team.wait("sent", "correlation_id = 'w-3'", "true");
-    let again = || told(&relay, "an event that waits failed again");
+    let again = || told(&relay, "a parked event failed again");
     let rounds = eventually("it is tried again and again", ARRIVAL, again, |rounds| rounds.len() >= 4);
     assert_told(&rounds[..4], "attempts", &[Some(700); 4]);
     // findUnsent finds what is not out, and so does nobody else.

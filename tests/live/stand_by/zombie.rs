@@ -58,7 +58,7 @@ fn a_relay_that_stood_still_publishes_next_to_nothing_twice() {
     kafka.resume();
     relay.process.signal("CONT");
     let copies = world.assert_all_delivered().duplicates as i64;
-    assert!(relay.log().contains("what Kafka has not acked is given up"), "{}", relay.log());
+    assert!(relay.log().contains("records that Kafka has not acked are dropped"), "{}", relay.log());
     let skipped = || relay.metric("walrelay_delivered_before_events_total").unwrap_or_default();
     let again = eventually("it is found in its topic", ARRIVAL, skipped, |events| *events > 0.0);
     eprintln!("{copies} copies, {again} not published again");
@@ -93,7 +93,7 @@ fn a_relay_that_wakes_up_behind_its_successor_drops_its_queue() {
     assert!(late <= EVENTS / 4, "{late} records of the zombie came behind those of its successor");
 
     let log = zombie.log();
-    assert!(log.contains("what Kafka has not acked is given up"), "{log}");
+    assert!(log.contains("records that Kafka has not acked are dropped"), "{log}");
 
     // Whoever keeps the newest position of each key passes the rest over.
     let mut newest: BTreeMap<String, (u64, u64)> = BTreeMap::new();

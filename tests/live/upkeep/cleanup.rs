@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use walrelay::ledger::trail::{Pair, Published};
 use walrelay::position::Lsn;
-use walrelay::upkeep::cleanup::Sweeper;
-use walrelay::upkeep::partition;
+use walrelay::upkeep::cleanup::{Sweeper, old_partitions};
 
 use super::{database, outboxes, runtime};
 use crate::support::relay::{RelayCommand, last_words};
@@ -283,7 +282,7 @@ fn a_row_that_comes_into_a_partition_as_it_is_dropped_brings_it_back() {
         client.batch_execute("set timezone = 'UTC'; set search_path = ''").await.unwrap();
         let retention = Duration::from_secs(7 * 24 * 3600);
         let sweeper = Sweeper::look(&client, &outbox, retention).await.unwrap().unwrap();
-        let old = partition::old(&client, &sweeper, Some(&published), false).await.unwrap();
+        let old = old_partitions(&client, &sweeper, Some(&published), false).await.unwrap();
         (sweeper, old)
     });
     let (sweeper, partitions) = old;
@@ -304,7 +303,7 @@ fn a_row_that_comes_into_a_partition_as_it_is_dropped_brings_it_back() {
     assert!(sql.try_run("set statement_timeout = '2s'").is_ok());
     assert!(sql.try_run("alter table outbox detach partition p2 concurrently").is_err());
     reader.run("commit");
-    let again = runtime.block_on(partition::old(&client, &sweeper, Some(&published), false)).unwrap();
+    let again = runtime.block_on(old_partitions(&client, &sweeper, Some(&published), false)).unwrap();
     let half = again.iter().find(|partition| partition.name.contains("p2")).unwrap();
     assert_eq!(runtime.block_on(half.drop(&client, &sweeper, Some(&published))), Ok(Ok(())));
     assert_eq!(sql.number("select count(*) from pg_class where relname = 'p2'"), 0);

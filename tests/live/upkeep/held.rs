@@ -2,7 +2,7 @@
 //! given for.
 
 use walrelay::upkeep::parked::{Head, Limit};
-use walrelay::upkeep::{Marker, Wanted};
+use walrelay::upkeep::{Marker, Parking};
 
 use super::{conninfo, outboxes, runtime};
 use crate::support::servers::Postgres;
@@ -28,7 +28,7 @@ fn what_is_read_at_once_is_bounded_by_its_bytes_and_is_one_event_at_least() {
     let (sql, runtime) = (world.sql(), runtime());
     let outboxes = outboxes("[outbox]\n");
     let (database, slot) = (conninfo(&world.database_url), "orders".parse().unwrap());
-    let marker = runtime.block_on(Marker::connect(&database, &slot, &outboxes, Wanted::Room)).unwrap().unwrap();
+    let marker = runtime.block_on(Marker::connect(&database, &slot, &outboxes, Parking::On)).unwrap().unwrap();
     insert(&sql, "'a'", 20);
     insert(&sql, "'b'", 3);
     insert(&sql, "null::text", 2);

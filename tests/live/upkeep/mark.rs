@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use walrelay::error::{Error, Kind};
 use walrelay::event::RowId;
-use walrelay::upkeep::{Batch, FailedAgain, Failure, Marker, Wanted};
+use walrelay::upkeep::{Batch, FailedAgain, Failure, Marker, Parking};
 
 use super::{conninfo, database, outboxes, runtime, waits_for_lock};
 use crate::support::servers::Postgres;
@@ -14,7 +14,7 @@ use crate::support::world::World;
 const SECONDS: Duration = Duration::from_secs(30);
 
 async fn marker(url: &str, toml: &str) -> Result<Marker, Error> {
-    let marker = Marker::connect(&conninfo(url), &"orders".parse().unwrap(), &outboxes(toml), Wanted::NoRoom).await?;
+    let marker = Marker::connect(&conninfo(url), &"orders".parse().unwrap(), &outboxes(toml), Parking::Off).await?;
     Ok(marker.expect("an outbox that is written to"))
 }
 

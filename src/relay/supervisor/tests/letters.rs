@@ -69,7 +69,7 @@ async fn no_letters(code: RDKafkaErrorCode, at: At) {
                 failure = pipeline.data(Lsn::new(5), &wire::insert(16_384, &row)).err();
             }
         }
-        pipeline.publisher.next_deliveries(&mut deliveries).await;
+        pipeline.publisher.sink.deliveries(&mut deliveries).await;
         failure = failure.or(pipeline.publisher.delivered(&mut deliveries).err());
         letters += pipeline.publisher.counts().dead_lettered;
         relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);

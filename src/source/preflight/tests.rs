@@ -5,7 +5,7 @@ use crate::config::EventSource;
 use crate::position::Lsn;
 use crate::source::catalog::{Catalog, Column, Flags, Member, Publication, Table};
 
-pub(super) fn outbox() -> OutboxConfig {
+fn outbox() -> OutboxConfig {
     OutboxConfig { source: EventSource::Table("outbox".parse().unwrap()), ..OutboxConfig::default() }
 }
 
@@ -14,7 +14,7 @@ fn member(level: u32, relation: &str) -> Member {
 }
 
 /// A server, slot, publication and table nothing can be said against.
-pub(super) fn fit() -> Facts {
+fn fit() -> Facts {
     let column = |name: &str| Column { name: name.to_owned(), type_name: "text".to_owned(), generated: String::new() };
     Facts {
         server: Server {
@@ -60,17 +60,17 @@ pub(super) fn fit() -> Facts {
     }
 }
 
-pub(super) fn judged(facts: &Facts) -> Result<Vec<Warning>> {
+fn judged(facts: &Facts) -> Result<Vec<String>> {
     judge(facts, &"orders".parse().unwrap(), "walrelay_orders", &[outbox()])
 }
 
-pub(super) type Change = fn(&mut Facts);
+type Change = fn(&mut Facts);
 
 fn slot_of(facts: &mut Facts) -> &mut Slot {
     facts.slot.as_mut().unwrap()
 }
 
-pub(super) fn table_of(facts: &mut Facts) -> &mut Table {
+fn table_of(facts: &mut Facts) -> &mut Table {
     facts.catalogs[0].table.as_mut().unwrap()
 }
 
@@ -100,7 +100,6 @@ fn what_is_fit_passes_with_the_one_choice_that_is_always_to_be_known() {
 #[test]
 fn a_slot_that_somebody_streams_from_is_left_to_the_server_to_refuse() {
     let mut facts = fit();
-    slot_of(&mut facts).active = true;
     slot_of(&mut facts).active_pid = Some(77);
     assert!(judged(&facts).is_ok());
 }
@@ -317,7 +316,7 @@ fn a_table_that_cannot_be_streamed_is_told_before_the_slot_that_is_missing() {
 #[test]
 fn a_slot_that_is_still_to_be_made_is_not_said_to_miss_what_the_server_has() {
     let warnings = judged(&fit().with_slot()).unwrap();
-    assert!(warnings.iter().all(|warning| !warning.to_string().contains("standbys")), "{warnings:?}");
+    assert!(warnings.iter().all(|warning| !warning.contains("standbys")), "{warnings:?}");
 }
 
 #[test]
@@ -408,6 +407,58 @@ fn what_can_still_go_wrong_is_said_in_a_sentence() {
         let mut facts = fit();
         change(&mut facts);
         let warnings = judged(&facts).expect(says);
-        assert!(warnings.iter().any(|warning| warning.to_string().contains(says)), "{says:?}: {warnings:?}");
+        assert!(warnings.iter().any(|warning| warning.contains(says)), "{says:?}: {warnings:?}");
     }
+}
+
+#[test]
+fn what_setup_would_make_is_no_fault_and_everything_else_is() {
+    let bare = |change: Change| {
+        let mut facts = fit();
+        facts.slot = None;
+        (facts.catalogs[0].publication, facts.catalogs[0].members) = (None, Vec::new());
+        change(&mut facts);
+        judged(&facts.as_set_up(&[&"outbox".parse().unwrap()])).map_err(|error| error.cause().to_owned())
+    };
+    assert!(bare(|_| {}).is_ok());
+    assert!(bare(|facts| table_of(facts).kind = "p".to_owned()).is_ok());
+    let lacks = |facts: &mut Facts| table_of(facts).columns.truncate(1);
+    assert_eq!(bare(lacks).unwrap_err(), "table public.outbox has no column aggregatetype; it has id");
+    let old = |facts: &mut Facts| facts.slot = fit().slot;
+    assert_eq!(bare(old).unwrap_err(), "there is no publication walrelay_orders in database shop");
+}
+
+#[test]
+fn a_column_that_is_gone_does_not_keep_the_backlog_back_and_whatever_else_is_wrong_does() {
+    let backlog = |facts: &Facts| judge_backlog(facts, &"orders".parse().unwrap(), "walrelay_orders", &[outbox()]);
+    assert_eq!(backlog(&fit()).unwrap().1, None);
+
+    let mut facts = fit();
+    table_of(&mut facts).columns.retain(|column| column.name != "payload");
+    let (warnings, fault) = backlog(&facts).unwrap();
+    assert_eq!(warnings, judged(&fit()).unwrap());
+    assert_eq!(fault, judged(&facts).err());
+
+    // A column that is there and hidden, and a row filter.
+    table_of(&mut facts).columns[0].generated = "s".to_owned();
+    assert_eq!(backlog(&facts).unwrap_err(), judged(&facts).unwrap_err());
+    table_of(&mut facts).columns[0].generated.clear();
+    facts.catalogs[0].members[0].row_filter = Some("(id > 1)".to_owned());
+    assert!(backlog(&facts).unwrap_err().cause().contains("filters rows"));
+}
+
+#[test]
+fn a_table_that_joins_another_outbox_of_the_slot_is_to_be_added_to_the_publication() {
+    let mut facts = fit();
+    let added =
+        Catalog { members: Vec::new(), other_tables: vec!["public.outbox".to_owned()], ..facts.catalogs[0].clone() };
+    facts.catalogs.push(added);
+    let second = OutboxConfig { source: EventSource::Table("billing".parse().unwrap()), ..OutboxConfig::default() };
+    let both = [outbox(), second];
+    let error = judge(&facts, &"orders".parse().unwrap(), "walrelay_orders", &both).unwrap_err();
+    assert!(error.cause().starts_with("table public.billing is not in publication walrelay_orders"), "{error}");
+    assert!(error.what_to_do().unwrap().contains("add table public.billing"), "{error}");
+    facts.catalogs[1].other_tables.push("public.stranger".to_owned());
+    let error = judge(&facts, &"orders".parse().unwrap(), "walrelay_orders", &both).unwrap_err();
+    assert!(error.cause().contains("publishes public.stranger, and not public.billing"), "{error}");
 }

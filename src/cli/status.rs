@@ -1,0 +1,613 @@
+//! `walrelay status`: one query, one report.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::io::IsTerminal;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use tokio_postgres::types::Type;
+
+use crate::cli::StatusArgs;
+use crate::cli::load::Loaded;
+use crate::cli::output::{Outcome, json_line, print_line, print_to_reader, warn};
+use crate::cli::sql::Session;
+use crate::cli::text::{aligned, counted};
+use crate::cli::undelivered::parked::Waiting;
+use crate::clock::now_us;
+use crate::config::SlotName;
+use crate::config::unit::human_bytes;
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::position::Lsn;
+use crate::postgres::query::{Param, one_json};
+use crate::source::lease;
+
+const STATUS: &str = include_str!("../../sql/status.sql");
+/// Follows a value that Postgres hides from the role.
+const NEEDS_RIGHT: &str = "(needs pg_monitor)";
+
+/// Clears the screen and starts at its top left.
+const REDRAW: &str = "\x1b[H\x1b[2J";
+
+/// The pause before the next look, while one look cannot tell whether the lag is over its limit.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Prints the state of the slot, once or until interrupted.
+///
+/// # Errors
+/// [`Kind::SlotUnusable`] if the slot does not exist, [`Kind::Unhealthy`] if it is unhealthy, and those of the connection.
+/// With `--watch`, an unhealthy slot does not end the command. With a limit in seconds one report may take that many
+/// seconds and one more.
+pub(super) async fn status(args: &StatusArgs) -> Outcome {
+    let loaded = Loaded::new(&args.common.flags(), args.common.config.as_deref())?;
+    warn(loaded.settings.warnings());
+    let (slot, database) = (loaded.settings.slot()?, loaded.settings.database()?);
+    let limits = Limits { lag_bytes: args.max_lag_bytes, lag_seconds: args.max_lag_seconds };
+    let session = Session::connect(&database, "status").await?;
+    let mut looks = Looks::default();
+    let Some(seconds) = args.watch else {
+        let mut report = read(&session, &slot, &limits, &mut looks).await?;
+        let end = report.wal.current_lsn;
+        while report.is_open(&limits, end) {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            report = read(&session, &slot, &limits, &mut looks).await?;
+        }
+        print_line(if args.json { json_line(&report)? } else { report.table().trim_end().to_owned() })?;
+        return Ok(report.verdict()?);
+    };
+    let redraw = std::io::stdout().is_terminal() && !args.json;
+    let mut tick = tokio::time::interval(Duration::from_secs(seconds));
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let report = read(&session, &slot, &limits, &mut looks).await?;
+        let seen = match (redraw, args.json) {
+            (true, _) => format!("{REDRAW}{}\n\n{}", clock(), report.table()),
+            (false, true) => format!("{}\n", json_line(&report)?),
+            (false, false) => format!("time={} {}\n", clock(), report.line()),
+        };
+        print_to_reader(&seen)?;
+    }
+}
+
+/// The time of this look, in UTC.
+fn clock() -> impl std::fmt::Display {
+    let since_epoch = Duration::from_micros(u64::try_from(now_us()).unwrap_or_default());
+    humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + since_epoch)
+}
+
+async fn read(session: &Session, slot: &SlotName, limits: &Limits, looks: &mut Looks) -> Result<Report> {
+    let (class, key) = lease::keys(slot);
+    let params: [Param<'_>; 3] = [(&slot.as_str(), Type::TEXT), (&class, Type::INT4), (&key, Type::INT4)];
+    let mut report: Report = one_json(session.client(), "reading the status of the slot", STATUS, &params).await?;
+    if report.kind.is_none() && report.relay.table_reader_pid.is_none() {
+        let cause = format!("slot {slot} does not exist, and no relay reads its table");
+        return Err(Error::new(Kind::SlotUnusable, cause).remedy(
+            Remedy::from(NextCommand::new("setup").option("slot", slot))
+                .and(" creates the slot and its publication; if both exist: ")
+                .and(NextCommand::new("run").option("slot", slot)),
+        ));
+    }
+    report.parked = Waiting::read(session, slot).await?;
+    if let (Some(confirmed), Some(end)) = (report.wal.confirmed_lsn, report.wal.current_lsn) {
+        let waited = looks.look(Instant::now(), confirmed, end);
+        report.wal.lag_seconds = report.wal.lag_seconds.or_else(|| waited.map(|waited| waited.as_secs_f64()));
+    }
+    report.judge(limits);
+    Ok(report)
+}
+
+/// The limits above which the caller calls the slot unhealthy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Limits {
+    lag_bytes: Option<u64>,
+    /// Applies where the lag in seconds is known.
+    lag_seconds: Option<u64>,
+}
+
+/// A slot as its server sees it. The fields are the keys of `status --json`. `null` means "not known": this major version
+/// of the server does not have the value, or the role may not see it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Report {
+    slot: String,
+    /// True if there are no problems.
+    #[serde(default)]
+    healthy: bool,
+    /// One sentence for each fault.
+    #[serde(default)]
+    problems: Vec<String>,
+    /// `logical`, or the wrong kind; none: there is no slot of this name.
+    kind: Option<String>,
+    /// `pgoutput`, or the wrong plugin.
+    plugin: Option<String>,
+    database: Option<String>,
+    #[serde(flatten)]
+    relay: Sessions,
+    #[serde(flatten)]
+    parked: Waiting,
+    #[serde(flatten)]
+    wal: Wal,
+    /// Whether the slot decodes prepared transactions at their `PREPARE`; walrelay's slots never do.
+    two_phase: bool,
+    /// Whether standbys keep a copy, from Postgres 17 on.
+    failover: Option<bool>,
+}
+
+/// The sessions of the slot's relays.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Sessions {
+    /// Whether a client streams from the slot.
+    active: bool,
+    /// The walsender that serves it.
+    pid: Option<i32>,
+    /// The client's `application_name`.
+    application: Option<String>,
+    /// The client's address, or `[local]` for a Unix socket.
+    client: Option<String>,
+    /// The session of a relay that reads the table, instead of a slot or before it streams.
+    table_reader_pid: Option<i32>,
+    /// Sessions of relays that stand by, as far as the role may see them.
+    stand_by_pids: Vec<i32>,
+    /// `at-least-once` or `exactly-once`, as the active relay is configured, if the role may see its session.
+    guarantee: Option<String>,
+}
+
+/// The slot's place in the WAL, and the WAL that the server keeps for the slot.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Wal {
+    confirmed_lsn: Option<Lsn>,
+    /// The start of the retained WAL: the start of the oldest transaction that is not confirmed.
+    restart_lsn: Option<Lsn>,
+    /// The end of the WAL that is on the server's disk.
+    current_lsn: Option<Lsn>,
+    /// `current_lsn - restart_lsn`.
+    retained_bytes: Option<i64>,
+    /// `current_lsn - confirmed_lsn`. WAL of other tables counts until the relay confirms past it.
+    lag_bytes: Option<i64>,
+    /// 0 if everything is confirmed. Without a relay: the time since the slot became inactive, from Postgres 17 on. Else
+    /// the least time for which the oldest unconfirmed WAL has waited, counted from the first look that saw it.
+    lag_seconds: Option<f64>,
+    /// The time since the relay's last status update.
+    reply_age_seconds: Option<f64>,
+    /// `reserved`, `extended`, `unreserved` or `lost`.
+    wal_status: Option<String>,
+    /// Bytes that can still be written before the slot may be lost; `null` without a bound.
+    safe_wal_bytes: Option<i64>,
+    /// Why the slot was invalidated, from Postgres 17 on.
+    invalidation_reason: Option<String>,
+    /// Whether a conflict with recovery invalidated the slot, from Postgres 16 on.
+    conflicting: Option<bool>,
+}
+
+impl Report {
+    /// Fills in `problems` and `healthy`.
+    fn judge(&mut self, limits: &Limits) {
+        let mut problems = Vec::new();
+        let is_ours = self.kind.as_deref() == Some("logical") && self.plugin.as_deref() == Some("pgoutput");
+        if self.kind.is_some() && !is_ours {
+            problems.push("the slot is not walrelay's: its plugin is not pgoutput".to_owned());
+        }
+        problems.extend(self.wal.lost());
+        if self.relay.table_reader_pid.is_none() {
+            if self.wal.confirmed_lsn.is_none() && self.wal.restart_lsn.is_some() {
+                problems.push("the slot is still being created".to_owned());
+            } else if !self.relay.active {
+                problems.push("no relay streams from the slot".to_owned());
+            }
+        }
+        problems.extend(self.wal.over(limits));
+        self.healthy = problems.is_empty();
+        self.problems = problems;
+    }
+
+    /// Whether another look can tell more: there is a limit in seconds, and `end`, the end of the WAL at the first look,
+    /// is not confirmed. Call after [`Report::judge`]. True for at most as long as the limit.
+    fn is_open(&self, limits: &Limits, end: Option<Lsn>) -> bool {
+        let waits = self.wal.confirmed_lsn.zip(end).is_some_and(|(confirmed, end)| confirmed < end);
+        self.healthy && self.relay.active && limits.lag_seconds.is_some() && waits
+    }
+
+    /// # Errors
+    /// [`Kind::Unhealthy`] with the problems.
+    fn verdict(&self) -> Result<()> {
+        if self.healthy {
+            return Ok(());
+        }
+        let error =
+            Error::new(Kind::Unhealthy, format!("slot {} is unhealthy: {}", self.slot, self.problems.join("; ")));
+        if self.plugin.as_deref() != Some("pgoutput") {
+            return Err(error.remedy("name the slot that `walrelay setup` created with --slot"));
+        }
+        let run = NextCommand::new("run").option("slot", &self.slot);
+        Err(match (self.wal.wal_status.as_deref(), self.relay.active) {
+            (Some("lost"), _) => error.remedy(
+                Remedy::from("start a relay; it creates the slot again and publishes the pending rows of the table: ").and(run),
+            ),
+            (_, false) => error.remedy(Remedy::from("start a relay: ").and(run).and(
+                "; if one runs, its /readyz and its log name the reason why it does not stream: it may wait for a topic that \
+                 refuses records, or for Kafka",
+            )),
+            (_, true) => error.remedy("read the relay's log: Kafka may be slow or unreachable"),
+        })
+    }
+
+    /// One line for a log.
+    fn line(&self) -> String {
+        let Report { slot, healthy, relay, wal, .. } = self;
+        format!(
+            "slot={slot} healthy={healthy} active={} table_reader_pid={} parked={} confirmed={} lag_bytes={} lag_seconds={} retained_bytes={} wal_status={}",
+            relay.active,
+            or_dash(relay.table_reader_pid),
+            or_dash(self.parked.events),
+            or_dash(wal.confirmed_lsn),
+            or_dash(wal.lag_bytes),
+            or_dash(wal.lag_seconds.map(|seconds| format!("{seconds:.1}"))),
+            or_dash(wal.retained_bytes),
+            or_dash(wal.wal_status.as_deref()),
+        )
+    }
+
+    /// An aligned table for people.
+    fn table(&self) -> String {
+        let Report { slot, relay, wal, .. } = self;
+        let bound = match wal.safe_wal_bytes {
+            Some(safe) => format!("{} more can be written before the slot may be lost", bytes(safe)),
+            None if self.kind.is_none() => "-".to_owned(),
+            None => "no bound (max_slot_wal_keep_size)".to_owned(),
+        };
+        let rows = [
+            ("slot", if self.kind.is_some() { slot.clone() } else { format!("{slot}, which does not exist") }),
+            (
+                "health",
+                if self.healthy { "healthy".to_owned() } else { format!("UNHEALTHY: {}", self.problems.join("; ")) },
+            ),
+            ("database", or_dash(self.database.as_deref())),
+            ("relay", relay.at_work()),
+            ("guarantee", or_dash(relay.guarantee.as_deref())),
+            ("stand-by", relay.standing_by()),
+            ("parked", self.parked_text()),
+            ("last heard", wal.last_reply(relay.active)),
+            ("confirmed", or_dash(wal.confirmed_lsn)),
+            ("current", or_dash(wal.current_lsn)),
+            ("lag", wal.lag()),
+            ("WAL kept", format!("{} from {}", or_dash(wal.retained_bytes.map(bytes)), or_dash(wal.restart_lsn))),
+            ("WAL status", wal.status()),
+            ("WAL bound", bound),
+            ("failover", or_dash(self.failover.map(|failover| if failover { "kept on standbys" } else { "off" }))),
+        ];
+        aligned(&rows.map(|(name, value)| [name.to_owned(), value])) + "\n"
+    }
+
+    fn parked_text(&self) -> String {
+        match (self.parked.events, self.parked.oldest_seconds) {
+            (Some(0), _) => "none".to_owned(),
+            (Some(events), Some(oldest)) => {
+                let events = counted(u64::try_from(events).unwrap_or_default(), "event");
+                format!("{events}, the oldest for {} (walrelay parked list)", seconds(oldest))
+            }
+            (events, _) => or_dash(events),
+        }
+    }
+}
+
+impl Sessions {
+    fn at_work(&self) -> String {
+        match (self.active, self.pid) {
+            _ if self.table_reader_pid.is_some() => {
+                format!("backend pid {} reads the table", or_dash(self.table_reader_pid))
+            }
+            (true, Some(pid)) => {
+                let application = self.application.as_deref().unwrap_or("?");
+                let place = match self.client.as_deref() {
+                    Some("[local]") => " from a local socket".to_owned(),
+                    Some(client) => format!(" from {client}"),
+                    None => format!(", address not shown {NEEDS_RIGHT}"),
+                };
+                format!("backend pid {pid}, {application}{place}")
+            }
+            (true, None) => "connected".to_owned(),
+            (false, _) => "none".to_owned(),
+        }
+    }
+
+    fn standing_by(&self) -> String {
+        if self.stand_by_pids.is_empty() {
+            return "none".to_owned();
+        }
+        let pids: Vec<_> = self.stand_by_pids.iter().map(|pid| format!("backend pid {pid}")).collect();
+        pids.join(", ")
+    }
+}
+
+impl Wal {
+    /// The loss of the slot, past or to come.
+    fn lost(&self) -> Option<String> {
+        let conflict = (self.conflicting == Some(true)).then_some("conflict with recovery");
+        match (self.wal_status.as_deref(), self.invalidation_reason.as_deref().or(conflict)) {
+            (Some("lost"), reason) => Some(format!("the slot is lost ({})", reason.unwrap_or("wal_removed"))),
+            (_, Some(reason)) => Some(format!("the slot is invalid ({reason})")),
+            (Some("unreserved"), None) => {
+                Some("the slot is about to be lost: the next checkpoint may remove its WAL".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    /// The limits that are exceeded.
+    fn over(&self, limits: &Limits) -> Vec<String> {
+        let mut problems = Vec::new();
+        if let (Some(most), Some(lag)) = (limits.lag_bytes, self.lag_bytes)
+            && u64::try_from(lag).is_ok_and(|lag| lag > most)
+        {
+            problems.push(format!("{} are not confirmed, more than {}", bytes(lag), human_bytes(most)));
+        }
+        if let (Some(most), Some(lag)) = (limits.lag_seconds, self.lag_seconds)
+            && Duration::try_from_secs_f64(lag).is_ok_and(|lag| lag > Duration::from_secs(most))
+        {
+            problems.push(format!("the relay is {lag:.1} s behind, more than {most} s"));
+        }
+        problems
+    }
+
+    fn last_reply(&self, is_active: bool) -> String {
+        match self.reply_age_seconds {
+            Some(age) => format!("{} ago", seconds(age)),
+            None if is_active => format!("not known {NEEDS_RIGHT}"),
+            None => "-".to_owned(),
+        }
+    }
+
+    fn lag(&self) -> String {
+        let lag = or_dash(self.lag_bytes.map(bytes));
+        self.lag_seconds.map_or(lag.clone(), |waited| format!("{lag}, {}", seconds(waited)))
+    }
+
+    fn status(&self) -> String {
+        let invalid = self.invalidation_reason.as_deref().map(|reason| format!(" ({reason})"));
+        or_dash(self.wal_status.as_deref()) + &invalid.unwrap_or_default()
+    }
+}
+
+fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+fn bytes(bytes: i64) -> String {
+    human_bytes(u64::try_from(bytes).unwrap_or_default())
+}
+
+fn seconds(seconds: f64) -> String {
+    if seconds < 60.0 { format!("{seconds:.1} s") } else { format!("{:.0} min", seconds / 60.0) }
+}
+
+/// Ends kept; beyond that the lag may come out too small, never too large. Two hours of looks, one every two seconds.
+const ENDS_MAX: usize = 3_600;
+
+/// Measures the lag of a running relay: the ends of the WAL that were seen, each with the time of the first look at it.
+/// Confirmed ends are forgotten.
+///
+/// Postgres keeps no time for a place in the WAL, and `pg_stat_replication.flush_lag` does not change while nothing is
+/// confirmed. What can be known: when an end was first seen, and that the relay has not confirmed it since.
+#[derive(Debug, Default)]
+struct Looks(VecDeque<(Instant, Lsn)>);
+
+impl Looks {
+    /// Records that the WAL ended at `end` and was confirmed up to `confirmed`. Gives the least time for which the oldest
+    /// unconfirmed WAL has waited. `None`: no earlier look saw it, and it may have waited for any time.
+    fn look(&mut self, now: Instant, confirmed: Lsn, end: Lsn) -> Option<Duration> {
+        if self.0.back().is_some_and(|(_, last)| *last > end) {
+            // Another server answers: the ends that were seen are of another WAL.
+            self.0.clear();
+        }
+        let first = self.0.is_empty();
+        if self.0.back().is_none_or(|(_, last)| *last < end) && self.0.len() < ENDS_MAX {
+            self.0.push_back((now, end));
+        }
+        let waits = self.0.iter().find(|(_, end)| *end > confirmed).copied();
+        // The newest end stays: it tells the next look that there was one before.
+        while self.0.len() > 1 && self.0.front().is_some_and(|(_, end)| *end <= confirmed) {
+            self.0.pop_front();
+        }
+        match waits {
+            None => Some(Duration::ZERO),
+            Some(_) if first => None,
+            Some((since, _)) => Some(now.saturating_duration_since(since)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn report(changes: Value) -> Report {
+        let mut row = json!({
+            "slot": "orders", "kind": "logical", "plugin": "pgoutput", "database": "shop", "active": true, "pid": 7,
+            "application": "walrelay", "client": "10.0.0.1", "stand_by_pids": [], "guarantee": "exactly-once",
+            "confirmed_lsn": "0/2000000", "restart_lsn": "0/1000000", "current_lsn": "0/2100000",
+            "retained_bytes": 17 << 20, "lag_bytes": 1 << 20, "lag_seconds": 0.25, "reply_age_seconds": 1.5,
+            "wal_status": "reserved", "two_phase": false,
+        });
+        row.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let parked = Waiting { events: Some(5), oldest_seconds: Some(200.0) };
+        Report { healthy: true, parked, ..serde_json::from_value(row).unwrap() }
+    }
+
+    fn judged(changes: Value, limits: Limits) -> Report {
+        let mut report = report(changes);
+        report.judge(&limits);
+        assert_eq!(report.healthy, report.verdict().is_ok());
+        report
+    }
+
+    #[test]
+    fn a_slot_is_judged_by_its_state_and_the_limits() {
+        let lag_bytes = |most| Limits { lag_bytes: Some(most), ..Limits::default() };
+        let lag_seconds = |most| Limits { lag_seconds: Some(most), ..Limits::default() };
+        let none = Limits::default();
+        for (changes, limits, problems) in [
+            (json!({}), none, ""),
+            (json!({"active": false}), none, "no relay streams from the slot"),
+            (json!({"wal_status": "lost"}), none, "the slot is lost (wal_removed)"),
+            (json!({"wal_status": "lost", "conflicting": true}), none, "the slot is lost (conflict with recovery)"),
+            (
+                json!({"wal_status": "unreserved"}),
+                none,
+                "the slot is about to be lost: the next checkpoint may remove its WAL",
+            ),
+            (json!({"wal_status": "extended"}), none, ""),
+            (json!({"invalidation_reason": "idle_timeout"}), none, "the slot is invalid (idle_timeout)"),
+            (json!({"confirmed_lsn": null}), none, "the slot is still being created"),
+            // A relay that polls needs no slot.
+            (json!({"kind": null, "plugin": null, "active": false, "table_reader_pid": 9}), none, ""),
+            (json!({}), lag_bytes(1 << 20), ""),
+            (json!({}), lag_bytes((1 << 20) - 1), "1.0 MiB are not confirmed, more than 1023 KiB"),
+            (json!({"lag_seconds": 5.0}), lag_seconds(5), ""),
+            (json!({"lag_seconds": 5.5}), lag_seconds(5), "the relay is 5.5 s behind, more than 5 s"),
+            (json!({"lag_seconds": null}), lag_seconds(0), ""),
+        ] {
+            assert_eq!(judged(changes.clone(), limits).problems.join("; "), problems, "{changes}");
+        }
+    }
+
+    #[test]
+    fn with_a_limit_in_seconds_looks_follow_until_the_first_end_is_confirmed_or_too_late() {
+        let limits = Limits { lag_seconds: Some(5), ..Limits::default() };
+        let open = |changes, limits, end: &str| judged(changes, limits).is_open(&limits, end.parse().ok());
+        assert!(open(json!({"lag_seconds": null}), limits, "0/2100000"));
+        assert!(open(json!({"lag_seconds": 5}), limits, "0/2000001"));
+        assert!(!open(json!({"lag_seconds": 0.5}), limits, "0/2000000"), "only later WAL is not confirmed");
+        assert!(!open(json!({"lag_seconds": 5.1}), limits, "0/2100000"));
+        assert!(!open(json!({"lag_seconds": null, "active": false}), limits, "0/2100000"), "no relay confirms");
+        assert!(!open(json!({"lag_seconds": null}), Limits::default(), "0/2100000"));
+    }
+
+    #[test]
+    fn the_table_is_aligned_and_in_units_people_read() {
+        insta::assert_snapshot!(report(json!({})).table(), @r#"
+        slot        orders
+        health      healthy
+        database    shop
+        relay       backend pid 7, walrelay from 10.0.0.1
+        guarantee   exactly-once
+        stand-by    none
+        parked      5 events, the oldest for 3 min (walrelay parked list)
+        last heard  1.5 s ago
+        confirmed   0/2000000
+        current     0/2100000
+        lag         1.0 MiB, 0.2 s
+        WAL kept    17 MiB from 0/1000000
+        WAL status  reserved
+        WAL bound   no bound (max_slot_wal_keep_size)
+        failover    -
+        "#);
+        let reader = json!({"table_reader_pid": 9, "active": false, "pid": null, "kind": null});
+        for (changes, line) in [
+            (reader.clone(), "slot        orders, which does not exist\n"),
+            (reader, "relay       backend pid 9 reads the table\n"),
+            (json!({"stand_by_pids": [11, 12]}), "stand-by    backend pid 11, backend pid 12\n"),
+            (json!({"lag_seconds": null}), "lag         1.0 MiB\n"),
+            (json!({"client": null}), "backend pid 7, walrelay, address not shown (needs pg_monitor)\n"),
+            (json!({"reply_age_seconds": null}), "last heard  not known (needs pg_monitor)\n"),
+            (json!({"client": "[local]"}), "walrelay from a local socket\n"),
+            (json!({"active": false, "pid": null, "reply_age_seconds": null}), "last heard  -\n"),
+        ] {
+            let table = report(changes).table();
+            assert!(table.contains(line), "{line}: {table}");
+        }
+    }
+
+    #[test]
+    fn the_keys_of_the_json_keep_their_order_and_null_is_not_known() {
+        let json = json_line(&report(json!({}))).unwrap();
+        let keys = [
+            "slot",
+            "healthy",
+            "problems",
+            "kind",
+            "plugin",
+            "database",
+            "active",
+            "pid",
+            "application",
+            "client",
+            "table_reader_pid",
+            "stand_by_pids",
+            "guarantee",
+            "parked_events",
+            "oldest_parked_seconds",
+            "confirmed_lsn",
+            "restart_lsn",
+            "current_lsn",
+            "retained_bytes",
+            "lag_bytes",
+            "lag_seconds",
+            "reply_age_seconds",
+            "wal_status",
+            "safe_wal_bytes",
+            "invalidation_reason",
+            "conflicting",
+            "two_phase",
+            "failover",
+        ];
+        let places: Vec<_> = keys.iter().map(|key| json.find(&format!("\"{key}\":")).unwrap()).collect();
+        assert!(places.is_sorted(), "{json}");
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert!(json["failover"].is_null() && json["lag_bytes"] == 1 << 20 && json["healthy"] == true);
+        assert_eq!((json.as_object().unwrap().len(), &json["parked_events"]), (keys.len(), &json!(5)));
+    }
+
+    /// What each of these looks says: seconds, confirmed, end of the log.
+    fn looks(given: &[(u64, u64, u64)]) -> Vec<Option<u64>> {
+        let (began, mut looks) = (Instant::now(), Looks::default());
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let look = |(seconds, confirmed, end): &(u64, u64, u64)| {
+            looks.look(at(*seconds), Lsn::new(*confirmed), Lsn::new(*end)).map(|waited| waited.as_secs())
+        };
+        given.iter().map(look).collect()
+    }
+
+    #[test]
+    fn one_look_tells_nothing_unless_everything_is_confirmed() {
+        assert_eq!(looks(&[(0, 90, 100)]), [None]);
+        assert_eq!(looks(&[(0, 100, 100)]), [Some(0)]);
+    }
+
+    #[test]
+    fn the_wait_grows_while_nothing_is_confirmed() {
+        assert_eq!(looks(&[(0, 90, 100), (5, 90, 100), (60, 90, 400)]), [None, Some(5), Some(60)]);
+    }
+
+    #[test]
+    fn what_is_confirmed_counts_no_longer_and_what_came_later_counts_from_when_it_was_seen() {
+        let given = [(0, 90, 100), (5, 95, 200), (9, 100, 300), (12, 200, 300), (13, 300, 300), (20, 300, 400)];
+        assert_eq!(looks(&given), [None, Some(5), Some(4), Some(3), Some(0), Some(0)]);
+        assert_eq!(looks(&[(0, 100, 100), (2, 100, 100), (4, 100, 200), (9, 100, 300)])[3], Some(5));
+    }
+
+    #[test]
+    fn a_log_that_goes_back_is_another_one_and_looked_at_anew() {
+        assert_eq!(looks(&[(0, 90, 100), (5, 40, 50), (7, 40, 60)]), [None, None, Some(2)]);
+    }
+
+    #[test]
+    fn a_relay_that_keeps_up_with_a_busy_server_has_no_lag() {
+        let given: Vec<_> = (0..10_000).map(|look| (2 * look, 100 * look, 100 * (look + 1))).collect();
+        assert!(looks(&given)[1..].iter().all(|waited| *waited == Some(0)));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_the_answer_is_rather_too_small() {
+        let began = Instant::now();
+        let mut looks = Looks::default();
+        for look in 0..10_000 {
+            looks.look(began + Duration::from_secs(look), Lsn::new(1), Lsn::new(10 + look));
+        }
+        assert_eq!(looks.0.len(), ENDS_MAX);
+        let now = began + Duration::from_secs(10_000);
+        assert_eq!(looks.look(now, Lsn::new(1), Lsn::new(20_000)), Some(Duration::from_secs(10_000)));
+        assert_eq!(looks.look(now, Lsn::new(12_000), Lsn::new(20_000)), Some(Duration::ZERO));
+    }
+}
