@@ -1,4 +1,4 @@
-//! One record of a dead-letter topic. Anybody may have written it, so nothing in it is taken for granted (P11).
+//! One record of a dead-letter topic. Any client may have written the record, so nothing in it is trusted (P11).
 
 use std::borrow::Cow;
 use std::fmt;

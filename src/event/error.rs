@@ -1,4 +1,4 @@
-//! Why messages do not come to events, and what an operator can do about it.
+//! Errors in the stream of messages, with their remedies; texts of rows made fit for a log line.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::decode::DecodeError;
 use crate::error::{Error, Kind};
 use crate::position::{Lsn, Position};
 
-/// How far the stream had been read when something was wrong with a message.
+/// The place in the stream at which a message was wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     /// Where the server says the message stands in its log; zero for some.
@@ -29,7 +29,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What is wrong with the value of a column.
+/// The fault of a column's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// NULL where a value is needed.
@@ -46,7 +46,7 @@ pub enum Fault {
     Binary,
 }
 
-/// A message did not come to an event, or could not be counted. The position stays before it.
+/// No event can be made of a message, or the message cannot be counted. The position stays before it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EventError {
     /// The bytes are not a pgoutput message.
