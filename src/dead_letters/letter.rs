@@ -1,4 +1,4 @@
-//! One record of a dead-letter topic. Anybody may have written it, so nothing in it is taken for granted (P11).
+//! One record of a dead-letter topic. Any client may have written the record, so nothing in it is trusted (P11).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -54,14 +54,14 @@ impl fmt::Display for Unsendable {
 }
 
 impl<'r> Entry<'r> {
-    /// What `record` is. A dead letter's own headers are behind the ones it had as a record, beginning with the last that tells
-    /// a class.
+    /// What `record` is. The headers that say why stand behind those of the original record, from the last header with
+    /// a class on.
     pub(crate) fn of(record: &'r Message<'r>) -> Entry<'r> {
         let Some(headers) = &record.headers else { return Entry::Foreign };
         let begins = headers.iter().rposition(|(name, value)| *name == CLASS_HEADER && value.is_some());
         match begins.and_then(|begins| headers.split_at_checked(begins)) {
             Some((original, reasons)) => Entry::Letter(Letter { record, original, reasons }),
-            // A dead letter resolves nothing, whatever headers it had as a record.
+            // A dead letter resolves no other, whatever headers the original record had.
             None => Marker::of(At { partition: record.partition, offset: record.offset }, headers)
                 .map_or(Entry::Foreign, Entry::Marker),
         }

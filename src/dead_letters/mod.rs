@@ -1,15 +1,15 @@
-//! What was given up: the dead letters of a dead-letter topic, read, sent again, and resolved.
+//! The dead letters of a topic: read, sent again, and resolved.
 //!
 //! | file | its room |
 //! |---|---|
 //! | [`letter`] | one record of the topic: a dead letter, a marker, or nothing of ours |
 //! | [`settled`] | markers: which dead letters were sent again or dropped |
-//! | [`scan`] | markers first, then dead letters |
-//! | [`settling`] | dead letters sent to where they were for, and marked |
+//! | [`scan`] | the filter; markers first, then dead letters |
+//! | [`settling`] | dead letters sent to their own topics, and marked |
 //!
-//! Kafka deletes no single record. So a dead letter is resolved by a marker: a record behind it in the same partition, with the
-//! same key and no value. Markers are read before dead letters are, and one bit is kept for each dead letter that has one. Dead letters
-//! themselves are looked at one by one and never held; what is sent is read once more.
+//! Kafka deletes no single record. So a marker resolves a dead letter: a record behind it in the same partition, with
+//! the same key and no value. Markers are read first, and two bits are kept for each dead letter. Dead letters are read
+//! one by one and never held; those to be sent are read once more.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Markers first, then dead letters: whether a dead letter is resolved is only said behind it.
+//! Markers first, then dead letters: the marker of a dead letter stands behind it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -20,19 +20,19 @@ const OTHER_CLASSES: &str = "other";
 /// What was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
-    /// Dead letters that are what was asked for.
+    /// Dead letters that fit.
     pub matched: u64,
     /// The same, by class.
     pub classes: BTreeMap<String, u64>,
-    /// Dead letters that were what was asked for, and are resolved.
+    /// Dead letters that fit and are resolved.
     pub settled: u64,
-    /// Those that came by another slot, and otherwise are what was asked for.
+    /// Dead letters of other slots that fit otherwise.
     pub other_slots: u64,
     /// Records that are no dead letters, and nothing else that walrelay wrote.
     pub foreign: u64,
 }
 
-/// Whether dead letters that are resolved are looked at, too.
+/// Whether resolved dead letters are taken, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     /// Only those that are not.
@@ -41,16 +41,16 @@ pub(crate) enum Which {
     All,
 }
 
-/// Is told how far it is: records that were read, and of how many.
+/// Takes the progress: the records that were read, and their total.
 pub(crate) type Say<'s> = &'s mut dyn FnMut(u64, u64);
 
-/// The topic as it was when this was opened: what comes later is not in it.
+/// The records that the topic had when the scan was opened.
 pub(crate) struct Scan {
     reader: TopicReader,
     topic: String,
     spans: Spans,
     settled: Settled,
-    /// The last marker of each dead letter that was asked for by its place.
+    /// The last marker of each dead letter that the filter names.
     markers: BTreeMap<At, Marker>,
 }
 
@@ -88,13 +88,13 @@ impl Scan {
         Ok(Some(Scan { reader, topic: topic.to_owned(), spans, settled, markers }))
     }
 
-    /// The last marker of a dead letter that was asked for by its place.
+    /// The last marker of a dead letter that the filter names.
     pub(crate) fn marker(&self, letter: At) -> Option<&Marker> {
         self.markers.get(&letter)
     }
 
-    /// Hands each dead letter that is wanted to `take`, in the order of its partition, until it says that it is enough. What
-    /// is counted is what was read.
+    /// Hands each dead letter that fits `wanted` to `take`, in the order of its partition, until `take` breaks. The
+    /// counts are of the records that were read.
     ///
     /// # Errors
     /// [`Kind::KafkaUnreachable`](crate::error::Kind), `KafkaRefused` and `TopicRefused`.
@@ -151,7 +151,7 @@ impl Counts {
     }
 }
 
-/// Dead letters that are named are nowhere else; what resolves them is behind them.
+/// Reads only from the first dead letter that is named in a partition on: its marker stands behind it.
 fn narrow(spans: &mut Spans, wanted: &Wanted) {
     if wanted.letters.is_empty() {
         return;
@@ -169,7 +169,7 @@ fn records(spans: &Spans) -> u64 {
     spans.values().map(|span| u64::try_from(span.end.saturating_sub(span.start)).unwrap_or_default()).sum()
 }
 
-/// What was asked for. All of it has to hold for a dead letter; what is empty holds for every dead letter.
+/// The filter. All conditions have to hold; an empty one holds for every dead letter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// It is one of these. Where it is, its slot does not matter.
@@ -192,7 +192,7 @@ pub(crate) struct Wanted {
     pub slot: Option<String>,
 }
 
-/// What is true of a dead letter.
+/// How a dead letter fits the filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// All of it.
@@ -204,7 +204,7 @@ pub(crate) enum Fit {
 }
 
 impl Wanted {
-    /// Whether `letter` is what was asked for.
+    /// Whether `letter` fits.
     pub(crate) fn fit(&self, letter: &Letter<'_>) -> Fit {
         let one_of = |wanted: &[String], found: Option<&[u8]>| {
             wanted.is_empty() || wanted.iter().any(|wanted| Some(wanted.as_bytes()) == found)

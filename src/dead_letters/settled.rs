@@ -1,4 +1,4 @@
-//! Which dead letters are resolved: a marker behind a dead letter says what became of it.
+//! Which dead letters are resolved: a marker behind a dead letter has its outcome.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,14 +7,14 @@ use super::{At, Header};
 use crate::route::dead_letter::SLOT_HEADER;
 use crate::route::{OwnedRecord, Record};
 
-/// Header of a marker: what became of the dead letter, `retried` or `dropped`.
+/// Header of a marker: the outcome of the dead letter, `retried` or `dropped`.
 pub(crate) const SETTLED_HEADER: &str = "walrelay-settled";
 /// Which dead letter: `PARTITION:OFFSET`.
 pub(crate) const SETTLED_LETTER_HEADER: &str = "walrelay-settled-letter";
 /// When, as RFC 3339 has it.
 pub(crate) const SETTLED_AT_HEADER: &str = "walrelay-settled-at";
 
-/// What became of a dead letter.
+/// The outcome of a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It was sent to its topic, and is there.
@@ -43,7 +43,8 @@ pub(crate) struct Marker {
 }
 
 impl Marker {
-    /// The marker at `at` with these headers, if it is one: it is behind its dead letter, in the same partition.
+    /// The marker at `at` with these headers; `None` where the record is none. A marker stands behind its dead letter,
+    /// in the same partition.
     pub(crate) fn of(at: At, headers: &[Header<'_>]) -> Option<Marker> {
         let text = |name: &str| std::str::from_utf8(headers.iter().find(|(found, _)| *found == name)?.1?).ok();
         let outcome = match text(SETTLED_HEADER)? {
@@ -56,7 +57,7 @@ impl Marker {
         is_behind.then(|| Marker { letter, outcome, when: text(SETTLED_AT_HEADER).map(str::to_owned) })
     }
 
-    /// The record of it, for the dead letter's own topic: the dead letter's key and no value.
+    /// The record of the marker, for the topic of the dead letter: with the key of the dead letter and no value.
     pub(crate) fn record(&self, topic: &str, key: Option<&[u8]>, slot: Option<&[u8]>) -> OwnedRecord {
         let (outcome, letter) = (self.outcome.to_string(), self.letter.to_string());
         let mut headers: Vec<Header<'_>> =
@@ -84,7 +85,7 @@ struct Chunk {
 pub(crate) struct Settled(HashMap<(i32, i64), Box<Chunk>>);
 
 impl Settled {
-    /// Takes a marker. Of several for a dead letter the last counts.
+    /// Takes a marker. Of several markers for a dead letter the last counts.
     pub(crate) fn take(&mut self, marker: &Marker) {
         let Some((chunk, word, bit)) = place(marker.letter) else { return };
         let empty = || Box::new(Chunk { settled: [0; WORDS], dropped: [0; WORDS] });
@@ -98,7 +99,7 @@ impl Settled {
         }
     }
 
-    /// What became of the dead letter at `at`, if it is resolved.
+    /// The outcome of the dead letter at `at`, if it is resolved.
     pub(crate) fn outcome(&self, at: At) -> Option<Outcome> {
         let (chunk, word, bit) = place(at)?;
         let chunk = self.0.get(&chunk)?;
@@ -131,7 +132,7 @@ mod tests {
             assert_eq!((record.topic, record.key, record.value), ("dead", Some(&b"k"[..]), None));
             assert_eq!((record.partition, record.headers.last()), (Some(3), Some(&(SLOT_HEADER, Some(&b"s"[..])))));
             assert_eq!(Marker::of(at("3:18"), record.headers), Some(marker.clone()));
-            // In front of its dead letter, or elsewhere, it is none.
+            // A record in front of the dead letter, or elsewhere, is no marker.
             for elsewhere in ["3:17", "3:2", "2:18"] {
                 assert_eq!(Marker::of(at(elsewhere), record.headers), None);
             }

@@ -1,8 +1,8 @@
-//! Dead letters sent to where they were for, and marked once they are there.
+//! Dead letters sent to their own topics, and marked once they are there.
 //!
-//! Two producers: one for dead letters, which keeps their order and ends with the first that is refused; one for markers, which
-//! then can still say what had arrived. What is waited for, most urgent first: a stop; the clock, which tells a person how
-//! far it is; deliveries; what Kafka refuses; and, while there is room (P4), the next dead letter.
+//! Two producers: one for dead letters, which keeps their order and ends with the first that is refused; one for
+//! markers, which can still mark what had arrived then. The loop waits, most urgent first, for a stop; for the time to
+//! report the progress; for deliveries; for refusals; and, while there is capacity (P4), for the next dead letter.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
@@ -23,11 +23,11 @@ use crate::relay::stop::{Stop, StopSignal};
 use crate::route::OwnedRecord;
 use crate::sink::{Connection, Delivery, EnqueueError, KafkaSink, Producer, Sink};
 
-/// How often a record that found the producer full is offered again, where nothing else happens.
+/// Time between two attempts to enqueue a record that found the producer full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
-/// How often a person may be told how far it is.
+/// Time between two reports of the progress.
 const TELL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long what is in flight is waited for where no more dead letters can be had.
+/// Time for records in flight to arrive, where no more dead letters can be read.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Dead letters that are read ahead of their sending.
 pub(crate) const LETTERS_AHEAD: usize = 16;
@@ -61,8 +61,8 @@ impl Chosen {
     }
 }
 
-/// Reads the dead letters that are wanted and not resolved, and hands each to `into` until nobody takes it any more. Those that
-/// cannot be sent as they are stay where they are, unless they are to be dropped. Blocks.
+/// Reads the dead letters that fit `wanted` and are not resolved, and hands each to `into` until the receiver is gone.
+/// Those that cannot be sent as they are stay where they are, unless they are to be dropped. Blocks.
 pub(crate) fn choose(
     scan: &Scan,
     wanted: &Wanted,
@@ -81,12 +81,12 @@ pub(crate) fn choose(
         if into.blocking_send(Ok(chosen)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
     if let Err(error) = read {
-        // Nobody is left to be told where nobody takes dead letters.
+        // The receiver is gone, and the error with it.
         into.blocking_send(Err(error)).ok();
     }
 }
 
-/// How far it has come.
+/// The progress.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// Dead letters that their topics have.
@@ -109,14 +109,14 @@ pub(crate) struct Settling<'c> {
     topic: &'c str,
     outcome: Outcome,
     kafka: &'c KafkaConfig,
-    /// For dead letters; none where they go nowhere.
+    /// For dead letters; `None` where they are dropped.
     letters: Option<KafkaSink>,
     markers: KafkaSink,
     /// Those in flight, without their records.
     flights: BTreeMap<u64, Chosen>,
     bytes: usize,
     next: u64,
-    /// A dead letter that found its producer full: nothing goes before it.
+    /// A dead letter that found its producer full: no other goes before it.
     held: Option<(u64, OwnedRecord)>,
     /// Markers that are not enqueued yet.
     unmarked: VecDeque<u64>,
@@ -127,7 +127,7 @@ pub(crate) struct Settling<'c> {
 }
 
 impl<'c> Settling<'c> {
-    /// Makes what is needed to resolve dead letters of `topic`. `grace` is how long a stop waits for what is in flight.
+    /// Connects to resolve dead letters of `topic`. A stop waits up to `grace` for records in flight.
     pub(crate) fn new(
         kafka: &'c KafkaConfig,
         topic: &'c str,
@@ -158,15 +158,16 @@ impl<'c> Settling<'c> {
         self.markers.missing(topics, timeout).await
     }
 
-    /// Resolves what comes from `incoming` until it ends, or `stop` is asked for. Also tells how far it came, however it
-    /// ended. `say` is told now and then: how far, and whether Kafka answers.
+    /// Resolves the dead letters of `incoming` until it ends, or until `stop` is asked for. Returns the progress also
+    /// with an error. `say` gets the progress now and then, and whether Kafka answers.
     ///
-    /// A dead letter counts as sent when the broker has it, and its marker is sent then: after a crash in between it is there
-    /// and not resolved. In memory is what may be in flight (`kafka.max_in_flight_bytes`), and what `incoming` holds.
+    /// A dead letter counts as sent when the broker has it, and its marker is sent then: after a crash in between, the
+    /// record is in its topic and the dead letter not resolved. Memory holds the records in flight
+    /// (`kafka.max_in_flight_bytes`) and those in `incoming`.
     ///
     /// # Errors
-    /// What `incoming` gives; a dead letter or a marker that is refused, with the dead letter's place. Nothing behind it is taken;
-    /// what had arrived is marked, if Kafka answers.
+    /// The error of `incoming`; the refusal of a dead letter or a marker, with the place of the dead letter. No later
+    /// dead letter is taken then; those that had arrived are marked, if Kafka answers.
     pub(crate) async fn run(
         mut self,
         mut incoming: mpsc::Receiver<Result<Chosen>>,
@@ -253,12 +254,12 @@ impl<'c> Settling<'c> {
         self.offer()
     }
 
-    /// Offers what waits, as far as it is taken.
+    /// Enqueues the records that wait, as far as the producers take them.
     fn offer(&mut self) -> Result<()> {
         if let (Some((number, record)), Some(sink)) = (self.held.take(), &mut self.letters) {
             match record.with_record(|record| sink.enqueue(record, Ticket(number))) {
                 Ok(()) => {}
-                // Which dead letter ended it is told by the deliveries.
+                // A delivery names the dead letter that ended the producer.
                 Err(EnqueueError::Full | EnqueueError::Finished) => self.held = Some((number, record)),
                 Err(EnqueueError::Refused(error)) => {
                     let error = self.named(number, &error);
@@ -290,7 +291,7 @@ impl<'c> Settling<'c> {
         Ok(())
     }
 
-    /// Takes what became of dead letters; what arrived is to be marked, also where another was refused.
+    /// Takes deliveries of dead letters. Those that arrived are to be marked, also where another was refused.
     fn sent(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
         let mut failed = None;
         for delivery in deliveries.drain(..) {
@@ -331,8 +332,8 @@ impl<'c> Settling<'c> {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Nothing more is sent: waits until what is in flight has arrived and is marked. Dead letters that are refused are not
-    /// told of any more.
+    /// Sends no more dead letters: waits until those in flight have arrived and are marked. Further refusals go to the
+    /// log alone.
     async fn mark_what_arrived(&mut self) {
         if let Some((number, _)) = self.held.take() {
             self.land(number);
@@ -360,7 +361,7 @@ impl<'c> Settling<'c> {
     }
 }
 
-/// Waits until nothing is to be expected of one of the two any more, and says why.
+/// Waits until one of the two producers can be used no more, and returns the reason.
 async fn unusable(letters: Option<Producer>, markers: Producer) -> Error {
     let letters = async {
         match &letters {

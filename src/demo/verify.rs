@@ -1,6 +1,6 @@
-//! Did everything that was committed arrive, once, whole, in order and where it belongs? Pure, and strict: what it
-//! cannot tell counts against the run. To be asked when the writers are quiet and the topics were read to their ends: what
-//! is committed between the two readings looks lost, or like a phantom.
+//! Checks that every committed event arrived: once, whole, in order and in its place. Pure, and strict: doubt counts
+//! against the run. The caller stops the writers and reads the topics to their ends first: events that are committed
+//! between the two readings look lost, or like phantoms.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::sink::{hash, partition};
 
-/// A row of the outbox: what should arrive.
+/// A row of the outbox, which should arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Committed {
     /// The event's id.
@@ -25,7 +25,7 @@ pub struct Committed {
     pub committed_at_us: Option<i64>,
 }
 
-/// A record of a topic: what arrived.
+/// A record of a topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivered {
     /// The topic.
@@ -44,7 +44,7 @@ pub struct Delivered {
     pub arrived_at_us: i64,
 }
 
-/// What was read of the topics.
+/// The records of the topics.
 #[derive(Debug, Clone, Default)]
 pub struct Topics {
     /// All records.
@@ -63,7 +63,7 @@ pub fn fingerprint(payload: Option<&[u8]>) -> u64 {
     hasher.finish()
 }
 
-/// What is wrong. An undisturbed run has none of it; one with faults may have duplicates. No payloads.
+/// The defects, without payloads. A run without faults has none; one with faults may have duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Committed, never delivered: the id, and in brackets which event it is.
@@ -83,7 +83,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Nothing is wrong, duplicates aside.
+    /// Whether there is no defect, duplicates aside.
     pub fn is_sound(&self) -> bool {
         Findings { duplicates: 0, ..self.clone() } == Findings::default()
     }
@@ -91,7 +91,7 @@ impl Findings {
     /// For tests.
     ///
     /// # Panics
-    /// With what was found, unless it is sound.
+    /// With the defects, unless there are none.
     #[track_caller]
     pub fn assert_sound(&self) {
         assert!(self.is_sound(), "{}", self.examples(5).join("\n"));
@@ -137,7 +137,7 @@ impl Verdict {
     }
 }
 
-/// Holds what arrived against what was committed. Records may come in any order: that of their offsets counts.
+/// Compares the records with the committed events. Records may come in any order: that of their offsets counts.
 pub fn verify(committed: &[Committed], topics: &Topics) -> Verdict {
     let rows: HashMap<&str, &Committed> = committed.iter().map(|row| (&*row.id, row)).collect();
     let mut findings = Findings::default();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::content::Content;
-use super::error::{EventError, Fault, Seen, Shown, Violation};
+use super::error::{EventError, Fault, Seen, Shown};
 use super::row::Mapping;
 use super::{Event, Place, Row, Step, Via};
 use crate::config::{EventSource, OutboxConfig, TableName};
@@ -153,11 +153,13 @@ impl Assembler {
     fn begin<'a>(&mut self, begin: Begin, wal_start: Lsn) -> Result<Step<'a>, EventError> {
         let Begin { commit_lsn, committed_at_us, xid } = begin;
         if self.open.is_some() {
-            return Err(self.protocol(wal_start, Violation::Nested));
+            return Err(self.protocol(wal_start, "a transaction inside a transaction".to_owned()));
         }
         let last_end_lsn = self.last_end_lsn;
         if commit_lsn < last_end_lsn {
-            return Err(self.protocol(wal_start, Violation::Backwards { commit_lsn, last_end_lsn }));
+            let what =
+                format!("a transaction that commits at {commit_lsn}, before {last_end_lsn}, where the last one ended");
+            return Err(self.protocol(wal_start, what));
         }
         let covered = self.resume.covers(commit_lsn);
         let delivered = if covered { 0 } else { self.resume.delivered_of(commit_lsn) };
@@ -173,13 +175,15 @@ impl Assembler {
     fn commit<'a>(&mut self, commit: Commit, wal_start: Lsn) -> Result<Step<'a>, EventError> {
         let Commit { commit_lsn, end_lsn, .. } = commit;
         let Some(open) = &self.open else {
-            return Err(self.protocol(wal_start, Violation::Outside { what: "a commit" }));
+            return Err(self.outside(wal_start, "a commit"));
         };
         if commit_lsn != open.commit_lsn {
-            return Err(self.protocol(wal_start, Violation::OtherCommit { commit_lsn }));
+            let what = format!("a commit of the transaction at {commit_lsn}, which is not the open one");
+            return Err(self.protocol(wal_start, what));
         }
         if end_lsn <= commit_lsn {
-            return Err(self.protocol(wal_start, Violation::EmptyCommit { commit_lsn, end_lsn }));
+            let what = format!("a commit record that starts at {commit_lsn} and ends at {end_lsn}");
+            return Err(self.protocol(wal_start, what));
         }
         if open.covered && end_lsn > self.resume.end_lsn {
             return Err(EventError::PositionInside { position: self.resume, commit_lsn, end_lsn });
@@ -233,10 +237,10 @@ impl Assembler {
             self.last = self.tables.get(&oid).map(|table| (oid, table.clone()));
         }
         let Some((_, table)) = &self.last else {
-            return Err(self.protocol(wal_start, Violation::UnknownRelation { oid }));
+            return Err(self.protocol(wal_start, format!("a row of table {oid}, which was not described")));
         };
         let Some(open) = &mut self.open else {
-            return Err(self.protocol(wal_start, Violation::Outside { what: "a row" }));
+            return Err(self.outside(wal_start, "a row"));
         };
         let (outbox, mapping) = match table {
             Table::Outbox(outbox, mapping) => (*outbox, Ok(mapping)),
@@ -248,8 +252,8 @@ impl Assembler {
         let mapping = mapping.map_err(|column| self.column_missing(place, outbox, column, oid))?;
         if insert.tuple.len() != mapping.columns() {
             let seen = Seen { wal_start, transaction: Some((place.commit_lsn, place.index)) };
-            let violation = Violation::Width { values: insert.tuple.len(), columns: mapping.columns() };
-            return Err(EventError::Protocol { seen, violation });
+            let what = format!("a row of {} values for {} columns", insert.tuple.len(), mapping.columns());
+            return Err(EventError::Protocol { seen, what });
         }
         let row = Row::new(insert.tuple, mapping);
         match mapping.fault(&insert.tuple) {
@@ -267,7 +271,7 @@ impl Assembler {
             return Ok(Step::Nothing);
         };
         let Some(open) = &mut self.open else {
-            return Err(self.protocol(wal_start, Violation::Outside { what: "a transactional message" }));
+            return Err(self.outside(wal_start, "a transactional message"));
         };
         let committed_at_us = open.committed_at_us;
         let Some(place) = open.next() else { return Ok(Step::Nothing) };
@@ -289,7 +293,7 @@ impl Assembler {
             Other::Type | Other::Origin | Other::LogicalMessage => return Ok(Step::Nothing),
         };
         match &self.open {
-            None => Err(self.protocol(wal_start, Violation::Outside { what })),
+            None => Err(self.outside(wal_start, what)),
             Some(open) => {
                 *count += u64::from(!open.covered);
                 Ok(Step::Nothing)
@@ -329,8 +333,13 @@ impl Assembler {
     }
 
     #[cold]
-    fn protocol(&self, wal_start: Lsn, violation: Violation) -> EventError {
-        EventError::Protocol { seen: self.seen(wal_start), violation }
+    fn protocol(&self, wal_start: Lsn, what: String) -> EventError {
+        EventError::Protocol { seen: self.seen(wal_start), what }
+    }
+
+    #[cold]
+    fn outside(&self, wal_start: Lsn, what: &str) -> EventError {
+        self.protocol(wal_start, format!("{what} outside a transaction"))
     }
 }
 

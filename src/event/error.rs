@@ -1,4 +1,4 @@
-//! Why messages do not come to events, and what an operator can do about it.
+//! Errors in the stream of messages, with their remedies; texts of rows made fit for a log line.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::decode::DecodeError;
 use crate::error::{Error, Kind};
 use crate::position::{Lsn, Position};
 
-/// How far the stream had been read when something was wrong with a message.
+/// The place in the stream at which a message was wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     /// Where the server says the message stands in its log; zero for some.
@@ -29,57 +29,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What a server may not send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
-    /// A row or a commit without a begin.
-    #[error("{what} outside a transaction")]
-    Outside {
-        /// What came.
-        what: &'static str,
-    },
-    /// A begin without a commit before it.
-    #[error("a transaction inside a transaction")]
-    Nested,
-    /// A row of a table that was not described.
-    #[error("a row of table {oid}, which was not described")]
-    UnknownRelation {
-        /// The table's OID.
-        oid: u32,
-    },
-    /// A row whose number of values is not the table's number of columns.
-    #[error("a row of {values} values for {columns} columns")]
-    Width {
-        /// Values that came.
-        values: usize,
-        /// Columns of the table.
-        columns: usize,
-    },
-    /// A commit for another transaction than the one that is open.
-    #[error("a commit of the transaction at {commit_lsn}, which is not the open one")]
-    OtherCommit {
-        /// LSN of the commit record it names.
-        commit_lsn: Lsn,
-    },
-    /// A transaction that commits before the end of the one before it.
-    #[error("a transaction that commits at {commit_lsn}, before {last_end_lsn}, where the last one ended")]
-    Backwards {
-        /// LSN of its commit record.
-        commit_lsn: Lsn,
-        /// End of the last transaction's.
-        last_end_lsn: Lsn,
-    },
-    /// A commit record that ends where it starts, or before.
-    #[error("a commit record that starts at {commit_lsn} and ends at {end_lsn}")]
-    EmptyCommit {
-        /// Its start.
-        commit_lsn: Lsn,
-        /// Its end.
-        end_lsn: Lsn,
-    },
-}
-
-/// What is wrong with the value of a column.
+/// The fault of a column's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// NULL where a value is needed.
@@ -96,7 +46,7 @@ pub enum Fault {
     Binary,
 }
 
-/// A message did not come to an event, or could not be counted. The position stays before it.
+/// No event can be made of a message, or the message cannot be counted. The position stays before it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EventError {
     /// The bytes are not a pgoutput message.
@@ -107,13 +57,13 @@ pub enum EventError {
         /// What is wrong with the bytes.
         source: DecodeError,
     },
-    /// The message may not come here.
-    #[error("the server sent {violation} ({seen})")]
+    /// The message breaks the protocol: no server sends it here.
+    #[error("the server sent {what} ({seen})")]
     Protocol {
         /// Where.
         seen: Seen,
-        /// What it did.
-        violation: Violation,
+        /// The message, for people.
+        what: String,
     },
     /// A configured column is not in the table as it was when the row was written.
     #[error("{place}: table {table} has no column {column}; it has {there_are}")]

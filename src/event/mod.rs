@@ -19,7 +19,7 @@ pub(crate) mod replay;
 use std::fmt;
 
 pub use assemble::{Assembler, BaseTypes, Ignored};
-pub use error::{EventError, Fault, Seen, Shown, Violation};
+pub use error::{EventError, Fault, Seen, Shown};
 pub use polled::Polled;
 pub use row::{Row, RowId};
 

@@ -1,4 +1,4 @@
-//! The router: templates bound to places, and what they make of an event.
+//! The router: templates bound to places, the record they make of an event, and the errors.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -71,8 +71,8 @@ pub struct Routed<'s> {
 }
 
 impl Routed<'_> {
-    /// The name of a header that the row has and the record has not, because such names are walrelay's own: a row could say
-    /// with it that it is a replay, or settles a dead letter, or was published before.
+    /// The name of a header that the row has and the record has not, because such names are walrelay's own: a row could
+    /// say with it that it is a replay, or settles a dead letter, or was published before.
     pub fn left_out(&self) -> Option<&str> {
         self.left_out.as_deref()
     }
@@ -197,8 +197,8 @@ impl Router {
         Ok(Routed { topic, key, value, fixed, fixed_count, more, partition, timestamp_ms, left_out })
     }
 
-    /// What is known of an event that cannot be routed: its key, if it has one, and for a value the needed columns as a JSON
-    /// object of texts. The topic is empty.
+    /// What is known of an event that cannot be routed: its key, if it has one, and for a value the needed columns as a
+    /// JSON object of texts. The topic is empty.
     pub fn unrouted(&self, event: &Event<'_>) -> OwnedRecord {
         let key = self.key.as_ref().and_then(|route| route.bound.render(&event.row).ok().flatten());
         let text = |bytes: &[u8]| serde_json::Value::from(String::from_utf8_lossy(bytes));
@@ -315,7 +315,7 @@ fn timestamp_ms_in(row: &Row<'_>, place: usize) -> Option<i64> {
     (ms >= 0).then_some(ms)
 }
 
-/// What is wrong with an event's way.
+/// The reason for which an event has no record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RouteProblem {
     /// Kafka does not take the topic.
@@ -348,7 +348,7 @@ pub enum RouteProblem {
     },
 }
 
-/// An event cannot be routed. It was not skipped: the position stays before it.
+/// An event cannot be routed. The position stays before it: it is not skipped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}, row {id}: {problem}")]
 pub struct RouteError {
@@ -360,7 +360,7 @@ pub struct RouteError {
     pub problem: RouteProblem,
 }
 
-/// Where what was meant is not what was written.
+/// The part of the remedy that all errors share.
 const CORRECT: &str = "If the template or its column is not the one that was meant, correct the configuration; default('…') \
                        gives NULL a value. Otherwise keep such rows out with a CHECK on the column";
 

@@ -159,7 +159,7 @@ impl<'t> Guesses<'t> {
     }
 
     /// The free column that stands foremost in `list`.
-    fn named(&self, list: &[&str], fits: impl Fn(&Column) -> bool) -> Option<&'t Column> {
+    fn named(&self, list: &str, fits: impl Fn(&Column) -> bool) -> Option<&'t Column> {
         let fitting = self.free().filter(|(column, _)| fits(column));
         let ranked = fitting.filter_map(|(column, name)| Some((name.rank(list)?, column)));
         ranked.min_by_key(|(rank, _)| *rank).map(|(_, column)| column)
@@ -219,8 +219,8 @@ impl<'t> Guesses<'t> {
     /// `X_type` and `X_id`, as object-relational mappers write a reference to a row of any table.
     fn pair(&self) -> Option<(&'t Column, &'t Column)> {
         let kinds = self.free().filter(|(column, _)| column.is_word());
-        kinds.filter_map(|(kind, name)| Some((kind, name.before(&["type"])?))).find_map(|(kind, prefix)| {
-            if prefix.iter().any(|word| words::OTHER_TYPES.contains(&word.as_str())) {
+        kinds.filter_map(|(kind, name)| Some((kind, name.before("type")?))).find_map(|(kind, prefix)| {
+            if prefix.iter().any(|word| words::has(words::OTHER_TYPES, word)) {
                 return None;
             }
             let is_id =
@@ -241,8 +241,8 @@ impl<'t> Guesses<'t> {
             return self.take(Role::Topic, column, BY_NAME, &remarks);
         }
         // Axon's `type` is the aggregate's, and `payload_type` the event's.
-        let has_payload_type = self.named(&["payloadtype"], Column::is_word).is_some();
-        let typed = has_payload_type.then(|| self.named(&["type"], Column::is_word)).flatten();
+        let has_payload_type = self.named("payloadtype", Column::is_word).is_some();
+        let typed = has_payload_type.then(|| self.named("type", Column::is_word)).flatten();
         let kind = self.named(words::AGGREGATE_TYPE, Column::is_word).map(|column| (column, BY_NAME));
         let kind = kind.or_else(|| typed.map(|column| (column, "beside a payload's type")));
         if let Some((column, why)) = kind.or_else(|| of_pair.map(|column| (column, "with the id beside it"))) {
@@ -337,8 +337,8 @@ impl<'t> Guesses<'t> {
 }
 
 /// Words in the names of what says so.
-const DONE: &[&str] = &["published", "processed", "sent", "dispatched", "delivered", "relayed", "handled", "completed"];
-const STATUS: &[&str] = &["status", "state"];
+const DONE: &str = "published processed sent dispatched delivered relayed handled completed";
+const STATUS: &str = "status state";
 
 /// SQL that may be meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -353,7 +353,7 @@ pub(super) struct Marked {
 
 /// A word with a default, a flag that is false at first, or a time that is not set at first; with a time beside it.
 pub(super) fn marked(columns: &[Column]) -> Option<Marked> {
-    let named = |column: &Column, list: &[&str]| !column.generated && Name::of(&column.name).has_a_word_of(list);
+    let named = |column: &Column, list: &str| !column.generated && Name::of(&column.name).has_a_word_of(list);
     let is_time = |column: &&Column| column.is_timestamp();
     let at = columns.iter().filter(is_time).find(|column| !column.is_never_null() && named(column, DONE));
     let status = columns.iter().filter(|column| column.is_word() && named(column, STATUS));

@@ -359,7 +359,9 @@ fn any_column() -> impl Strategy<Value = Column> {
         words::HEADER,
         words::PARTITION,
     ]
-    .concat();
+    .into_iter()
+    .flat_map(|list| list.split(' '))
+    .collect();
     let name = prop_oneof![3 => proptest::sample::select(names).prop_map(str::to_owned), 1 => "[^\0]{1,20}"];
     let base =
         proptest::sample::select(vec!["uuid", "text", "jsonb", "bytea", "int8", "timestamptz", "timestamp", "bool"]);

@@ -1,257 +1,85 @@
-//! The names the field uses, without blanks and capitals, the best first.
+//! The names the field uses, in lower case and without separators, the best first, with a blank between two names.
 //!
 //! Of Debezium's Outbox Event Router, Axon, Eventuate, MassTransit, NServiceBus, Spring Modulith, Rails' outboxes, and
 //! of tables that teams have made themselves.
 
 /// The event itself.
-pub(super) const PAYLOAD: &[&str] = &[
-    "payload",
-    "eventpayload",
-    "eventdata",
-    "eventbody",
-    "serializedevent",
-    "data",
-    "body",
-    "messagebody",
-    "content",
-    "operations",
-    "message",
-    "document",
-    "json",
-    "value",
-    "args",
-    "params",
-    "attributes",
-];
+pub(super) const PAYLOAD: &str = "\
+    payload eventpayload eventdata eventbody serializedevent data body messagebody content operations message \
+    document json value args params attributes";
 /// It as well, where nothing else is.
-pub(super) const PAYLOAD_PERHAPS: &[&str] = &["event"];
+pub(super) const PAYLOAD_PERHAPS: &str = "event";
 
 /// An id that consumers know, beside a number that only the table knows.
-pub(super) const EVENT_ID: &[&str] =
-    &["eventid", "eventuuid", "eventguid", "eventidentifier", "messageid", "messageuuid"];
+pub(super) const EVENT_ID: &str = "eventid eventuuid eventguid eventidentifier messageid messageuuid";
 /// An id, where no key says so.
-pub(super) const ID: &[&str] = &[
-    "id",
-    "eventid",
-    "messageid",
-    "uuid",
-    "guid",
-    "eventidentifier",
-    "identifier",
-    "outboxid",
-    "sequencenumber",
-    "sequenceid",
-    "seq",
-    "globalindex",
-    "globalposition",
-    "offset",
-];
+pub(super) const ID: &str = "\
+    id eventid messageid uuid guid eventidentifier identifier outboxid sequencenumber sequenceid seq globalindex \
+    globalposition offset";
 
 /// Names a topic already.
-pub(super) const TOPIC: &[&str] =
-    &["topic", "topicname", "kafkatopic", "destinationtopic", "targettopic", "destination", "channel"];
+pub(super) const TOPIC: &str = "topic topicname kafkatopic destinationtopic targettopic destination channel";
 /// What kind of thing the event is about.
-pub(super) const AGGREGATE_TYPE: &[&str] = &[
-    "aggregatetype",
-    "aggregatetypename",
-    "aggregatename",
-    "aggregateroottype",
-    "aggregaterootname",
-    "aggregate",
-    "entitytype",
-    "entityname",
-    "streamtype",
-    "streamcategory",
-    "sourcetype",
-    "objecttype",
-    "resourcetype",
-    "recordtype",
-    "entity",
-    "category",
-];
+pub(super) const AGGREGATE_TYPE: &str = "\
+    aggregatetype aggregatetypename aggregatename aggregateroottype aggregaterootname aggregate entitytype \
+    entityname streamtype streamcategory sourcetype objecttype resourcetype recordtype entity category";
 /// Chooses a way in another system, and so may serve as a topic.
-pub(super) const SUBJECT: &[&str] = &["subject", "routingkey", "queue", "queuename"];
+pub(super) const SUBJECT: &str = "subject routingkey queue queuename";
 
 /// What has happened.
-pub(super) const EVENT_TYPE: &[&str] = &[
-    "eventtype",
-    "type",
-    "eventname",
-    "messagetype",
-    "messagename",
-    "payloadtype",
-    "eventclass",
-    "eventkind",
-    "kind",
-    "event",
-    "name",
-    "action",
-];
+pub(super) const EVENT_TYPE: &str =
+    "eventtype type eventname messagetype messagename payloadtype eventclass eventkind kind event name action";
 
 /// Made to be a record's key.
-pub(super) const RECORD_KEY: &[&str] = &["kafkakey", "messagekey", "recordkey", "partitionkey", "orderingkey"];
+pub(super) const RECORD_KEY: &str = "kafkakey messagekey recordkey partitionkey orderingkey";
 /// Which thing the event is about.
-pub(super) const AGGREGATE_ID: &[&str] = &[
-    "aggregateid",
-    "aggregateidentifier",
-    "aggregaterootid",
-    "aggregateuuid",
-    "aggregatekey",
-    "entityid",
-    "entitykey",
-    "streamid",
-    "streamname",
-    "rootid",
-    "resourceid",
-    "sourceid",
-    "objectid",
-    "subjectid",
-    "recordid",
-    "documentid",
-    "groupid",
-    "messagegroupid",
-    "key",
-    "eventkey",
-];
+pub(super) const AGGREGATE_ID: &str = "\
+    aggregateid aggregateidentifier aggregaterootid aggregateuuid aggregatekey entityid entitykey streamid \
+    streamname rootid resourceid sourceid objectid subjectid recordid documentid groupid messagegroupid key eventkey";
 
 /// When it happened, or was written.
-pub(super) const WRITTEN_AT: &[&str] = &[
-    "occurredat",
-    "occurredon",
-    "eventtime",
-    "eventtimestamp",
-    "eventdate",
-    "createdat",
-    "createdon",
-    "created",
-    "creationtime",
-    "creationtimestamp",
-    "creationdate",
-    "createddate",
-    "createdtime",
-    "insertedat",
-    "insertedon",
-    "recordedat",
-    "raisedat",
-    "emittedat",
-    "enqueuetime",
-    "enqueuedat",
-    "storedat",
-    "publicationdate",
-    "timestamp",
-    "ts",
-    "time",
-    "date",
-    "datetime",
-];
+pub(super) const WRITTEN_AT: &str = "\
+    occurredat occurredon eventtime eventtimestamp eventdate createdat createdon created creationtime \
+    creationtimestamp creationdate createddate createdtime insertedat insertedon recordedat raisedat emittedat \
+    enqueuetime enqueuedat storedat publicationdate timestamp ts time date datetime";
 
 /// A number of a partition.
-pub(super) const PARTITION: &[&str] =
-    &["partition", "kafkapartition", "topicpartition", "targetpartition", "partitionnumber", "partitionno"];
+pub(super) const PARTITION: &str =
+    "partition kafkapartition topicpartition targetpartition partitionnumber partitionno";
 
 /// Whose it is. Coarser than an aggregate, and so a key that keeps every aggregate's order.
-pub(super) const TENANT: &[&str] =
-    &["tenantid", "tenant", "tenantkey", "organizationid", "organisationid", "orgid", "workspaceid"];
+pub(super) const TENANT: &str = "tenantid tenant tenantkey organizationid organisationid orgid workspaceid";
 /// What it belongs to.
-pub(super) const CORRELATION: &[&str] = &["correlationid", "conversationid", "correlationkey", "sagaid", "processid"];
+pub(super) const CORRELATION: &str = "correlationid conversationid correlationkey sagaid processid";
 /// What else goes along as a header.
-pub(super) const HEADER: &[&str] = &[
-    "traceparent",
-    "tracestate",
-    "baggage",
-    "traceid",
-    "spanid",
-    "tracingspancontext",
-    "causationid",
-    "requestid",
-    "initiatorid",
-    "contenttype",
-    "schemaversion",
-    "eventversion",
-    "messageversion",
-    "payloadversion",
-    "payloadrevision",
-    "aggregateversion",
-    "idempotencykey",
-    "deduplicationid",
-    "deduplicationkey",
-];
+pub(super) const HEADER: &str = "\
+    traceparent tracestate baggage traceid spanid tracingspancontext causationid requestid initiatorid contenttype \
+    schemaversion eventversion messageversion payloadversion payloadrevision aggregateversion idempotencykey \
+    deduplicationid deduplicationkey";
 /// A bag of headers.
-pub(super) const METADATA: &[&str] =
-    &["metadata", "headers", "header", "meta", "properties", "context", "messageproperties", "tracecontext"];
+pub(super) const METADATA: &str = "metadata headers header meta properties context messageproperties tracecontext";
 
 /// Words in the names of what a dispatcher notes down about its work.
-pub(super) const STATE: &[&str] = &[
-    "status",
-    "state",
-    "retry",
-    "retries",
-    "retried",
-    "attempt",
-    "attempts",
-    "published",
-    "processed",
-    "sent",
-    "dispatched",
-    "delivered",
-    "delivery",
-    "failed",
-    "failure",
-    "error",
-    "errors",
-    "lock",
-    "locked",
-    "completed",
-    "completion",
-    "resubmission",
-    "expires",
-    "expiration",
-    "expiry",
-    "scheduled",
-    "next",
-    "handled",
-    "consumed",
-    "acknowledged",
-    "acked",
-    "updated",
-    "deleted",
-    "listener",
-    "worker",
-    "consumer",
-    "persistence",
-    "inbox",
-];
+pub(super) const STATE: &str = "\
+    status state retry retries retried attempt attempts published processed sent dispatched delivered delivery \
+    failed failure error errors lock locked completed completion resubmission expires expiration expiry scheduled \
+    next handled consumed acknowledged acked updated deleted listener worker consumer persistence inbox";
 /// Words of ids that are not what an event is about.
-pub(super) const OTHER_IDS: &[&str] = &[
-    "event",
-    "message",
-    "outbox",
-    "parent",
-    "previous",
-    "transaction",
-    "tx",
-    "session",
-    "client",
-    "user",
-    "actor",
-    "created",
-    "causation",
-    "trace",
-    "span",
-    "request",
-    "idempotency",
-    "deduplication",
-    "dedup",
-    "initiator",
-];
+pub(super) const OTHER_IDS: &str = "\
+    event message outbox parent previous transaction tx session client user actor created causation trace span \
+    request idempotency deduplication dedup initiator";
 /// The last word of a name of something that has one.
-pub(super) const ID_ENDS: &[&str] = &["id", "uuid", "guid", "identifier"];
+pub(super) const ID_ENDS: &str = "id uuid guid identifier";
 /// Words before `type` that are not what an event is about.
-pub(super) const OTHER_TYPES: &[&str] =
-    &["event", "message", "payload", "content", "data", "body", "mime", "media", "notification", "error"];
+pub(super) const OTHER_TYPES: &str = "event message payload content data body mime media notification error";
 
 /// Words that say which table a column is in, and nothing of the column.
-const OF_THE_TABLE: [&str; 8] = ["outbox", "event", "events", "message", "msg", "evt", "meta", "domain"];
+const OF_THE_TABLE: &str = "outbox event events message msg evt meta domain";
+
+/// Whether `list` has this name.
+pub(super) fn has(list: &str, name: &str) -> bool {
+    list.split(' ').any(|known| known == name)
+}
 
 /// A name taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -276,7 +104,7 @@ impl Name {
             // This is no data.
             [word, next] if word == "meta" && next == "data" => false,
             // One word has to be left.
-            [word, _] => OF_THE_TABLE.contains(&word.as_str()),
+            [word, _] => has(OF_THE_TABLE, word),
             _ => false,
         };
         let in_front = words.windows(2).take_while(is_of_the_table).count();
@@ -285,17 +113,17 @@ impl Name {
     }
 
     /// How far in front of `list` it stands: the less, the better. Those that have it word by word come first.
-    pub(super) fn rank(&self, list: &[&str]) -> Option<usize> {
-        let whole = list.iter().position(|known| *known == self.whole);
-        whole.or_else(|| list.iter().position(|known| *known == self.own).map(|at| at + list.len()))
+    pub(super) fn rank(&self, list: &str) -> Option<usize> {
+        let position = |name: &str| list.split(' ').position(|known| known == name);
+        position(&self.whole).or_else(|| Some(position(&self.own)? + list.len()))
     }
 
-    pub(super) fn is_one_of(&self, list: &[&str]) -> bool {
+    pub(super) fn is_one_of(&self, list: &str) -> bool {
         self.rank(list).is_some()
     }
 
-    pub(super) fn has_a_word_of(&self, list: &[&str]) -> bool {
-        self.words.iter().any(|word| list.contains(&word.as_str()))
+    pub(super) fn has_a_word_of(&self, list: &str) -> bool {
+        self.words.iter().any(|word| has(list, word))
     }
 
     pub(super) fn is_utc(&self) -> bool {
@@ -303,9 +131,9 @@ impl Name {
     }
 
     /// What stands before its last word, where that is one of `last`.
-    pub(super) fn before(&self, last: &[&str]) -> Option<&[String]> {
+    pub(super) fn before(&self, last: &str) -> Option<&[String]> {
         let (word, before) = self.words.split_last()?;
-        (last.contains(&word.as_str()) && !before.is_empty()).then_some(before)
+        (has(last, word) && !before.is_empty()).then_some(before)
     }
 }
 
@@ -349,17 +177,17 @@ mod tests {
 
     #[test]
     fn the_whole_name_counts_more_than_what_is_left_without_the_tables() {
-        let list = ["id", "eventid"];
-        let ranks = ["id", "event_id", "messageId", "order_id", "event"].map(|name| Name::of(name).rank(&list));
-        assert_eq!(ranks, [Some(0), Some(1), Some(2), None, None]);
+        let ranks = ["id", "event_id", "messageId", "order_id", "event"].map(|name| Name::of(name).rank("id eventid"));
+        assert_eq!((ranks[0], ranks[1], ranks[3], ranks[4]), (Some(0), Some(1), None, None));
+        assert!(ranks[2] > ranks[1], "{ranks:?}");
     }
 
     #[test]
     fn metadata_is_no_data_and_the_end_of_a_name_may_say_utc() {
-        assert!(!Name::of("meta_data").is_one_of(&["data"]) && Name::of("event_meta_data").is_one_of(&["metadata"]));
-        assert!(Name::of("meta_created_at").is_one_of(&["createdat"]));
+        assert!(!Name::of("meta_data").is_one_of("data") && Name::of("event_meta_data").is_one_of("metadata"));
+        assert!(Name::of("meta_created_at").is_one_of("createdat"));
         let utc = Name::of("OccurredOnUtc");
-        assert!(utc.is_utc() && utc.is_one_of(&["occurredon"]));
+        assert!(utc.is_utc() && utc.is_one_of("occurredon"));
         assert!(!Name::of("utc").is_utc());
     }
 }

@@ -1,7 +1,7 @@
-//! Is the relay doing its work? Pure: it is told what happened and when, and answers for a given instant (P9).
+//! Readiness of the relay. Pure: computed for an instant from what the relay has reported (P9).
 //!
 //! *Ready* means: connected to both ends, heard from lately, and either nothing is in flight or something was acked or
-//! confirmed within `ready_within`. A relay that holds events and moves none of them is not ready, however alive.
+//! confirmed within `ready_within`. A relay that holds events and delivers none of them is not ready.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,40 +10,31 @@ use std::time::{Duration, Instant};
 use super::Side;
 use crate::config::unit::human_bytes;
 
-/// With nothing to do for so long, a dead letter that was refused is none any more: somebody took its row out of the table.
+/// After so long without work, the refusal of a record or a dead letter is over: its row is gone from the table.
 const GONE: Duration = Duration::from_secs(10);
-
-/// Whether the relay does its work.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Readiness {
-    /// It does.
-    Ready,
-    /// It does not.
-    NotReady(NotReady),
-}
 
 /// Why the relay is not ready. `Display` is one line for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotReady {
-    /// It has not been connected to both ends yet.
+    /// The relay has not been connected to both ends yet.
     Starting,
-    /// It is well, and waits: this other relay has the slot or the table.
+    /// The relay waits, because this other relay has the slot or the table.
     StandingBy(String),
-    /// It lost this end.
+    /// The relay has lost the connection to this end.
     Disconnected(Side),
-    /// There is something to do and nothing was acked or confirmed for this long.
+    /// Events are in flight, and nothing was acked or confirmed for this long.
     Stalled(Duration),
-    /// The slot keeps more log than it may: bytes it keeps, and may keep.
+    /// The slot keeps more WAL than it may: the bytes it keeps, and those it may keep.
     OverBudget(u64, u64),
-    /// This topic, that of dead letters, takes none, and everything waits for it.
+    /// This topic refuses dead letters, and all events behind them wait.
     DeadLettersRefused(String),
-    /// This topic takes no records, and everything waits for it.
+    /// This topic refuses records, and all events wait.
     TopicRefused(String),
-    /// Its loop has not reported anything for this long.
+    /// The relay's loop has reported nothing for this long.
     Silent(Duration),
-    /// It was told to stop.
+    /// The relay was told to stop.
     Stopping,
-    /// It stopped for this cause and waits for a person.
+    /// The relay stopped for this cause, and an operator has to act.
     Halted(String),
 }
 
@@ -95,7 +86,7 @@ impl fmt::Display for NotReady {
     }
 }
 
-/// What the relay said of itself, and what follows from it.
+/// The reports of the relay.
 #[derive(Debug, Default)]
 struct Health {
     ready_within: Duration,
@@ -115,11 +106,6 @@ struct Health {
 }
 
 impl Health {
-    /// Nothing is known yet: not ready.
-    fn new(ready_within: Duration) -> Self {
-        Health { ready_within, ..Health::default() }
-    }
-
     fn report(&mut self, now: Instant, something_to_do: bool, progressed: bool) {
         self.heard_at = Some(now);
         self.waiting_since = match (something_to_do, self.waiting_since) {
@@ -144,15 +130,8 @@ impl Health {
         self.was_connected |= self.connected == [true; 2];
     }
 
-    /// The answer for the instant `now`.
-    fn readiness(&self, now: Instant) -> Readiness {
-        match self.obstacle(now) {
-            None => Readiness::Ready,
-            Some(reason) => Readiness::NotReady(reason),
-        }
-    }
-
-    fn obstacle(&self, now: Instant) -> Option<NotReady> {
+    /// Why the relay is not ready at the instant `now`; `None` where it is ready.
+    fn not_ready(&self, now: Instant) -> Option<NotReady> {
         if let Some(cause) = &self.halted {
             return Some(NotReady::Halted(cause.clone()));
         }
@@ -200,7 +179,7 @@ pub struct HealthHandle {
 impl HealthHandle {
     /// Nothing is known yet: not ready.
     pub fn new(ready_within: Duration) -> Self {
-        HealthHandle { ready_within, shared: Arc::new(Mutex::new(Health::new(ready_within))) }
+        HealthHandle { ready_within, shared: Arc::new(Mutex::new(Health { ready_within, ..Health::default() })) }
     }
 
     /// How often the relay has to report at least, so that it does not pass for silent.
@@ -208,8 +187,8 @@ impl HealthHandle {
         self.ready_within / 3
     }
 
-    /// The relay's loop came round now: whether anything is in flight or waits to be sent, and whether anything
-    /// was acked or confirmed since the last report.
+    /// One turn of the relay's loop: whether events are in flight or wait to be sent, and whether anything was acked or
+    /// confirmed since the last report.
     ///
     /// To be called at least every [`HealthHandle::report_every`], also while idle: silence counts as a stall.
     pub fn report(&self, something_to_do: bool, progressed: bool) {
@@ -221,26 +200,26 @@ impl HealthHandle {
         self.health().connection(side, up);
     }
 
-    /// The slot keeps so much log, and may keep so much less; none where it does not.
+    /// The bytes of WAL that the slot keeps and those it may keep; `None` where it keeps no more than it may.
     pub fn over_budget(&self, bytes: Option<(u64, u64)>) {
         self.health().over_budget = bytes;
     }
 
-    /// This topic takes no dead letters; none where it took one.
+    /// The topic that refuses dead letters; `None` once it has taken one.
     pub fn dead_letters_refused(&self, topic: Option<String>) {
         let mut health = self.health();
         health.dead_letters_refused = topic;
         health.idle_since = None;
     }
 
-    /// This topic takes no records, and everything waits for it; none where it took one, or its events are given up.
+    /// The topic that refuses records while all events wait; `None` once it has taken one, or its events are given up.
     pub fn topic_refused(&self, topic: Option<String>) {
         let mut health = self.health();
         health.topic_refused = topic;
         health.idle_since = None;
     }
 
-    /// Another relay is at work, and this is who; none where this one is, or tries to be.
+    /// The relay that works while this one waits; `None` while this one works or tries to.
     pub fn standing_by(&self, holder: Option<String>) {
         self.health().standing_by = holder;
     }
@@ -250,14 +229,14 @@ impl HealthHandle {
         self.health().stopping = true;
     }
 
-    /// The relay stopped for good. `cause` is shown to whoever asks, so it holds no payload and no secret.
+    /// The relay stopped for good. Every client can read `cause`: it holds no payload and no secret.
     pub fn halted(&self, cause: &str) {
         self.health().halted = Some(cause.to_owned());
     }
 
-    /// Whether the relay does its work now.
-    pub fn readiness(&self) -> Readiness {
-        self.health().readiness(Instant::now())
+    /// Why the relay is not ready now; `None` where it is ready.
+    pub fn not_ready(&self) -> Option<NotReady> {
+        self.health().not_ready(Instant::now())
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
@@ -280,10 +259,7 @@ mod tests {
     }
 
     fn reason(health: &HealthHandle, now: Instant) -> Option<NotReady> {
-        match health.health().readiness(now) {
-            Readiness::Ready => None,
-            Readiness::NotReady(reason) => Some(reason),
-        }
+        health.health().not_ready(now)
     }
 
     #[test]

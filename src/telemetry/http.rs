@@ -17,7 +17,6 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use super::Telemetry;
-use super::health::Readiness;
 use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
 
@@ -125,9 +124,9 @@ async fn metrics_text(State(telemetry): State<Telemetry>) -> Response {
 }
 
 async fn ready(State(telemetry): State<Telemetry>) -> Response {
-    let (status, line) = match telemetry.health.readiness() {
-        Readiness::Ready => (StatusCode::OK, serde_json::json!({"ready": true})),
-        Readiness::NotReady(reason) => {
+    let (status, line) = match telemetry.health.not_ready() {
+        None => (StatusCode::OK, serde_json::json!({"ready": true})),
+        Some(reason) => {
             let line = serde_json::json!({"ready": false, "reason": reason.code(), "detail": reason.to_string()});
             (StatusCode::SERVICE_UNAVAILABLE, line)
         }
@@ -137,9 +136,9 @@ async fn ready(State(telemetry): State<Telemetry>) -> Response {
 
 async fn overview(State(telemetry): State<Telemetry>) -> Response {
     let Telemetry { metrics, health } = telemetry;
-    let readiness = match health.readiness() {
-        Readiness::Ready => "ready".to_owned(),
-        Readiness::NotReady(reason) => escape_html(&format!("not ready: {reason}")),
+    let readiness = match health.not_ready() {
+        None => "ready".to_owned(),
+        Some(reason) => escape_html(&format!("not ready: {reason}")),
     };
     let lag_bytes = metrics.lag_bytes().map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
     let rows = [

@@ -123,8 +123,11 @@ metrics! {
     errors: ByLabel<String, Counter> = plain, "Errors by kind, healed or not";
 }
 
-/// Positions and distances in bytes of WAL, which are computed when they are read.
-const COMPUTED_BYTES: [(&str, &str, fn(&Metrics) -> Option<u64>); 7] = [
+/// Bytes of WAL; `None` while they are not known.
+type InBytes = fn(&Metrics) -> Option<u64>;
+
+/// Name, help and value of positions and distances in bytes of WAL, which are computed when they are read.
+const COMPUTED_BYTES: [(&str, &str, InBytes); 7] = [
     ("received_lsn", "End of the WAL received, as a byte position", |of| of.received_lsn.bytes()),
     ("stored_lsn", "End of the stored position, as a byte position", |of| of.stored_lsn.bytes()),
     ("confirmed_lsn", "What Postgres was told, as a byte position", |of| of.confirmed_lsn.bytes()),

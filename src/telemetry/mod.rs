@@ -1,7 +1,7 @@
 //! Logs, metrics and health: what an operator sees of a running relay.
 //!
-//! The relay tells [`Metrics`] and [`HealthHandle`] what happens; nothing here asks it anything, so a stalled relay still
-//! answers.
+//! The relay reports to [`Metrics`] and [`HealthHandle`]; nothing here waits for the relay, so the page of a stalled
+//! relay still answers.
 
 pub mod health;
 pub mod http;
@@ -10,7 +10,7 @@ pub mod metrics;
 
 use std::time::Duration;
 
-pub use health::{HealthHandle, NotReady, Readiness};
+pub use health::{HealthHandle, NotReady};
 pub use metrics::Metrics;
 
 /// One of the two ends the relay is connected to.
@@ -88,7 +88,7 @@ impl IntakeClosed {
     }
 }
 
-/// What the relay is handed: where to count and where to report. Clones share everything.
+/// Metrics and health of one relay. Clones share everything.
 #[derive(Debug, Clone)]
 pub struct Telemetry {
     /// Counters and gauges.
@@ -103,7 +103,7 @@ impl Telemetry {
         Telemetry { metrics: Metrics::new(), health: HealthHandle::new(ready_within) }
     }
 
-    /// Another relay is at work, and this is who; none where this one is, or tries to be.
+    /// The relay that works while this one waits; `None` while this one works or tries to.
     pub fn standing_by(&self, holder: Option<String>) {
         self.metrics.standing_by.set(i64::from(holder.is_some()));
         self.health.standing_by(holder);

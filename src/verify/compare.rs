@@ -1,4 +1,4 @@
-//! Rows first, then records: what is kept of each, and what follows.
+//! The comparison: all rows first, then all records.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use serde::Serialize;
 /// An outbox that is compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outbox {
-    /// What it is called.
+    /// Its name, for people.
     pub name: String,
     /// Whether its rows come with their place in the order.
     pub is_ordered: bool,
 }
 
-/// A record, as far as it matters.
+/// A record, without its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivered<'a> {
     pub partition: i32,
@@ -27,7 +27,7 @@ pub struct Delivered<'a> {
     pub is_replay: bool,
 }
 
-/// Where rows go.
+/// A topic of rows.
 #[derive(Debug)]
 struct Topic {
     name: String,
@@ -57,7 +57,7 @@ struct Stray {
     key: Option<u32>,
     partition: i32,
     offset: i64,
-    /// The table has it all the same.
+    /// The table has a row of this id that was not compared.
     is_outside: bool,
 }
 
@@ -93,7 +93,7 @@ impl Numbered {
     }
 }
 
-/// Holds what tables have against what topics have. All rows have to be there before the first record.
+/// Compares the rows of tables with the records of topics. All rows come before the first record.
 ///
 /// Records may come in any order of topics and partitions; those of one partition in the order of their offsets, each
 /// once. See the module for what it keeps.
@@ -114,7 +114,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Of these outboxes, with at most so many examples of each kind.
+    /// A comparison of these outboxes, with at most `examples_max` examples of each kind.
     pub fn new(outboxes: Vec<Outbox>, examples_max: usize) -> Comparison {
         Comparison {
             outboxes,
@@ -148,7 +148,7 @@ impl Comparison {
         row.owed += 1;
     }
 
-    /// A row that goes nowhere, and why.
+    /// A row that cannot be routed, and the reason.
     pub fn unroutable(&mut self, outbox: usize, id: &[u8], why: String) {
         self.found.unroutable += 1;
         if self.found.unroutable_rows.len() < self.examples_max {
@@ -158,7 +158,7 @@ impl Comparison {
         }
     }
 
-    /// Where rows go, in the order in which they were met.
+    /// The topics of the rows, in the order of their first rows.
     pub fn topics(&self) -> impl Iterator<Item = &str> {
         self.topics.iter().map(|topic| topic.name.as_str())
     }
@@ -169,7 +169,7 @@ impl Comparison {
         number.and_then(|number| self.topics.get(number as usize)).map_or(0, |topic| topic.owed)
     }
 
-    /// A record of one of [`Comparison::topics`]; of others, nothing is known and nothing is counted.
+    /// A record of one of [`Comparison::topics`]. Records of other topics are not counted.
     pub fn record(&mut self, topic: &str, record: &Delivered<'_>) {
         let Some(topic) = self.numbers.get(topic).copied() else { return };
         let Some(into) = self.topics.get_mut(topic as usize) else { return };
@@ -224,8 +224,7 @@ impl Comparison {
         }
     }
 
-    /// The ids of records that no row has, as far as rows were read. There may be such a row all the same: see
-    /// [`Comparison::exists`].
+    /// The ids of records of which no row was read. The table may have such a row: see [`Comparison::exists`].
     pub fn strays(&self) -> Vec<Vec<u8>> {
         let strays = self.strays.iter().filter(|(_, stray)| !stray.is_outside);
         let mut ids: Vec<Vec<u8>> = strays.map(|((name, _), _)| name.bytes()).collect();
@@ -233,7 +232,7 @@ impl Comparison {
         ids
     }
 
-    /// There is a row with this id that was not read.
+    /// The table has a row of this id that was not compared.
     pub fn exists(&mut self, id: &[u8]) {
         let name = Name::of(id);
         let strays = self.strays.range_mut((name.clone(), 0)..=(name, u32::MAX));
@@ -329,7 +328,7 @@ impl Comparison {
     }
 }
 
-/// How many there are of what.
+/// The counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Rows that were compared.
@@ -376,7 +375,7 @@ pub struct Flow {
     pub counts: Counts,
 }
 
-/// One that was found, by its names: never a payload.
+/// A row or record that was found, without its payload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Example {
     /// The outbox, where there is a row.
@@ -399,7 +398,7 @@ pub struct Example {
     /// The offset of the later row's record, which came first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub behind_offset: Option<i64>,
-    /// What keeps the row from a topic.
+    /// The reason for which the row has no topic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -409,7 +408,7 @@ pub struct Example {
 pub struct Findings {
     /// Each way from an outbox to a topic, in the order in which their first rows came.
     pub flows: Vec<Flow>,
-    /// Rows that go nowhere: the relay stops at them.
+    /// Rows that cannot be routed: the relay stops at them.
     pub unroutable: u64,
     /// Examples of rows without a record, the earliest first.
     pub missing: Vec<Example>,
@@ -419,7 +418,7 @@ pub struct Findings {
     pub out_of_order: Vec<Example>,
     /// Examples of records that are of no row.
     pub unknown: Vec<Example>,
-    /// Examples of rows that go nowhere.
+    /// Examples of rows that cannot be routed.
     pub unroutable_rows: Vec<Example>,
 }
 
@@ -432,7 +431,7 @@ impl Findings {
     }
 }
 
-/// Bytes that name something. UUIDs and whole numbers, as Postgres prints them, take no memory of their own.
+/// An id or a key. UUIDs and whole numbers, as Postgres prints them, take no memory of their own.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Name {
     Uuid([u8; 16]),
@@ -464,7 +463,7 @@ impl Name {
         }
     }
 
-    /// The same for people and JSON; what is no text is replaced.
+    /// The same as text; bytes that are not UTF-8 are replaced.
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes()).into_owned()
     }

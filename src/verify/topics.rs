@@ -13,7 +13,7 @@ use crate::sink::kafka::topic_reader::{Isolation, Message, Spans, TopicReader};
 /// Between two looks for what has not arrived yet.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Is told how far it is: the topic, which of how many it is, and the records of it so far.
+/// Takes the progress: the topic, its number of how many, and its records so far.
 pub(crate) type Progress<'p> = &'p mut dyn FnMut(&str, usize, usize, u64);
 
 /// Reads topics into a [`Comparison`]. It is in no consumer group, commits nothing and makes no topic.

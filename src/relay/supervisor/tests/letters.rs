@@ -1,7 +1,7 @@
 //! A topic of dead letters that refuses.
 
 use super::*;
-use crate::telemetry::{NotReady, Readiness};
+use crate::telemetry::NotReady;
 
 /// Takes what is for other topics than that of dead letters, which refuses as often as this says. Notes all it is offered.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ async fn no_letters(code: RDKafkaErrorCode, at: At) {
     for side in [Side::Postgres, Side::Kafka] {
         health.connection(side, true);
     }
-    let refused = || matches!(health.readiness(), Readiness::NotReady(NotReady::DeadLettersRefused(_)));
+    let refused = || matches!(health.not_ready(), Some(NotReady::DeadLettersRefused(_)));
     let setup = Setup::of(&relay.config);
     let (mut sink, mut waits, mut letters) = (NoLetters((9, code, at), Vec::new(), Vec::new()), Vec::new(), 0);
     let mut behind = PLACED;
