@@ -388,7 +388,7 @@ impl ParkedTable {
             for row in &rows {
                 let (outbox, id) = (get::<&str>(row, 1)?, Shown::of(get(row, 2)?));
                 let (class, cause) = (get::<&str>(row, 3)?, get::<Option<&str>>(row, 4)?);
-                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "a parked event of an outbox that is not configured is dropped, as was asked");
+                tracing::warn!(slot = self.slot, outbox, row = %id, class, cause, "a parked event of an outbox that is not configured is dropped, as an operator asked");
                 ids.push(get(row, 0)?);
             }
             if ids.is_empty() {
