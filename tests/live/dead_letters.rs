@@ -157,7 +157,7 @@ fn letters_of_a_relay_are_listed_shown_sent_again_and_settled() {
         (retry().flag("--all").flag("--dry-run"), 0, ""),
         (letters(&world, "drop").flag("--all"), 2, "no terminal"),
         (letters(&world, "drop").flag("--all").flag("--dry-run"), 0, ""),
-        (retry().option("--id", &lost).flag("--yes"), 20, "can be sent as it is, and nothing was"),
+        (retry().option("--id", &lost).flag("--yes"), 20, "has a record to send; nothing was sent"),
     ] {
         let (found, _, words) = ran(&command);
         assert!(found == code && words.contains(said), "{found}, not {code}: {words}");

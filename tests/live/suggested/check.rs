@@ -126,7 +126,7 @@ fn the_row_is_the_newest_or_the_one_that_is_named() {
 
     let (code, said, told) = ends(&seen.check(&toml).option("--id", ID));
     assert_eq!(code, Some(0), "{told}");
-    assert!(said.contains("the one with this id") && said.contains("key        old\n"), "{said}");
+    assert!(said.contains("the row with this id") && said.contains("key        old\n"), "{said}");
     for (id, words) in
         [("0a0b2b1e-7a64-4a51-8b64-51a6d6d3f009", "no row of"), ("'; drop table x", "this cannot be a value")]
     {
