@@ -300,7 +300,7 @@ fn what_waits_is_listed_shown_tried_again_and_dropped_by_commands() {
     assert_eq!(ran(&command(&world, "list").option("--older-than", "1h")).0, 1);
     let text = command(&world, "list").succeed();
     eprintln!("{text}");
-    assert!(text.contains("when asked") && text.contains("6 events of 3 aggregates: 3 behind, 2 too-large"), "{text}");
+    assert!(text.contains("on request") && text.contains("6 events of 3 aggregates: 3 behind, 2 too-large"), "{text}");
 
     let status = world.command("status");
     let json: Value = serde_json::from_str(&status.clone().flag("--json").succeed()).expect("a report");

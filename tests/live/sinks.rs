@@ -1,4 +1,4 @@
-//! Sinks beside Kafka: what they take is confirmed like what Kafka takes.
+//! P1, P2, P11: sinks beside Kafka. What they take is confirmed like what Kafka takes.
 
 use serde_json::Value;
 

@@ -207,7 +207,7 @@ fn what_cannot_be_suggested_is_said_with_what_there_is() {
     let unnamed = init.output();
     let told = String::from_utf8(unnamed.stderr).unwrap();
     assert_eq!(unnamed.status.code(), Some(2), "{told}");
-    assert!(told.contains("the table is not named") && told.contains(&seen.table), "{told}");
+    assert!(told.contains("no table is named") && told.contains(&seen.table), "{told}");
     let elsewhere = Postgres::shared().url("not_a_database");
     let refused = init.option("--table", "outbox").option("--database-url", &elsewhere).output();
     assert_eq!(refused.status.code(), Some(11), "{refused:?}");
