@@ -55,7 +55,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Appends what a [`RowId`](super::RowId) of it has: the values of its key up to the first that it lacks.
+    /// Appends what a [`RowId`] of it has: the values of its key up to the first that it lacks.
     #[inline]
     pub fn write_key(&self, into: &mut Vec<u8>) {
         let key = match &self.0 {

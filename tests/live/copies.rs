@@ -68,9 +68,7 @@ fn a_relay_killed_every_few_seconds_under_load_publishes_next_to_nothing_twice()
     let (took, committed) = (started.elapsed().as_secs_f64(), world.committed());
     let mut relay = world.run().variable("WALRELAY_DELIVERY_READ_TAILS", &read_tails).start();
     let copies = world.assert_all_delivered().duplicates;
-    if read_tails == "at-start" {
-        again += eventually("the last one left something", ARRIVAL, || skipped(&relay), |events| *events > 0.0);
-    }
+    again += skipped(&relay);
     let (percent, rate) = (100.0 * copies as f64 / committed as f64, committed as f64 / took);
     eprintln!(
         "{kills} kills in {took:.0} s, {committed} events ({rate:.0}/s), read_tails {read_tails}: {copies} copies \
@@ -80,6 +78,8 @@ fn a_relay_killed_every_few_seconds_under_load_publishes_next_to_nothing_twice()
     if read_tails == "at-start" {
         let most = (committed as f64 * 0.0001).max(10.0);
         assert!(copies as f64 <= most, "{copies} copies");
+        // A kill right after a position was stored leaves nothing; not all of them do.
+        assert!(again > 0.0, "no kill left an event that was acked and not confirmed");
     }
 }
 
