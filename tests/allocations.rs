@@ -9,7 +9,7 @@ use walrelay::ledger::Limits;
 use walrelay::position::{Lsn, Position};
 use walrelay::relay::pipeline::Pipeline;
 use walrelay::relay::publisher::Setup;
-use walrelay::sink::{KafkaSink, Sink as _};
+use walrelay::sink::KafkaSink;
 
 use crate::support::pgoutput;
 
@@ -52,13 +52,12 @@ impl Stream {
 
 /// Takes the messages in, and waits until everything is acked.
 async fn relay(pipeline: &mut Pipeline<KafkaSink>, messages: &[(Lsn, Vec<u8>)]) {
-    let mut deliveries = Vec::with_capacity(messages.len());
     for (wal_start, body) in messages {
         pipeline.data(*wal_start, body).unwrap();
     }
     while pipeline.publisher.ledger.in_flight_events() > 0 {
-        pipeline.publisher.sink.deliveries(&mut deliveries).await;
-        pipeline.publisher.delivered(&mut deliveries).unwrap();
+        pipeline.publisher.receive_deliveries().await;
+        pipeline.publisher.delivered().unwrap();
     }
     pipeline.publisher.ledger.take_finished();
 }

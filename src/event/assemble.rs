@@ -68,6 +68,7 @@ enum Table {
 struct Open {
     commit_lsn: Lsn,
     committed_at_us: i64,
+    xid: u32,
     /// Outbox events so far.
     index: u64,
     /// How many of its events were delivered before.
@@ -168,7 +169,7 @@ impl Assembler {
         } else if self.partial_expected && self.resume.partial.is_some_and(|partial| partial.commit_lsn < commit_lsn) {
             return Err(EventError::PartialMissing { position: self.resume, commit_lsn, events: 0 });
         }
-        self.open = Some(Open { commit_lsn, committed_at_us, index: 0, delivered, covered });
+        self.open = Some(Open { commit_lsn, committed_at_us, xid, index: 0, delivered, covered });
         Ok(if covered { Step::Nothing } else { Step::Begin { commit_lsn, xid } })
     }
 
@@ -247,7 +248,7 @@ impl Assembler {
             Table::Lacking(outbox, column) => (*outbox, Err(*column)),
             Table::Other => return Ok(Step::Nothing),
         };
-        let committed_at_us = open.committed_at_us;
+        let (committed_at_us, xid) = (open.committed_at_us, Some(open.xid));
         let Some(place) = open.next() else { return Ok(Step::Nothing) };
         let mapping = mapping.map_err(|column| self.column_missing(place, outbox, column, oid))?;
         if insert.tuple.len() != mapping.columns() {
@@ -257,7 +258,7 @@ impl Assembler {
         }
         let row = Row::new(insert.tuple, mapping);
         match mapping.fault(&insert.tuple) {
-            None => Ok(Step::Event(Event { place, committed_at_us, outbox, row })),
+            None => Ok(Step::Event(Event { place, committed_at_us, xid, outbox, row })),
             Some((column, fault)) => Err(self.unfit(place, outbox, row.get(0), column, fault)),
         }
     }
@@ -273,7 +274,7 @@ impl Assembler {
         let Some(open) = &mut self.open else {
             return Err(self.outside(wal_start, "a transactional message"));
         };
-        let committed_at_us = open.committed_at_us;
+        let (committed_at_us, xid) = (open.committed_at_us, Some(open.xid));
         let Some(place) = open.next() else { return Ok(Step::Nothing) };
         let id = || message.lsn.to_string();
         let content = Content::new(&config.columns, message)
@@ -282,7 +283,7 @@ impl Assembler {
         if row.get(0).is_none() {
             return Err(self.unfit(place, outbox, Some(id().as_bytes()), 0, Fault::Null));
         }
-        Ok(Step::Event(Event { place, committed_at_us, outbox, row }))
+        Ok(Step::Event(Event { place, committed_at_us, xid, outbox, row }))
     }
 
     fn other<'a>(&mut self, other: Other, wal_start: Lsn) -> Result<Step<'a>, EventError> {

@@ -54,6 +54,6 @@ impl Lab {
     pub(crate) fn event(&self) -> Event<'_> {
         let Ok(Message::Insert(insert)) = decode(&self.insert) else { panic!("not an insert") };
         let place = Place { commit_lsn: Lsn::new(0x64), index: 3, via: crate::event::Via::Slot };
-        Event { place, committed_at_us: 0, outbox: 0, row: Row::new(insert.tuple, &self.mapping) }
+        Event { place, committed_at_us: 0, xid: None, outbox: 0, row: Row::new(insert.tuple, &self.mapping) }
     }
 }

@@ -93,6 +93,8 @@ pub struct Event<'a> {
     pub place: Place,
     /// Commit time, microseconds since the Unix epoch.
     pub committed_at_us: i64,
+    /// The transaction that wrote its row, by the lower half of its id; none for rows that are read from the table.
+    pub xid: Option<u32>,
     /// Which of the configured outboxes it is from, by index.
     pub outbox: usize,
     /// Its values; the one in place 0 is the event's id, and never NULL.

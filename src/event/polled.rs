@@ -69,7 +69,7 @@ impl Polled {
         if let Some(fault) = self.mapping.fault(&tuple) {
             return Err(fault);
         }
-        Ok(Event { place, committed_at_us: 0, outbox, row: Row::new(tuple, &self.mapping) })
+        Ok(Event { place, committed_at_us: 0, xid: None, outbox, row: Row::new(tuple, &self.mapping) })
     }
 }
 

@@ -25,9 +25,8 @@ pub(crate) async fn drain<S: Sink>(
     until: Instant,
     stop: &mut StopSignal,
 ) -> Result<bool> {
-    let mut deliveries = Vec::new();
     loop {
-        if let Err(error) = publisher.delivered(&mut deliveries).and_then(|()| publisher.retry_pending()) {
+        if let Err(error) = publisher.delivered().and_then(|()| publisher.retry_pending()) {
             if error.kind().halts() {
                 return Err(error);
             }
@@ -43,7 +42,7 @@ pub(crate) async fn drain<S: Sink>(
         tokio::select! {
             biased;
             () = stop.at_least(Stop::Now) => return Ok(false),
-            () = publisher.sink.deliveries(&mut deliveries) => {}
+            () = publisher.receive_deliveries() => {}
             () = tokio::time::sleep_until(again) => {}
         }
     }

@@ -165,11 +165,6 @@ impl Jobs {
         }
     }
 
-    /// Whether rows are being marked or deleted.
-    pub(super) fn is_writing_back(&self) -> bool {
-        self.writing_back.is_some()
-    }
-
     /// Marks or deletes these rows.
     pub(super) fn begin_write_back(&mut self, marker: &Arc<Marker>, batch: Batch) {
         let marker = Arc::clone(marker);

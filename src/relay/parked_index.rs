@@ -9,6 +9,7 @@ use crate::config::SlotName;
 use crate::error::{Error, Kind, NextCommand, Remedy};
 use crate::event::{Place, RowId, Shown, Via};
 use crate::position::Lsn;
+use crate::relay::retrying::RetryReport;
 use crate::relay::write_back::RowPolicy;
 use crate::route::Record;
 use crate::upkeep::parked::Waiting;
@@ -206,6 +207,18 @@ impl ParkedIndex {
     pub(super) fn census<'a>(&self, under_way: impl Iterator<Item = (&'a RowId, &'a Place)>) -> u64 {
         let seats = under_way.filter_map(|(row, place)| self.rows.get(row)?.iter().find(|seat| seat.place == *place));
         seats.map(|seat| seat.number).fold(self.next, u64::min)
+    }
+
+    /// Some events wait no more, some topics take records, and the table was looked at.
+    pub(super) fn retried(&mut self, RetryReport { released, accepting, table }: &RetryReport, slot: &SlotName) {
+        accepting.iter().for_each(|topic| self.accepts(topic));
+        released.iter().for_each(|waiting| self.release(waiting));
+        let Some((census, table)) = table else { return };
+        // They were taken away by a pass that could not say so, by another relay, or by hand.
+        let gone = self.compare(*census, table);
+        if gone > 0 {
+            tracing::info!(%slot, events = gone, "parked events are gone from walrelay.parked; the events behind them continue");
+        }
     }
 
     /// What was in the table once there was this census: others below it wait no more. Gives how many.

@@ -89,7 +89,6 @@ impl<S: Sink> Pipeline<S> {
             Step::Nothing => {}
             Step::Begin { commit_lsn, xid } => {
                 publisher.ledger.begin(commit_lsn).map_err(contradiction)?;
-                publisher.xid = Some(xid);
                 publisher.sent_below(commit_lsn);
                 self.trail.begin(xid);
                 self.begun.begin(commit_lsn);

@@ -14,7 +14,7 @@ use crate::relay::publisher::Setup;
 use crate::relay::quarantine::Quarantine;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::watch::at_once;
-use crate::sink::{AnySink, Sink as _, SinkHandle};
+use crate::sink::{AnySink, SinkHandle};
 
 /// See the module's documentation.
 pub(super) struct RelayProducer {
@@ -156,7 +156,7 @@ impl RelayProducer {
         };
         let setup = Setup::of(config);
         let mut pipeline = Pipeline::new(&setup, start, stored, published, sink, self.epoch.elapsed())?;
-        pipeline.publisher.remember(std::mem::take(&mut self.quarantine));
+        pipeline.publisher.quarantine = self.quarantine.take_over();
         if same_server {
             pipeline.begun = std::mem::take(&mut self.begun);
         }
@@ -207,9 +207,8 @@ impl RelayProducer {
     /// Whether Kafka still has to say something about events of this process.
     pub(super) async fn has_in_flight(&mut self) -> bool {
         let Some(pipeline) = self.running_mut() else { return false };
-        let mut deliveries = Vec::new();
-        let _none = at_once(pipeline.publisher.sink.deliveries(&mut deliveries)).await;
-        pipeline.publisher.delivered(&mut deliveries).is_err() || !pipeline.publisher.is_drained()
+        let _none = at_once(pipeline.publisher.receive_deliveries()).await;
+        pipeline.publisher.delivered().is_err() || !pipeline.publisher.is_drained()
     }
 
     /// Whether nothing is in flight. What a producer had that was given up is not counted.

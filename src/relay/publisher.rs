@@ -23,7 +23,6 @@ use crate::position::{Lsn, Position};
 use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
 use crate::relay::parked_index::{BlockedBy, ParkedIndex};
 use crate::relay::quarantine::{EventId, Quarantine, Verdict};
-use crate::relay::retrying::RetryReport;
 use crate::relay::transaction::Transaction;
 use crate::relay::write_back::{RowPolicy, WriteBack, WriteBacks};
 use crate::route::dead_letter::Reason;
@@ -107,12 +106,12 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// An event that is read from the table, of which nothing more is known.
-    fn new(place: Place, committed_at_us: i64) -> InFlight {
+    /// An event of which nothing more is known.
+    fn new(place: Place, committed_at_us: i64, xid: Option<u32>) -> InFlight {
         InFlight {
             place,
             committed_at_us,
-            xid: None,
+            xid,
             write_back: None,
             id: None,
             max_attempts: None,
@@ -196,6 +195,7 @@ struct Refusal {
 struct GivenUp {
     place: Place,
     committed_at_us: i64,
+    xid: Option<u32>,
     /// Its ticket, where it was sent and refused.
     ticket: Option<Ticket>,
     max_attempts: Option<u32>,
@@ -234,15 +234,15 @@ pub struct Publisher<S> {
     /// Events that are delivered and not committed: what is known of them counts when they come again.
     uncommitted: Vec<InFlight>,
     /// What is to be written to the rows of delivered events.
-    pub(super) write_backs: WriteBacks,
+    pub(crate) write_backs: WriteBacks,
     /// What is known of events that the broker refuses.
     pub(super) quarantine: Quarantine,
     /// Which events are parked.
     pub(super) parking: ParkedIndex,
     /// What an earlier process may have published, while its events come again.
     pub(super) before: Option<Box<DeliveredBefore>>,
-    /// The transaction that events are of, by the lower half of its id; none for rows that are read from the table.
-    pub(super) xid: Option<u32>,
+    /// What the broker said and was not taken in yet.
+    deliveries: Vec<Delivery>,
     pub(super) counts: Counts,
 }
 
@@ -269,7 +269,7 @@ impl<S: Sink> Publisher<S> {
             quarantine: Quarantine::default(),
             parking: ParkedIndex::default(),
             before: None,
-            xid: None,
+            deliveries: Vec::new(),
             counts: Counts::default(),
         })
     }
@@ -277,12 +277,6 @@ impl<S: Sink> Publisher<S> {
     /// Events come from this server and timeline from here on.
     pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
         self.outboxes.iter_mut().for_each(|outbox| outbox.router.set_origin(system_identifier, timeline));
-    }
-
-    /// What the last producer learned of events that the broker refuses.
-    pub(crate) fn remember(&mut self, quarantine: Quarantine) {
-        self.quarantine = quarantine;
-        self.quarantine.begin();
     }
 
     /// A new connection to the server begins, and sends again what was not taken in.
@@ -384,10 +378,8 @@ impl<S: Sink> Publisher<S> {
                 let parks = self.delivery.on_error == OnError::Park;
                 Isolated { parked: parks.then(|| Box::new(Parked::of(event, &rows.columns, None, None))) }
             });
-            let (place, committed_at_us, xid) = (event.place, event.committed_at_us, self.xid);
-            let write_back = rows.on_acked(event);
-            let (id_in_flight, in_flight) = (id.clone(), InFlight::new(place, committed_at_us));
-            let sent = InFlight { xid, write_back, id: id_in_flight, max_attempts, ..in_flight };
+            let in_flight = InFlight::new(event.place, event.committed_at_us, event.xid);
+            let sent = InFlight { write_back: rows.on_acked(event), id: id.clone(), max_attempts, ..in_flight };
             let pending = |event_in_flight, why| {
                 let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
                 Ok(Decision::Pending(Pending { record, event: event_in_flight, row, why, ticket: None }))
@@ -407,7 +399,9 @@ impl<S: Sink> Publisher<S> {
                     let sent = InFlight { refusing: self.quarantine.topics.refusing(record.topic), ..sent };
                     self.counts.enqueued += 1;
                     self.transaction.enqueued();
-                    self.ledger.enqueued(bytes_of(record), committed_at_us, sent.needed()).map_err(contradiction)?;
+                    self.ledger
+                        .enqueued(bytes_of(record), event.committed_at_us, sent.needed())
+                        .map_err(contradiction)?;
                     Ok(Decision::Enqueued)
                 }
                 // Which record finished the producer is said with the deliveries.
@@ -430,7 +424,10 @@ impl<S: Sink> Publisher<S> {
                 self.pending = Some(pending);
                 if offer { self.retry_pending() } else { Ok(()) }
             }
-            Decision::DeliveredBefore(event) => self.delivered_before(event),
+            Decision::DeliveredBefore(event) => {
+                self.counts.delivered_before += 1;
+                self.done(None, event)
+            }
             Decision::GiveUp(record, verdict) => match id {
                 Some(id) => self.give_up(event, id, record, &verdict),
                 None => Err(verdict.error),
@@ -444,8 +441,21 @@ impl<S: Sink> Publisher<S> {
     /// # Errors
     /// Those of [`Publisher::publish`].
     pub fn retry_pending(&mut self) -> Result<()> {
-        let Some(pending) = self.pending.take() else { return Ok(()) };
-        let Some(pending) = self.judge_pending(pending)? else { return Ok(()) };
+        let Some(mut pending) = self.pending.take() else { return Ok(()) };
+        if let (PendingFor::Tail(outbox, isolated), Some(before)) = (&mut pending.why, &mut self.before) {
+            let (place, outbox) = (pending.event.place, *outbox);
+            match pending.record.with_record(|record| before.judge(place, outbox, record)) {
+                Before::Publish => pending.why = isolated.take().map_or(PendingFor::Room, PendingFor::Isolation),
+                Before::Delivered => {
+                    self.counts.delivered_before += 1;
+                    return self.done(None, pending.event);
+                }
+                Before::Unread => {
+                    self.pending = Some(pending);
+                    return Ok(());
+                }
+            }
+        }
         let Some((Pending { event, row, .. }, error)) = self.offer(pending)? else { return Ok(()) };
         let InFlight { place, id, .. } = event;
         let error = error.of_row(row).of_event(place.commit_lsn, place.index);
@@ -460,23 +470,6 @@ impl<S: Sink> Publisher<S> {
     /// Whether a record is pending.
     pub fn is_pending(&self) -> bool {
         self.pending.is_some()
-    }
-
-    /// Gives `pending` back where it is to be offered: it waited for a tail that is read, or for none.
-    fn judge_pending(&mut self, mut pending: Pending) -> Result<Option<Pending>> {
-        let (PendingFor::Tail(outbox, isolated), Some(before)) = (&mut pending.why, &mut self.before) else {
-            return Ok(Some(pending));
-        };
-        let (place, outbox) = (pending.event.place, *outbox);
-        match pending.record.with_record(|record| before.judge(place, outbox, record)) {
-            Before::Publish => {
-                pending.why = isolated.take().map_or(PendingFor::Room, PendingFor::Isolation);
-                return Ok(Some(pending));
-            }
-            Before::Delivered => self.delivered_before(pending.event)?,
-            Before::Unread => self.pending = Some(pending),
-        }
-        Ok(None)
     }
 
     /// Offers a record to the sink, and keeps it where there is no room. Gives the record back where the sink refuses it.
@@ -537,15 +530,21 @@ impl<S: Sink> Publisher<S> {
 
     // Acks in.
 
+    /// Waits for what the broker says. Safe to cancel.
+    pub async fn receive_deliveries(&mut self) {
+        self.sink.deliveries(&mut self.deliveries).await;
+    }
+
     /// Takes in what the broker said.
     ///
     /// # Errors
     /// The first failure, with the event it happened to. Every ack beside it was taken in; the producer is finished. A
     /// failure of an event that can be given up heals: the next producer finds out which event it is.
-    pub fn delivered(&mut self, deliveries: &mut Vec<Delivery>) -> Result<()> {
+    pub fn delivered(&mut self) -> Result<()> {
+        let mut deliveries = std::mem::take(&mut self.deliveries);
         let mut failure = None;
         self.write_backs.note(self.ledger.delivered());
-        limit_attempts(deliveries, &self.ledger);
+        limit_attempts(&mut deliveries, &self.ledger);
         let (mut refused, on_error) = (Vec::new(), self.delivery.on_error);
         let (gives_up, parks) = (on_error != OnError::Stop, on_error == OnError::Park);
         for delivery in deliveries.drain(..) {
@@ -580,6 +579,8 @@ impl<S: Sink> Publisher<S> {
                 }
             }
         }
+        // Its room is used again.
+        self.deliveries = deliveries;
         self.release();
         match failure {
             None => Ok(()),
@@ -658,11 +659,6 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.completed(self.ledger.delivered())
     }
 
-    /// How many events of the open transaction, which is that at `commit_lsn`, are delivered, and written back where rows are.
-    pub(crate) fn completed_of(&self, commit_lsn: Lsn) -> u64 {
-        self.write_backs.completed_of(self.ledger.delivered(), commit_lsn)
-    }
-
     // Events that come again after a crash. Those that were published count as delivered, and are not published again.
 
     /// Everything that commits below `lsn` was sent: what was published before may have come to its end.
@@ -679,11 +675,6 @@ impl<S: Sink> Publisher<S> {
     /// Drops an event that waits for a tail: the server sends it again to the next session.
     pub(super) fn forget_unread(&mut self) {
         self.pending.take_if(|pending| matches!(pending.why, PendingFor::Tail(..)));
-    }
-
-    fn delivered_before(&mut self, event: InFlight) -> Result<()> {
-        self.counts.delivered_before += 1;
-        self.done(None, InFlight { id: None, max_attempts: None, ..event })
     }
 
     // Refusals: which event the broker refused, and what follows.
@@ -720,12 +711,12 @@ impl<S: Sink> Publisher<S> {
         let Some(event) = known.and_then(|known| known.take_if(|event| event.isolated.is_some())) else {
             return Ok(());
         };
-        let InFlight { place, committed_at_us, id, max_attempts, isolated, .. } = *event;
+        let InFlight { place, committed_at_us, xid, id, max_attempts, isolated, .. } = *event;
         let (Some(id), Some((record, Isolated { parked }))) = (id, isolated) else {
             return Err(error.of_event(place.commit_lsn, place.index));
         };
         self.quarantine.refused_isolated(&id, &record, &error);
-        let of = GivenUp { place, committed_at_us, ticket: Some(ticket), max_attempts };
+        let of = GivenUp { place, committed_at_us, xid, ticket: Some(ticket), max_attempts };
         if let Some(parked) = parked {
             return self.park(*parked, &of, id, &record, &error);
         }
@@ -738,7 +729,8 @@ impl<S: Sink> Publisher<S> {
     fn give_up(&mut self, event: &Event<'_>, id: EventId, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
         let rows = &mut self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?.rows;
         let max_attempts = rows.max_attempts(event, &self.slot);
-        let of = GivenUp { place: event.place, committed_at_us: event.committed_at_us, ticket: None, max_attempts };
+        let Event { place, committed_at_us, xid, .. } = *event;
+        let of = GivenUp { place, committed_at_us, xid, ticket: None, max_attempts };
         if self.delivery.on_error == OnError::Park {
             let parked = Parked::of(event, &rows.columns, None, None);
             return self.park(parked, &of, id, &record, &verdict.error);
@@ -756,7 +748,7 @@ impl<S: Sink> Publisher<S> {
         let rows = &self.outboxes.get(id.row.outbox).ok_or_else(no_such_outbox)?.rows;
         let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
         let write_back = rows.on_failed(&id.row, Failure { class, cause: cause.to_owned(), attempts });
-        let unsent = InFlight { xid: self.xid, write_back, ..InFlight::new(event.place, event.committed_at_us) };
+        let unsent = InFlight { write_back, ..InFlight::new(event.place, event.committed_at_us, event.xid) };
         let (outbox, row, place) = (rows.outbox.as_str(), Shown::of(id.row.id()), event.place);
         let dead_letters = self.delivery.on_error == OnError::DeadLetter;
         let outcome = if dead_letters { "dead-letter" } else { "skip" };
@@ -807,19 +799,6 @@ impl<S: Sink> Publisher<S> {
         self.parking.census(self.parking_under_way().map(|event| (&event.row, &event.place)))
     }
 
-    /// Some events wait no more, some topics take records, and the table was looked at.
-    pub(super) fn tried(&mut self, RetryReport { released, accepting, table }: &RetryReport) {
-        accepting.iter().for_each(|topic| self.parking.accepts(topic));
-        released.iter().for_each(|waiting| self.parking.release(waiting));
-        let Some((census, table)) = table else { return };
-        // They were taken away by a pass that could not say so, by another relay, or by hand.
-        let gone = self.parking.compare(*census, table);
-        if gone > 0 {
-            tracing::info!(slot = %self.slot, events = gone, "parked events are gone from walrelay.parked; the events \
-                behind them continue");
-        }
-    }
-
     /// An event cannot be delivered, and is parked; what comes of its aggregate from now on is parked behind it.
     fn park(
         &mut self,
@@ -833,7 +812,7 @@ impl<S: Sink> Publisher<S> {
         if self.parking.holds(&parked.row, &parked.place) {
             let rows = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows;
             self.parking.came_again(&parked.row, &parked.place, rows, &self.slot);
-            return self.done(of.ticket, InFlight::new(parked.place, parked.committed_at_us));
+            return self.done(of.ticket, InFlight::new(parked.place, parked.committed_at_us, of.xid));
         }
         let (class, cause) = (error.kind().class(), error.cause());
         let outbox = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows.outbox;
@@ -852,12 +831,12 @@ impl<S: Sink> Publisher<S> {
     /// `event` could be delivered, were it not for what waits.
     #[cold]
     fn wait_behind(&mut self, event: &Event<'_>, key: Option<Vec<u8>>, topic: String, behind: BlockedBy) -> Result<()> {
-        let (place, committed_at_us) = (event.place, event.committed_at_us);
+        let Event { place, committed_at_us, xid, .. } = *event;
         let why = match behind {
             BlockedBy::Itself => {
                 let rows = &self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?.rows;
                 self.parking.came_again(&event.row_id(), &place, rows, &self.slot);
-                return self.done(None, InFlight::new(place, committed_at_us));
+                return self.done(None, InFlight::new(place, committed_at_us, xid));
             }
             BlockedBy::Aggregate => None,
             BlockedBy::Topic => {
@@ -871,7 +850,7 @@ impl<S: Sink> Publisher<S> {
         let max_attempts = rows.max_attempts(event, &self.slot);
         let topic = Some(topic).filter(|topic| !topic.is_empty());
         let parked = Parked::of(event, &rows.columns, key, topic);
-        self.begin_to_wait(parked, &GivenUp { place, committed_at_us, ticket: None, max_attempts }, why)
+        self.begin_to_wait(parked, &GivenUp { place, committed_at_us, xid, ticket: None, max_attempts }, why)
     }
 
     fn begin_to_wait(&mut self, mut parked: Parked, of: &GivenUp, why: Option<(Failure, Disposition)>) -> Result<()> {
@@ -889,8 +868,8 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.expect(&parked);
         let rows = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows;
         let write_back = rows.on_parked(parked);
-        let event =
-            InFlight { xid: self.xid, write_back: Some(write_back), ..InFlight::new(of.place, of.committed_at_us) };
+        let in_flight = InFlight::new(of.place, of.committed_at_us, of.xid);
+        let event = InFlight { write_back: Some(write_back), ..in_flight };
         self.done(of.ticket, event)
     }
 }

@@ -101,8 +101,14 @@ pub struct Quarantine {
 }
 
 impl Quarantine {
-    /// Another producer begins, with nothing in flight.
-    pub fn begin(&mut self) {
+    /// What is known, for another producer that begins with nothing in flight.
+    pub(super) fn take_over(&mut self) -> Quarantine {
+        let mut quarantine = std::mem::take(self);
+        quarantine.begin();
+        quarantine
+    }
+
+    fn begin(&mut self) {
         self.topics.begin();
         if self.suspects.len() + self.rejected.len() > EVENTS_MAX {
             self.suspects.clear();

@@ -19,26 +19,22 @@ use crate::event::RowId;
 use crate::failpoint;
 use crate::ledger::confirm::Due;
 use crate::position::{Lsn, Position};
-use crate::relay::alarm::Alarm;
-use crate::relay::budget::{Budget, Verdict};
+use crate::relay::checks::{Checks, Verdict};
 use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, Jobs};
 use crate::relay::pipeline::{Pipeline, Taken};
-use crate::relay::read_pacer::ReadPacer;
 use crate::relay::report::Report;
-use crate::relay::requeue_detector::RequeueDetector;
 use crate::relay::retention::Known;
 use crate::relay::retrying::{RetryReport, Retrying};
-use crate::relay::rows_persist::RowsPersist;
 use crate::relay::session::Session;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
+use crate::relay::stream_reader::{Readiness, StreamReader};
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process};
-use crate::sink::{AnySink, Delivery, Sink as _};
+use crate::sink::AnySink;
 use crate::source::catalog::{Fingerprint, compare, notice};
 use crate::source::control::{ControlEnd, PendingRow, WalPosition};
-use crate::source::feedback::{Action, Feedback};
-use crate::source::{Io, Notice, Status, WalMessage, judge_notice};
+use crate::source::{Io, Status, WalMessage, judge_notice};
 use crate::telemetry::Side;
 
 /// How long a shutdown of Postgres is held up for acks: it ends within a second or two of the last (P7).
@@ -104,24 +100,14 @@ pub(super) async fn run(
 ) -> Result<Ended> {
     let (now, Process { config, telemetry, watchdog, .. }) = (Instant::now(), process.clone());
     let mut this = ReplicationLoop {
-        feedback: Feedback::new(config.source.wal_sender_timeout, now),
         report: Report::new(pipeline),
-        deliveries: Vec::new(),
         leaving: None,
         stop_heard: false,
         jobs: Jobs::new(now),
         retrying: Retrying::new(config, known, Some(watchdog.beside())),
         kafka: KafkaWatch::new(&pipeline.publisher.sink, telemetry),
         control: ControlWatch::new(&session.control),
-        catalog_unsound: false,
-        unmarkable: false,
-        again: RequeueDetector::of(config),
-        budget: Budget::new(&config.source),
-        kept: RowsPersist::default(),
-        noticed: None,
-        backlog: false,
-        pace: ReadPacer::new(now),
-        alarm: Alarm::new(),
+        checks: Checks::new(config),
         pipeline,
         session,
         epoch,
@@ -137,10 +123,10 @@ pub(super) async fn run(
         Ok(_) | Err(_) => this.retrying.give_up().await,
     }
     this.retrying.count(&telemetry.metrics);
-    this.report.tell(this.pipeline, this.session.stream.received(), telemetry, Instant::now());
+    this.report.tell(this.pipeline, this.session.stream.wal.received(), telemetry, Instant::now());
     this.pipeline.publisher.forget_unread();
     let (confirmed, at_once) = (this.pipeline.confirmable(), this.process.stop.asked() == Stop::Now);
-    let stream = this.session.stream;
+    let stream = this.session.stream.wal;
     let deadline = Instant::now() + if at_once { Duration::ZERO } else { FINISH_TIMEOUT };
     let last = Status { received: stream.received(), confirmed, reply_requested: false };
     if let Err(error) = stream.finish(last, deadline).await {
@@ -155,36 +141,20 @@ struct ReplicationLoop<'a> {
     session: Session,
     process: Process<'a>,
     epoch: Instant,
-    feedback: Feedback,
     report: Report,
-    deliveries: Vec<Delivery>,
     leaving: Option<Leaving>,
     stop_heard: bool,
     jobs: Jobs,
     retrying: Retrying,
     kafka: KafkaWatch,
     control: ControlWatch,
-    /// Whether the outbox was found not to be published as it was.
-    catalog_unsound: bool,
-    /// Whether rows were refused to be marked or deleted for good.
-    unmarkable: bool,
-    /// Rows that were set to pending again, where rows say that they are pending.
-    again: Option<RequeueDetector>,
-    budget: Budget,
-    kept: RowsPersist,
-    /// What the server last said beside the changes, since the last change: one that waits for a standby repeats itself.
-    noticed: Option<Notice>,
-    /// Whether messages were left in the buffer for the next turn.
-    backlog: bool,
-    pace: ReadPacer,
-    /// Ends a rest.
-    alarm: Alarm,
+    checks: Checks,
 }
 
 impl ReplicationLoop<'_> {
     async fn run(&mut self) -> Result<Ended> {
         loop {
-            let gathers = self.gathers();
+            let gathers = self.session.stream.gathers(self.reads());
             if !gathers && let Err(error) = self.take_in() {
                 self.halt(error)?;
             }
@@ -193,18 +163,18 @@ impl ReplicationLoop<'_> {
                 self.halt(error)?;
             }
             let now = Instant::now();
-            let rest = self.pace.rests_until(now, self.pipeline.publisher.counts().assembled);
-            self.pipeline.look(now - self.epoch, self.backlog || gathers || rest.is_some());
+            let rest = self.session.stream.rests_until(now, self.pipeline.publisher.counts().assembled);
+            self.pipeline.look(now - self.epoch, self.session.stream.has_more || gathers || rest.is_some());
             self.begin_jobs(now);
             let feedback = self.tell_server(now)?;
             if self.report.next <= now {
-                self.report.tell(self.pipeline, self.session.stream.received(), self.process.telemetry, now);
+                self.report.tell(self.pipeline, self.session.stream.wal.received(), self.process.telemetry, now);
             }
             let left_over = self.has_left_over();
             if let Some(leaving) = self.leaving.take_if(|leaving| leaving.until <= now || !left_over) {
                 return leaving.with;
             }
-            if self.backlog || rest.is_none() && self.pace.is_backlog() {
+            if self.session.stream.is_busy(rest.is_some()) {
                 // Nothing in this loop may have to wait for anything, and everybody else shares the thread.
                 tokio::task::yield_now().await;
             }
@@ -212,7 +182,7 @@ impl ReplicationLoop<'_> {
             self.process.watchdog.beat()?;
             if let Input::Deliveries = input {
                 // On failure the producer is finished, and nothing that waits for it would come to an end.
-                self.pipeline.publisher.delivered(&mut self.deliveries)?;
+                self.pipeline.publisher.delivered()?;
             } else if let Err(error) = self.handle(input).await {
                 self.halt(error)?;
             }
@@ -221,8 +191,9 @@ impl ReplicationLoop<'_> {
 
     /// Takes in what was read, as far as there is room (P4).
     fn take_in(&mut self) -> Result<()> {
+        let StreamReader { wal, feedback, has_more, noticed, .. } = &mut self.session.stream;
         // Also where intake has ended: nothing of what is left is for the next turn.
-        self.backlog = false;
+        *has_more = false;
         self.pipeline.publisher.retry_pending()?;
         if self.leaving.is_some() {
             return Ok(());
@@ -231,12 +202,12 @@ impl ReplicationLoop<'_> {
             if !self.pipeline.publisher.has_room() {
                 return Ok(());
             }
-            let Some(message) = self.session.stream.next()? else { return Ok(()) };
+            let Some(message) = wal.next()? else { return Ok(()) };
             failpoint::reached("received");
             self.report.received_messages += 1;
             match message {
                 WalMessage::Data { wal_start, wal_end, body, .. } => {
-                    self.noticed = None;
+                    *noticed = None;
                     self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
                     if self.pipeline.data(wal_start, body)? == Taken::Relation {
                         self.jobs.ask_look();
@@ -247,13 +218,13 @@ impl ReplicationLoop<'_> {
                     self.report.server_wal_end = self.report.server_wal_end.max(wal_end);
                     self.pipeline.keepalive(wal_end);
                     if reply_requested {
-                        self.feedback.reply_requested();
+                        feedback.reply_requested();
                     }
                 }
-                WalMessage::Notice(notice) if self.noticed.as_ref() == Some(&notice) => {}
+                WalMessage::Notice(notice) if noticed.as_ref() == Some(&notice) => {}
                 WalMessage::Notice(notice) => {
                     judge_notice(&notice, &self.process.config.source)?;
-                    self.noticed = Some(notice);
+                    *noticed = Some(notice);
                 }
                 WalMessage::ParameterStatus { name, value } => tracing::debug!(name, value, "a setting changed"),
                 WalMessage::CopyDone => {
@@ -261,15 +232,8 @@ impl ReplicationLoop<'_> {
                 }
             }
         }
-        self.backlog = true;
+        *has_more = true;
         Ok(())
-    }
-
-    /// Whether what was read waits for more of it: fewer and larger read batches make fewer and larger batches for Kafka. Not where
-    /// there is no room for more: that the socket is dry could not be told then.
-    fn gathers(&mut self) -> bool {
-        let buffered = self.session.stream.buffered_bytes();
-        self.reads() && !self.backlog && self.pace.gathers(Instant::now(), buffered)
     }
 
     /// Begins a store or a look at the catalog where one is due and none is under way.
@@ -291,16 +255,14 @@ impl ReplicationLoop<'_> {
         }
         let delivered = self.pipeline.publisher.ledger.delivered();
         if let Some(marker) = &self.session.marker
-            && !self.jobs.is_writing_back()
-            && !self.unmarkable
             && let Some(batch) = self.pipeline.publisher.write_backs.begin(usize::MAX, delivered)
         {
             self.jobs.begin_write_back(marker, batch);
         }
-        if self.leaving.is_none() && !self.unmarkable {
+        if self.leaving.is_none() && !self.pipeline.publisher.write_backs.is_refused() {
             self.retrying.begin_due(self.pipeline.publisher.parking.count(), || self.pipeline.publisher.census(), now);
         }
-        if self.again.is_some() && self.may_look() && self.leaving.is_none() {
+        if self.checks.requeued.is_some() && self.may_look() && self.leaving.is_none() {
             let every = self.process.config.source.poll.pending_interval;
             self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
@@ -313,32 +275,18 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    /// Puts a status update into the socket's way where one is due, and says when to look again.
+    /// Answers the server where that is due, and says when to look again.
     ///
     /// # Errors
     /// The server fell silent (P5).
     fn tell_server(&mut self, now: Instant) -> Result<Instant> {
-        self.feedback.set_reading(self.reads(), now);
-        let confirmed = self.pipeline.confirmable();
-        match self.feedback.action(now, confirmed) {
-            Action::Wait(until) => Ok(until),
-            Action::Send { reply_requested } => {
-                failpoint::reached("confirming");
-                self.report.status_updates += 1;
-                let received = self.session.stream.received();
-                self.report.told = confirmed;
-                self.session.stream.queue_status(Status { received, confirmed, reply_requested });
-                self.feedback.sent(now, confirmed, reply_requested);
-                Ok(now)
-            }
-            Action::Dead { silence } => Err(Error::new(
-                Kind::PostgresUnreachable,
-                format_args!(
-                    "Postgres has sent nothing for {} ms, although a reply was requested",
-                    silence.as_millis()
-                ),
-            )),
+        let (reads, confirmed) = (self.reads(), self.pipeline.confirmable());
+        if let Some(until) = self.session.stream.answer(now, confirmed, reads)? {
+            return Ok(until);
         }
+        self.report.status_updates += 1;
+        self.report.told = confirmed;
+        Ok(now)
     }
 
     /// Whether more may be read (P4).
@@ -350,31 +298,20 @@ impl ReplicationLoop<'_> {
     /// was read is gathered, that there is no more of it is news, too.
     async fn next_input(&mut self, wake: Instant, rest: Option<Instant>, gathers: bool) -> Input {
         let room = self.reads();
-        let backlog = room && self.backlog;
-        // What waits in the socket keeps the walsender waiting. There is room for it beside what was left for this turn.
-        let reads =
-            room && rest.is_none() && (!backlog || self.pace.reads_beside(self.session.stream.buffered_bytes()));
-        if !reads || self.pace.is_backlog() {
-            self.session.stream.unwatch();
-        }
-        if reads && !backlog {
-            self.pace.ready(Instant::now());
-        }
-        // Where more is read in a moment, and there is room for it, deliveries can wait for that: one wake-up instead of many.
-        let delivers = reads || !room || !self.pace.is_backlog();
+        let Readiness { reads, has_more, delivers } = self.session.stream.prepare(room, rest.is_some());
         let next_stop = if self.stop_heard { Stop::Now } else { Stop::Drain };
         tokio::select! {
             biased;
             () = self.process.stop.at_least(next_stop) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
-            () = self.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => Input::Clock,
-            () = self.pipeline.publisher.sink.deliveries(&mut self.deliveries), if delivers => Input::Deliveries,
+            () = self.session.stream.alarm.at(rest.unwrap_or(wake)), if rest.is_some() => Input::Clock,
+            () = self.pipeline.publisher.receive_deliveries(), if delivers => Input::Deliveries,
             done = self.jobs.next() => Input::Job(Box::new(done)),
             tried = self.retrying.next() => Input::Retried(tried),
             end = self.control.ended() => Input::Control(end),
             answers = self.kafka.changed() => Input::Kafka(answers),
-            io = self.session.stream.ready_io(reads) => Input::Socket(io),
-            () = std::future::ready(()), if backlog => Input::Clock,
+            io = self.session.stream.wal.ready_io(reads) => Input::Socket(io),
+            () = std::future::ready(()), if has_more => Input::Clock,
             () = std::future::ready(()), if gathers && rest.is_none() => Input::Dry,
         }
     }
@@ -401,13 +338,13 @@ impl ReplicationLoop<'_> {
             }
             Input::Clock | Input::Deliveries => Ok(()),
             Input::Dry => {
-                self.pace.dry(Instant::now(), self.session.stream.buffered_bytes());
+                self.session.stream.is_dry();
                 Ok(())
             }
             Input::Job(done) => self.job_done(*done).await,
             Input::Retried(tried) => {
                 self.retrying.count(&self.process.telemetry.metrics);
-                self.pipeline.publisher.tried(&tried);
+                self.pipeline.publisher.parking.retried(&tried, &self.process.config.source.slot);
                 Ok(())
             }
             Input::Control(end) => self.control_ended(end),
@@ -416,17 +353,12 @@ impl ReplicationLoop<'_> {
                 Ok(())
             }
             Input::Socket(result) => {
-                let read = match result {
-                    Ok(io) => io.received_bytes,
+                let io = match result {
+                    Ok(io) => io,
                     Err(error) => return Err(self.last_read(error)),
                 };
-                if read > 0 {
-                    self.report.received_bytes += read as u64;
-                    let now = Instant::now();
-                    self.feedback.heard(now);
-                    let buffered = self.session.stream.buffered_bytes();
-                    self.pace.read(now, (read, buffered), self.pipeline.publisher.counts().assembled);
-                }
+                self.report.received_bytes += io.received_bytes as u64;
+                self.session.stream.was_read(io, self.pipeline.publisher.counts().assembled);
                 Ok(())
             }
         }
@@ -439,8 +371,8 @@ impl ReplicationLoop<'_> {
             Done::Pending(Ok((rows, lsn)), settled) => self.looked_for_pending(rows, lsn, &settled),
             // A table that is read through each time takes too long, and must not hold up the stream.
             Done::Pending(Err(error), _) => {
-                if let Some(again) = &mut self.again {
-                    again.warn(&self.process.config.source.slot, &error);
+                if let Some(requeued) = &mut self.checks.requeued {
+                    requeued.warn(&self.process.config.source.slot, &error);
                 }
                 self.jobs.put_off_watch(Instant::now());
             }
@@ -450,9 +382,13 @@ impl ReplicationLoop<'_> {
                 failpoint::reached("marked");
             }
             Done::WrittenBack(Err(error)) => {
-                self.pipeline.publisher.write_backs.abandon();
-                // Nothing is marked any more, and nothing that waits for a mark is waited for.
-                self.unmarkable = error.kind().halts();
+                let write_backs = &mut self.pipeline.publisher.write_backs;
+                // Where it halts, nothing is marked any more, and nothing that waits for a mark is waited for.
+                if error.kind().halts() {
+                    write_backs.refuse()
+                } else {
+                    write_backs.abandon()
+                }
                 return Err(error);
             }
             Done::Paired(pair) => {
@@ -497,7 +433,7 @@ impl ReplicationLoop<'_> {
             }
             Ok(())
         });
-        self.catalog_unsound |= judged.is_err();
+        self.checks.catalog_unsound |= judged.is_err();
         // Where events came meanwhile, they are committed with a position behind them.
         if then_store.is_some() && (judged.is_err() || self.pipeline.publisher.transaction.is_open()) {
             self.pipeline.store_abandoned();
@@ -514,9 +450,9 @@ impl ReplicationLoop<'_> {
     }
 
     fn looked_for_pending(&mut self, rows: Vec<PendingRow>, lsn: Lsn, settled: &Position) {
-        let Some(again) = &mut self.again else { return };
+        let Some(requeued) = &mut self.checks.requeued else { return };
         let row_id = |(outbox, key): PendingRow| RowId::new(outbox, key.iter().map(String::as_bytes));
-        let mut asked = again.looked(rows.into_iter().map(row_id).collect(), lsn, settled);
+        let mut asked = requeued.looked(rows.into_iter().map(row_id).collect(), lsn, settled);
         // Parked events are pending as well.
         asked.retain(|row| !self.pipeline.publisher.parking.holds_row(row));
         if !asked.is_empty() {
@@ -529,7 +465,7 @@ impl ReplicationLoop<'_> {
     /// The row of an event that was delivered a while ago is in its table, or is not, or nobody may know.
     fn looked_for_row(&mut self, found: Option<bool>, outbox: usize) {
         let Some(of) = self.process.config.outboxes.get(outbox) else { return };
-        if self.kept.found(outbox, found) {
+        if self.checks.rows_persist.found(outbox, found) {
             self.session.stream_only(of);
         } else if found == Some(true) {
             self.session.rows_stay(of);
@@ -570,7 +506,7 @@ impl ReplicationLoop<'_> {
         loop {
             match self.take_in() {
                 Err(better) => return better,
-                Ok(()) if self.backlog => {}
+                Ok(()) if self.session.stream.has_more => {}
                 Ok(()) => return error,
             }
         }
@@ -578,7 +514,7 @@ impl ReplicationLoop<'_> {
 
     /// The slot keeps this much log.
     fn judge_retained(&mut self, retained: u64) {
-        let (verdict, news) = self.budget.judge(retained);
+        let (verdict, news) = self.checks.retention.judge(retained);
         if let Some(news) = news {
             tracing::warn!(slot = %self.process.config.source.slot, "{news}");
         }
@@ -603,7 +539,7 @@ impl ReplicationLoop<'_> {
             let of = self.process.config.outboxes.get(row.outbox);
             of.is_some_and(|of| of.source.table().is_some() && !of.upkeep.delete)
         });
-        let Some(row) = self.kept.due(newest) else { return };
+        let Some(row) = self.checks.rows_persist.due(newest) else { return };
         let Some(outbox) = self.process.config.outboxes.get(row.outbox) else { return };
         let values = row.values().map(|value| String::from_utf8(value.to_vec()));
         let key = outbox.key_columns().cloned().zip(values).map(|(column, value)| Some((column, value.ok()?)));
@@ -618,11 +554,10 @@ impl ReplicationLoop<'_> {
     async fn why_not_stored(&mut self, error: Error) -> Error {
         let until = Instant::now() + LAST_WORDS;
         loop {
-            let deliveries = self.pipeline.publisher.sink.deliveries(&mut self.deliveries);
-            if tokio::time::timeout_at(until, deliveries).await.is_err() {
+            if tokio::time::timeout_at(until, self.pipeline.publisher.receive_deliveries()).await.is_err() {
                 return error;
             }
-            if let Err(better) = self.pipeline.publisher.delivered(&mut self.deliveries) {
+            if let Err(better) = self.pipeline.publisher.delivered() {
                 return better;
             }
         }
@@ -644,13 +579,13 @@ impl ReplicationLoop<'_> {
     fn has_left_over(&self) -> bool {
         let only_keepalives = matches!(self.pipeline.due(self.epoch.elapsed(), true), Due::Idle(_));
         !(self.pipeline.is_settled()
-            || self.unmarkable && self.pipeline.is_stored_as_far_as_written_back()
+            || self.pipeline.publisher.write_backs.is_refused() && self.pipeline.is_stored_as_far_as_written_back()
             || !self.may_look() && self.pipeline.publisher.is_drained() && only_keepalives)
     }
 
     /// Whether a look at the catalogs can tell anything, and so whether keepalives may still be stored.
     fn may_look(&self) -> bool {
-        !self.control.is_over() && !self.catalog_unsound
+        !self.control.is_over() && !self.checks.catalog_unsound
     }
 
     /// A person has to act. What came before is sound: it is acked, stored and confirmed before the relay stops (P3).

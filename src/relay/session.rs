@@ -22,6 +22,7 @@ use crate::relay::lease::TableReason;
 use crate::relay::recovery::wants_backlog;
 use crate::relay::retention::Known;
 use crate::relay::store::{AnyStore, fingerprints, read_position, slot_now, sorted, watched};
+use crate::relay::stream_reader::StreamReader;
 use crate::sink::{AnySink, SinkHandle};
 use crate::source::catalog::Fingerprint;
 use crate::source::control::{Control, ControlEnd, WalPosition};
@@ -37,7 +38,7 @@ use crate::upkeep::parked::{none_left_behind, still_none_left_behind};
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
     /// The stream; nothing of it was read yet.
-    pub(super) stream: WalStream,
+    pub(super) stream: StreamReader,
     /// The plain SQL session beside it.
     pub(super) control: Control,
     /// Where the position is kept.
@@ -128,7 +129,7 @@ impl Session {
         let table_oids = of_tables.zip(&fingerprints).filter_map(|((number, _), now)| Some((now.table_oid()?, number)));
         let table_oids = table_oids.collect();
         let session = Session {
-            stream,
+            stream: StreamReader::new(stream, source.wal_sender_timeout),
             control,
             store: Some(start.store),
             fingerprints,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::config::{Config, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::position::Lsn;
-use crate::relay::requeue_detector;
+use crate::relay::checks;
 use crate::relay::retention::Known;
 use crate::sink::SinkHandle;
 use crate::source::catalog::Fingerprint;
@@ -137,7 +137,7 @@ fn pending((outbox, of): (usize, &OutboxConfig)) -> Option<Pending> {
         table,
         key_columns: of.key_columns().cloned().collect(),
         condition,
-        rows_max: requeue_detector::ROWS_MAX,
+        rows_max: checks::ROWS_MAX,
     })
 }
 

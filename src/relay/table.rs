@@ -70,7 +70,7 @@ pub(super) async fn run(
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };
-    publisher.remember(std::mem::take(quarantine));
+    publisher.quarantine = quarantine.take_over();
     publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
     let source = &config.source;
     let Opened { marker, waiting, reader, tables } = match watchdog.throughout(open(config, &lease.task)).await {

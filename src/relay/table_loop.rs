@@ -27,7 +27,7 @@ use crate::relay::retrying::Retrying;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
 use crate::relay::watch::{ControlWatch, KafkaWatch, Process, at_once, end_of, lease_lost, told_to_leave};
-use crate::sink::{AnySink, Delivery, Sink as _};
+use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
 use crate::source::control::{Control, ControlEnd};
 use crate::state::Stored;
@@ -76,7 +76,6 @@ pub(super) struct TableLoop<'a> {
     /// The session that holds the lease on the table.
     pub(super) lease: ControlWatch,
     kafka: KafkaWatch,
-    deliveries: Vec<Delivery>,
     counts: Counts,
     next_store: Instant,
     next_report: Instant,
@@ -175,7 +174,6 @@ impl<'a> TableLoop<'a> {
             found: PublishedRows::default(),
             process,
             lease: ControlWatch::new(control),
-            deliveries: Vec::new(),
             next_store: now,
             next_report: now,
             epoch: now,
@@ -284,7 +282,7 @@ impl<'a> TableLoop<'a> {
             biased;
             () = self.process.stop.at_least(asked) => Input::Stop,
             () = tokio::time::sleep_until(wake) => Input::Clock,
-            () = self.publisher.sink.deliveries(&mut self.deliveries) => Input::Deliveries,
+            () = self.publisher.receive_deliveries() => Input::Deliveries,
             done = end_of(&mut scan.writing_back) => Input::WrittenBack(done),
             end = self.lease.ended() => Input::LeaseLost(end),
             answers = self.kafka.changed() => Input::Kafka(answers),
@@ -303,7 +301,7 @@ impl<'a> TableLoop<'a> {
                 self.process.telemetry.health.stopping();
                 scan.leaving = Some(Instant::now() + grace);
             }
-            Input::Deliveries => self.publisher.delivered(&mut self.deliveries)?,
+            Input::Deliveries => self.publisher.delivered()?,
             Input::WrittenBack(done) => {
                 scan.writing_back = None;
                 match done {
@@ -451,8 +449,9 @@ impl<'a> TableLoop<'a> {
     /// Notes the last checkpoint that is delivered, and marked where rows are.
     fn advance(&mut self, scan: &mut Scan) {
         let Some(catch_up) = &mut self.stored.catch_up else { return };
-        let delivered = self.publisher.completed_of(scan.commit_lsn);
-        while scan.checkpoints.front().is_some_and(|(number, _)| *number <= delivered)
+        let delivered = self.publisher.ledger.delivered();
+        let completed = self.publisher.write_backs.completed_of(delivered, scan.commit_lsn);
+        while scan.checkpoints.front().is_some_and(|(number, _)| *number <= completed)
             && let Some((_, key)) = scan.checkpoints.pop_front()
         {
             catch_up.after = Some(key);
@@ -509,7 +508,7 @@ impl<'a> TableLoop<'a> {
     /// seen pending before it was marked is not to be published again.
     pub(super) async fn retry_waiting(&mut self) {
         while let Some(tried) = at_once(self.retrying.next()).await {
-            self.publisher.tried(&tried);
+            self.publisher.parking.retried(&tried, &self.process.config.source.slot);
         }
         self.retrying.begin_due(self.publisher.parking.count(), || self.publisher.census(), Instant::now());
     }

@@ -32,10 +32,12 @@ struct Due {
 
 /// The write-backs of delivered events, in the order of the events. One batch is written at a time.
 #[derive(Debug)]
-pub(super) struct WriteBacks {
+pub(crate) struct WriteBacks {
     queue: VecDeque<Due>,
     /// How many of the first are being written.
     in_progress: usize,
+    /// Whether Postgres refuses to write any.
+    refused: bool,
     /// Bytes of parked events that are not written, whether their turn has come or not.
     parked_bytes: usize,
     /// Up to where every event is delivered and written back, while any is not.
@@ -48,7 +50,7 @@ impl WriteBacks {
     /// Nothing is to be written of what lies before `start`.
     pub(super) fn new(start: Position) -> WriteBacks {
         let queue = VecDeque::new();
-        WriteBacks { queue, in_progress: 0, parked_bytes: 0, completed: start, completed_next: start }
+        WriteBacks { queue, in_progress: 0, refused: false, parked_bytes: 0, completed: start, completed_next: start }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -87,15 +89,16 @@ impl WriteBacks {
 
     /// How many events of the transaction at `commit_lsn` are written back, of which the first ones up to `delivered` are
     /// delivered.
-    pub(super) fn completed_of(&self, delivered: Position, commit_lsn: Lsn) -> u64 {
+    pub(crate) fn completed_of(&self, delivered: Position, commit_lsn: Lsn) -> u64 {
         let delivered = delivered.delivered_of(commit_lsn);
         self.queue.front().map_or(delivered, |first| first.place.index.min(delivered))
     }
 
-    /// Begins a batch of up to `max` rows; none where there is nothing to write, or one is in progress. Everything up to
+    /// Begins a batch of up to `max` rows; none where there is nothing to write, one is in progress, or they
+    /// are refused. Everything up to
     /// `delivered` is delivered.
     pub(super) fn begin(&mut self, max: usize, delivered: Position) -> Option<Batch> {
-        if self.in_progress > 0 || self.queue.is_empty() {
+        if self.in_progress > 0 || self.refused || self.queue.is_empty() {
             return None;
         }
         self.in_progress = max.min(self.queue.len());
@@ -131,7 +134,17 @@ impl WriteBacks {
 
     /// Nobody knows whether the batch in progress was written: the next one begins with it.
     pub(super) fn abandon(&mut self) {
-        self.in_progress = 0;
+        (self.in_progress, self.refused) = (0, false);
+    }
+
+    /// Postgres refuses the batch in progress for good: none is begun until [`WriteBacks::abandon`].
+    pub(super) fn refuse(&mut self) {
+        (self.in_progress, self.refused) = (0, true);
+    }
+
+    /// Whether Postgres refuses to write any.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// Events that are to be written to `walrelay.parked`.

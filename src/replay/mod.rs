@@ -32,7 +32,7 @@ use crate::relay::drain::drain;
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::route::Router;
-use crate::sink::{AnySink, Delivery, Sink as _};
+use crate::sink::AnySink;
 use crate::source::control::timeline;
 use crate::source::preflight::inspect;
 use crate::upkeep::parked::may_look;
@@ -324,7 +324,6 @@ impl<'c> Replay<'c> {
             tables: &self.tables,
             lsn: self.lsn,
             total: self.total,
-            deliveries: Vec::new(),
             waiting: VecDeque::new(),
             published: Published::default(),
             stop,
@@ -363,7 +362,6 @@ struct Publishing<'r> {
     tables: &'r [Table<'r>],
     lsn: Lsn,
     total: u64,
-    deliveries: Vec<Delivery>,
     /// Rows in flight, in their order: as many as may be.
     waiting: VecDeque<Waiting>,
     published: Published,
@@ -420,7 +418,7 @@ impl Publishing<'_> {
                     self.leaving = Some(Instant::now() + grace);
                 }
                 () = tokio::time::sleep_until(wake) => {}
-                () = self.publisher.sink.deliveries(&mut self.deliveries) => self.publisher.delivered(&mut self.deliveries)?,
+                () = self.publisher.receive_deliveries() => self.publisher.delivered()?,
                 error = &mut self.unusable => return Err(error),
                 row = rows.next(), if room => {
                     let (mut next, mut left) = (row?, ROWS_PER_TURN);
@@ -465,7 +463,7 @@ impl Publishing<'_> {
     /// Notes what was acked.
     fn note(&mut self) {
         self.published.acked = self.publisher.counts().acked;
-        let delivered = self.publisher.completed_of(self.lsn);
+        let delivered = self.publisher.write_backs.completed_of(self.publisher.ledger.delivered(), self.lsn);
         while self.waiting.front().is_some_and(|waiting| waiting.number < delivered)
             && let Some(Waiting { table, id, .. }) = self.waiting.pop_front()
         {

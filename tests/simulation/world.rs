@@ -1,11 +1,13 @@
 //! Server, broker, store and relay in one place, and the dice that say what happens next.
 
 use std::collections::{HashMap, HashSet};
+use std::future::Future as _;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use walrelay::config::{DeliveryConfig, EventSource, OutboxConfig, TransactionConfig};
-use walrelay::error::Error;
 use walrelay::ledger::Limits;
 use walrelay::ledger::confirm::Due;
 use walrelay::position::{Lsn, Position};
@@ -228,11 +230,13 @@ impl World {
         self.deliver(failed.into_iter().collect());
     }
 
-    fn deliver(&mut self, mut deliveries: Vec<Delivery>) {
+    fn deliver(&mut self, deliveries: Vec<Delivery>) {
         let is_transactional = self.is_transactional();
         let Some(pipeline) = self.pipeline.as_mut() else { return };
-        let failed: Result<(), Error> = pipeline.publisher.delivered(&mut deliveries);
-        if failed.is_err() {
+        self.broker.lock().unwrap().told = deliveries;
+        let told = pin!(pipeline.publisher.receive_deliveries()).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(told.is_ready());
+        if pipeline.publisher.delivered().is_err() {
             if is_transactional {
                 self.kill();
                 return;

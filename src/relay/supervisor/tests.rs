@@ -1,7 +1,6 @@
 //! Every row of the error tables, by a sink that fails so: what becomes of the event, of the relay, and what is said.
 
 use std::collections::BTreeSet;
-use std::mem::take;
 
 use rdkafka::error::RDKafkaErrorCode::{self, *};
 
@@ -173,9 +172,8 @@ async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()>
     }
     // One that waits to be in flight alone is offered again.
     pipeline.publisher.retry_pending()?;
-    let mut deliveries = Vec::new();
-    pipeline.publisher.sink.deliveries(&mut deliveries).await;
-    pipeline.publisher.delivered(&mut deliveries)?;
+    pipeline.publisher.receive_deliveries().await;
+    pipeline.publisher.delivered()?;
     assert!(pipeline.publisher.is_drained());
     Ok(())
 }
@@ -188,7 +186,7 @@ async fn driven(on_error: &str, (code, at): (RDKafkaErrorCode, At), row: &[Value
     for _ in 0..LIVES {
         let (start, sink) = (Position::default(), Failing(code, at, Vec::new()));
         let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        pipeline.publisher.remember(take(&mut relay.producer.quarantine));
+        pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
         let Err(error) = live(&mut pipeline, row).await else {
             return (Came::WentOn(pipeline.publisher.counts()), waits);
         };
@@ -375,9 +373,8 @@ async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
             for message in [wire::begin(100, 9, 1), described, wire::insert(16_384, &row)] {
                 pipeline.data(Lsn::new(5), &message).unwrap();
             }
-            let mut deliveries = Vec::new();
-            pipeline.publisher.sink.deliveries(&mut deliveries).await;
-            match failed(&mut relay, &pipeline.publisher.delivered(&mut deliveries).unwrap_err()) {
+            pipeline.publisher.receive_deliveries().await;
+            match failed(&mut relay, &pipeline.publisher.delivered().unwrap_err()) {
                 Ok(_) => tried += 1,
                 Err(error) => break error,
             }

@@ -147,7 +147,7 @@ fn where_nothing_says_what_is_published_nothing_goes() {
     refused(cleanup(&world), 16, "still being read");
     store("value");
     let no_age = world.command("cleanup").option("--state-store", "postgres").option("--brokers", "127.0.0.1:9");
-    refused(no_age, 2, "how long");
+    refused(no_age, 2, "no retention");
     sql.run("alter table outbox rename created_at to at");
     refused(cleanup(&world), 2, "time of its row");
     refused(cleanup(&world).option("--table", "gone"), 15, "no table");

@@ -59,18 +59,17 @@ async fn no_letters(code: RDKafkaErrorCode, at: At) {
     loop {
         let start = Position::default();
         let mut pipeline = Pipeline::new(&setup, start, start, None, sink, Duration::ZERO).unwrap();
-        pipeline.publisher.remember(take(&mut relay.producer.quarantine));
+        pipeline.publisher.quarantine = relay.producer.quarantine.take_over();
         pipeline.data(Lsn::new(5), &wire::begin(100, 9, 1)).unwrap();
         pipeline.data(Lsn::new(5), &wire::relation(16_384, "public", "outbox", &COLUMNS)).unwrap();
-        let mut deliveries = Vec::new();
         let mut failure = None;
         for row in [bad, behind] {
             if pipeline.publisher.has_room() && failure.is_none() {
                 failure = pipeline.data(Lsn::new(5), &wire::insert(16_384, &row)).err();
             }
         }
-        pipeline.publisher.sink.deliveries(&mut deliveries).await;
-        failure = failure.or(pipeline.publisher.delivered(&mut deliveries).err());
+        pipeline.publisher.receive_deliveries().await;
+        failure = failure.or(pipeline.publisher.delivered().err());
         letters += pipeline.publisher.counts().dead_lettered;
         relay.producer.quarantine = std::mem::take(&mut pipeline.publisher.quarantine);
         sink = pipeline.publisher.sink;
