@@ -429,6 +429,33 @@ fn a_name_is_carried_where_only_the_password_is_filled_in() {
 }
 
 #[test]
+fn an_option_that_changes_records_is_not_without_effect() {
+    for (line, option, effect) in [
+        ("value.converter.decimal.format=NUMERIC", "value.converter.decimal.format", Effect::MayDiffer),
+        ("key.converter.converter.encoding=ISO-8859-1", "key.converter.converter.encoding", Effect::Differs),
+        ("value.converter.some.other=x", "value.converter.some.other", Effect::MayDiffer),
+        ("key.converter=ByteArrayConverter", "key.converter", Effect::MayDiffer),
+        (
+            "header.converter=StringConverter\ntransforms.o.table.fields.additional.placement=tags:header",
+            "header.converter",
+            Effect::MayDiffer,
+        ),
+        (
+            "value.converter=BinaryDataConverter\nvalue.converter.delegate.converter.type=JsonConverter",
+            "value.converter",
+            Effect::MayDiffer,
+        ),
+        ("table.include.list=Sales.Outbox", "table.include.list", Effect::ToDo),
+    ] {
+        assert!(left(&with(line)).contains(&(option, effect)), "{line}");
+    }
+    assert!(
+        !left(&with("value.converter.decimal.format=base64"))
+            .contains(&("value.converter.decimal.format", Effect::MayDiffer))
+    );
+}
+
+#[test]
 fn quarkus_escapes_of_a_group_are_those_of_the_group() {
     for replacement in
         ["$1.events", "$${routedByValue}.events", "\\\\${routedByValue}.events", "${routedByValue}.events"]
