@@ -1,7 +1,7 @@
 //! Connection, slot, publication and table.
 
 use super::Carrying;
-use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
+use super::Effect::{Differs, MayDiffer, ToDo};
 use crate::config::name::quoted;
 use crate::config::{SlotName, TableName};
 
@@ -67,9 +67,11 @@ fn names(carrying: &mut Carrying<'_>) {
         Some(publication) => carrying.draft.set("slot.publication", publication),
         None => carrying.draft.note("slot.publication", "publication = …  (the connector's)"),
     }
-    let why = "carried; those that Debezium makes have updates and deletes too, which walrelay drops";
-    let what_to_do = "alter publication NAME set (publish = 'insert') spares their traffic";
-    carrying.left("publication.name", NoEffect, why, what_to_do);
+    let why = "carried; those that Debezium makes have updates and deletes too, which walrelay drops. Debezium publishes a \
+               row again when its primary key is updated";
+    let what_to_do = "insert a row instead of updating a primary key; alter publication NAME set (publish = 'insert') \
+                      spares the traffic of the others";
+    carrying.left("publication.name", ToDo, why, what_to_do);
     if given.get("plugin.name") != Some("pgoutput") {
         let why = "walrelay reads slots of pgoutput only; Debezium's default is decoderbufs";
         let what_to_do = "select plugin from pg_replication_slots: another than pgoutput needs a new slot";
@@ -95,6 +97,10 @@ fn table(carrying: &mut Carrying<'_>) {
         None => carrying.draft.note("outbox.table", "table = \"SCHEMA.TABLE\"  (the connector has a pattern)"),
     }
     match (plain.len(), patterns.len()) {
+        (1, 1) if list.chars().any(char::is_uppercase) => {
+            let why = "carried as written. Debezium compares without case, and walrelay with it";
+            carrying.left(TABLES, ToDo, why, "set outbox.table to the table's name as Postgres has it");
+        }
         (1, 1) => {}
         (0, _) => {
             let why = "it is a pattern, and not a table's name as SCHEMA.TABLE; public.outbox is assumed";

@@ -46,6 +46,11 @@ const TABLE_IS_NAMED: &str = "the outbox table is named";
 const NOTHING_SKIPPED: &str = "nothing is skipped: an event that cannot be delivered stops the relay";
 const PASS_OVER: &str = "see docs/operating.md for how to pass one over";
 const CONVERTER: &str = "it belongs to a converter; what becomes of that is said there";
+const OF_CONVERTER: &str = "what this option of a converter does is not carried";
+const AS_BASE64: &str = "a numeric(p,s) is written in base64, which is Kafka Connect's default";
+const NUMERIC_BY_HAND: &str = "write {column} without connect('json') for such a column";
+const AS_UTF8: &str = "texts go out in UTF-8";
+const READ_UTF8: &str = "have consumers read UTF-8";
 const CONNECT: &str = "it is Kafka Connect's own business";
 const ENGINE: &str = "it is Debezium's own business";
 
@@ -240,9 +245,18 @@ const OPTIONS: &[Known] = &[
     Carried("header.converter"),
     Carried("header.converter.schemas.enable"),
     Carried("format.schemas.enable"),
-    Left("key.converter.*", NoEffect, CONVERTER, ""),
-    Left("value.converter.*", NoEffect, CONVERTER, ""),
-    Left("header.converter.*", NoEffect, CONVERTER, ""),
+    Unless("key.converter.decimal.format", &["BASE64"], MayDiffer, AS_BASE64, NUMERIC_BY_HAND),
+    Unless("value.converter.decimal.format", &["BASE64"], MayDiffer, AS_BASE64, NUMERIC_BY_HAND),
+    Unless("header.converter.decimal.format", &["BASE64"], MayDiffer, AS_BASE64, NUMERIC_BY_HAND),
+    Unless("key.converter.converter.encoding", &["UTF8", "UTF-8"], Differs, AS_UTF8, READ_UTF8),
+    Unless("value.converter.converter.encoding", &["UTF8", "UTF-8"], Differs, AS_UTF8, READ_UTF8),
+    Unless("header.converter.converter.encoding", &["UTF8", "UTF-8"], Differs, AS_UTF8, READ_UTF8),
+    Left("key.converter.schemas.cache.size", NoEffect, CONVERTER, ""),
+    Left("value.converter.schemas.cache.size", NoEffect, CONVERTER, ""),
+    Left("header.converter.schemas.cache.size", NoEffect, CONVERTER, ""),
+    Left("key.converter.*", MayDiffer, OF_CONVERTER, "compare a record"),
+    Left("value.converter.*", MayDiffer, OF_CONVERTER, "compare a record"),
+    Left("header.converter.*", MayDiffer, OF_CONVERTER, "compare a record"),
     Left("format.*", NoEffect, CONVERTER, ""),
     Left("converters*", MayDiffer, TEXT_OF_POSTGRES, "find out what the converter does to columns of the outbox"),
     // The router.

@@ -1,7 +1,7 @@
 //! The Outbox Event Router and the converters: topic, key, headers, value.
 
 use super::Carrying;
-use super::Effect::{Differs, MayDiffer, NoEffect};
+use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
 use super::given::{Form, Given};
 use super::topic;
 use crate::template::Template;
@@ -32,6 +32,10 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
         }
     }
     let route_by = column("route.by.field", "aggregatetype");
+    if id != "id" {
+        let why = "carried. A row whose event id is NULL stops the relay; Debezium sends a record without the header";
+        carrying.left("router.table.field.event.id", ToDo, why, "make the column NOT NULL");
+    }
     route(carrying, route_by);
     key(carrying, column("table.field.event.key", "aggregateid"));
     carrying
@@ -72,7 +76,13 @@ fn key(carrying: &mut Carrying<'_>, column: &str) {
     let plain = Template::column(column).source().to_owned();
     let converter = Converter::of(carrying.given, "key");
     let template = match &converter {
-        Converter::Text | Converter::Bytes => plain,
+        Converter::Text => plain,
+        Converter::Bytes => {
+            let why =
+                "a bytea key was its bytes, and is Postgres' text of them (\\x…). Other bytes go to other partitions";
+            carrying.left(KEY, MayDiffer, why, ASK_CONSUMERS);
+            plain
+        }
         Converter::Json { schemas: false } => piped(column, "connect('json')|default('null')"),
         Converter::Json { schemas: true } => {
             let what_to_do = "connect('schema', 'required') in route.key for a column that is NOT NULL";
@@ -141,6 +151,12 @@ fn headers(carrying: &mut Carrying<'_>, placed: &[Placed], id: &str, known_to_be
             let why = format!("two columns are to be header {:?}, and a record has one of a name", one.alias);
             carrying.left(PLACEMENT, Differs, why, "give one of the two another name");
         }
+    }
+    let named = carrying.given.get(HEADER).unwrap_or_default();
+    if named.ends_with("StringConverter") && placed.iter().any(|one| one.place == Place::Header) {
+        let why = "carried as SimpleHeaderConverter. Java's text of an array, a bytea or a numeric without precision \
+                   ([a, b], java.nio.HeapByteBuffer[…], Struct{…}) is another";
+        carrying.left(HEADER, MayDiffer, why, "compare a record, where a column of such a type is a header");
     }
     match &converter {
         Converter::Text | Converter::Json { schemas: false } => {}
@@ -236,8 +252,19 @@ fn plain_value(
             carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
         }
         (Converter::Unknown, _) => unknown_value(carrying, "StringConverter"),
+        (Converter::Bytes, _) if given_delegate(carrying.given) => {
+            let why = "carried as of a bytea, whose bytes go out as they are. A payload of another type was what the \
+                       delegate made of it";
+            let what_to_do = "connect('json')|default('null') in format.value, if the payload is json, jsonb or text";
+            carrying.left(VALUE, MayDiffer, why, what_to_do);
+        }
         (Converter::Text | Converter::Bytes | Converter::Json { .. }, _) => {}
     }
+}
+
+/// Whether values that are no bytes go to another converter.
+fn given_delegate(given: &Given) -> bool {
+    given.has("value.converter.delegate.converter.type")
 }
 
 fn unknown_value(carrying: &mut Carrying<'_>, as_if: &str) {

@@ -208,7 +208,7 @@ fn a_connector_in_json_is_carried_whole() {
         [
             ("database.password", Effect::ToDo),
             ("topic.prefix", Effect::NoEffect),
-            ("publication.name", Effect::NoEffect),
+            ("publication.name", Effect::ToDo),
             ("publication.autocreate.mode", Effect::NoEffect),
             ("tombstones.on.delete", Effect::NoEffect),
             ("heartbeat.interval.ms", Effect::NoEffect),
@@ -258,6 +258,7 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
             ("transforms.filter.type", Effect::Differs),
             ("transforms.filter.condition", Effect::NoEffect),
             ("transforms.router.predicate", Effect::MayDiffer),
+            ("transforms.router.table.field.event.id", Effect::ToDo),
             ("transforms.router.table.field.event.schema.version", Effect::NoEffect),
             (placement, Effect::Differs),
             (placement, Effect::Differs),
@@ -268,7 +269,7 @@ fn another_table_with_an_envelope_is_carried_and_each_doubt_is_listed() {
             ("predicates.isOutbox.pattern", Effect::NoEffect),
             ("some.option", Effect::MayDiffer),
             ("extended.headers.enabled (not set)", Effect::MayDiffer),
-            ("publication.name (not set)", Effect::NoEffect),
+            ("publication.name (not set)", Effect::ToDo),
             ("producer.override.bootstrap.servers (not set)", Effect::ToDo),
         ]
     );
@@ -289,7 +290,7 @@ fn properties_of_kafka_connect_are_carried_as_far_as_the_worker_is_not_needed() 
             ("errors.tolerance", Effect::MayDiffer),
             ("max.batch.size", Effect::NoEffect),
             ("transforms.o.route.topic.regex", Effect::Differs),
-            ("publication.name (not set)", Effect::NoEffect),
+            ("publication.name (not set)", Effect::ToDo),
             ("key.converter (not set)", Effect::MayDiffer),
             ("value.converter (not set)", Effect::MayDiffer),
             ("producer.override.bootstrap.servers (not set)", Effect::ToDo),
@@ -311,7 +312,7 @@ fn debezium_server_has_its_own_names_and_defaults() {
             ("debezium.source.database.hostname", Effect::ToDo),
             ("debezium.source.database.password", Effect::ToDo),
             ("debezium.source.topic.prefix", Effect::NoEffect),
-            ("debezium.source.publication.name", Effect::NoEffect),
+            ("debezium.source.publication.name", Effect::ToDo),
             ("debezium.source.offset.storage.file.filename", Effect::NoEffect),
             ("debezium.sink.kafka.producer.key.serializer", Effect::NoEffect),
             ("debezium.sink.kafka.producer.ssl.keystore.password", Effect::ToDo),
@@ -418,13 +419,40 @@ fn a_name_is_carried_where_only_the_password_is_filled_in() {
              producer.override.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
              username=\"{user}\" password=\"${{file:/run/secrets:canary}}\";\n"
         ));
-        assert_eq!(left(&import).last(), Some(&("publication.name (not set)", Effect::NoEffect)));
+        assert_eq!(left(&import).last(), Some(&("publication.name (not set)", Effect::ToDo)));
         assert!(left(&import).contains(&("producer.override.sasl.jaas.config", Effect::ToDo)));
         assert!(!import.toml.contains("canary"));
         config(&import).kafka.properties.get("sasl.username").map(|name| name.expose().to_owned())
     };
     assert_eq!(login("relay").as_deref(), Some("relay"));
     assert_eq!(login("${env:KAFKA_USER}"), None);
+}
+
+#[test]
+fn an_option_that_changes_records_is_not_without_effect() {
+    for (line, option, effect) in [
+        ("value.converter.decimal.format=NUMERIC", "value.converter.decimal.format", Effect::MayDiffer),
+        ("key.converter.converter.encoding=ISO-8859-1", "key.converter.converter.encoding", Effect::Differs),
+        ("value.converter.some.other=x", "value.converter.some.other", Effect::MayDiffer),
+        ("key.converter=ByteArrayConverter", "key.converter", Effect::MayDiffer),
+        (
+            "header.converter=StringConverter\ntransforms.o.table.fields.additional.placement=tags:header",
+            "header.converter",
+            Effect::MayDiffer,
+        ),
+        (
+            "value.converter=BinaryDataConverter\nvalue.converter.delegate.converter.type=JsonConverter",
+            "value.converter",
+            Effect::MayDiffer,
+        ),
+        ("table.include.list=Sales.Outbox", "table.include.list", Effect::ToDo),
+    ] {
+        assert!(left(&with(line)).contains(&(option, effect)), "{line}");
+    }
+    assert!(
+        !left(&with("value.converter.decimal.format=base64"))
+            .contains(&("value.converter.decimal.format", Effect::MayDiffer))
+    );
 }
 
 #[test]

@@ -24,9 +24,10 @@ enum Piece {
 /// # Errors
 /// Why there is none, for people.
 pub(super) fn template(column: &str, regex: &str, replacement: &str) -> Result<String, String> {
-    let compiled = Regex::new(&format!("^(?:{regex})$")).map_err(|_| {
-        "the regular expression has something only Java's have, such as (?=…), (?<!…) or a++".to_owned()
-    })?;
+    let only_javas =
+        || "the regular expression has something only Java's have, such as (?=…), (?<!…) or a++".to_owned();
+    let regex = &of_java(regex).ok_or_else(only_javas)?;
+    let compiled = Regex::new(&format!("^(?:{regex})$")).map_err(|_| only_javas())?;
     let pieces = pieces(replacement, &compiled)?;
     let field = Template::column(column).source().to_owned();
     let template = if is_everything(regex) {
@@ -42,9 +43,54 @@ pub(super) fn template(column: &str, regex: &str, replacement: &str) -> Result<S
         };
         let to: String = pieces.iter().map(piece).collect();
         let quoted = |text: &str| text.replace('\'', "''");
-        format!("{}|match('{}', '{}')}}", field.trim_end_matches('}'), quoted(regex), quoted(&to))
+        let first = if finds_the_whole(regex) { "" } else { ", 'first'" };
+        format!("{}|match('{}', '{}'{first})}}", field.trim_end_matches('}'), quoted(regex), quoted(&to))
     };
     template.parse::<Template>().map(|_| template).map_err(|error| error.to_string())
+}
+
+/// The expression with Java's ASCII classes written out, which have all of Unicode here. `None`: a quantifier is
+/// possessive, which the engine here would take for a repetition of a repetition.
+fn of_java(regex: &str) -> Option<String> {
+    let mut out = String::with_capacity(regex.len());
+    let mut characters = regex.chars();
+    let (mut in_class, mut after_quantifier) = (false, false);
+    while let Some(c) = characters.next() {
+        let is_quantifier = !in_class && matches!(c, '*' | '+' | '?' | '}');
+        if after_quantifier && c == '+' {
+            return None;
+        }
+        after_quantifier = is_quantifier && !out.ends_with('(');
+        match c {
+            '\\' => match characters.next() {
+                Some('d') => out.push_str("[0-9]"),
+                Some('D') => out.push_str("[^0-9]"),
+                Some('w') => out.push_str("[0-9A-Za-z_]"),
+                Some('W') => out.push_str("[^0-9A-Za-z_]"),
+                Some('s') => out.push_str(r"[ \t\n\x0B\f\r]"),
+                Some('S') => out.push_str(r"[^ \t\n\x0B\f\r]"),
+                other => {
+                    out.push('\\');
+                    out.extend(other);
+                }
+            },
+            c => {
+                in_class = c == '[' || (in_class && c != ']');
+                out.push(c);
+            }
+        }
+    }
+    Some(out)
+}
+
+/// Whether the first place that the expression finds in a text is the whole text, wherever it matches that.
+///
+/// Java tests the whole, and then replaces the first place: with an alternative, a reluctant quantifier or several
+/// quantifiers this can be less.
+fn finds_the_whole(regex: &str) -> bool {
+    let quantifiers = regex.replace("(?", "(").matches(['*', '+', '?', '{']).count();
+    let takes_the_rest = [".*", ".+"].iter().any(|end| regex.trim_end_matches(')').ends_with(end));
+    !regex.contains('|') && (quantifiers <= 1 || takes_the_rest)
 }
 
 /// Whether it matches any text, and every group it has is the whole of it.
@@ -146,8 +192,30 @@ mod tests {
     }
 
     #[test]
+    fn classes_are_ascii_and_what_may_find_a_part_replaces_the_first() {
+        for (regex, wanted) in [
+            (r"(\w+)\.v", r"{type|match('([0-9A-Za-z_]+)\.v', 'x')}"),
+            (r"[\d.]*", r"{type|match('[[0-9].]*', 'x')}"),
+            (r"\\d", r"{type|match('\\d', 'x')}"),
+            ("a|ab", "{type|match('a|ab', 'x', 'first')}"),
+            ("(.*?)", "{type|match('(.*?)', 'x', 'first')}"),
+            ("a?(ab)?", "{type|match('a?(ab)?', 'x', 'first')}"),
+        ] {
+            assert_eq!(template("type", regex, "x").as_deref(), Ok(wanted), "{regex}");
+        }
+    }
+
+    #[test]
     fn what_only_java_knows_is_refused() {
-        for (regex, replacement) in [("(?=a).*", "x"), ("(.*)", "$2"), ("(.*)", "${x}"), ("(.*)", "a$"), ("(", "x")] {
+        for (regex, replacement) in [
+            ("(?=a).*", "x"),
+            ("a++b", "x"),
+            ("[a]*+", "x"),
+            ("(.*)", "$2"),
+            ("(.*)", "${x}"),
+            ("(.*)", "a$"),
+            ("(", "x"),
+        ] {
             assert!(template("c", regex, replacement).is_err(), "{regex} {replacement}");
         }
     }

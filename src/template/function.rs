@@ -33,6 +33,8 @@ pub(super) enum Function {
     Rfc3339,
     Match {
         whole: Regex,
+        /// Replaces the first place of a whole that matches, as Java does, and not the whole.
+        first: Option<Regex>,
         to: String,
     },
     /// NULL where there are blanks only.
@@ -82,7 +84,13 @@ impl Function {
                 // As a whole, which is what Debezium's route.topic.regex means too.
                 let whole = Regex::new(&format!("^(?:{expression})$"));
                 let whole = whole.map_err(|error| format!("{expression:?} is no regular expression: {error}"))?;
-                (Function::Match { whole, to }, 2)
+                let first = match arguments.next().as_deref() {
+                    None => None,
+                    Some("first") => Regex::new(&expression).ok(),
+                    Some(_) => return Err("match takes 'first' or nothing behind its two texts".to_owned()),
+                };
+                let takes = 2 + usize::from(first.is_some());
+                (Function::Match { whole, first, to }, takes)
             }
             _ => return Err(format!("there is no function {name}; there are {KNOWN}")),
         };
@@ -133,14 +141,10 @@ impl Function {
                 let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
                 Cow::Owned(value.chars().map(|c| if allowed(c) { c } else { '_' }).collect())
             }
-            Function::Match { whole, to } => match whole.captures(&value) {
-                None => value,
-                Some(captures) => {
-                    let mut text = String::new();
-                    captures.expand(to, &mut text);
-                    Cow::Owned(text)
-                }
-            },
+            Function::Match { whole, .. } if !whole.is_match(&value) => value,
+            Function::Match { whole, first, to } => {
+                Cow::Owned(first.as_ref().unwrap_or(whole).replace(&value, to).into_owned())
+            }
         }))
     }
 

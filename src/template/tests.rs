@@ -72,6 +72,8 @@ fn a_match_takes_the_whole_value_or_leaves_it() {
     gives("c16.{type|match('(.*)Created', '$1')}", "c16.Order");
     gives("{type|match('Order', 'x')}", "OrderCreated");
     gives("{type|match('(?<kind>Order).*', '${kind}s')}", "Orders");
+    gives("{type|match('Order|OrderCreated', 'x', 'first')}", "xCreated");
+    gives("{type|match('Order', 'x', 'first')}", "OrderCreated");
     gives("{type|match('x|OrderCreated', 'both ends of an alternative')}", "both ends of an alternative");
 }
 
