@@ -23,83 +23,86 @@
 //!
 //! ## Map of the code
 //!
-//! `docs/architecture.md` follows one event through the files, and says who owns which state, what follows from each failure
-//! and where a change goes. `docs/glossary.md` has the words.
+//! `docs/architecture.md` follows one event through the files. It names the owner of each state, the reaction to each
+//! failure and the place of each kind of change. `docs/glossary.md` defines the terms.
 //!
-//! | module | its room | does I/O |
+//! | module | contents | does I/O |
 //! |---|---|---|
-//! | [`position`] | LSNs, and the place up to which everything was delivered | no |
-//! | [`snapshot`] | which transactions had ended at a moment | no |
-//! | [`error`] | what went wrong, what becomes of it (retry or halt), exit codes | no |
-//! | [`failpoint`] | where a test may kill the process | no |
-//! | [`clock`] | the wall clock, and where Postgres counts from | reads the clock |
-//! | [`secret`] | text that must not be seen | no |
+//! | [`position`] | LSNs, and the position up to which all events are delivered | no |
+//! | [`snapshot`] | the set of transactions that had ended at one moment | no |
+//! | [`error`] | errors, their disposition (retry, give up, halt), exit codes | no |
+//! | [`failpoint`] | points at which a test may pause, fail or kill the process | no |
+//! | [`clock`] | the wall clock, and the epoch of Postgres | reads the clock |
+//! | [`secret`] | text that is never displayed | no |
 //! | [`conninfo`] | connection strings, variables and password files, as libpq reads them | reads files |
-//! | [`template`] | text made of columns: topics, keys, headers | no |
-//! | [`config`] | what was typed, then what was meant: validated types | reads files |
+//! | [`template`] | templates over columns: topics, keys, headers, values | no |
+//! | [`config`] | file, variables and flags, validated | reads files |
 //! | [`postgres`] | TLS, SQL sessions, quoting | yes |
-//! | [`ledger`] | acks in any order to one delivered position; what to store, what to confirm | no |
+//! | [`ledger`] | acks in any order to one delivered position; the position to store, the LSN to confirm | no |
 //! | [`source`] | walsender session, framing, status updates, pre-flight, row keys, catalog watch | yes |
 //! | [`decode`] | one pgoutput payload to one message | no |
-//! | [`event`] | messages to events of transactions; drops what is at or below the position | no |
-//! | [`poll`] | rows of the outbox table that were not published: which, in which order, read how | yes |
+//! | [`event`] | messages to events of transactions; drops events at or below the position | no |
+//! | [`poll`] | the unpublished rows of an outbox table: selection, order, reader | yes |
 //! | [`route`] | event to record: topic, key, headers, value | no |
 //! | [`sink`] | the Kafka producer, its options and its error table | yes |
-//! | [`import`] | a Debezium connector's configuration to the `walrelay.toml` that does the same | no |
-//! | [`suggest`] | an outbox table that exists to the `walrelay.toml` it would suggest | no |
-//! | [`state`] | where the position is kept, and whether it belongs to this server and slot | yes |
-//! | [`upkeep`] | what is done to rows that were published: mark, delete, retention; the table of parked events | yes |
+//! | [`import`] | a Debezium connector's configuration to an equivalent `walrelay.toml` | no |
+//! | [`suggest`] | an existing outbox table to a suggested `walrelay.toml` | no |
+//! | [`state`] | the position store, and the check that a position belongs to this server and slot | yes |
+//! | [`upkeep`] | writes to rows of published events: mark, delete, retention; the table of parked events | yes |
 //! | [`telemetry`] | logs, metrics, health over HTTP | yes |
 //! | [`relay`] | composition: one task, one loop, sessions, back-off, shutdown | yes |
 //! | [`demo`] | the main job on a private Postgres, verified | yes |
 //! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
-//! | [`replay`] | rows of the table into Kafka once more, because somebody asked | yes |
-//! | [`dead_letters`] | what was given up: read, sent again, settled | yes |
+//! | [`replay`] | publishes selected rows once more | yes |
+//! | [`dead_letters`] | dead letters: listed, retried, dropped | yes |
 //! | [`cli`] | the commands | yes |
 //!
-//! Imports point from the bottom of this table to its top, and `tests/tidy.rs` holds them to it. The way back is a
-//! value: `source` has never heard of Kafka, `sink` has never heard of an LSN.
+//! Imports point from the bottom of this table to its top; `tests/tidy.rs` checks that. Results travel back as values:
+//! `source` does not know Kafka, and `sink` knows no LSN.
 //!
-//! ## What is promised
+//! ## Promises
 //!
 //! Code and tests cite these by number.
 //!
 //! - **P1, confirm.** The position is a commit end LSN plus an index in the transaction after it, never a row's
-//!   LSN. The confirmed LSN is the commit end of the longest prefix of transactions whose every event is acked and
-//!   whose position is stored. It never passes that, and never goes back.
+//!   LSN. The confirmed LSN is the commit end of the longest prefix of transactions of which every event is acked and
+//!   the position is stored. It never exceeds that, and never goes back.
 //! - **P2, order.** Per aggregate, Kafka order is commit order, across retries, reconnects and restarts.
-//! - **P3, nothing skipped.** What cannot be decoded, routed or produced stops the relay and names row and LSN; or, as was
-//!   asked for, it waits with all that follows of its aggregate, or is given up: alone, counted, and with a line in the log.
-//!   No event is taken for another: the slot names an event by its place, the table by its row key and id (`source::row_key`).
-//! - **P4, memory.** Bounded by bytes in flight, whatever the size of a transaction; none is buffered whole.
-//! - **P5, back-pressure.** When Kafka is slow, reading stops and status updates go on; a silent peer is dead.
-//! - **P6, idle.** With nothing in flight the keepalive's position is confirmed, so an idle outbox pins no WAL.
-//! - **P7, shutdown of Postgres.** A fast shutdown is never held up by the relay, not even with Kafka down.
-//! - **P8, silence noticed.** Publication or table missing, dropped, recreated, filtered; session settings that
-//!   change the text of a value.
-//! - **P9, connections.** Lost ones are retried with back-off and resumed without loss; permanent faults end with a
-//!   cause, a remedy and an exit code.
-//! - **P10, stopping.** SIGTERM and SIGINT stop intake, wait for acks, confirm, leave; a second leaves at once.
-//! - **P11, hostile input.** No bytes can panic it; no payload or secret reaches a log; no name reaches SQL unquoted.
-//! - **P12, the table.** What the slot does not have is read from the table: every row that was not published, in order,
-//!   before the slot is streamed. Table and slot never publish at once. This rests on the row key, a unique index, which
-//!   with the id names one row: a row that was not published is not marked or deleted while no key and id are used again.
-//! - **P13, upkeep.** Nothing is stored or confirmed before its row is marked or deleted, where that is configured;
-//!   nothing is deleted before it is published.
-//! - **P14, once.** With `guarantee = "exactly-once"` events and the position behind them are committed together, by a producer
-//!   that fenced all others *after* the slot was owned and *before* the position was read. Who reads what is committed sees
-//!   each event once.
+//! - **P3, nothing skipped.** A row that cannot be decoded, routed or produced stops the relay, which names row and LSN. As
+//!   configured, the event is instead parked with all later ones of its aggregate, or given up: alone, counted, and logged.
+//!   No event is mistaken for another: the slot identifies an event by its place, the table by its row key and id
+//!   (`source::row_key`).
+//! - **P4, memory.** Memory is bounded by the bytes in flight, whatever the size of a transaction. No transaction is
+//!   buffered.
+//! - **P5, back-pressure.** While Kafka is slow, reading stops and status updates continue. A silent peer counts as dead.
+//! - **P6, idle.** With nothing in flight, the relay confirms the keepalive's LSN, so an idle outbox retains no WAL.
+//! - **P7, shutdown of Postgres.** The relay never delays a fast shutdown, not even with Kafka down.
+//! - **P8, silence noticed.** The relay notices a publication or table that is missing, dropped, recreated or filtered, and
+//!   session settings that change the text of a value.
+//! - **P9, connections.** Lost connections are retried with back-off and resumed without loss. Permanent faults end the
+//!   relay with a cause, a remedy and an exit code.
+//! - **P10, stopping.** SIGTERM and SIGINT stop intake, wait for acks, confirm, and end the relay; a second signal ends it
+//!   at once.
+//! - **P11, hostile input.** No bytes can cause a panic. No payload or secret reaches a log. No name reaches SQL unquoted.
+//! - **P12, the table.** The relay reads from the table what the slot lacks: every unpublished row, in order, before it
+//!   streams. Table and slot never publish at the same time. This rests on the row key, a unique index that identifies one
+//!   row together with the id: no unpublished row is marked or deleted unless the same key and id are used again.
+//! - **P13, upkeep.** Where rows are marked or deleted, no position is stored or confirmed before its rows are. No row is
+//!   deleted before its event is published.
+//! - **P14, once.** With `guarantee = "exactly-once"`, events and the position after them are committed together, by a
+//!   producer that fenced all others *after* the slot was acquired and *before* the position was read. A consumer that reads only
+//!   committed records sees each event once.
 //!
-//! ## What is absent
+//! ## Absent on purpose
 //!
 //! - No transaction is held in memory, and nothing is streamed before its commit: protocol version 1.
-//! - No record is ever produced a second time by the same producer. A failed delivery ends the producer; a new one
-//!   starts again behind the delivered position. So does a commit that failed or was not answered: none is tried again.
-//!   Only what is refused with nothing else in flight ends nothing: it is given up where it stands.
-//! - No LSN is ever passed to `START_REPLICATION`: the server decides where the slot is, the relay drops what it
+//! - No record is produced twice by the same producer. A failed delivery ends the producer, and a new one starts after the
+//!   delivered position. So does a commit that failed or was not answered. Only the rejection of an isolated record ends
+//!   no producer: the relay gives that event up and continues.
+//! - No LSN is ever passed to `START_REPLICATION`: the server knows the slot's position, and the relay drops what it
 //!   has already delivered.
 //! - No heartbeat table, no `pg_current_wal_lsn()` that is confirmed, no polling for progress.
-//! - No id and no time that says which rows are new: those of a transaction that commits late would be passed over.
+//! - No id and no time decides which rows are new: rows of a transaction that commits late would be lost.
 
 pub mod cli;
 pub(crate) mod clock;
