@@ -90,8 +90,8 @@
 //! - **P13, upkeep.** Where rows are marked or deleted, no position is stored or confirmed before its rows are. No row is
 //!   deleted before its event is published.
 //! - **P14, once.** With `guarantee = "exactly-once"`, events and the position after them are committed together, by a
-//!   producer that fenced all others *after* the slot was acquired and *before* the position was read. A consumer that reads only
-//!   committed records sees each event once.
+//!   producer that fenced all others *after* the slot was acquired and *before* the position was read. A consumer that
+//!   reads only committed records sees each event once.
 //!
 //! ## Absent on purpose
 //!
