@@ -12,8 +12,8 @@ use crate::relay::open_transaction::OpenTransaction;
 use crate::relay::pipeline::Pipeline;
 use crate::relay::publisher::Setup;
 use crate::relay::quarantine::Quarantine;
+use crate::relay::shared_loop::at_once;
 use crate::relay::stall_watchdog::StallWatchdog;
-use crate::relay::watch::at_once;
 use crate::sink::{AnySink, SinkHandle};
 
 /// See the module's documentation.

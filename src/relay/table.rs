@@ -10,8 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
 
+use crate::clock::now_us;
 use crate::config::{Config, Mode};
 use crate::error::{Error, Kind, Result};
 use crate::event::{RowId, Via};
@@ -20,35 +23,40 @@ use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
 use crate::poll::{Began, Reader, TableFacts, Which, table_facts};
 use crate::position::{Lsn, Position};
+use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
-use crate::relay::fitness::{can_have_slot, can_poll, fits};
-use crate::relay::lease::{Lease, TableTask};
+use crate::postgres::replication::{NewSlot, WalSession};
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::quarantine::Quarantine;
-use crate::relay::recovery::{RecoveryPlan, which};
-use crate::relay::replication::Ended;
-use crate::relay::report::OldestTransaction;
-use crate::relay::slot::{SlotCreation, make_slot};
+use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
+use crate::relay::session::Lease;
+use crate::relay::shared_loop::{Ended, OldestTransaction, Process, control_lost};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{Query, Read, TableLoop};
-use crate::relay::watch::{Process, lease_lost};
 use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
-use crate::source::control::Control;
+use crate::source::control::{Control, OldTransaction};
+use crate::source::preflight;
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::Waiting;
-use crate::upkeep::parked::none_left_behind;
+use crate::upkeep::parked::{Waiting, none_left_behind};
 
-/// How long an idle poller may go without storing where it stands: it is nothing but a newer snapshot.
+const WAITS: &str = include_str!("../../sql/waits.sql");
+
+/// How long an idle poller may go without storing its snapshot.
 const IDLE_STORE: Duration = Duration::from_secs(10);
 /// How often a poller looks whether there can be a slot by now.
 const SLOT_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the transactions of others are looked at.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
-/// Empty looks at the table until the poller calls it idle.
+/// Empty scans until the poller calls the table idle.
 const IDLE_AFTER: u32 = 20;
+/// How often metrics and the log say which transactions the creation of the slot waits for.
+const SLOT_MEASURE_INTERVAL: Duration = Duration::from_secs(1);
+const SLOT_LOG_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the creation of the slot may wait where the table can be polled instead.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A table that is read, and which outbox it is.
 struct OutboxTable {
@@ -103,10 +111,10 @@ pub(super) async fn run(
         }
     };
     // Where it ended ill the lease may be gone, and what is tried now would come behind what is newer.
-    if done.is_err() || watchdog.throughout(work.reading.finish_retrying()).await.is_err() {
-        work.reading.drop_retrying();
+    if done.is_err() || watchdog.throughout(work.reading.finish_retries()).await.is_err() {
+        work.reading.give_up_retries().await;
     }
-    work.reading.tell(Instant::now());
+    work.reading.report(Instant::now());
     work.reading.count_given_up();
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
@@ -300,7 +308,7 @@ impl Work<'_> {
         let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
         let (mut looked_at, mut held_by) = (Instant::now(), None);
         loop {
-            self.reading.retry_waiting().await;
+            self.reading.retry_parked().await?;
             let Began { snapshot: now, wal_end: lsn, flushed } = begin(&self.reader, &self.tables, None).await?;
             let resumed = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
             if resumed.is_none() {
@@ -315,7 +323,7 @@ impl Work<'_> {
                 self.telemetry.connected(Side::Postgres, true);
             }
             let until = resumed.clone().unwrap_or(now);
-            self.reading.look_up_to(&until);
+            self.reading.begin_poll(&until);
             let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
             self.reader.end().await?;
             let floor = self.floor(&until);
@@ -323,16 +331,16 @@ impl Work<'_> {
             // The log was not beyond this when an earlier snapshot was taken, either.
             let before = self.reading.stored.published.take();
             self.reading.stored.published = Some(published(until, lsn, Some(flushed), floor, before.as_ref()));
-            if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.is_waited_for() {
+            if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.must_store() {
                 stored_at = Instant::now();
                 self.reading.save().await?;
             }
-            self.reading.looked();
-            self.reading.tell(Instant::now());
+            self.reading.end_poll();
+            self.reading.report(Instant::now());
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();
                 let measured = control.wal_position().await?;
-                oldest.tell(self.telemetry, measured.oldest_transaction.as_ref());
+                oldest.report(self.telemetry, measured.oldest_transaction.as_ref());
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let wait = if empty > IDLE_AFTER { source.poll.idle_interval } else { source.poll.interval };
@@ -362,7 +370,7 @@ impl Work<'_> {
         tokio::select! {
             biased;
             () = self.stop.at_least(Stop::Drain) => Ok(true),
-            end = self.reading.lease.ended() => Err(lease_lost(end)),
+            end = self.reading.shared.control.ended() => Err(control_lost(end)),
             () = notified.notified() => Ok(false),
             () = tokio::time::sleep(wait) => Ok(false),
         }
@@ -406,7 +414,7 @@ impl Work<'_> {
                     Some(tokio::select! {
                         biased;
                         () = self.stop.at_least(Stop::Drain) => return Ok(None),
-                        end = self.reading.lease.ended() => return Err(lease_lost(end)),
+                        end = self.reading.shared.control.ended() => return Err(control_lost(end)),
                         counted = self.reader.count(&sql) => counted?,
                     })
                 }
@@ -452,4 +460,122 @@ fn named(rows: &Rows) -> String {
         Rows::Since(time) => format!("since {time}"),
         Rows::Unpublished => "those that were not published".to_owned(),
     }
+}
+
+/// What has become of it.
+enum SlotCreation {
+    /// It is there; the session's next command ends its exported snapshot.
+    Slot(WalSession, NewSlot),
+    /// The relay was told to stop.
+    Stopped,
+    /// It would have to wait for these transactions, and does not.
+    Held(String),
+}
+
+/// Drops the slot if it `is_there`, and makes it.
+///
+/// It takes as long as the transactions that are under way, or, where it `may_give_way`, ten seconds. A slot that was half made
+/// goes with its session.
+///
+/// # Errors
+/// Those of the session; [`Kind::SlotActive`] where somebody streams from the slot that is there.
+async fn make_slot(
+    config: &Config,
+    major: u32,
+    is_there: bool,
+    may_give_way: bool,
+    observer: &Client,
+    telemetry: &Telemetry,
+    stop: &mut StopSignal,
+) -> Result<SlotCreation> {
+    let source = &config.source;
+    let mut wal = WalSession::connect(&source.database, source).await?;
+    if is_there {
+        match wal.drop_slot().await {
+            // Somebody was faster.
+            Err(error) if error.kind() == Kind::SlotUnusable => {}
+            dropped => dropped?,
+        }
+    }
+    let pid = wal.backend_pid().await?;
+    let (began, began_us) = (Instant::now(), now_us());
+    let mut look = tokio::time::interval_at(began + SLOT_MEASURE_INTERVAL, SLOT_MEASURE_INTERVAL);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut tell_at = began + SLOT_LOG_INTERVAL;
+    let made = {
+        let making = wal.create_slot(major);
+        tokio::pin!(making);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.at_least(Stop::Drain) => break Err(SlotCreation::Stopped),
+                made = &mut making => break Ok(made?),
+                _ = look.tick() => {
+                    let Waits { text, oldest } = waits(observer, pid).await?;
+                    // Nothing is published meanwhile: that is lag, and after a while no readiness.
+                    telemetry.metrics.set_oldest_unacked_commit(Some(began_us));
+                    telemetry.health.report(true, false);
+                    OldestTransaction::default().report(telemetry, Some(&oldest));
+                    if may_give_way && began.elapsed() >= PATIENCE {
+                        break Err(SlotCreation::Held(text));
+                    }
+                    if tell_at <= Instant::now() {
+                        tell_at = Instant::now() + SLOT_LOG_INTERVAL;
+                        tracing::warn!(slot = %source.slot, waits = text, "creating the slot: Postgres waits for \
+                            transactions to end");
+                    }
+                }
+            }
+        }
+    };
+    telemetry.metrics.set_oldest_unacked_commit(None);
+    telemetry.health.report(false, true);
+    match made {
+        Ok(made) => Ok(SlotCreation::Slot(wal, made)),
+        Err(given_up) => {
+            // Its session would go on waiting, and leave a slot behind.
+            let ended = observer.query_typed("select pg_catalog.pg_terminate_backend($1)", &[(&pid, Type::INT4)]).await;
+            ended.map_err(|error| fault::sql(While::Querying("giving up a slot that is being made"), &error))?;
+            Ok(given_up)
+        }
+    }
+}
+
+struct Waits {
+    /// By pid, role and age.
+    text: String,
+    /// The first of them.
+    oldest: OldTransaction,
+}
+
+async fn waits(observer: &Client, pid: i32) -> Result<Waits> {
+    let act = While::Querying("asking what the slot waits for");
+    let rows = observer.query_typed(WAITS, &[(&pid, Type::INT4)]).await.map_err(|error| fault::sql(act, &error))?;
+    let mut oldest = None;
+    let told = rows.iter().map(|row| {
+        let text = |column: &str| row.try_get::<_, Option<String>>(column).ok().flatten().unwrap_or_default();
+        let pid = row.try_get::<_, i32>("pid").unwrap_or_default();
+        let open_seconds = row.try_get::<_, Option<i64>>("age_seconds").ok().flatten();
+        let is_prepared = !text("prepared").is_empty();
+        let application = Some(text("application"));
+        oldest.get_or_insert(OldTransaction { pid: (!is_prepared).then_some(pid), open_seconds, application });
+        if is_prepared {
+            return format!("prepared transactions {}", text("prepared"));
+        }
+        let age = open_seconds.map_or("for an unknown time".to_owned(), |age| format!("for {age} s"));
+        format!("pid {pid} ({} as {}), open {age}", text("application"), text("role"))
+    });
+    let text = told.collect::<Vec<_>>().join("; ");
+    Ok(Waits { text, oldest: oldest.unwrap_or_default() })
+}
+
+/// Whether the server could serve a slot by now, and there is a publication for it.
+async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Result<bool> {
+    let server = preflight::server(client).await?;
+    let sql = "select pg_catalog.count(*) from pg_catalog.pg_publication where pubname = $1";
+    let act = While::Querying("looking for the publication");
+    let row = client.query_typed(sql, &[(&config.source.publication, Type::TEXT)]).await;
+    let row = row.map_err(|error| fault::sql(act, &error))?;
+    let is_published = row.first().and_then(|row| row.try_get::<_, i64>(0).ok()).is_some_and(|count| count > 0);
+    Ok(is_published && preflight::judge_server(&server).is_ok())
 }
