@@ -174,7 +174,7 @@ impl Jobs {
         self.next_watch = now + WATCH_PAUSE;
     }
 
-    /// Looks whether the row of a delivered event is there.
+    /// Looks whether the row of a delivered event is in its table.
     pub(super) fn begin_kept(
         &mut self,
         session: &Session,
@@ -235,14 +235,12 @@ async fn read_tail(config: Config, mut tail: Tail) -> Done {
 
 /// Rows that somebody set to pending again while the slot serves.
 ///
-/// A row is pending until the slot has delivered it and it was marked. So what is pending says nothing, and what *still* is
-/// does: a row that was pending when the log was at some place, and is pending after everything up to there was
-/// delivered and marked, was set to pending by somebody who wants it published again.
+/// A row is pending until the slot has delivered it and it was marked. So one look says nothing. A row that was pending when
+/// the log was at some LSN, and *still* is after everything up to there was delivered and marked, was set to pending again.
 #[derive(Debug, Default)]
 pub(super) struct RequeueDetector {
-    /// Rows that were pending, and where the log was after they were looked at.
+    /// Pending rows, and the end of the log after they were looked at.
     seen: Option<(HashSet<RowId>, Lsn)>,
-    /// Whether a look that failed was logged.
     warned: bool,
 }
 
@@ -259,15 +257,15 @@ impl RequeueDetector {
         }
     }
 
-    /// These rows are pending, and the log was at `lsn` after that was looked at; everything up to `settled` was delivered
-    /// and marked *before* it was. Gives the rows that are to be published again.
+    /// These rows are `pending`, and the log was at `lsn` after that look; everything up to `settled` was delivered and marked
+    /// *before* it. Gives the rows that are to be published again.
     pub(super) fn looked(&mut self, pending: Vec<RowId>, lsn: Lsn, settled: &Position) -> Vec<RowId> {
         let Some((seen, reached)) = &self.seen else {
             self.seen = (!pending.is_empty()).then(|| (pending.into_iter().collect(), lsn));
             return Vec::new();
         };
         if settled.end_lsn < *reached {
-            // The slot is not there yet: the first look is still the one that counts.
+            // The slot has not reached the first look, which still counts.
             return Vec::new();
         }
         let still: Vec<RowId> = pending.iter().filter(|row| seen.contains(*row)).cloned().collect();
@@ -285,14 +283,14 @@ const GONE_MAX: u32 = 3;
 /// is always empty. If the slot is lost, such events are lost with it, and the relay warns of that.
 #[derive(Debug, Default)]
 pub(super) struct RowsPersist {
-    /// An event that was new at the last look: by now its row is visible to everybody, if there is one.
+    /// The row of an event that was new at the last look: by now it is visible to everybody, if there is one.
     waiting: Option<RowId>,
     /// By outbox: rows in a row that were gone.
     gone: HashMap<usize, u32>,
 }
 
 impl RowsPersist {
-    /// The row to look for now; `newest` is that of an event that came lately, and is looked for the next time.
+    /// The row to look for now; `newest` is the row to look for the next time.
     pub(super) fn due(&mut self, newest: Option<RowId>) -> Option<RowId> {
         let due = self.waiting.take();
         self.waiting = newest.filter(|newest| due.as_ref() != Some(newest));
@@ -344,7 +342,7 @@ impl RetentionLimit {
         RetentionLimit { max: config.max_retained_bytes, gives_up: config.give_up_over_budget, told: Told::Nothing }
     }
 
-    /// The slot keeps `retained` bytes. Gives what follows, and what a person should be told, once for each step.
+    /// Judges `retained` bytes of WAL, and gives a warning, once for each step.
     pub(super) fn judge(&mut self, retained: u64) -> (Verdict, Option<String>) {
         let Some(max) = self.max else { return (Verdict::Within, None) };
         let state = match retained {
@@ -438,10 +436,6 @@ mod tests {
             ]
         );
         assert_eq!(judged(true, &[101]), [(Verdict::GiveUp, true)]);
-    }
-
-    #[test]
-    fn without_a_limit_nothing_is_too_much() {
         let mut limit = RetentionLimit { max: None, gives_up: true, told: Told::Nothing };
         assert_eq!(limit.judge(u64::MAX), (Verdict::Within, None));
     }

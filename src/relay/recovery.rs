@@ -72,7 +72,7 @@ pub(super) struct Found<'a> {
 /// What to do about `slot`, given what is stored and how that fits (see [`crate::state::check::gap`]).
 ///
 /// # Errors
-/// Somebody has to choose: what the choices are is the remedy.
+/// A person has to choose; the remedy lists the choices.
 fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Option<Gap>>) -> Result<RecoveryPlan> {
     let name = &config.source.slot;
     let found = match slot {
@@ -243,14 +243,13 @@ pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(Stri
     Ok(Stored { published, catch_up, ..fresh })
 }
 
-/// Whether rows from before a slot that nobody relayed from yet are published, although `setup` made it: they were asked
-/// for, or say for themselves that they are pending, and would come behind newer ones.
+/// Whether rows from before a new slot are published, although `setup` made it: they were asked for, or are pending.
 pub(super) fn wants_backlog(config: &Config) -> bool {
     let is_pending = |outbox: &OutboxConfig| outbox.upkeep.pending.is_some();
     config.source.backlog.is_some() || config.outboxes.iter().any(is_pending)
 }
 
-/// Which rows are read where nothing was published before. That they can be told is seen to by the configuration.
+/// The rows to read where nothing was published before.
 fn backlog(config: &Config) -> Rows {
     match &config.source.backlog {
         // Of each table those that are pending, or all.
@@ -280,7 +279,7 @@ pub(super) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
     }
 }
 
-/// What can be chosen where nobody but a person can.
+/// The choices where a person has to choose.
 fn choices(config: &Config) -> Remedy {
     let first = match config.source.on_loss {
         OnLoss::Stop => {

@@ -161,7 +161,7 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    /// Takes in what was read, as far as there is room (P4).
+    /// Takes in messages that were read, as far as there is room (P4).
     fn take_in(&mut self) -> Result<()> {
         let StreamReader { wal, feedback, has_more, noticed, .. } = &mut self.session.stream;
         // Also where intake has ended: nothing of what is left is for the next turn.
@@ -353,7 +353,7 @@ impl ReplicationLoop<'_> {
         Ok(())
     }
 
-    /// `then_store` is what is to be stored where the outbox is published as it was.
+    /// Stores `then_store` where the outbox is published as it was.
     fn looked_at_catalog(&mut self, result: Result<Vec<Fingerprint>>, then_store: Option<Position>) -> Result<()> {
         let judged = result.and_then(|now| {
             for (before, now) in self.session.fingerprints.iter_mut().zip(now) {
@@ -393,7 +393,7 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    /// The row of an event that was delivered a while ago is in its table, or is not, or nobody may know.
+    /// `found` says whether the row of an event that was delivered a while ago is in its table; none where the role may not look.
     fn looked_for_row(&mut self, found: Option<bool>, outbox: usize) {
         let Some(of) = self.shared.process.config.outboxes.get(outbox) else { return };
         if self.rows_persist.found(outbox, found) {
@@ -432,7 +432,7 @@ impl ReplicationLoop<'_> {
         self.begin_kept();
     }
 
-    /// What was read before the connection failed is taken in as far as there is room: the server may have said why.
+    /// Takes in messages that were read before the connection failed: the server may have sent the reason.
     fn last_read(&mut self, error: Error) -> Error {
         loop {
             match self.take_in() {
@@ -443,7 +443,6 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    /// The slot keeps this much log.
     fn judge_retained(&mut self, retained: u64) {
         let (verdict, news) = self.retention.judge(retained);
         if let Some(news) = news {
@@ -481,7 +480,7 @@ impl ReplicationLoop<'_> {
         }
     }
 
-    /// A store that failed with its producer says less than the record that ended the producer, which comes at once.
+    /// A store that failed with its producer says less than the failure of the record that ended the producer.
     async fn why_not_stored(&mut self, error: Error) -> Error {
         let until = Instant::now() + LAST_WORDS;
         loop {
@@ -507,7 +506,7 @@ impl ReplicationLoop<'_> {
         !self.shared.control.is_over() && !self.catalog_unsound
     }
 
-    /// A person has to act. What came before is sound: it is acked, stored and confirmed before the relay stops (P3).
+    /// Ends intake where `error` halts. Earlier events are acked, stored and confirmed before the relay stops (P3).
     ///
     /// # Errors
     /// `error` itself, where it heals or where there is nothing to wait for.

@@ -47,34 +47,31 @@ const PENDING_ROWS_MAX: usize = 500;
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
-    /// The stream; nothing of it was read yet.
     pub(super) stream: StreamReader,
     /// The plain SQL session beside it.
     pub(super) control: Control,
-    /// Where the position is kept.
     pub(super) store: Option<AnyStore>,
     /// What the publication looked like before the first byte.
     pub(super) fingerprints: Vec<Fingerprint>,
-    /// What is under the types of columns, as it was before the first byte.
+    /// The base types of domains, as they were before the first byte.
     pub(super) base_types: BaseTypes,
-    /// Which outbox a table is, by its OID.
+    /// Outboxes by the OIDs of their tables.
     pub(super) table_oids: HashMap<u32, usize>,
     /// A table has lost a column: what to stop with once everything up to here was taken in.
     pub(super) vanished: Option<(Lsn, Error)>,
     /// Marks or deletes rows that were acked, where that is configured.
     pub(super) marker: Option<Arc<Marker>>,
-    /// Events that wait in the table of parked events.
+    /// The parked events.
     pub(super) waiting: Vec<Waiting>,
     /// Whether the table could stand in for the slot.
     pub(super) may_give_up: bool,
-    /// The server's side of the stream.
     pub(super) walsender_pid: i32,
     /// The end of the log when the slot was ours.
     pub(super) wal_end: Lsn,
     /// This session's own producer, where it has one.
     pub(super) sink: Option<AnySink>,
-    /// What goes with every stored position.
-    identity: Stored,
+    /// What is stored at the start, and goes with every stored position.
+    pub(super) identity: Stored,
 }
 
 /// The result of a look at server and slot.
@@ -100,9 +97,14 @@ impl Session {
         if let Some(why) = table_instead(config, &facts, polls_instead)? {
             return Ok(Opened::Table(why));
         }
-        let vanished = judge(config, &facts, warn)?;
+        let (warnings, vanished) =
+            preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outboxes)?;
+        warnings.iter().for_each(|warning| warn(warning.to_string()));
+        if let Some(error) = &vanished {
+            warn(format!("{error}; relaying the events from before that, then stopping"));
+        }
         if source.give_up_over_budget || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
-            look_whether_polled(config, warn).await?;
+            judge_polling(config, warn).await?;
         }
         none_left_behind(sql.client(), config).await?;
         if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await? {
@@ -151,22 +153,7 @@ impl Session {
         Ok(Opened::Stream(Box::new(session)))
     }
 
-    /// The server and timeline that answered.
-    pub(super) fn server(&self) -> &ServerIdentity {
-        &self.identity.server
-    }
-
-    /// Where delivery goes on, and what the store holds.
-    pub(super) fn start_position(&self) -> Position {
-        self.identity.position
-    }
-
-    /// What is known of the tables where delivery goes on.
-    pub(super) fn published(&self) -> Option<Published> {
-        self.identity.published.clone()
-    }
-
-    /// Rows of this outbox's table do not stay in it: a person is told, and it is remembered.
+    /// Rows of this outbox's table do not stay in it: that is logged, and stored with each position.
     pub(super) fn stream_only(&mut self, of: &OutboxConfig) {
         let table = of.source.table().map(ToString::to_string).unwrap_or_default();
         tracing::warn!(
@@ -174,16 +161,19 @@ impl Session {
             table,
             "rows are deleted right after they are written: if the slot is lost, events that were not relayed are lost with it"
         );
-        let same = |now: &&Fingerprint| of.source.table().is_some_and(|table| now.is_of(table));
-        self.identity.stream_only.extend(self.fingerprints.iter().find(same).and_then(Fingerprint::table_oid));
-        self.identity.stream_only = sorted(std::mem::take(&mut self.identity.stream_only).into_iter());
+        let known = std::mem::take(&mut self.identity.stream_only);
+        self.identity.stream_only = sorted(known.into_iter().chain(self.table_oid(of)));
     }
 
     /// Rows of this outbox's table do stay in it.
     pub(super) fn rows_stay(&mut self, of: &OutboxConfig) {
-        let same = |now: &&Fingerprint| of.source.table().is_some_and(|table| now.is_of(table));
-        let oid = self.fingerprints.iter().find(same).and_then(Fingerprint::table_oid);
+        let oid = self.table_oid(of);
         self.identity.stream_only.retain(|known| Some(*known) != oid);
+    }
+
+    fn table_oid(&self, of: &OutboxConfig) -> Option<u32> {
+        let table = of.source.table()?;
+        self.fingerprints.iter().find(|now| now.is_of(table))?.table_oid()
     }
 
     /// What to store for `position`, at which `published` is known of the tables.
@@ -192,7 +182,7 @@ impl Session {
     }
 }
 
-/// A slot that is ours, because we stream from it.
+/// A slot that this relay owns, because it streams from it.
 struct Owned<'a> {
     config: &'a Config,
     facts: &'a Facts,
@@ -322,7 +312,7 @@ impl Lease {
         Ok(Lease { control, store, stored, task, notified, facts, sink })
     }
 
-    /// More is known than is stored: this process had published up to `position` when its stream ended.
+    /// This process had published up to `position` when its stream ended, which is more than is stored.
     pub(super) fn knows(&mut self, position: Position, published: Published) {
         let before = self.stored.published.as_ref().map_or(Lsn::ZERO, |before| before.pair.lsn);
         if published.pair.lsn < before {
@@ -432,7 +422,6 @@ fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> S
     }
 }
 
-/// What slot and catalogs say now.
 fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
     let fingerprints = fingerprints(config, facts);
     SlotNow {
@@ -451,7 +440,6 @@ fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
     facts.catalogs.iter().zip(tables).map(|(catalog, table)| Fingerprint::of(catalog, publication, table)).collect()
 }
 
-/// What the control session looks at.
 fn watched(config: &Config) -> Watched {
     Watched {
         slot: config.source.slot.clone(),
@@ -477,7 +465,7 @@ fn sorted<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
     all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// What is known of the tables before anything of a slot was delivered.
+/// The published rows before the slot delivered anything.
 fn begins(now: &WalPosition, position: Position) -> Option<Published> {
     let oldest = now.slot.as_ref()?.catalog_xmin.as_ref()?.parse().ok()?;
     Some(Published::from_slot(oldest, now.snapshot.clone()?, position.end_lsn))
@@ -502,21 +490,7 @@ fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Resul
     Ok(None)
 }
 
-/// Warns of what is not as it should be, and gives what to stop with once everything written so far is relayed.
-///
-/// # Errors
-/// The slot cannot be streamed.
-fn judge(config: &Config, facts: &Facts, warn: &mut (dyn FnMut(String) + Send)) -> Result<Option<Error>> {
-    let source = &config.source;
-    let (warnings, vanished) = preflight::judge_backlog(facts, &source.slot, &source.publication, &config.outboxes)?;
-    warnings.iter().for_each(|warning| warn(warning.to_string()));
-    if let Some(error) = &vanished {
-        warn(format!("{error}; relaying the events from before that, then stopping"));
-    }
-    Ok(vanished)
-}
-
-/// Why there is to be no slot, if there is not.
+/// Why the table is polled instead of a slot, if it is.
 fn polls(config: &Config, facts: &Facts, instead: Option<&str>) -> Option<String> {
     if let Some(why) = instead {
         return Some(why.to_owned());
@@ -533,7 +507,7 @@ fn polls(config: &Config, facts: &Facts, instead: Option<&str>) -> Option<String
     }
 }
 
-/// Whether events are in the table that the slot does not have.
+/// Whether the table has events that the slot does not have.
 fn needs_table(
     config: &Config,
     loaded: Option<&Stored>,
@@ -553,11 +527,11 @@ fn needs_table(
     }
 }
 
-/// Looks whether the tables could be polled, where that may come to be needed: best known before.
+/// Warns where the tables could not be polled.
 ///
 /// # Errors
-/// A slot is to be given up one day, and then they could not. Where rows are only set to pending again, a person is told.
-async fn look_whether_polled(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
+/// They could not, and the slot is to be dropped over its limit.
+async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
     let source = &config.source;
     let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
     for outbox in config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()) {
@@ -572,7 +546,7 @@ async fn look_whether_polled(config: &Config, warn: &mut (dyn FnMut(String) + Se
     Ok(())
 }
 
-/// Drives `work` to its end while the server is told every `every` that we are here (P5). Nothing is read.
+/// Drives `work` to its end, and sends a status update every `every` (P5). Nothing is read.
 async fn keep_alive<T>(
     stream: &mut WalStream,
     every: Duration,

@@ -10,21 +10,21 @@ use crate::position::Lsn;
 use crate::source::feedback::{Action, Feedback};
 use crate::source::{Io, Notice, Status, WalStream};
 
-/// What is there this soon after somebody was ready to read it came at once.
+/// Bytes that arrive this soon after the reader was ready came at once.
 const AT_ONCE: Duration = Duration::from_micros(300);
 /// So many reads in a row that came at once mean a backlog: by chance, at 2,000 events a second, that happens to one in 500.
 const BACKLOG: u32 = 8;
-/// A backlog that paused goes on after two of them.
+/// A backlog that paused continues after two of them.
 const RESUMED: u32 = BACKLOG - 2;
 /// How long the next read then waits: latency where there is a backlog, and nothing elsewhere. A Unix socket holds 160 rows
 /// by default, which a walsender takes some 700 µs for; it should not have to wait.
 const REST: Duration = Duration::from_micros(500);
-/// What is worth a rest: some dozen rows.
+/// A rest is worth its latency where it brings some dozen rows.
 const WORTH_BYTES: usize = 8 * 1024;
-/// What is dealt with at once: some two thousand rows, half of what is read at most. Kafka's partitions share it, and a
-/// batch of a few rows costs a broker as much as one of hundreds.
+/// A read batch: some two thousand rows. Kafka's partitions share it, and a batch of a few rows costs a broker as much as one
+/// of hundreds.
 const READ_BATCH_BYTES: usize = 1 << 20;
-/// A read batch of this much is no chance: at 10,000 events a second it takes as long as a read batch is gathered for. A rest that adds
+/// A read batch of this much is no chance: 10,000 events a second take as long for it as [`GATHERED_WITHIN`]. A rest that adds
 /// little to it is followed by another, up to [`DRY_AFTER`].
 const BEGUN_BYTES: usize = 64 * 1024;
 /// How long a walsender that has a backlog may have nothing for us, since others had its core.
@@ -61,21 +61,18 @@ pub(super) struct Readiness {
 
 /// See the module's documentation.
 pub(super) struct StreamReader {
-    /// The stream.
     pub(super) wal: WalStream,
     /// When the server is answered, and when it is dead.
     pub(super) feedback: Feedback,
     /// Whether messages were left in the buffer for the next turn.
     pub(super) has_more: bool,
-    /// What the server last said beside the changes, since the last change: one that waits for a standby repeats itself.
+    /// The last notice since the last change: a server that waits for a standby repeats it.
     pub(super) noticed: Option<Notice>,
     pacer: ReadPacer,
-    /// Ends a rest.
     pub(super) alarm: Alarm,
 }
 
 impl StreamReader {
-    /// Nothing of `wal` was read yet.
     pub(super) fn new(wal: WalStream, wal_sender_timeout: Duration) -> StreamReader {
         let now = Instant::now();
         StreamReader {
@@ -88,8 +85,8 @@ impl StreamReader {
         }
     }
 
-    /// Whether what was read waits for more of it: fewer and larger read batches make fewer and larger batches for Kafka. Not
-    /// where there is no `room` for more: that the socket is dry could not be told then.
+    /// Whether the bytes that were read wait for more: larger read batches make larger batches for Kafka. Not without `room`
+    /// for more: whether the socket is dry is not known then.
     pub(super) fn gathers(&mut self, room: bool) -> bool {
         room && !self.has_more && self.pacer.gathers(Instant::now(), self.wal.buffered_bytes())
     }
@@ -124,16 +121,16 @@ impl StreamReader {
         if io.received_bytes > 0 {
             let now = Instant::now();
             self.feedback.heard(now);
-            self.pacer.read(now, (io.received_bytes, self.wal.buffered_bytes()), events);
+            self.pacer.read(now, io.received_bytes, self.wal.buffered_bytes(), events);
         }
     }
 
-    /// There is nothing more to be read just now.
+    /// The socket has nothing more to read just now.
     pub(super) fn is_dry(&mut self) {
         self.pacer.dry(Instant::now(), self.wal.buffered_bytes());
     }
 
-    /// Puts a status update into the socket's way where one is due. Gives when to look again; none where one was put there.
+    /// Queues a status update where one is due. Gives when to look again; none where one was queued.
     ///
     /// # Errors
     /// The server fell silent (P5).
@@ -167,8 +164,8 @@ impl StreamReader {
 /// - Read after read of a little without an event means a busy neighbour: the next one waits for longer, and for longer still
 ///   once the outbox has been idle for a while. The first event ends that.
 ///
-/// What comes meanwhile waits in the socket. What was read is dealt with at once, but for a backlog: of that, a read batch is
-/// gathered first.
+/// Bytes that come meanwhile wait in the socket. Bytes that were read are taken in at once, but for a backlog: of that, a read
+/// batch is gathered first.
 #[derive(Debug)]
 struct ReadPacer {
     last_read: Instant,
@@ -211,8 +208,8 @@ impl ReadPacer {
         self.ready_since.get_or_insert(now);
     }
 
-    /// `bytes` were read, and so many are not dealt with by now. What was dealt with had `events` in all.
-    fn read(&mut self, now: Instant, (bytes, buffered_bytes): (usize, usize), events: u64) {
+    /// `bytes` were read, and so many are not taken in by now. What was taken in had `events` in all.
+    fn read(&mut self, now: Instant, bytes: usize, buffered_bytes: usize, events: u64) {
         let waited = now.duration_since(self.ready_since.take().unwrap_or(now));
         let chatters = events == self.events && waited < CHATTER_WITHIN && bytes < CHATTER_BYTES;
         self.idle_reads = if chatters { self.idle_reads.saturating_add(1) } else { 0 };
@@ -244,8 +241,7 @@ impl ReadPacer {
         until
     }
 
-    /// There is nothing more to be read just now: what was gathered, `buffered_bytes`, is all there is, or a walsender that is
-    /// in the middle of a backlog gets some more time.
+    /// The socket has nothing more: `buffered_bytes` are all there is, or a walsender that has a backlog gets some more time.
     fn dry(&mut self, now: Instant, buffered_bytes: usize) {
         if buffered_bytes < BEGUN_BYTES {
             self.at_once = 0;
@@ -256,13 +252,13 @@ impl ReadPacer {
         self.ready_since = None;
     }
 
-    /// Whether more may be read beside what is being dealt with: a Unix socket that is full keeps the walsender waiting.
+    /// Whether more may be read beside the bytes that are taken in: a full Unix socket keeps the walsender waiting.
     fn reads_beside(&self, buffered_bytes: usize) -> bool {
         buffered_bytes < READ_BATCH_BYTES
     }
 
-    /// Whether these bytes, which were read and not dealt with yet, wait for more. To be told of [`ReadPacer::dry`], the caller
-    /// looks whether there is more each time a rest is over.
+    /// Whether these bytes, which were read and not taken in yet, wait for more. The caller looks for more each time a rest is
+    /// over, and calls [`ReadPacer::dry`] where there is none.
     fn gathers(&mut self, now: Instant, buffered_bytes: usize) -> bool {
         let since = *self.gathers_since.get_or_insert(now);
         let is_small = (1..READ_BATCH_BYTES).contains(&buffered_bytes);
@@ -332,7 +328,7 @@ mod linux {
             Ok(Timer(AsyncFd::new(timerfd_create(TimerfdClockId::Monotonic, flags)?)?))
         }
 
-        /// Forgets what it was set to before, rung or not.
+        /// Replaces the time it was set to before.
         pub(super) fn set(&mut self, after: Duration) -> io::Result<()> {
             // Zero would mean never.
             let after = Timespec::try_from(after.max(Duration::from_nanos(1))).map_err(io::Error::other)?;
@@ -346,7 +342,7 @@ mod linux {
             loop {
                 let mut guard = self.0.readable().await?;
                 let read = rustix::io::read(self.0.get_ref(), &mut [0; 8]);
-                // It rings once, so there is nothing more to hear in any case.
+                // It rings once.
                 guard.clear_ready();
                 match read {
                     Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
@@ -363,19 +359,20 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Reads as soon as it may, each time something that came `apart` after it was waited for; gives how long all of it took.
+    /// Reads as soon as it may, each time `bytes` that come `apart` after the reader was ready; gives the time of all.
     fn reads(
         pace: &mut ReadPacer,
         now: &mut Instant,
         count: u32,
         apart: Duration,
-        (bytes, events): (usize, impl Fn(u32) -> u64),
+        bytes: usize,
+        events: impl Fn(u32) -> u64,
     ) -> Duration {
         let began = *now;
         for read in 0..count {
             pace.ready(*now);
             *now += apart;
-            pace.read(*now, (bytes, bytes), events(read));
+            pace.read(*now, bytes, bytes, events(read));
             *now = pace.rests_until(*now, events(read + 1)).unwrap_or(*now);
         }
         *now - began
@@ -384,25 +381,35 @@ mod tests {
     const SHORT: Duration = Duration::from_micros(10);
 
     #[test]
-    fn a_backlog_is_read_twice_a_millisecond() {
+    fn a_backlog_is_read_twice_a_millisecond_also_of_events_that_were_delivered_before() {
         let mut now = Instant::now();
         let mut pace = ReadPacer::new(now);
-        let took = reads(&mut pace, &mut now, 100, SHORT, (50_000, |read| u64::from(read) * 50));
+        let took = reads(&mut pace, &mut now, 100, SHORT, 50_000, |read| u64::from(read) * 50);
         assert!(pace.is_backlog());
         assert!(took >= 46 * MS && took < 49 * MS, "{took:?}");
+        let took = reads(&mut ReadPacer::new(now), &mut now, 100, SHORT, CHATTER_BYTES, |_| 7);
+        assert!(took < 49 * MS, "{took:?}");
     }
 
     #[test]
-    fn a_backlog_whose_rows_take_longer_than_a_rest_is_read_without_one() {
-        let mut now = Instant::now();
-        let mut pace = ReadPacer::new(now);
-        for read in 0..100 {
-            pace.ready(now);
-            pace.read(now, (50_000, 50_000), read * 50);
-            now += 2 * MS;
-            assert_eq!(pace.rests_until(now, read * 50 + 50), None);
+    fn what_comes_apart_or_takes_long_is_read_without_a_rest() {
+        // Rows that take longer than a rest; events now and then; keepalives far apart.
+        for (before, bytes, after, events) in [
+            (Duration::ZERO, 50_000, 2 * MS, 50),
+            (AT_ONCE, 300, Duration::ZERO, 1),
+            (CHATTER_WITHIN, 23, Duration::ZERO, 0),
+        ] {
+            let mut now = Instant::now();
+            let mut pace = ReadPacer::new(now);
+            for read in 0..100 {
+                pace.ready(now);
+                now += before;
+                pace.read(now, bytes, bytes, read * events);
+                now += after;
+                assert_eq!(pace.rests_until(now, (read + 1) * events), None, "{bytes}");
+            }
+            assert_eq!(pace.is_backlog(), bytes == 50_000);
         }
-        assert!(pace.is_backlog());
     }
 
     #[test]
@@ -410,16 +417,16 @@ mod tests {
         let mut now = Instant::now();
         let mut pace = ReadPacer::new(now);
         // 2,000 events a second, of which some come close together.
-        let took = reads(&mut pace, &mut now, 9 * 11, SHORT, (500, |read| u64::from(read)));
+        let took = reads(&mut pace, &mut now, 9 * 11, SHORT, 500, u64::from);
         assert!(took < 8 * MS, "{took:?}");
     }
 
     #[test]
-    fn a_heap_is_gathered_until_it_is_large_or_old_or_all_there_is() {
+    fn a_read_batch_is_gathered_until_it_is_large_or_old_or_all_there_is() {
         let start = Instant::now();
         let (mut now, mut pace) = (start, ReadPacer::new(start));
         assert!(!pace.gathers(now, 100), "one row is no backlog");
-        reads(&mut pace, &mut now, BACKLOG, SHORT, (50_000, |read| u64::from(read)));
+        reads(&mut pace, &mut now, BACKLOG, SHORT, 50_000, u64::from);
         assert!(pace.gathers(now, 50_000) && !pace.gathers(now, READ_BATCH_BYTES));
         assert!(pace.gathers(now, 50_000) && pace.gathers(now + GATHERED_WITHIN / 2, 100_000));
         assert!(!pace.gathers(now + GATHERED_WITHIN, 150_000));
@@ -429,10 +436,10 @@ mod tests {
     }
 
     #[test]
-    fn a_large_heap_is_gathered_on_while_the_walsender_pauses_for_a_moment() {
+    fn a_large_read_batch_is_gathered_on_while_the_walsender_pauses_for_a_moment() {
         let mut now = Instant::now();
         let mut pace = ReadPacer::new(now);
-        reads(&mut pace, &mut now, BACKLOG, SHORT, (50_000, |read| u64::from(read)));
+        reads(&mut pace, &mut now, BACKLOG, SHORT, 50_000, u64::from);
         let paused = now;
         while now < paused + DRY_AFTER - REST {
             pace.ready(now);
@@ -443,44 +450,31 @@ mod tests {
         // Little by itself, and late, it adds to much.
         pace.ready(now);
         now += DRY_AFTER / 2;
-        pace.read(now, (300, BEGUN_BYTES + 300), 8);
+        pace.read(now, 300, BEGUN_BYTES + 300, 8);
         assert!(pace.gathers(now, BEGUN_BYTES + 300));
         now += DRY_AFTER;
         pace.dry(now, BEGUN_BYTES + 300);
         assert!(!pace.gathers(now, BEGUN_BYTES + 300));
         // It was a pause all the same.
-        reads(&mut pace, &mut now, 2, SHORT, (50_000, |_| 8));
+        reads(&mut pace, &mut now, 2, SHORT, 50_000, |_| 8);
         assert!(pace.is_backlog());
         // Or the end: what trickles in is read as it comes.
         pace.dry(now, 300);
-        reads(&mut pace, &mut now, 2, SHORT, (300, |_| 8));
+        reads(&mut pace, &mut now, 2, SHORT, 300, |_| 8);
         assert!(!pace.is_backlog());
     }
 
     #[test]
-    fn what_comes_now_and_then_is_read_at_once() {
+    fn keepalives_alone_are_read_together_until_there_is_an_event() {
         let mut now = Instant::now();
         let mut pace = ReadPacer::new(now);
-        for number in 0..100 {
-            pace.ready(now);
-            now += AT_ONCE;
-            pace.read(now, (300, 300), number);
-            assert_eq!(pace.rests_until(now, number + 1), None);
-        }
-        assert!(!pace.is_backlog());
-    }
-
-    #[test]
-    fn keepalives_alone_are_read_in_heaps_until_there_is_an_event() {
-        let mut now = Instant::now();
-        let mut pace = ReadPacer::new(now);
-        reads(&mut pace, &mut now, CHATTER, Duration::from_micros(500), (23, |_| 7));
-        let took = reads(&mut pace, &mut now, 100, Duration::from_micros(500), (23, |_| 7));
+        reads(&mut pace, &mut now, CHATTER, Duration::from_micros(500), 23, |_| 7);
+        let took = reads(&mut pace, &mut now, 100, Duration::from_micros(500), 23, |_| 7);
         assert!(took >= 790 * MS, "{took:?}");
         // The read that has an event in it is followed by others as soon as ever.
         pace.ready(now);
         now += MS;
-        pace.read(now, (300, 300), 7);
+        pace.read(now, 300, 300, 7);
         assert_eq!(pace.rests_until(now, 8), None);
     }
 
@@ -492,40 +486,20 @@ mod tests {
         // The first event, and a while in which there is nothing to be read at all.
         assert_eq!(pace.rests_until(now, 7), None);
         now += IDLE_AFTER;
-        reads(&mut pace, &mut now, CHATTER + 1, apart, (23, |_| 7));
-        let took = reads(&mut pace, &mut now, 20, apart, (23 * 100, |_| 7));
+        reads(&mut pace, &mut now, CHATTER + 1, apart, 23, |_| 7);
+        let took = reads(&mut pace, &mut now, 20, apart, 23 * 100, |_| 7);
         assert!(took >= 990 * MS, "{took:?}");
         // A neighbour that fills a small buffer meanwhile is not kept waiting.
-        let took = reads(&mut pace, &mut now, 20, apart, (IDLE_BYTES, |_| 7));
+        let took = reads(&mut pace, &mut now, 20, apart, IDLE_BYTES, |_| 7);
         assert!(took < 190 * MS, "{took:?}");
         // After an event it is as if nothing had been.
-        reads(&mut pace, &mut now, CHATTER + 1, apart, (23, |_| 8));
-        let took = reads(&mut pace, &mut now, 20, apart, (23, |_| 8));
+        reads(&mut pace, &mut now, CHATTER + 1, apart, 23, |_| 8);
+        let took = reads(&mut pace, &mut now, 20, apart, 23, |_| 8);
         assert!(took < 190 * MS, "{took:?}");
-    }
-
-    #[test]
-    fn what_was_delivered_before_is_read_as_fast_as_a_backlog() {
-        let mut now = Instant::now();
-        let mut pace = ReadPacer::new(now);
-        let took = reads(&mut pace, &mut now, 100, SHORT, (CHATTER_BYTES, |_| 7));
-        assert!(took < 49 * MS, "{took:?}");
-    }
-
-    #[test]
-    fn keepalives_far_apart_are_read_at_once() {
-        let mut now = Instant::now();
-        let mut pace = ReadPacer::new(now);
-        for _ in 0..100 {
-            pace.ready(now);
-            now += CHATTER_WITHIN;
-            pace.read(now, (23, 23), 0);
-            assert_eq!(pace.rests_until(now, 0), None);
-        }
     }
 
     #[tokio::test]
-    async fn it_rings_when_it_was_set_to_and_not_before() {
+    async fn an_alarm_rings_when_it_was_set_to_and_not_before() {
         let mut alarm = Alarm::new();
         for micros in [0, 1, 200, 900, 3_000] {
             let until = Instant::now() + Duration::from_micros(micros);
@@ -535,7 +509,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_it_was_set_to_and_nobody_waited_for_is_forgotten() {
+    async fn an_alarm_that_nobody_waited_for_is_forgotten() {
         let mut alarm = Alarm::new();
         for _ in 0..20 {
             let soon = Instant::now() + Duration::from_micros(100);

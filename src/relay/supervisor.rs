@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-use crate::config::{Config, OnError, OutboxConfig, StoreKind};
+use crate::config::{Config, OnError, OutboxConfig, SlotName, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::ledger::trail::Published;
@@ -47,29 +47,27 @@ const LASTED: Duration = Duration::from_secs(10);
 pub(super) struct Relay {
     outage: Outage,
     pub(super) producer: RelayProducer,
-    /// Sessions so far.
     sessions: u64,
     /// Whether topics may have what comes again: an earlier process was killed, or this one stood still.
     is_in_doubt: bool,
     /// Server and timeline of the last session.
     served: Option<ServerIdentity>,
-    /// What the operator was warned of: once, not at each try.
+    /// Warnings that were logged: each once, not at each try.
     warned: HashSet<String>,
     /// Why the table is polled for a while, although there may be a slot.
     polls_instead: Option<String>,
-    /// What is stored of what is published.
     pub(super) known: Known,
     /// Rows that somebody set to pending again.
     asked: Vec<RowId>,
-    /// Whether the last session ended with all that may be confirmed told to Postgres.
+    /// Whether the last session confirmed to Postgres all that may be confirmed.
     told: bool,
-    /// The server's side of the last stream of this process.
+    /// Of the last stream of this process.
     walsender_pid: Option<i32>,
     config: Config,
     pub(super) telemetry: Telemetry,
 }
 
-/// What a stream delivered, and what is known of the tables there.
+/// The position up to which a stream delivered, and the published rows there.
 struct Delivered {
     position: Position,
     published: Published,
@@ -78,7 +76,6 @@ struct Delivered {
 }
 
 impl Relay {
-    /// Nothing is connected, and nothing is known.
     pub(super) fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
         Ok(Relay {
             outage: Outage::new(&config.kafka),
@@ -99,15 +96,12 @@ impl Relay {
 
     pub(super) async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
-            let ended = Box::pin(self.one_session(stop)).await;
-            let (quarantine, config) = (self.producer.newest_quarantine(), &mut self.config);
-            let error = match ended.map_err(|error| self.outage.unless_its_batch(error, quarantine, config)) {
+            let mut error = match Box::pin(self.one_session(stop)).await {
+                Ok(Ended::ServerShutDown) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
                 Ok(Ended::Stopped) => return self.leave(stop).await,
+                Ok(_) if stop.asked() != Stop::No => return self.leave(stop).await,
                 // The next session is of another kind.
-                Ok(next) if next != Ended::ServerShutDown => {
-                    if stop.asked() != Stop::No {
-                        return self.leave(stop).await;
-                    }
+                Ok(next) => {
                     match next {
                         Ended::Asked(rows) => self.asked = rows,
                         Ended::OverBudget => self.give_up().await,
@@ -116,22 +110,21 @@ impl Relay {
                     }
                     continue;
                 }
-                Ok(_) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
-                Err(error) if error.kind().halts() => return Err(error),
-                Err(error) if error.kind() == Kind::SlotActive && stop.asked() == Stop::No => {
-                    tracing::debug!(%error, "standing by");
-                    match Box::pin(self.stand_by(stop)).await {
-                        Ok(()) if stop.asked() != Stop::No => return self.leave(stop).await,
-                        Ok(()) => continue,
-                        Err(error) if error.kind().halts() => return Err(error),
-                        Err(error) => error,
+                Err(error) => self.outage.judge(error, self.producer.newest_quarantine(), &mut self.config)?,
+            };
+            if error.kind() == Kind::SlotActive && stop.asked() == Stop::No {
+                tracing::debug!(%error, "standing by");
+                match Box::pin(self.stand_by(stop)).await {
+                    Ok(()) if stop.asked() != Stop::No => return self.leave(stop).await,
+                    Ok(()) => continue,
+                    Err(lost) => {
+                        error = self.outage.judge(lost, self.producer.newest_quarantine(), &mut self.config)?;
                     }
                 }
-                Err(error) => error,
-            };
+            }
             if stop.asked() == Stop::No {
-                let wait =
-                    self.outage.failed(&error, self.producer.newest_quarantine(), &self.config, &self.telemetry)?;
+                let quarantine = self.producer.newest_quarantine();
+                let wait = self.outage.failed(&error, quarantine, &self.config, &self.telemetry)?;
                 if self.is_transactional() {
                     // What it has open is given up at once: readers do not wait for the next session.
                     self.retire().await;
@@ -183,7 +176,7 @@ impl Relay {
         }
     }
 
-    /// Looks at Kafka and Postgres, and begins to stream where the slot has everything.
+    /// Checks Kafka and Postgres, and begins to stream where the slot has everything.
     async fn open(&mut self) -> Result<Opened> {
         let Config { delivery, source, .. } = &self.config;
         let dead_letters =
@@ -196,11 +189,7 @@ impl Relay {
         } else {
             Vec::new()
         };
-        let mut warn = |warning: String| {
-            if self.warned.insert(warning.clone()) {
-                tracing::warn!(slot = %source.slot, "{warning}");
-            }
-        };
+        let mut warn = warn_once(&mut self.warned, &source.slot);
         missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
         let (producer, instead) = (self.producer.handle(), self.polls_instead.as_deref());
         Box::pin(Session::open(&self.config, producer, instead, &self.known, &mut warn)).await
@@ -212,17 +201,18 @@ impl Relay {
             self.producer.set_new(sink);
         }
         // What this process knows counts only on the server and timeline where it learned it.
-        let same_server = self.served.as_ref().is_none_or(|served| served == session.server());
-        self.served = Some(session.server().clone());
+        let same_server = self.served.as_ref().is_none_or(|served| *served == session.identity.server);
+        self.served = Some(session.identity.server.clone());
         self.config.state.adopt_slot = false;
-        let (start, published) = (session.start_position(), session.published());
+        let (start, published) = (session.identity.position, session.identity.published.clone());
         let mut pipeline = self.producer.enter(&self.config, start, published, same_server)?;
         self.sessions += 1;
         if self.sessions > 1 {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
         pipeline.reconnected();
-        pipeline.publisher.set_origin(&session.server().system_identifier, session.server().timeline);
+        let server = &session.identity.server;
+        pipeline.publisher.set_origin(&server.system_identifier, server.timeline);
         pipeline.set_catalog(std::mem::take(&mut session.table_oids), std::mem::take(&mut session.base_types));
         pipeline.publisher.set_parked(std::mem::take(&mut session.waiting));
         if std::mem::take(&mut self.is_in_doubt) {
@@ -264,15 +254,15 @@ impl Relay {
         Ok(())
     }
 
-    /// What an earlier process published and did not store comes again, or what this one had sent when it stood still.
+    /// Makes the publisher find events that an earlier process, or this one before it stood still, published and did not store.
     fn expect_again(&self, pipeline: &mut Pipeline<AnySink>, session: &Session) {
         // What is committed with its position does not come again.
         if !self.config.delivery.reads_tails || self.is_transactional() {
             return;
         }
-        let (server, outboxes) = (session.server(), &self.config.outboxes);
+        let (server, outboxes) = (&session.identity.server, &self.config.outboxes);
         let origin = (server.system_identifier.as_str(), server.timeline);
-        match DeliveredBefore::new(outboxes, origin, session.start_position(), session.wal_end) {
+        match DeliveredBefore::new(outboxes, origin, session.identity.position, session.wal_end) {
             Some(before) => pipeline.publisher.before = Some(Box::new(before)),
             None => tracing::info!(
                 slot = %self.config.source.slot,
@@ -284,12 +274,11 @@ impl Relay {
 
     // Exactly once: each session has a producer of its own.
 
-    /// Whether every session has a producer of its own.
     fn is_transactional(&self) -> bool {
         self.config.delivery.transactions.is_some()
     }
 
-    /// The end of a session's own producer. Nothing of it counts but what is committed.
+    /// Ends a session's own producer. Nothing of it counts but what is committed.
     async fn retire(&mut self) {
         if self.producer.running().is_some_and(|pipeline| pipeline.publisher.transaction.is_open()) {
             self.telemetry.metrics.given_up_transactions.inc();
@@ -299,8 +288,7 @@ impl Relay {
 
     // The table, before a slot is streamed or instead.
 
-    /// Drops the slot, so that the server can let go of its log. What is stored tells what was published, and Kafka, which
-    /// may be why it kept so much, is not asked.
+    /// Drops the slot, so that the server can remove its WAL. The stored position tells what was published.
     async fn give_up(&mut self) {
         let source = &self.config.source;
         let dropped = async { WalSession::connect(&source.database, source).await?.drop_slot().await };
@@ -319,11 +307,7 @@ impl Relay {
         self.producer.watchdog.release();
         let delivered = self.end_stream(stop).await?;
         let producer = self.producer.handle();
-        let mut warn = |warning: String| {
-            if self.warned.insert(warning.clone()) {
-                tracing::warn!(slot = %self.config.source.slot, "{warning}");
-            }
-        };
+        let mut warn = warn_once(&mut self.warned, &self.config.source.slot);
         let lease = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
             lease = Lease::take(&self.config, producer, &why, &self.known, &mut warn) => lease,
@@ -378,7 +362,7 @@ impl Relay {
         ended
     }
 
-    /// Waits for what a stream left in flight, which is known to be published then, or will come again.
+    /// Waits for acks of what a stream left in flight.
     async fn end_stream(&mut self, stop: &mut StopSignal) -> Result<Option<Delivered>> {
         let Some(pipeline) = self.producer.running_mut() else { return Ok(None) };
         let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
@@ -401,7 +385,7 @@ impl Relay {
     /// As soon as another relay is seen there, what this one has in flight is given up.
     ///
     /// # Errors
-    /// Of the connection; and where events wait at the beginning that it would leave behind: it could not take over.
+    /// Of the connection; and where a take-over would leave parked events behind.
     async fn stand_by(&mut self, stop: &mut StopSignal) -> Result<()> {
         let source = self.config.source.clone();
         let mut waited_for: Option<Holder> = None;
@@ -435,8 +419,7 @@ impl Relay {
         ended
     }
 
-    /// Whether a take-over would end this relay now, which is said unless it was `told`. It need not come to that: what waits
-    /// may be gone by then.
+    /// Whether a take-over would end this relay now, which is logged unless it was `told`.
     async fn is_unfit(&self, client: &Client, told: bool) -> bool {
         let Err(error) = none_left_behind(client, &self.config).await else { return false };
         if error.kind().halts() && !told {
@@ -463,7 +446,7 @@ impl Relay {
 
     // The end of a relay that was told to stop.
 
-    /// A stop ends here. What a session did not wait for because Postgres went away, or was away, is waited for now.
+    /// Ends a relay that was told to stop, and waits for acks that no session waited for, because Postgres was away.
     async fn leave(&mut self, stop: &mut StopSignal) -> Result<()> {
         let until = stop.since().unwrap_or_else(Instant::now) + self.config.process.shutdown_timeout;
         let acked = match self.producer.running_mut() {
@@ -479,7 +462,7 @@ impl Relay {
         self.left(acked)
     }
 
-    /// The last word: well where nothing was left in flight.
+    /// The result of a stop: an error where events were left in flight.
     fn left(&self, acked: bool) -> Result<()> {
         let running = self.producer.running();
         let left = running.map_or(0, |pipeline| {
@@ -507,7 +490,16 @@ impl Relay {
     }
 }
 
-/// What is said at start of a topic of dead letters that is not there.
+/// Logs each warning the first time.
+fn warn_once<'a>(warned: &'a mut HashSet<String>, slot: &'a SlotName) -> impl FnMut(String) + Send + 'a {
+    move |warning| {
+        if warned.insert(warning.clone()) {
+            tracing::warn!(%slot, "{warning}");
+        }
+    }
+}
+
+/// The warning at start about a dead-letter topic that does not exist.
 fn no_dead_letters(topic: &str) -> String {
     format!(
         "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the brokers create it, all \

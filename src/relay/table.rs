@@ -36,7 +36,7 @@ use crate::relay::table_loop::{Query, Read, TableLoop};
 use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
 use crate::source::control::{Control, OldTransaction};
-use crate::source::preflight;
+use crate::source::preflight::{self, Facts};
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
@@ -74,20 +74,16 @@ pub(super) async fn run(
     process: Process<'_>,
 ) -> (Option<AnySink>, bool, Result<Ended>) {
     let Process { config, telemetry, watchdog, stop } = process.clone();
+    let Opened { marker, waiting, reader, tables } = match watchdog.throughout(open(config, &lease.task)).await {
+        Ok(opened) => opened,
+        Err(error) => return (Some(sink), false, Err(error)),
+    };
     let mut publisher = match Publisher::new(&Setup::of(config), Position::default(), sink) {
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };
     publisher.quarantine = quarantine.take_over();
     publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
-    let source = &config.source;
-    let Opened { marker, waiting, reader, tables } = match watchdog.throughout(open(config, &lease.task)).await {
-        Ok(opened) => opened,
-        Err(error) => {
-            *quarantine = std::mem::take(&mut publisher.quarantine);
-            return (Some(publisher.sink), false, Err(error));
-        }
-    };
     publisher.set_parked(waiting);
     if !matches!(lease.task, TableTask::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
@@ -96,21 +92,9 @@ pub(super) async fn run(
     let Lease { control, store, stored, task, notified, facts, sink: _ } = lease;
     let delivered = delivered.into_iter().collect();
     let reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
-    let mut work = Work { reading, reader, tables, config, telemetry, stop, major: facts.server.major() };
-    let done = match task {
-        TableTask::MakeSlot(plan) => Box::pin(watchdog.throughout(work.make_slot(plan, facts.slot.is_some()))).await,
-        TableTask::GoOn => Box::pin(watchdog.throughout(work.go_on())).await,
-        TableTask::Again(asked) => Box::pin(watchdog.throughout(work.again(&asked))).await,
-        TableTask::Poll(why) => {
-            let of_tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
-            facts.unlogged(of_tables).for_each(|table| {
-                tracing::warn!(slot = %source.slot, "table {table} is unlogged: a crash of the server empties it, and \
-                    unpublished rows are lost: alter table {table} set logged");
-            });
-            Box::pin(watchdog.throughout(work.poll(&why, facts.slot.is_some(), &control, notified))).await
-        }
-    };
-    // Where it ended ill the lease may be gone, and what is tried now would come behind what is newer.
+    let mut work = Work { reading, reader, tables, control, notified, facts, config, telemetry, stop };
+    let done = Box::pin(watchdog.throughout(work.run(task))).await;
+    // After an error the lease may be gone, and retries would come behind newer events.
     if done.is_err() || watchdog.throughout(work.reading.finish_retries()).await.is_err() {
         work.reading.give_up_retries().await;
     }
@@ -129,7 +113,7 @@ pub(super) async fn run(
     (None, begun, done)
 }
 
-/// The tables, and who reads them and writes to their rows.
+/// The sessions that read the tables and write to their rows.
 struct Opened {
     marker: Option<Arc<Marker>>,
     waiting: Vec<Waiting>,
@@ -167,15 +151,28 @@ struct Work<'a> {
     reading: TableLoop<'a>,
     reader: Reader,
     tables: Vec<OutboxTable>,
+    control: Control,
+    /// A notification says that there are new rows.
+    notified: Arc<Notify>,
+    facts: Facts,
     config: &'a Config,
     telemetry: &'a Telemetry,
     stop: StopSignal,
-    major: u32,
 }
 
 impl Work<'_> {
+    async fn run(&mut self, task: TableTask) -> Result<Ended> {
+        match task {
+            TableTask::MakeSlot(plan) => Box::pin(self.make_slot(*plan)).await,
+            TableTask::GoOn => Box::pin(self.go_on()).await,
+            TableTask::Again(asked) => Box::pin(self.again(&asked)).await,
+            TableTask::Poll(why) => Box::pin(self.poll(&why)).await,
+        }
+    }
+
     /// Makes the slot, and catches up with what is before it.
-    async fn make_slot(&mut self, plan: Box<RecoveryPlan>, is_there: bool) -> Result<Ended> {
+    async fn make_slot(&mut self, mut plan: RecoveryPlan) -> Result<Ended> {
+        let is_there = self.facts.slot.is_some();
         let slot = &self.config.source.slot;
         let (cause, rows) = (&plan.cause, named(&plan.rows));
         // The first one, or one behind a poller: nothing went wrong.
@@ -185,7 +182,6 @@ impl Work<'_> {
             (false, _) => tracing::warn!(%slot, cause, rows, "making the slot anew"),
         }
         plan.notes.iter().for_each(|note| tracing::warn!(%slot, "{note}"));
-        let mut plan = plan;
         let begun = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
         if let Some(until) = begun.filter(|_| plan.finishes) {
             let Began { wal_end: lsn, flushed, .. } = begin(&self.reader, &self.tables, None).await?;
@@ -209,9 +205,8 @@ impl Work<'_> {
         let config = self.config;
         let tables = self.tables.iter().filter_map(|table| Some((&table.facts, config.outboxes.get(table.number)?)));
         let may_give_way = can_poll(tables, config);
-        let made =
-            make_slot(config, self.major, is_there, may_give_way, self.reader.client(), self.telemetry, &mut self.stop)
-                .await?;
+        let (major, observer) = (self.facts.server.major(), self.reader.client());
+        let made = make_slot(config, major, is_there, may_give_way, observer, self.telemetry, &mut self.stop).await?;
         let (wal, made) = match made {
             SlotCreation::Slot(wal, made) => (wal, made),
             SlotCreation::Stopped => return Ok(Ended::Stopped),
@@ -234,7 +229,7 @@ impl Work<'_> {
         self.catch_up(snapshot, made.consistent_point, false).await
     }
 
-    /// Goes on with catching up: the snapshot is gone, and what is behind the last row is read.
+    /// Continues to catch up after the last row that was published; the snapshot is gone.
     async fn go_on(&mut self) -> Result<Ended> {
         let until = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
         let Some(until) = until else { return Err(Error::new(Kind::Bug, "there is nothing to go on with")) };
@@ -261,7 +256,7 @@ impl Work<'_> {
         Ok(Ended::Again)
     }
 
-    /// Publishes rows again that are pending again. What the slot has still to deliver is not among them.
+    /// Publishes rows again that are pending again. Rows that the slot has still to deliver are not among them.
     async fn again(&mut self, asked: &[RowId]) -> Result<Ended> {
         for OutboxTable { number, facts } in &self.tables {
             let outbox = self.config.outboxes.get(*number);
@@ -296,10 +291,14 @@ impl Work<'_> {
     }
 
     /// Polls until told to stop, or until there can be a slot.
-    async fn poll(&mut self, why: &str, is_there: bool, control: &Control, notified: Arc<Notify>) -> Result<Ended> {
+    async fn poll(&mut self, why: &str) -> Result<Ended> {
         let (slot, source) = (&self.config.source.slot, &self.config.source);
         tracing::info!(%slot, why, "reading the table instead of a slot");
-        if is_there {
+        self.facts.unlogged(self.config.outboxes.iter().filter_map(|outbox| outbox.source.table())).for_each(|table| {
+            tracing::warn!(%slot, "table {table} is unlogged: a crash of the server empties it, and unpublished rows are \
+                lost: alter table {table} set logged");
+        });
+        if self.facts.slot.is_some() {
             tracing::warn!(%slot, "a slot of this name exists, and retains WAL that no relay reads: select \
                 pg_drop_replication_slot('{slot}')");
         }
@@ -339,14 +338,14 @@ impl Work<'_> {
             self.reading.report(Instant::now());
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();
-                let measured = control.wal_position().await?;
+                let measured = self.control.wal_position().await?;
                 oldest.report(self.telemetry, measured.oldest_transaction.as_ref());
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let wait = if empty > IDLE_AFTER { source.poll.idle_interval } else { source.poll.interval };
             if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
                 looked_at = Instant::now();
-                let oldest = control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
+                let oldest = self.control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
                 // Making a slot waits for whoever is under way, and nothing is published meanwhile. Who is there at one look
                 // only does not count.
                 let before = held_by.replace(oldest);
@@ -358,20 +357,20 @@ impl Work<'_> {
             }
             // What the slot delivered is read once at most; whoever asks for it again means it.
             self.reading.forget_delivered();
-            if self.is_stopped_within(wait, &notified).await? {
+            if self.is_stopped_within(wait).await? {
                 self.reading.save().await?;
                 return Ok(Ended::Stopped);
             }
         }
     }
 
-    /// Waits this long, or until there is said to be a new row. Whether the relay was told to stop.
-    async fn is_stopped_within(&mut self, wait: Duration, notified: &Notify) -> Result<bool> {
+    /// Waits this long, or for a notification. Whether the relay was told to stop.
+    async fn is_stopped_within(&mut self, wait: Duration) -> Result<bool> {
         tokio::select! {
             biased;
             () = self.stop.at_least(Stop::Drain) => Ok(true),
             end = self.reading.shared.control.ended() => Err(control_lost(end)),
-            () = notified.notified() => Ok(false),
+            () = self.notified.notified() => Ok(false),
             () = tokio::time::sleep(wait) => Ok(false),
         }
     }
@@ -462,13 +461,11 @@ fn named(rows: &Rows) -> String {
     }
 }
 
-/// What has become of it.
 enum SlotCreation {
-    /// It is there; the session's next command ends its exported snapshot.
+    /// The session's next command ends the exported snapshot.
     Slot(WalSession, NewSlot),
-    /// The relay was told to stop.
     Stopped,
-    /// It would have to wait for these transactions, and does not.
+    /// Postgres waits for these transactions, and the table is polled meanwhile.
     Held(String),
 }
 
@@ -542,9 +539,7 @@ async fn make_slot(
 }
 
 struct Waits {
-    /// By pid, role and age.
     text: String,
-    /// The first of them.
     oldest: OldTransaction,
 }
 

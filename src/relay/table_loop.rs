@@ -26,13 +26,13 @@ use crate::source::control::Control;
 use crate::state::Stored;
 use crate::upkeep::Marker;
 
-/// How long what was delivered waits to be stored: what comes again after a crash.
+/// How often progress is stored: events since then come again after a crash.
 const STORE_INTERVAL: Duration = Duration::from_millis(250);
-/// How often a person is told how far it has come.
+/// How often progress is logged.
 const TELL_INTERVAL: Duration = Duration::from_secs(5);
 /// Rows between two places a crashed relay can go on from.
 const CHECKPOINT_ROWS: u64 = 100;
-/// How long acks of what is in flight are waited for where the table cannot be read on.
+/// How long acks are waited for where the table cannot be read on.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rows that are marked or deleted in one transaction.
 const WRITE_BACK_ROWS: usize = 1_000;
@@ -249,7 +249,7 @@ impl<'a> TableLoop<'a> {
         }
     }
 
-    /// Takes `row`, and others that are there already.
+    /// Takes `row`, and others that are ready.
     async fn take_rows(&mut self, scan: &mut Scan, row: Option<PolledRow>) -> Result<()> {
         let (mut next, mut left) = (Some(row), ROWS_PER_TURN);
         while let Some(row) = next.take() {
@@ -267,7 +267,6 @@ impl<'a> TableLoop<'a> {
         Ok(())
     }
 
-    /// One row on its way.
     fn take(&mut self, scan: &mut Scan, row: &PolledRow) -> Result<()> {
         let outbox = self
             .shared
@@ -345,7 +344,7 @@ impl<'a> TableLoop<'a> {
             .remedy(format!("correct the row in the table{which}, or delete it, and start the relay again"))
     }
 
-    /// Whether rows are to be committed now: they are enough for a transaction, and all of them are acked.
+    /// Whether rows are to be committed now: enough for a transaction, and all of them acked.
     fn is_full(&mut self, scan: &Scan, now: Instant) -> bool {
         // More rows are on their way until the last was read, and what the last one says of all is stored with it.
         self.publisher.transaction.look(false, true, now - self.shared.epoch);
@@ -364,14 +363,13 @@ impl<'a> TableLoop<'a> {
         }
     }
 
-    /// Stores what is to be stored, up to the last row that was taken.
+    /// Stores progress up to the last row that was taken.
     async fn save_to_last(&mut self, scan: &mut Scan) -> Result<()> {
         scan.checkpoints.extend(scan.last.take());
         self.advance(scan);
         self.save().await
     }
 
-    /// Stores what is to be stored.
     pub(super) async fn save(&mut self) -> Result<()> {
         if self.kept.as_ref() == Some(&self.stored) && !self.publisher.transaction.is_open() {
             return Ok(());
@@ -452,18 +450,18 @@ impl<'a> TableLoop<'a> {
 /// before it is under way (see [`crate::poll`]). A poller that has published it does not publish it at each scan.
 #[derive(Debug, Default)]
 struct PublishedRows {
-    /// Those that are published, and below which transaction they were written.
+    /// Published rows, and below which transaction they were written.
     published: HashMap<RowId, u64>,
-    /// Those of this look.
-    looked: Vec<RowId>,
-    /// Below which transaction everything is that this look finds; none while nobody polls.
+    /// Rows of this scan.
+    scanned: Vec<RowId>,
+    /// The rows of this scan are of transactions below this one; none while nobody polls.
     xmax: Option<u64>,
 }
 
 impl PublishedRows {
-    /// Another look, at rows of transactions below `xmax`, which finds none below `xmin` any more.
+    /// Another scan, of rows of transactions below `xmax`, which finds none below `xmin` any more.
     fn begin(&mut self, xmax: u64, xmin: u64) {
-        self.looked.clear();
+        self.scanned.clear();
         self.xmax = Some(xmax);
         self.published.retain(|_, below| *below > xmin);
     }
@@ -474,16 +472,16 @@ impl PublishedRows {
             return true;
         }
         let is_new = !self.published.contains_key(row);
-        if is_new && self.published.len() + self.looked.len() < ROWS_MAX {
-            self.looked.push(row.clone());
+        if is_new && self.published.len() + self.scanned.len() < ROWS_MAX {
+            self.scanned.push(row.clone());
         }
         is_new
     }
 
-    /// What was found is published.
+    /// The rows of the scan are published.
     fn end(&mut self) {
         let below = self.xmax.unwrap_or_default();
-        self.published.extend(self.looked.drain(..).map(|row| (row, below)));
+        self.published.extend(self.scanned.drain(..).map(|row| (row, below)));
     }
 }
 
@@ -492,12 +490,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_new_until_a_look_that_found_it_came_to_its_end() {
+    fn a_polled_row_is_new_until_a_scan_that_found_it_has_ended() {
         let (mut found, row) = (PublishedRows::default(), RowId::new(0, std::iter::once(&b"7"[..])));
         assert!(found.is_new(&row) && found.is_new(&row), "nobody polls");
         found.begin(20, 10);
         assert!(found.is_new(&row));
-        // That look failed.
+        // That scan failed.
         found.begin(21, 10);
         assert!(found.is_new(&row));
         found.end();
