@@ -72,8 +72,9 @@ pub(super) struct Jobs {
     next_watch: Instant,
     next_pair: Instant,
     /// Events acked when the last snapshot was taken.
-    paired_at: u64,
-    look_asked: bool,
+    pub(super) paired_at: u64,
+    /// A table was described: the catalogs are to be looked at soon.
+    pub(super) look_asked: bool,
     next_look: Instant,
     next_measure: Instant,
 }
@@ -115,11 +116,6 @@ impl Jobs {
         .await
     }
 
-    /// The catalogs are to be looked at soon: a table was described.
-    pub(super) fn ask_look(&mut self) {
-        self.look_asked = true;
-    }
-
     pub(super) fn is_looking(&self) -> bool {
         self.is_running(Task::Look)
     }
@@ -153,11 +149,6 @@ impl Jobs {
             let control = session.control.clone();
             self.begin(Task::Pair, async move { Done::Paired(control.take_pair().await) });
         }
-    }
-
-    /// A snapshot was taken, after so many events were acked.
-    pub(super) fn paired(&mut self, acked: u64) {
-        self.paired_at = acked;
     }
 
     /// Looks for pending rows where that is due; everything up to `settled` is delivered and marked.

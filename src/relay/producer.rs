@@ -1,5 +1,7 @@
 //! The relay's producer from its start to its end, and what its successor has to know.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use crate::config::Config;
@@ -54,10 +56,12 @@ impl RelayProducer {
         matches!(self.state, State::Absent)
     }
 
-    pub(super) fn new_sink(&self) -> Option<&AnySink> {
+    /// Those of these topics that Kafka does not have. A producer that publishes from the slot does not ask.
+    pub(super) async fn missing(&self, config: &Config, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         match &self.state {
-            State::New(sink, _) => Some(sink),
-            State::Absent | State::Running(_) => None,
+            State::New(sink, _) => sink.missing(topics, timeout).await,
+            State::Absent => AnySink::for_asking(config)?.missing(topics, timeout).await,
+            State::Running(_) => Ok(Vec::new()),
         }
     }
 

@@ -182,7 +182,7 @@ impl ReplicationLoop<'_> {
                     *noticed = None;
                     self.statistics.server_wal_end = self.statistics.server_wal_end.max(wal_end);
                     if self.pipeline.data(wal_start, body)? == Taken::Relation {
-                        self.jobs.ask_look();
+                        self.jobs.look_asked = true;
                     }
                 }
                 WalMessage::Keepalive { wal_end, reply_requested } => {
@@ -324,7 +324,7 @@ impl ReplicationLoop<'_> {
             Done::Kept(found, outbox) => self.looked_for_row(found?, outbox),
             Done::Paired(pair) => {
                 let (snapshot, lsn) = pair?;
-                self.jobs.paired(self.pipeline.publisher.counts().acked);
+                self.jobs.paired_at = self.pipeline.publisher.counts().acked;
                 self.pipeline.trail.took(snapshot, lsn);
             }
             Done::Tail(topic, tail, result) => self.tail_read(&topic, tail, result),

@@ -471,12 +471,22 @@ fn begins(now: &WalPosition, position: Position) -> Option<Published> {
     Some(Published::from_slot(oldest, now.snapshot.clone()?, position.end_lsn))
 }
 
-/// Why the table has to be read first, or instead, as far as server and slot tell.
+/// Why the table has to be read first, or `instead`, as far as server and slot tell.
 ///
 /// # Errors
 /// The server cannot have a slot.
 fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Result<Option<TableReason>> {
-    if let Some(why) = polls(config, facts, instead) {
+    let source = &config.source;
+    let mode = || match source.mode {
+        Mode::Slot => None,
+        Mode::Poll => Some("slot.mode is poll".to_owned()),
+        Mode::Auto => match preflight::judge_server(&facts.server) {
+            // A standby has no table to be written to, either.
+            Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.to_string()),
+            _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
+        },
+    };
+    if let Some(why) = instead.map(str::to_owned).or_else(mode) {
         return Ok(Some(TableReason::Poll(why)));
     }
     // One that is being made has no position yet.
@@ -488,23 +498,6 @@ fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Resul
         return Ok(Some(TableReason::Gap));
     }
     Ok(None)
-}
-
-/// Why the table is polled instead of a slot, if it is.
-fn polls(config: &Config, facts: &Facts, instead: Option<&str>) -> Option<String> {
-    if let Some(why) = instead {
-        return Some(why.to_owned());
-    }
-    let source = &config.source;
-    match source.mode {
-        Mode::Slot => None,
-        Mode::Poll => Some("slot.mode is poll".to_owned()),
-        Mode::Auto => match preflight::judge_server(&facts.server) {
-            // A standby has no table to be written to, either.
-            Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.to_string()),
-            _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
-        },
-    }
 }
 
 /// Whether the table has events that the slot does not have.

@@ -182,13 +182,7 @@ impl Relay {
         let dead_letters =
             Some(delivery.dead_letter_topic.as_str()).filter(|_| delivery.on_error == OnError::DeadLetter);
         let needed: Vec<_> = dead_letters.into_iter().collect();
-        let missing = if let Some(sink) = self.producer.new_sink() {
-            sink.missing(&needed, CHECK_TIMEOUT).await?
-        } else if self.producer.is_absent() {
-            AnySink::for_asking(&self.config)?.missing(&needed, CHECK_TIMEOUT).await?
-        } else {
-            Vec::new()
-        };
+        let missing = self.producer.missing(&self.config, &needed, CHECK_TIMEOUT).await?;
         let mut warn = warn_once(&mut self.warned, &source.slot);
         missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
         let (producer, instead) = (self.producer.handle(), self.polls_instead.as_deref());

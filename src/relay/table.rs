@@ -205,9 +205,7 @@ impl Work<'_> {
         let config = self.config;
         let tables = self.tables.iter().filter_map(|table| Some((&table.facts, config.outboxes.get(table.number)?)));
         let may_give_way = can_poll(tables, config);
-        let (major, observer) = (self.facts.server.major(), self.reader.client());
-        let made = make_slot(config, major, is_there, may_give_way, observer, self.telemetry, &mut self.stop).await?;
-        let (wal, made) = match made {
+        let (wal, made) = match self.create_slot(may_give_way).await? {
             SlotCreation::Slot(wal, made) => (wal, made),
             SlotCreation::Stopped => return Ok(Ended::Stopped),
             SlotCreation::Held(waits) => return Ok(Ended::Held(format!("a slot would have to wait for {waits}"))),
@@ -227,6 +225,69 @@ impl Work<'_> {
         self.reading.save().await?;
         tracing::info!(%slot, begins = %made.consistent_point, "the slot is made");
         self.catch_up(snapshot, made.consistent_point, false).await
+    }
+
+    /// Drops the slot where there is one, and creates it.
+    ///
+    /// It takes as long as the transactions that are under way, or, where it `may_give_way`, ten seconds. A slot that is not
+    /// complete goes with its session.
+    ///
+    /// # Errors
+    /// Those of the session; [`Kind::SlotActive`] where somebody streams from the slot that is there.
+    async fn create_slot(&mut self, may_give_way: bool) -> Result<SlotCreation> {
+        let (telemetry, observer) = (self.telemetry, self.reader.client());
+        let source = &self.config.source;
+        let mut wal = WalSession::connect(&source.database, source).await?;
+        if self.facts.slot.is_some() {
+            match wal.drop_slot().await {
+                // Somebody was faster.
+                Err(error) if error.kind() == Kind::SlotUnusable => {}
+                dropped => dropped?,
+            }
+        }
+        let pid = wal.backend_pid().await?;
+        let (began, began_us) = (Instant::now(), now_us());
+        let mut look = tokio::time::interval_at(began + SLOT_MEASURE_INTERVAL, SLOT_MEASURE_INTERVAL);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tell_at = began + SLOT_LOG_INTERVAL;
+        let made = {
+            let making = wal.create_slot(self.facts.server.major());
+            tokio::pin!(making);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = self.stop.at_least(Stop::Drain) => break Err(SlotCreation::Stopped),
+                    made = &mut making => break Ok(made?),
+                    _ = look.tick() => {
+                        let Waits { text, oldest } = waits(observer, pid).await?;
+                        // Nothing is published meanwhile: that is lag, and after a while no readiness.
+                        telemetry.metrics.set_oldest_unacked_commit(Some(began_us));
+                        telemetry.health.report(true, false);
+                        OldestTransaction::default().report(telemetry, Some(&oldest));
+                        if may_give_way && began.elapsed() >= PATIENCE {
+                            break Err(SlotCreation::Held(text));
+                        }
+                        if tell_at <= Instant::now() {
+                            tell_at = Instant::now() + SLOT_LOG_INTERVAL;
+                            tracing::warn!(slot = %source.slot, waits = text, "creating the slot: Postgres waits for \
+                                transactions to end");
+                        }
+                    }
+                }
+            }
+        };
+        telemetry.metrics.set_oldest_unacked_commit(None);
+        telemetry.health.report(false, true);
+        match made {
+            Ok(made) => Ok(SlotCreation::Slot(wal, made)),
+            Err(given_up) => {
+                // Its session would go on waiting, and leave a slot behind.
+                let ended =
+                    observer.query_typed("select pg_catalog.pg_terminate_backend($1)", &[(&pid, Type::INT4)]).await;
+                ended.map_err(|error| fault::sql(While::Querying("giving up a slot that is being made"), &error))?;
+                Ok(given_up)
+            }
+        }
     }
 
     /// Continues to catch up after the last row that was published; the snapshot is gone.
@@ -292,16 +353,8 @@ impl Work<'_> {
 
     /// Polls until told to stop, or until there can be a slot.
     async fn poll(&mut self, why: &str) -> Result<Ended> {
-        let (slot, source) = (&self.config.source.slot, &self.config.source);
-        tracing::info!(%slot, why, "reading the table instead of a slot");
-        self.facts.unlogged(self.config.outboxes.iter().filter_map(|outbox| outbox.source.table())).for_each(|table| {
-            tracing::warn!(%slot, "table {table} is unlogged: a crash of the server empties it, and unpublished rows are \
-                lost: alter table {table} set logged");
-        });
-        if self.facts.slot.is_some() {
-            tracing::warn!(%slot, "a slot of this name exists, and retains WAL that no relay reads: select \
-                pg_drop_replication_slot('{slot}')");
-        }
+        self.log_poll(why);
+        let source = &self.config.source;
         let mut oldest = OldestTransaction::default();
         let mut measured_at = Instant::now();
         let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
@@ -361,6 +414,19 @@ impl Work<'_> {
                 self.reading.save().await?;
                 return Ok(Ended::Stopped);
             }
+        }
+    }
+
+    fn log_poll(&self, why: &str) {
+        let slot = &self.config.source.slot;
+        tracing::info!(%slot, why, "reading the table instead of a slot");
+        self.facts.unlogged(self.config.outboxes.iter().filter_map(|outbox| outbox.source.table())).for_each(|table| {
+            tracing::warn!(%slot, "table {table} is unlogged: a crash of the server empties it, and unpublished rows are \
+                lost: alter table {table} set logged");
+        });
+        if self.facts.slot.is_some() {
+            tracing::warn!(%slot, "a slot of this name exists, and retains WAL that no relay reads: select \
+                pg_drop_replication_slot('{slot}')");
         }
     }
 
@@ -467,75 +533,6 @@ enum SlotCreation {
     Stopped,
     /// Postgres waits for these transactions, and the table is polled meanwhile.
     Held(String),
-}
-
-/// Drops the slot if it `is_there`, and makes it.
-///
-/// It takes as long as the transactions that are under way, or, where it `may_give_way`, ten seconds. A slot that was half made
-/// goes with its session.
-///
-/// # Errors
-/// Those of the session; [`Kind::SlotActive`] where somebody streams from the slot that is there.
-async fn make_slot(
-    config: &Config,
-    major: u32,
-    is_there: bool,
-    may_give_way: bool,
-    observer: &Client,
-    telemetry: &Telemetry,
-    stop: &mut StopSignal,
-) -> Result<SlotCreation> {
-    let source = &config.source;
-    let mut wal = WalSession::connect(&source.database, source).await?;
-    if is_there {
-        match wal.drop_slot().await {
-            // Somebody was faster.
-            Err(error) if error.kind() == Kind::SlotUnusable => {}
-            dropped => dropped?,
-        }
-    }
-    let pid = wal.backend_pid().await?;
-    let (began, began_us) = (Instant::now(), now_us());
-    let mut look = tokio::time::interval_at(began + SLOT_MEASURE_INTERVAL, SLOT_MEASURE_INTERVAL);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut tell_at = began + SLOT_LOG_INTERVAL;
-    let made = {
-        let making = wal.create_slot(major);
-        tokio::pin!(making);
-        loop {
-            tokio::select! {
-                biased;
-                () = stop.at_least(Stop::Drain) => break Err(SlotCreation::Stopped),
-                made = &mut making => break Ok(made?),
-                _ = look.tick() => {
-                    let Waits { text, oldest } = waits(observer, pid).await?;
-                    // Nothing is published meanwhile: that is lag, and after a while no readiness.
-                    telemetry.metrics.set_oldest_unacked_commit(Some(began_us));
-                    telemetry.health.report(true, false);
-                    OldestTransaction::default().report(telemetry, Some(&oldest));
-                    if may_give_way && began.elapsed() >= PATIENCE {
-                        break Err(SlotCreation::Held(text));
-                    }
-                    if tell_at <= Instant::now() {
-                        tell_at = Instant::now() + SLOT_LOG_INTERVAL;
-                        tracing::warn!(slot = %source.slot, waits = text, "creating the slot: Postgres waits for \
-                            transactions to end");
-                    }
-                }
-            }
-        }
-    };
-    telemetry.metrics.set_oldest_unacked_commit(None);
-    telemetry.health.report(false, true);
-    match made {
-        Ok(made) => Ok(SlotCreation::Slot(wal, made)),
-        Err(given_up) => {
-            // Its session would go on waiting, and leave a slot behind.
-            let ended = observer.query_typed("select pg_catalog.pg_terminate_backend($1)", &[(&pid, Type::INT4)]).await;
-            ended.map_err(|error| fault::sql(While::Querying("giving up a slot that is being made"), &error))?;
-            Ok(given_up)
-        }
-    }
 }
 
 struct Waits {
