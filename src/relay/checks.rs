@@ -1,47 +1,237 @@
-//! What is checked of Postgres while the slot streams. No I/O: the loop asks the SQL session, and tells what it found.
+//! What a session does beside the stream, one job of each kind at a time: storing a position, looking at the catalogs,
+//! measuring slot and log. The loop waits for the ends of jobs and never for a job.
+//!
+//! [`Jobs`] asks the SQL session. [`RequeueDetector`], [`RowsPersist`] and [`RetentionLimit`] judge the answers, without I/O.
 
 use std::collections::{HashMap, HashSet};
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::config::unit::human_bytes;
-use crate::config::{Config, SlotName, SourceConfig};
-use crate::error::Error;
+use crate::config::{Config, SlotName, SourceConfig, TableName};
+use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
+use crate::failpoint;
+use crate::ledger::trail::Published;
 use crate::position::{Lsn, Position};
+use crate::relay::delivered_before::Tail;
+use crate::relay::session::Session;
+use crate::relay::shared_loop::Job;
+use crate::relay::store::AnyStore;
+use crate::sink;
+use crate::snapshot::Snapshot;
+use crate::source::catalog::Fingerprint;
+use crate::source::control::{PendingRow, WalPosition};
 
-/// See the module's documentation.
-pub(super) struct Checks {
-    /// Whether the outbox was found not to be published as it was.
-    pub(super) catalog_unsound: bool,
-    /// None where rows do not say that they are pending.
-    pub(super) requeued: Option<RequeueDetector>,
-    pub(super) rows_persist: RowsPersist,
-    pub(super) retention: RetentionLimit,
+/// How often the catalogs are looked at when nothing else asks for it (P8).
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// How often slot and log are looked at for the metrics. The stream cannot tell while it is not read (P5).
+const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
+/// How often a snapshot is taken while events come: after a lost slot, events are sent twice that neither this nor the
+/// transactions kept beside it cover.
+const PAIR_INTERVAL: Duration = Duration::from_millis(500);
+/// How long pending rows are not looked for after that took too long.
+const WATCH_PAUSE: Duration = Duration::from_secs(60);
+/// How long the tail of a topic may take to be read. The events wait for it, so it is no longer than a broker's election.
+const TAIL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The end of a job.
+pub(super) enum Done {
+    /// A store, with the store itself to be given back to the session.
+    Stored(AnyStore, Position, Result<()>),
+    /// A look at the catalogs, and the position to store if it finds the outbox published.
+    Looked(Result<Vec<Fingerprint>>, Option<Position>),
+    Measured(Result<WalPosition>),
+    /// Pending rows, the end of the log after they were looked at, and the position that was completed before that.
+    Pending(Result<(Vec<PendingRow>, Lsn)>, Position),
+    /// Whether a row that was delivered a while ago is in the table of this outbox.
+    Kept(Result<Option<bool>>, usize),
+    /// A snapshot, and the end of the log after it.
+    Paired(Result<(Snapshot, Lsn)>),
+    /// The tail of a topic was read, as far as it could be.
+    Tail(String, Option<Tail>, Result<()>),
 }
 
-impl Checks {
-    pub(super) fn new(config: &Config) -> Checks {
-        Checks {
-            catalog_unsound: false,
-            requeued: RequeueDetector::of(config),
-            rows_persist: RowsPersist::default(),
-            retention: RetentionLimit::new(&config.source),
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    Store,
+    Look,
+    Measure,
+    Pair,
+    FindPending,
+    ProbeRow,
+    ReadTail,
+}
+
+/// The running jobs, and when the next of each kind is due.
+pub(super) struct Jobs {
+    running: Vec<(Task, Job<Done>)>,
+    next_watch: Instant,
+    next_pair: Instant,
+    /// Events acked when the last snapshot was taken.
+    pub(super) paired_at: u64,
+    /// A table was described: the catalogs are to be looked at soon.
+    pub(super) look_asked: bool,
+    next_look: Instant,
+    next_measure: Instant,
+}
+
+impl Jobs {
+    pub(super) fn new(now: Instant) -> Self {
+        Jobs {
+            running: Vec::new(),
+            next_watch: now,
+            next_pair: now,
+            paired_at: u64::MAX,
+            look_asked: false,
+            next_look: now + LOOK_INTERVAL,
+            next_measure: now,
+        }
+    }
+
+    fn begin(&mut self, task: Task, job: impl Future<Output = Done> + Send + 'static) {
+        debug_assert!(!self.is_running(task), "one job of a kind at a time");
+        self.running.push((task, Box::pin(job)));
+    }
+
+    fn is_running(&self, task: Task) -> bool {
+        self.running.iter().any(|(running, _)| *running == task)
+    }
+
+    /// Waits for the next end. Safe to cancel; without a job, for ever.
+    pub(super) async fn next(&mut self) -> Done {
+        poll_fn(|context| {
+            let polled =
+                self.running.iter_mut().enumerate().find_map(|(at, (_, job))| match job.as_mut().poll(context) {
+                    Poll::Ready(done) => Some((at, done)),
+                    Poll::Pending => None,
+                });
+            let Some((at, done)) = polled else { return Poll::Pending };
+            drop(self.running.remove(at));
+            Poll::Ready(done)
+        })
+        .await
+    }
+
+    pub(super) fn is_looking(&self) -> bool {
+        self.is_running(Task::Look)
+    }
+
+    /// Begins the looks and measurements that are due. Says whether a look was begun.
+    pub(super) fn begin_due(&mut self, session: &Session, now: Instant) -> bool {
+        if self.next_measure <= now && !self.is_running(Task::Measure) {
+            self.next_measure = now + MEASURE_INTERVAL;
+            let control = session.control.clone();
+            self.begin(Task::Measure, async move { Done::Measured(control.wal_position().await) });
+        }
+        let due = (self.look_asked || self.next_look <= now) && !self.is_looking();
+        if due {
+            self.begin_look(session, None, now);
+        }
+        due
+    }
+
+    /// Begins a look, after which `then_store` is to be stored if all is well.
+    pub(super) fn begin_look(&mut self, session: &Session, then_store: Option<Position>, now: Instant) {
+        self.look_asked = false;
+        self.next_look = now + LOOK_INTERVAL;
+        let (control, before) = (session.control.clone(), session.fingerprints.clone());
+        self.begin(Task::Look, async move { Done::Looked(control.check_catalog(before).await, then_store) });
+    }
+
+    /// Takes a snapshot where one is due, none is under way, and events were `acked` since the last.
+    pub(super) fn begin_pair(&mut self, session: &Session, acked: u64, now: Instant) {
+        if self.next_pair <= now && self.paired_at != acked && !self.is_running(Task::Pair) {
+            self.next_pair = now + PAIR_INTERVAL;
+            let control = session.control.clone();
+            self.begin(Task::Pair, async move { Done::Paired(control.take_pair().await) });
+        }
+    }
+
+    /// Looks for pending rows where that is due; everything up to `settled` is delivered and marked.
+    pub(super) fn begin_watch(&mut self, session: &Session, settled: Position, every: Duration, now: Instant) {
+        if self.next_watch <= now && !self.is_running(Task::FindPending) {
+            self.next_watch = now + every;
+            let control = session.control.clone();
+            self.begin(Task::FindPending, async move { Done::Pending(control.look_pending().await, settled) });
+        }
+    }
+
+    /// Looks for pending rows not before a while.
+    pub(super) fn put_off_watch(&mut self, now: Instant) {
+        self.next_watch = now + WATCH_PAUSE;
+    }
+
+    /// Looks whether the row of a delivered event is in its table.
+    pub(super) fn begin_kept(
+        &mut self,
+        session: &Session,
+        outbox: usize,
+        table: TableName,
+        key: Vec<(String, String)>,
+    ) {
+        if !self.is_running(Task::ProbeRow) {
+            let control = session.control.clone();
+            self.begin(Task::ProbeRow, async move { Done::Kept(control.is_kept(table, key).await, outbox) });
+        }
+    }
+
+    /// Begins to store `position`, with the session's store until [`Done::Stored`] brings it back.
+    pub(super) fn begin_store(&mut self, session: &mut Session, position: Position, published: Option<Published>) {
+        let Some(mut store) = session.store.take() else { return };
+        let stored = session.stored_at(position, published);
+        self.begin(Task::Store, async move {
+            failpoint::reached("storing");
+            let result = store.store(&stored).await;
+            Done::Stored(store, position, result)
+        });
+    }
+
+    /// Reads the tail of a topic, with a client of its own, where none is being read.
+    pub(super) fn begin_tail(&mut self, config: &Config, unread: impl FnOnce() -> Option<Tail>) {
+        if !self.is_running(Task::ReadTail)
+            && let Some(tail) = unread()
+        {
+            self.begin(Task::ReadTail, read_tail(config.clone(), tail));
+        }
+    }
+
+    /// When the next look or measurement is due.
+    pub(super) fn wake_at(&self) -> Instant {
+        self.next_look.min(self.next_measure)
+    }
+}
+
+async fn read_tail(config: Config, mut tail: Tail) -> Done {
+    let topic = tail.topic().to_owned();
+    let until = Instant::now() + TAIL_TIMEOUT;
+    let reading = tokio::task::spawn_blocking(move || {
+        let topic = tail.topic().to_owned();
+        let read = sink::read_back(&config, &topic, until.into_std(), &mut |record| tail.take(record));
+        (tail, read)
+    });
+    // A little more than the time-out, so that what was read in time arrives.
+    match tokio::time::timeout_at(until + TAIL_TIMEOUT / 10, reading).await {
+        Ok(Ok((tail, read))) => Done::Tail(topic, Some(tail), read),
+        Ok(Err(error)) => Done::Tail(topic, None, Err(Error::new(Kind::Bug, error))),
+        Err(_) => {
+            let late = Error::new(Kind::KafkaUnreachable, format!("topic {topic} could not be read in time"));
+            Done::Tail(topic, None, Err(late))
         }
     }
 }
 
-/// Rows that are looked at in one go.
-pub(super) const ROWS_MAX: usize = 500;
-
 /// Rows that somebody set to pending again while the slot serves.
 ///
-/// A row is pending until the slot has delivered it and it was marked. So what is pending says nothing, and what *still* is
-/// does: a row that was pending when the log was at some place, and is pending after everything up to there was
-/// delivered and marked, was set to pending by somebody who wants it published again.
+/// A row is pending until the slot has delivered it and it was marked. So one look says nothing. A row that was pending when
+/// the log was at some LSN, and *still* is after everything up to there was delivered and marked, was set to pending again.
 #[derive(Debug, Default)]
 pub(super) struct RequeueDetector {
-    /// Rows that were pending, and where the log was after they were looked at.
+    /// Pending rows, and the end of the log after they were looked at.
     seen: Option<(HashSet<RowId>, Lsn)>,
-    /// Whether a look that failed was logged.
     warned: bool,
 }
 
@@ -58,15 +248,15 @@ impl RequeueDetector {
         }
     }
 
-    /// These rows are pending, and the log was at `lsn` after that was looked at; everything up to `settled` was delivered
-    /// and marked *before* it was. Gives the rows that are to be published again.
+    /// These rows are `pending`, and the log was at `lsn` after that look; everything up to `settled` was delivered and marked
+    /// *before* it. Gives the rows that are to be published again.
     pub(super) fn looked(&mut self, pending: Vec<RowId>, lsn: Lsn, settled: &Position) -> Vec<RowId> {
         let Some((seen, reached)) = &self.seen else {
             self.seen = (!pending.is_empty()).then(|| (pending.into_iter().collect(), lsn));
             return Vec::new();
         };
         if settled.end_lsn < *reached {
-            // The slot is not there yet: the first look is still the one that counts.
+            // The slot has not reached the first look, which still counts.
             return Vec::new();
         }
         let still: Vec<RowId> = pending.iter().filter(|row| seen.contains(*row)).cloned().collect();
@@ -75,30 +265,30 @@ impl RequeueDetector {
     }
 }
 
-/// So many rows in a row that are gone make one sure.
+/// So many rows in a row are gone where rows do not stay.
 const GONE_MAX: u32 = 3;
 
 /// Whether rows stay in the table, which is what everything can be recovered from.
 ///
 /// Some applications delete an event in the transaction that inserts it: the slot delivers it all the same, and the table
-/// is always empty. That is well as long as the slot is there. Whoever does so should know what it costs.
+/// is always empty. If the slot is lost, such events are lost with it, and the relay warns of that.
 #[derive(Debug, Default)]
 pub(super) struct RowsPersist {
-    /// An event that was new at the last look: by now its row is visible to everybody, if there is one.
+    /// The row of an event that was new at the last look: by now it is visible to everybody, if there is one.
     waiting: Option<RowId>,
     /// By outbox: rows in a row that were gone.
     gone: HashMap<usize, u32>,
 }
 
 impl RowsPersist {
-    /// The row to look for now; `newest` is that of an event that came lately, and is looked for the next time.
+    /// The row to look for now; `newest` is the row to look for the next time.
     pub(super) fn due(&mut self, newest: Option<RowId>) -> Option<RowId> {
         let due = self.waiting.take();
         self.waiting = newest.filter(|newest| due.as_ref() != Some(newest));
         due
     }
 
-    /// The row was there, or was not, or nobody may know. Says whether it is now sure that rows do not stay.
+    /// Whether it is now sure that rows do not stay; `kept` is none where the role may not look.
     pub(super) fn found(&mut self, outbox: usize, kept: Option<bool>) -> bool {
         let gone = self.gone.entry(outbox).or_default();
         match kept {
@@ -110,18 +300,16 @@ impl RowsPersist {
     }
 }
 
-/// What a measurement came to.
+/// The retained WAL against its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is within its limit, or has none.
+    /// Or there is no limit.
     Within,
     Over {
-        /// Bytes it keeps.
         retained: u64,
-        /// Bytes it may keep.
         max: u64,
     },
-    /// It is over it, and is to be dropped.
+    /// The slot is over its limit, and is to be dropped.
     GiveUp,
 }
 
@@ -130,7 +318,6 @@ pub(super) enum Verdict {
 pub(super) struct RetentionLimit {
     max: Option<u64>,
     gives_up: bool,
-    /// The last thing a person was told.
     told: Told,
 }
 
@@ -146,7 +333,7 @@ impl RetentionLimit {
         RetentionLimit { max: config.max_retained_bytes, gives_up: config.give_up_over_budget, told: Told::Nothing }
     }
 
-    /// The slot keeps `retained` bytes. Gives what follows, and what a person should be told, once for each step.
+    /// Judges `retained` bytes of WAL, and gives a warning, once for each step.
     pub(super) fn judge(&mut self, retained: u64) -> (Verdict, Option<String>) {
         let Some(max) = self.max else { return (Verdict::Within, None) };
         let state = match retained {
@@ -240,10 +427,6 @@ mod tests {
             ]
         );
         assert_eq!(judged(true, &[101]), [(Verdict::GiveUp, true)]);
-    }
-
-    #[test]
-    fn without_a_limit_nothing_is_too_much() {
         let mut limit = RetentionLimit { max: None, gives_up: true, told: Told::Nothing };
         assert_eq!(limit.judge(u64::MAX), (Verdict::Within, None));
     }

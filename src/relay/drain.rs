@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::publisher::Publisher;
-use super::replication::RETRY_INTERVAL;
+use super::shared_loop::RETRY_INTERVAL;
 use super::stop::{Stop, StopSignal};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};

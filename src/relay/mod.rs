@@ -5,35 +5,33 @@
 //! one goes on where the last stopped, so that losing Postgres sends nothing twice.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::MissedTickBehavior;
 
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Disposition, Error, Kind, Result};
+use crate::postgres::sql::SqlSession;
+use crate::state::Stored;
 use crate::telemetry::Telemetry;
+use crate::upkeep::cleanup::{Sweeper, old_partitions, sweep};
+use crate::upkeep::{bound, published};
 
-mod alarm;
 mod checks;
 pub mod delivered_before;
 pub(crate) mod drain;
-mod fence;
-mod fitness;
-mod jobs;
-mod lease;
 mod open_transaction;
 mod outage;
 mod parked_index;
 pub mod pipeline;
 mod producer;
-mod published_rows;
 pub mod publisher;
 pub mod quarantine;
-mod read_pacer;
 mod recovery;
 mod replication;
-mod report;
-mod retention;
 mod retrying;
 mod session;
-mod slot;
+mod shared_loop;
 mod stall_watchdog;
 pub mod stop;
 mod store;
@@ -43,11 +41,17 @@ mod table;
 mod table_loop;
 pub mod topics;
 mod transaction;
-mod watch;
 mod write_back;
 
 use self::stop::{Stop, StopSignal};
+use self::store::Known;
 use self::supervisor::Relay;
+
+/// How often old rows are looked for.
+const RETENTION_INTERVAL: Duration = Duration::from_secs(60);
+/// Rows of one transaction, and the pause between two.
+const RETENTION_BATCH_ROWS: u32 = 1_000;
+const RETENTION_PAUSE: Duration = Duration::from_millis(50);
 
 /// Relays until told to stop or until a person has to act.
 ///
@@ -63,7 +67,7 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
     let result = tokio::select! {
         biased;
         result = Box::pin(relay.run(&mut stop)) => result,
-        () = retention::keep(&retention, &known) => Err(Error::new(Kind::Bug, "the retention came to an end")),
+        () = keep_retention(&retention, &known) => Err(Error::new(Kind::Bug, "the retention came to an end")),
     };
     if stop.asked() < Stop::Now {
         relay.producer.end().await;
@@ -73,4 +77,71 @@ pub async fn run(config: Config, telemetry: Telemetry, mut stop: StopSignal) -> 
         relay.telemetry.metrics.error(error.kind());
     }
     result
+}
+
+/// Deletes old rows for as long as this is driven. Faults are told and tried again the next time: events are not held up.
+async fn keep_retention(config: &Config, known: &Known) {
+    if !config.outboxes.iter().any(|outbox| outbox.upkeep.retention.is_some()) {
+        return std::future::pending().await;
+    }
+    let mut tick = tokio::time::interval(RETENTION_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut known = known.subscribe();
+    loop {
+        tick.tick().await;
+        if known.wait_for(Option::is_some).await.is_err() {
+            return std::future::pending().await;
+        }
+        let stored = known.borrow().clone();
+        match sweep_old(config, stored.as_ref()).await {
+            Ok(0) => {}
+            Ok(rows) => tracing::info!(slot = %config.source.slot, rows, "old rows were deleted"),
+            Err(error) if error.kind().disposition() == Disposition::Retry => {
+                tracing::debug!(%error, "old rows could not be deleted; trying again in a minute");
+            }
+            Err(error) => {
+                tracing::warn!(slot = %config.source.slot, %error, fix = error.what_to_do(), "old rows could not be deleted");
+            }
+        }
+    }
+}
+
+/// Partitions and rows that are old and published go; gives how many rows.
+async fn sweep_old(config: &Config, stored: Option<&Stored>) -> Result<u64> {
+    let source = &config.source;
+    let session = SqlSession::connect(&source.database, &format!("walrelay/{}/retention", source.slot)).await?;
+    let client = session.client();
+    bound(client).await?;
+    let mut deleted = 0;
+    for outbox in &config.outboxes {
+        let Some(retention) = outbox.upkeep.retention else { continue };
+        let Some(sweeper) = Sweeper::look(client, outbox, retention).await? else { continue };
+        // Of this server, timeline and table, or it says nothing.
+        let published = match stored.filter(|_| sweeper.basis.needs_published()) {
+            Some(stored) => Some(published::of_stored(client, stored.clone(), sweeper.table.oid).await?),
+            None => None,
+        };
+        let published = published.as_ref();
+        let is_polled = stored.is_some_and(Stored::is_polled);
+        for old in old_partitions(client, &sweeper, published, is_polled).await? {
+            if old.stays.is_some() {
+                continue;
+            }
+            match old.drop(client, &sweeper, published).await? {
+                Ok(()) => deleted += old.rows.unwrap_or_default(),
+                Err(why) => tracing::info!(partition = old.name, why, "an old partition stays"),
+            }
+        }
+        let mut after = None;
+        loop {
+            let swept = sweep(client, &sweeper, published, after.as_deref(), RETENTION_BATCH_ROWS).await?;
+            deleted += swept.deleted;
+            if swept.found < u64::from(RETENTION_BATCH_ROWS) {
+                break;
+            }
+            after = swept.last;
+            tokio::time::sleep(RETENTION_PAUSE).await;
+        }
+    }
+    Ok(deleted)
 }

@@ -1,4 +1,4 @@
-//! Outages: what is logged of one, how long the relay waits before the next try, and how small batches have to be.
+//! Outages: whether the relay tries again, how long it waits before, and how small batches have to be.
 
 use std::time::Duration;
 
@@ -49,14 +49,13 @@ struct Batches {
 }
 
 impl Batches {
-    /// As they are configured.
     fn of(config: &KafkaConfig) -> Batches {
         let given = config.properties.get(BATCH_SIZE).and_then(|size| size.expose().trim().parse().ok());
         Batches { bytes: given.unwrap_or(BATCH_BYTES) }
     }
 
-    /// A batch was refused for its size; the largest record in it has so many bytes. How large the next ones are to be; none
-    /// where it was the record.
+    /// A batch was refused for its size; its largest record has so many bytes. Gives the size of the next batches; none where
+    /// the record itself is too large.
     fn refused(&mut self, record_bytes: usize) -> Option<usize> {
         if record_bytes >= self.bytes || self.bytes <= 1 {
             return None;
@@ -80,41 +79,47 @@ pub(super) struct Outage {
 }
 
 impl Outage {
-    /// Nothing has failed yet.
     pub(super) fn new(config: &KafkaConfig) -> Outage {
         let backoff = Backoff { tries: 0, random: fastrand::Rng::new() };
         Outage { backoff, batches: Batches::of(config), reported: None, learned: 0, in_vain: 0 }
     }
 
-    /// It works: the next outage is another.
+    /// The next error begins another outage.
     pub(super) fn is_over(&mut self) {
         self.backoff.tries = 0;
     }
 
-    /// What ended a session; another thing, where a record was called too large that may only have been in a batch that is. The
-    /// next batches are smaller then, as `config` says from then on.
-    pub(super) fn unless_its_batch(&mut self, error: Error, quarantine: &Quarantine, config: &mut Config) -> Error {
+    /// Decides whether `error` halts the relay, and gives it back where the relay tries again.
+    ///
+    /// Where a record was called too large that may only have been in a batch that is, the next batches are smaller, by
+    /// `config`, and the relay tries again.
+    ///
+    /// # Errors
+    /// `error`, where it halts.
+    pub(super) fn judge(&mut self, error: Error, quarantine: &Quarantine, config: &mut Config) -> Result<Error> {
         let in_vain = quarantine.in_vain();
         let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
-        let halts = error.kind() == Kind::RecordTooLarge;
-        let record_bytes = error.record_bytes().filter(|_| halts).or_else(|| is_batch.then_some(0));
-        let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) else {
-            return error;
-        };
-        config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
-        tracing::warn!(
-            slot = %config.source.slot, batch_bytes = bytes, cause = %error,
-            "the broker refuses batches for their size; sending smaller ones (to avoid this, set the Kafka property \
-             batch.size below max.message.bytes of the topic)"
-        );
-        if halts { Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")) } else { error }
+        let is_record = error.kind() == Kind::RecordTooLarge;
+        let record_bytes = error.record_bytes().filter(|_| is_record).or_else(|| is_batch.then_some(0));
+        if let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) {
+            config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
+            tracing::warn!(
+                slot = %config.source.slot, batch_bytes = bytes, cause = %error,
+                "the broker refuses batches for their size; sending smaller ones (to avoid this, set the Kafka property \
+                 batch.size below max.message.bytes of the topic)"
+            );
+            if is_record {
+                return Ok(Error::new(Kind::KafkaUnreachable, format!("trying smaller batches: {error}")));
+            }
+        }
+        if error.kind().halts() { Err(error) } else { Ok(error) }
     }
 
     /// Reports an outage once, and says how long to wait before the next try: not at all where a topic was tried often
-    /// enough, and events for it are given up from now on.
+    /// enough, and its events are given up from now on.
     ///
     /// # Errors
-    /// The same, where the relay is to stop instead.
+    /// `error`, where a topic was tried often enough, and the relay stops instead.
     pub(super) fn failed(
         &mut self,
         error: &Error,
@@ -122,10 +127,7 @@ impl Outage {
         config: &Config,
         telemetry: &Telemetry,
     ) -> Result<Duration> {
-        if error.kind().halts() {
-            return Err(error.clone());
-        }
-        // A producer that ended because events are being found out about ended for a reason: the next one need not wait.
+        // The next producer need not wait where this one ended to find out which event the broker refuses.
         if std::mem::replace(&mut self.learned, quarantine.learned()) < quarantine.learned() {
             self.backoff.tries = 0;
         }

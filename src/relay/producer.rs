@@ -1,4 +1,6 @@
-//! The relay's producer from its making to its end, and what is known beyond that.
+//! The relay's producer from its start to its end, and what its successor has to know.
+
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -12,8 +14,8 @@ use crate::relay::open_transaction::OpenTransaction;
 use crate::relay::pipeline::Pipeline;
 use crate::relay::publisher::Setup;
 use crate::relay::quarantine::Quarantine;
+use crate::relay::shared_loop::at_once;
 use crate::relay::stall_watchdog::StallWatchdog;
-use crate::relay::watch::at_once;
 use crate::sink::{AnySink, SinkHandle};
 
 /// See the module's documentation.
@@ -23,7 +25,7 @@ pub(super) struct RelayProducer {
     pub(super) watchdog: StallWatchdog,
     /// What is known of events that the broker refuses, while no pipeline runs.
     pub(super) quarantine: Quarantine,
-    /// Rows the slot delivered of the transaction it went in the middle of, until the table was read.
+    /// Rows of the transaction that the position is inside of, until the table was read.
     pub(super) inside: Vec<RowId>,
     /// The transaction the last session was inside of.
     begun: OpenTransaction,
@@ -32,16 +34,13 @@ pub(super) struct RelayProducer {
 }
 
 enum State {
-    /// There is none.
     Absent,
     /// It has not published from the slot. It begins behind the position, or behind what is stored where there is none.
     New(AnySink, Option<Position>),
-    /// It publishes from the slot.
     Running(Box<Pipeline<AnySink>>),
 }
 
 impl RelayProducer {
-    /// There is none.
     pub(super) fn new(watchdog: StallWatchdog) -> RelayProducer {
         RelayProducer {
             state: State::Absent,
@@ -57,11 +56,12 @@ impl RelayProducer {
         matches!(self.state, State::Absent)
     }
 
-    /// The sink, where nothing was published from the slot.
-    pub(super) fn new_sink(&self) -> Option<&AnySink> {
+    /// Those of these topics that Kafka does not have. A producer that publishes from the slot does not ask.
+    pub(super) async fn missing(&self, config: &Config, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         match &self.state {
-            State::New(sink, _) => Some(sink),
-            State::Absent | State::Running(_) => None,
+            State::New(sink, _) => sink.missing(topics, timeout).await,
+            State::Absent => AnySink::for_asking(config)?.missing(topics, timeout).await,
+            State::Running(_) => Ok(Vec::new()),
         }
     }
 
@@ -88,7 +88,7 @@ impl RelayProducer {
         }
     }
 
-    /// What is known of events that the broker refuses: a pipeline that runs has it.
+    /// Of the pipeline, where one runs.
     pub(super) fn newest_quarantine(&mut self) -> &mut Quarantine {
         match &mut self.state {
             State::Running(pipeline) => &mut pipeline.publisher.quarantine,
@@ -100,12 +100,11 @@ impl RelayProducer {
         self.state = State::New(sink, None);
     }
 
-    /// This one goes on.
     pub(super) fn set_running(&mut self, pipeline: Box<Pipeline<AnySink>>) {
         self.state = State::Running(pipeline);
     }
 
-    /// Takes the state out, with what is known of refused events left here.
+    /// Takes the state out, and leaves the quarantine here.
     fn take(&mut self) -> State {
         let mut state = std::mem::replace(&mut self.state, State::Absent);
         if let State::Running(pipeline) = &mut state {
@@ -126,11 +125,10 @@ impl RelayProducer {
         }
     }
 
-    /// Takes out the pipeline that goes on behind `stored`, which the store holds and which belongs to this server and slot.
+    /// Takes out the pipeline that continues after `stored`, the stored position of this server and slot.
     ///
     /// # Errors
-    /// What this process delivered is not of this server, or another relay went on from there; both heal with the next
-    /// producer.
+    /// This process delivered on another server, or another relay continued after `stored`; both heal with the next producer.
     pub(super) fn enter(
         &mut self,
         config: &Config,
@@ -163,8 +161,7 @@ impl RelayProducer {
         Ok(Box::new(pipeline))
     }
 
-    /// The producer failed, and nothing behind its failure counts: the next one starts behind what was delivered. One that
-    /// has published nothing may as well go on.
+    /// Replaces a producer that failed: the next one starts after the delivered position. One that has published nothing stays.
     pub(super) async fn replace(&mut self, config: &Config) {
         let State::Running(pipeline) = &mut self.state else { return };
         // What cannot be marked now is published again, and marked then.
@@ -179,7 +176,7 @@ impl RelayProducer {
         }
     }
 
-    /// The end of a producer that commits positions with its events: nothing of it counts but what is committed.
+    /// Ends a producer that commits positions with its events: nothing of it counts but what is committed.
     pub(super) async fn end_uncommitted(&mut self) {
         if let State::Running(pipeline) = &mut self.state {
             self.inside = pipeline.inside(&pipeline.stored_position());
@@ -188,7 +185,7 @@ impl RelayProducer {
         self.end().await;
     }
 
-    /// The end of the producer. What it has not delivered is sent again by the next one.
+    /// Ends the producer. The next one sends again what this one has not delivered.
     pub(super) async fn end(&mut self) {
         self.watchdog.release();
         match self.take() {
@@ -198,31 +195,30 @@ impl RelayProducer {
         }
     }
 
-    /// Rows go by other names from now on.
+    /// The row keys are others from now on.
     pub(super) async fn forget_rows(&mut self, config: &Config) {
         self.replace(config).await;
         (self.inside, self.begun, self.quarantine) = (Vec::new(), OpenTransaction::default(), Quarantine::default());
     }
 
-    /// Whether Kafka still has to say something about events of this process.
+    /// Whether events of this process are in flight, or failed.
     pub(super) async fn has_in_flight(&mut self) -> bool {
         let Some(pipeline) = self.running_mut() else { return false };
         let _none = at_once(pipeline.publisher.receive_deliveries()).await;
         pipeline.publisher.delivered().is_err() || !pipeline.publisher.is_drained()
     }
 
-    /// Whether nothing is in flight. What a producer had that was given up is not counted.
+    /// Whether nothing is in flight, not counting producers that were given up.
     pub(super) fn is_drained(&self) -> bool {
-        // What is acked and not committed is not there for anybody.
+        // No consumer sees what is acked and not committed.
         self.running()
             .is_none_or(|pipeline| pipeline.publisher.is_drained() && !pipeline.publisher.transaction.is_open())
     }
 }
 
-/// Whether what this process has delivered is a position in the log that answers now.
+/// Whether the delivered position is one of the log that answers now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Belongs {
-    /// It is, and nobody went further.
     Here,
     /// It was learned of another server or timeline, where the same LSN is another place.
     ToAnotherServer,

@@ -1,30 +1,57 @@
-//! What has to be read from the table before a slot can be streamed, decided without I/O.
+//! What has to be read from the table before a slot can be streamed, or instead. Decided without I/O.
 
-use crate::config::{Backlog, Config, OnLoss, OutboxConfig, StoreKind};
+use crate::config::{Backlog, Config, Mode, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
+use crate::event::RowId;
 use crate::ledger::trail::Published;
-use crate::poll::Which;
-use crate::state::check::Gap;
-use crate::state::{Rows, Stored};
+use crate::poll::{NEEDS_ORDER, TableFacts, Which};
+use crate::position::{Lsn, Position};
+use crate::postgres::quote::quoted;
+use crate::postgres::replication::TimelineSwitch;
+use crate::source::preflight::{self, Facts};
+use crate::source::row_key::NEEDS_KEY;
+use crate::state::check::{Gap, SlotNow, gap, known};
+use crate::state::{CatchUp, Rows, Stored};
 
-/// How the slot was found.
+/// Why the table is to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum SlotIs {
-    /// There is none of that name.
+pub(super) enum TableReason {
+    /// The slot does not have everything, or there is none.
+    Gap,
+    /// Somebody set these rows to pending again.
+    Asked(Vec<RowId>),
+    /// There can be no slot, or none is wanted; in a few words.
+    Poll(String),
+}
+
+/// What the holder of the lease on the table has to do.
+pub(super) enum TableTask {
+    /// Create the slot, and read these rows first.
+    MakeSlot(Box<RecoveryPlan>),
+    /// Continue a read that was interrupted.
+    GoOn,
+    /// Publish these rows again.
+    Again(Vec<RowId>),
+    /// Poll; why, in a few words.
+    Poll(String),
+}
+
+/// The state of the slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum SlotIs {
     Missing,
     /// It can never be read again, for this reason.
     Lost(String),
     There,
 }
 
-/// A slot is to be made, and these rows are to be read first.
+/// A slot is to be created, and these rows are to be read first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RecoveryPlan {
-    /// Which.
     pub(super) rows: Rows,
     /// What is known to be published.
     pub(super) published: Option<Published>,
-    /// Whether what was begun with is finished first, so that nothing of it comes again.
+    /// Whether an interrupted read is finished first, so that nothing of it comes again.
     pub(super) finishes: bool,
     /// Why, in a sentence.
     pub(super) cause: String,
@@ -32,16 +59,21 @@ pub(super) struct RecoveryPlan {
     pub(super) notes: Vec<String>,
 }
 
+/// What is stored, and how server and slot were found.
+#[derive(Clone, Copy)]
+pub(super) struct Found<'a> {
+    pub(super) config: &'a Config,
+    pub(super) loaded: Option<&'a Stored>,
+    pub(super) facts: &'a Facts,
+    pub(super) slot: &'a SlotNow,
+    pub(super) history: &'a [TimelineSwitch],
+}
+
 /// What to do about `slot`, given what is stored and how that fits (see [`crate::state::check::gap`]).
 ///
 /// # Errors
-/// Somebody has to choose: what the choices are is the remedy.
-pub(super) fn plan(
-    config: &Config,
-    loaded: Option<&Stored>,
-    slot: &SlotIs,
-    gap: Result<Option<Gap>>,
-) -> Result<RecoveryPlan> {
+/// A person has to choose; the remedy lists the choices.
+fn plan(config: &Config, loaded: Option<&Stored>, slot: &SlotIs, gap: Result<Option<Gap>>) -> Result<RecoveryPlan> {
     let name = &config.source.slot;
     let found = match slot {
         SlotIs::Missing => format!("there is no replication slot {name} on this server"),
@@ -96,15 +128,129 @@ pub(super) fn plan(
     Ok(RecoveryPlan { rows: Rows::Unpublished, published, finishes: false, cause, notes })
 }
 
-/// Whether rows from before a slot that nobody relayed from yet are published, although `setup` made it: they were asked
-/// for, or say for themselves that they are pending, and would come behind newer ones.
+/// What has to be done before the slot can be streamed; `fresh` is what is stored, as of this server.
+///
+/// # Errors
+/// [`Kind::SlotActive`] where nothing has to be done by now; what [`plan`] and the pre-flight checks say.
+pub(super) fn slot_task(found: Found<'_>, fresh: &Stored, warn: &mut (dyn FnMut(String) + Send)) -> Result<TableTask> {
+    let Found { config, loaded, facts, slot, history } = found;
+    let source = &config.source;
+    let is_not_ours = facts.slot.as_ref().is_some_and(|slot| !slot.is_ours(&facts.server.database));
+    // More likely a name that was mistyped than a first start.
+    let is_nothing = loaded.is_none() && facts.slot.is_none() && facts.publication().is_none();
+    if is_not_ours || is_nothing {
+        preflight::judge(facts, &source.slot, &source.publication, &config.outboxes)?;
+    }
+    let (warnings, vanished) =
+        preflight::judge_backlog(&facts.with_slot(), &source.slot, &source.publication, &config.outboxes)?;
+    if let Some(error) = vanished {
+        return Err(error);
+    }
+    warnings.iter().for_each(|warning| warn(warning.to_string()));
+    let is = match &facts.slot {
+        None => SlotIs::Missing,
+        Some(found) => found.lost().map_or(SlotIs::There, |reason| SlotIs::Lost(reason.to_owned())),
+    };
+    let gone = is != SlotIs::There;
+    let gap = match loaded {
+        Some(stored) if is == SlotIs::There => gap(stored, &fresh.server, slot, facts.wal_end, history),
+        // What was confirmed to a slot that is gone does not matter.
+        Some(stored) => {
+            let gone = SlotNow { confirmed_flush: Lsn::ZERO, ..slot.clone() };
+            gap(stored, &fresh.server, &gone, facts.wal_end, history)
+        }
+        None => Ok(None),
+    };
+    // There is no position of a slot to take.
+    let gap = if gone { gap.map_err(|error| error.remedy(choices(config))) } else { gap };
+    let begun = loaded.and_then(|stored| stored.catch_up.clone()).filter(|_| gap.is_ok() || !config.state.adopt_slot);
+    if let Some(CatchUp { rows, until, .. }) = begun {
+        let fits = gap?;
+        if until.is_some() && is == SlotIs::There && fits.is_none() {
+            return Ok(TableTask::GoOn);
+        }
+        let published = fits.map_or_else(|| fresh.published.clone(), |gap| gap.published);
+        let cause = "a read of the table was interrupted, and its slot no longer exists".to_owned();
+        // After a promotion, transactions that were begun with may not be those of before.
+        let finishes = until.is_some() && loaded.is_some_and(|stored| stored.server == fresh.server);
+        return Ok(TableTask::MakeSlot(Box::new(RecoveryPlan { rows, published, finishes, cause, notes: Vec::new() })));
+    }
+    let is_first = match loaded {
+        None => wants_backlog(config),
+        Some(_) => config.state.adopt_slot && source.backlog.is_some(),
+    };
+    if is == SlotIs::There && !is_first && matches!(gap, Ok(None)) {
+        return Err(Error::new(Kind::SlotActive, "the slot has everything by now; streaming from it"));
+    }
+    Ok(TableTask::MakeSlot(Box::new(plan(config, loaded, &is, gap)?)))
+}
+
+/// What a poller continues from.
+///
+/// # Errors
+/// The table cannot be polled, or what is stored does not tell which of its rows were published.
+pub(super) fn polled(found: Found<'_>, fresh: Stored, warn: &mut (dyn FnMut(String) + Send)) -> Result<Stored> {
+    let Found { config, loaded, facts, slot, history } = found;
+    if let Some(outbox) = config.outboxes.iter().find(|outbox| outbox.source.table().is_none()) {
+        let cause = format!("{} are in no table, and cannot be polled", outbox.source);
+        return Err(Error::new(Kind::Config, cause).remedy("relay them from a slot: slot.mode = \"slot\""));
+    }
+    if loaded.is_some_and(|stored| stored.stream_only.iter().any(|oid| fresh.table_oids.contains(oid))) {
+        let cause = "the table cannot be polled: its rows are deleted right after they are written".to_owned();
+        return Err(Error::new(Kind::Publication, cause).remedy("relay them from a slot: slot.mode = \"slot\""));
+    }
+    let Some(stored) = loaded.filter(|_| !config.state.adopt_slot) else {
+        // The first time: until is that of the first look.
+        let is_first = loaded.is_none() || config.source.backlog.is_some();
+        let rows = if is_first { backlog(config) } else { Rows::None };
+        if loaded.is_some() {
+            let left =
+                if rows == Rows::None { "; unpublished rows that the table has now are not published" } else { "" };
+            warn(format!("accepted because of --adopt-slot: the stored position is discarded{left}"));
+        }
+        let catch_up = CatchUp::new(rows, None);
+        return Ok(Stored { published: None, catch_up: Some(catch_up), ..fresh });
+    };
+    // Nothing of a slot or publication matters here; whose log it was, does.
+    let same = SlotNow {
+        confirmed_flush: Lsn::ZERO,
+        publication_oid: stored.publication_oid,
+        membership_oids: stored.membership_oids.clone(),
+        ..slot.clone()
+    };
+    let found = match gap(stored, &fresh.server, &same, facts.wal_end, history) {
+        // What the table says of its rows holds on any server that has the table.
+        Err(_) if config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself()) => None,
+        found => found.map_err(|error| error.remedy(choices(config)))?,
+    };
+    let moved = stored.server.timeline != fresh.server.timeline;
+    let published = match found {
+        Some(gap) => gap.published,
+        None if moved => known(stored, &fresh.server, history),
+        None => stored.published.clone(),
+    };
+    if published.is_none()
+        && stored.catch_up.is_none()
+        && !config.outboxes.iter().all(|outbox| outbox.upkeep.says_for_itself())
+    {
+        let cause = "the stored position does not tell which rows of the table were published".to_owned();
+        return Err(Error::new(Kind::PositionMismatch, cause).remedy(choices(config)));
+    }
+    // A slot does not know what is published from here on, so none may go on from here.
+    let fresh = Stored { position: Position::default(), ..fresh };
+    // Where a promotion came in between, what was begun with is of the past.
+    let catch_up = stored.catch_up.clone().filter(|_| !moved);
+    Ok(Stored { published, catch_up, ..fresh })
+}
+
+/// Whether rows from before a new slot are published, although `setup` made it: they were asked for, or are pending.
 pub(super) fn wants_backlog(config: &Config) -> bool {
     let is_pending = |outbox: &OutboxConfig| outbox.upkeep.pending.is_some();
     config.source.backlog.is_some() || config.outboxes.iter().any(is_pending)
 }
 
-/// Which rows are read where nothing was published before. That they can be told is seen to by the configuration.
-pub(super) fn backlog(config: &Config) -> Rows {
+/// The rows to read where nothing was published before.
+fn backlog(config: &Config) -> Rows {
     match &config.source.backlog {
         // Of each table those that are pending, or all.
         None => Rows::Unpublished,
@@ -133,8 +279,8 @@ pub(super) fn which<'a>(rows: &'a Rows, published: Option<&'a Published>, outbox
     }
 }
 
-/// What can be chosen where nobody but a person can.
-pub(super) fn choices(config: &Config) -> Remedy {
+/// The choices where a person has to choose.
+fn choices(config: &Config) -> Remedy {
     let first = match config.source.on_loss {
         OnLoss::Stop => {
             "start it once with --on-slot-loss recover, which publishes exactly what was not published, if it can. Else "
@@ -148,4 +294,58 @@ pub(super) fn choices(config: &Config) -> Remedy {
     ))
     .and(NextCommand::new("verify").option("slot", &config.source.slot))
     .and("` says what is missing in Kafka")
+}
+
+/// Whether rows of this table can be read as they have to be.
+pub(super) fn fits(facts: &TableFacts, outbox: &OutboxConfig, task: &TableTask, config: &Config) -> Result<()> {
+    let (slot, table) = (&config.source.slot, &facts.name);
+    if matches!(task, TableTask::MakeSlot(plan) if plan.rows == Rows::None) {
+        return Ok(());
+    }
+    if !facts.may_select {
+        let cause = format!("slot {slot}: the relay must read rows of table {table}, and the role has no right to");
+        let user = quoted(&config.source.database.user);
+        return Err(Error::new(Kind::PostgresRefused, cause).remedy(format!("grant select on {table} to {user}")));
+    }
+    // One that is asked for again has no order to keep.
+    if facts.order.is_none() && !matches!(task, TableTask::Again(_)) {
+        let cause = format!(
+            "slot {slot}: the relay must read rows of table {table}, and no column gives their order: the table has no \
+             identity or serial column"
+        );
+        return Err(Error::new(Kind::PositionMismatch, cause)
+            .remedy(format!("{NEEDS_ORDER}. To go on without these rows: --adopt-slot")));
+    }
+    // What is read again behind a crash could not be told from other rows of its id.
+    let needs_key = matches!(task, TableTask::Poll(_)) || config.delivery.transactions.is_some();
+    if needs_key && outbox.row_key.is_none() {
+        let cause =
+            format!("slot {slot}: the relay must read rows of table {table}, and no unique index identifies one row");
+        return Err(Error::new(Kind::Config, cause).remedy(NEEDS_KEY));
+    }
+    let tells = facts.xid_column.is_some() || outbox.upkeep.says_for_itself();
+    if matches!(task, TableTask::Poll(_)) && !tells {
+        let cause = format!("table {table} cannot be polled: no column tells which rows were not published");
+        let mut setup = NextCommand::new("setup").option("slot", slot);
+        // Of several tables the file names them all.
+        if config.outboxes.len() == 1 {
+            setup = setup.option("table", format_args!("'{table}'"));
+        }
+        if config.source.mode == Mode::Poll {
+            setup = setup.option("mode", "poll");
+        }
+        return Err(Error::new(Kind::Config, cause).remedy(Remedy::from("`").and(setup.flag("add-xid-column")).and(
+            "`, run by the table's owner, adds a column with the transaction's id; or set outbox.pending and \
+                 outbox.mark, or outbox.delete",
+        )));
+    }
+    Ok(())
+}
+
+/// Whether these tables can be polled: they tell which of their rows were published, and there is a place to keep it.
+pub(super) fn can_poll<'t>(tables: impl Iterator<Item = (&'t TableFacts, &'t OutboxConfig)>, config: &Config) -> bool {
+    let mut tables = tables;
+    config.state.store != StoreKind::Slot
+        && config.outboxes.iter().all(|outbox| outbox.source.table().is_some())
+        && tables.all(|(facts, outbox)| fits(facts, outbox, &TableTask::Poll(String::new()), config).is_ok())
 }

@@ -28,8 +28,8 @@ pub(super) use self::run::RetryReport;
 use self::run::{LOOK_INTERVAL, Shared, Summary};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::relay::retention::Known;
 use crate::relay::stall_watchdog::StallGuard;
+use crate::relay::store::Known;
 use crate::telemetry::Metrics;
 
 /// After a pass that could not be made.

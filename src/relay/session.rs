@@ -1,73 +1,80 @@
-//! One connection to Postgres, from the first look to the first byte.
+//! The opening of a session: from the first look at Postgres to the slot, or to the lease on the table.
 //!
-//! The order is load-bearing: look at the catalogs, own the slot by streaming from it, fence other producers where events
-//! are to arrive exactly once, and only *then* read the stored position. Read before, it could be that of a relay that still
-//! had the slot and went on.
+//! The order is load-bearing. First the slot, owned by streaming from it, or the lease on the table: it decides which relay may
+//! be at work. Then the producer, which with exactly-once fences that of the relay before and aborts its transaction. *Then*
+//! the stored position, which nobody else can change any more. Read before that, it could be the position of a relay that
+//! continued, and its events would come twice.
+//!
+//! With exactly-once the committed position is exact. The tails of topics say nothing beyond it: they have records of aborted
+//! transactions, and to skip events because of those would lose them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::sync::Notify;
 
 use crate::config::{Config, Mode, OnLoss, OutboxConfig, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::BaseTypes;
 use crate::ledger::trail::Published;
+use crate::poll::{Reader, table_facts};
 use crate::position::{Lsn, Position};
+use crate::postgres::fault::{self, While};
+use crate::postgres::quote::quote_ident;
 use crate::postgres::replication::{TimelineSwitch, WalSession};
 use crate::postgres::sql::SqlSession;
-use crate::relay::fence;
-use crate::relay::fitness;
-use crate::relay::lease::TableReason;
-use crate::relay::recovery::wants_backlog;
-use crate::relay::retention::Known;
-use crate::relay::store::{AnyStore, fingerprints, read_position, slot_now, sorted, watched};
+use crate::relay::recovery::{Found, TableReason, TableTask, fits, polled, slot_task, wants_backlog};
+use crate::relay::shared_loop::control_lost;
+use crate::relay::store::{AnyStore, Known, read_position};
 use crate::relay::stream_reader::StreamReader;
-use crate::sink::{AnySink, SinkHandle};
+use crate::sink::{AnySink, SinkHandle, Transactional};
 use crate::source::catalog::Fingerprint;
-use crate::source::control::{Control, ControlEnd, WalPosition};
+use crate::source::control::{Control, Pending, WalPosition, Watched};
 use crate::source::lease::{self, Hold};
 use crate::source::preflight::{self, Facts, Slot};
 use crate::source::{Status, WalStream};
 use crate::state::check::{SlotNow, gap, reconcile};
 use crate::state::{ServerIdentity, Stored};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::Waiting;
-use crate::upkeep::parked::{none_left_behind, still_none_left_behind};
+use crate::upkeep::parked::{Waiting, none_left_behind, still_none_left_behind};
+
+/// How soon Kafka is asked again where it cannot be reached.
+const RETRY: Duration = Duration::from_secs(1);
+/// Pending rows that are looked at in one go.
+const PENDING_ROWS_MAX: usize = 500;
 
 /// A session that streams from the slot, and belongs to what is stored.
 pub(super) struct Session {
-    /// The stream; nothing of it was read yet.
     pub(super) stream: StreamReader,
     /// The plain SQL session beside it.
     pub(super) control: Control,
-    /// Where the position is kept.
     pub(super) store: Option<AnyStore>,
     /// What the publication looked like before the first byte.
     pub(super) fingerprints: Vec<Fingerprint>,
-    /// What is under the types of columns, as it was before the first byte.
+    /// The base types of domains, as they were before the first byte.
     pub(super) base_types: BaseTypes,
-    /// Which outbox a table is, by its OID.
+    /// Outboxes by the OIDs of their tables.
     pub(super) table_oids: HashMap<u32, usize>,
     /// A table has lost a column: what to stop with once everything up to here was taken in.
     pub(super) vanished: Option<(Lsn, Error)>,
     /// Marks or deletes rows that were acked, where that is configured.
     pub(super) marker: Option<Arc<Marker>>,
-    /// Events that wait in the table of parked events.
+    /// The parked events.
     pub(super) waiting: Vec<Waiting>,
     /// Whether the table could stand in for the slot.
     pub(super) may_give_up: bool,
-    /// The server's side of the stream.
     pub(super) walsender_pid: i32,
     /// The end of the log when the slot was ours.
     pub(super) wal_end: Lsn,
     /// This session's own producer, where it has one.
     pub(super) sink: Option<AnySink>,
-    /// What goes with every stored position.
-    identity: Stored,
+    /// What is stored at the start, and goes with every stored position.
+    pub(super) identity: Stored,
 }
 
-/// What a look at server and slot came to.
+/// The result of a look at server and slot.
 pub(super) enum Opened {
     Stream(Box<Session>),
     /// The table has to be read first, or instead.
@@ -75,7 +82,7 @@ pub(super) enum Opened {
 }
 
 impl Session {
-    /// Looks, connects, owns the slot, and finds out where to go on. Without a producer the session gets one of its own.
+    /// Looks, connects, owns the slot, and finds out where to continue. Without a producer the session gets one of its own.
     /// `polls_instead` is why the table is to be polled for a while, although there may be a slot.
     pub(super) async fn open(
         config: &Config,
@@ -85,14 +92,19 @@ impl Session {
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Opened> {
         let source = &config.source;
-        let sql = SqlSession::connect(&source.database, &fence::session_name(config)).await?;
+        let sql = connect(config).await?;
         let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
         if let Some(why) = table_instead(config, &facts, polls_instead)? {
             return Ok(Opened::Table(why));
         }
-        let vanished = judge(config, &facts, warn)?;
+        let (warnings, vanished) =
+            preflight::judge_backlog(&facts, &source.slot, &source.publication, &config.outboxes)?;
+        warnings.iter().for_each(|warning| warn(warning.to_string()));
+        if let Some(error) = &vanished {
+            warn(format!("{error}; relaying the events from before that, then stopping"));
+        }
         if source.give_up_over_budget || config.outboxes.iter().any(|outbox| outbox.upkeep.pending.is_some()) {
-            fitness::look(config, warn).await?;
+            judge_polling(config, warn).await?;
         }
         none_left_behind(sql.client(), config).await?;
         if !lease::hold(sql.client(), &source.slot, Hold::Shared, source.wal_sender_timeout).await? {
@@ -103,15 +115,10 @@ impl Session {
         let control = Control::start(sql, watched(config)).await?;
         let marker = Marker::of(config).await?;
         let mut wal = WalSession::connect(&source.database, source).await?;
-        let server = wal.identify_system().await?;
-        let server = ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline };
+        let (server, history) = identify(&mut wal).await?;
         let walsender_pid = wal.backend_pid().await?;
-        let history = match server.timeline {
-            1 => Vec::new(),
-            timeline => wal.timeline_history(timeline).await?,
-        };
         let mut stream = match WalStream::start(wal, &source.publication, source.max_message_bytes).await {
-            // It was there a moment ago. Whoever looks again finds out what has become of it.
+            // It was there a moment ago. The next look finds out what has become of it.
             Err(error) if error.kind() == Kind::SlotUnusable && source.on_loss == OnLoss::Recover => {
                 return Ok(Opened::Table(TableReason::Gap));
             }
@@ -119,22 +126,21 @@ impl Session {
         };
 
         let owned = Owned { config, facts: &facts, server, history, control: &control, marker: marker.as_ref() };
-        let found = owned.find_start(producer, known, warn);
-        let Some(start) = hold(&mut stream, source.wal_sender_timeout / 3, &control, found).await? else {
+        let start = owned.find_start(producer, known, warn);
+        let Some(start) = keep_alive(&mut stream, source.wal_sender_timeout / 3, &control, start).await? else {
             return Ok(Opened::Table(TableReason::Gap));
         };
         let base_types = facts.catalogs.iter().flat_map(|catalog| &catalog.base_types);
         let base_types = BaseTypes::new(base_types.map(|(oid, base)| (*oid, *base)).collect(), facts.wal_end);
         let of_tables = config.outboxes.iter().enumerate().filter(|(_, outbox)| outbox.source.table().is_some());
         let table_oids = of_tables.zip(&fingerprints).filter_map(|((number, _), now)| Some((now.table_oid()?, number)));
-        let table_oids = table_oids.collect();
         let session = Session {
             stream: StreamReader::new(stream, source.wal_sender_timeout),
             control,
             store: Some(start.store),
+            table_oids: table_oids.collect(),
             fingerprints,
             base_types,
-            table_oids,
             vanished: vanished.map(|error| (start.wal_end, error)),
             marker: marker.map(Arc::new),
             waiting: start.waiting,
@@ -147,22 +153,7 @@ impl Session {
         Ok(Opened::Stream(Box::new(session)))
     }
 
-    /// The server and timeline that answered.
-    pub(super) fn server(&self) -> &ServerIdentity {
-        &self.identity.server
-    }
-
-    /// Where delivery goes on, and what the store holds.
-    pub(super) fn start_position(&self) -> Position {
-        self.identity.position
-    }
-
-    /// What is known of the tables where delivery goes on.
-    pub(super) fn published(&self) -> Option<Published> {
-        self.identity.published.clone()
-    }
-
-    /// Rows of this outbox's table do not stay in it: a person is told, and it is remembered.
+    /// Rows of this outbox's table do not stay in it: that is logged, and stored with each position.
     pub(super) fn stream_only(&mut self, of: &OutboxConfig) {
         let table = of.source.table().map(ToString::to_string).unwrap_or_default();
         tracing::warn!(
@@ -170,16 +161,19 @@ impl Session {
             table,
             "rows are deleted right after they are written: if the slot is lost, events that were not relayed are lost with it"
         );
-        let same = |now: &&Fingerprint| of.source.table().is_some_and(|table| now.is_of(table));
-        self.identity.stream_only.extend(self.fingerprints.iter().find(same).and_then(Fingerprint::table_oid));
-        self.identity.stream_only = sorted(std::mem::take(&mut self.identity.stream_only).into_iter());
+        let known = std::mem::take(&mut self.identity.stream_only);
+        self.identity.stream_only = sorted(known.into_iter().chain(self.table_oid(of)));
     }
 
     /// Rows of this outbox's table do stay in it.
     pub(super) fn rows_stay(&mut self, of: &OutboxConfig) {
-        let same = |now: &&Fingerprint| of.source.table().is_some_and(|table| now.is_of(table));
-        let oid = self.fingerprints.iter().find(same).and_then(Fingerprint::table_oid);
+        let oid = self.table_oid(of);
         self.identity.stream_only.retain(|known| Some(*known) != oid);
+    }
+
+    fn table_oid(&self, of: &OutboxConfig) -> Option<u32> {
+        let table = of.source.table()?;
+        self.fingerprints.iter().find(|now| now.is_of(table))?.table_oid()
     }
 
     /// What to store for `position`, at which `published` is known of the tables.
@@ -188,7 +182,7 @@ impl Session {
     }
 }
 
-/// A slot that is ours, because we stream from it.
+/// A slot that this relay owns, because it streams from it.
 struct Owned<'a> {
     config: &'a Config,
     facts: &'a Facts,
@@ -199,7 +193,7 @@ struct Owned<'a> {
     marker: Option<&'a Marker>,
 }
 
-/// Where a stream goes on.
+/// Where a stream continues.
 struct Start {
     store: AnyStore,
     sink: Option<AnySink>,
@@ -211,7 +205,7 @@ struct Start {
 }
 
 impl Owned<'_> {
-    /// Fences other producers, reads what is stored, and finds out where to go on; none where the table has to be read first.
+    /// Fences other producers, reads the position, and finds out where to continue; none where the table has to be read first.
     async fn find_start(
         self,
         producer: Option<SinkHandle>,
@@ -219,9 +213,9 @@ impl Owned<'_> {
         warn: &mut (dyn FnMut(String) + Send),
     ) -> Result<Option<Start>> {
         let Owned { config, facts, server, history, control, marker } = self;
-        let (producer, sink) = fence::own(config, producer, &server.system_identifier).await?;
+        let (producer, sink) = own(config, producer, &server.system_identifier).await?;
         let (mut store, loaded) = read_position(config, producer, control, known).await?;
-        // Of the time since the slot is ours: whoever had it before may have gone on while this one connected.
+        // Of the time since the slot is ours: whoever had it before may have continued while this one connected.
         let now = control.wal_position().await?;
         let confirmed_flush = now.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
         let slot = slot_now(config, facts, confirmed_flush);
@@ -231,16 +225,10 @@ impl Owned<'_> {
         let start = reconcile(loaded.as_ref(), &server, &slot, now.wal_end, &history, config.state.adopt_slot)?;
         start.notes.into_iter().for_each(warn);
         let identity = Stored {
-            server,
-            slot: slot.name,
             position: start.position,
-            publication_oid: slot.publication_oid,
-            table_oids: slot.table_oids,
-            membership_oids: slot.membership_oids,
-            message_prefixes: slot.message_prefixes,
             published: start.published.or_else(|| begins(&now, start.position)),
-            stream_only: loaded.as_ref().map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
             catch_up: None,
+            ..identity(server, slot, loaded.as_ref())
         };
         known.send_replace(Some(identity.clone()));
         if loaded.as_ref() != Some(&identity) {
@@ -260,18 +248,245 @@ impl Owned<'_> {
     }
 }
 
-/// What is known of the tables before anything of a slot was delivered.
+/// The lease on the table: its holder reads the table alone, and knows what is stored and the state of the slot.
+pub(super) struct Lease {
+    /// The lease ends with this session.
+    pub(super) control: Control,
+    pub(super) store: AnyStore,
+    /// What is stored, with the server, publication and tables as they are now.
+    pub(super) stored: Stored,
+    pub(super) task: TableTask,
+    /// A notification says that there are new rows.
+    pub(super) notified: Arc<Notify>,
+    pub(super) facts: Facts,
+    /// A producer that came with the lease, where it is not to outlive it.
+    pub(super) sink: Option<AnySink>,
+}
+
+impl Lease {
+    /// Takes the lease, and finds out what is to be done.
+    ///
+    /// # Errors
+    /// [`Kind::SlotActive`] where another relay has the lease or the slot, or there is nothing to be done by now: both
+    /// heal. What [`slot_task`] and [`polled`] say, and the sessions.
+    pub(super) async fn take(
+        config: &Config,
+        producer: Option<SinkHandle>,
+        why: &TableReason,
+        known: &Known,
+        warn: &mut (dyn FnMut(String) + Send),
+    ) -> Result<Lease> {
+        let source = &config.source;
+        let sql = connect(config).await?;
+        if !lease::hold(sql.client(), &source.slot, Hold::Alone, source.wal_sender_timeout).await? {
+            let cause = format!("another relay of slot {} is at work; standing by", source.slot);
+            return Err(Error::new(Kind::SlotActive, cause));
+        }
+        for channel in config.outboxes.iter().filter_map(|outbox| outbox.upkeep.notify.as_deref()) {
+            let listen = format!("listen {}", quote_ident(channel)?);
+            let listening = sql.client().batch_execute(&listen).await;
+            listening.map_err(|error| fault::sql(While::Querying("listening for new rows"), &error))?;
+        }
+        let facts = preflight::inspect(sql.client(), &source.slot, &source.publication, &config.outboxes).await?;
+        let notified = sql.notified();
+        let control = Control::start(sql, watched(config)).await?;
+        let (server, history) = identify_by_any(config, &facts, &control, why).await?;
+        if matches!(why, TableReason::Poll(_)) && config.state.store == StoreKind::Slot {
+            let cause = "state.store is slot, and without a slot there is nothing to keep the position in";
+            return Err(Error::new(Kind::Config, cause).remedy("set state.store to kafka or postgres"));
+        }
+        let (producer, sink) = own(config, producer, &server.system_identifier).await?;
+        let (store, loaded) = read_position(config, producer, &control, known).await?;
+        let confirmed_flush = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn).unwrap_or_default();
+        let slot = slot_now(config, &facts, confirmed_flush);
+        let fresh = identity(server, slot.clone(), loaded.as_ref());
+        let found = Found { config, loaded: loaded.as_ref(), facts: &facts, slot: &slot, history: &history };
+        let (task, stored) = match why {
+            TableReason::Poll(cause) => (TableTask::Poll(cause.clone()), polled(found, fresh, warn)?),
+            TableReason::Asked(_) if fresh.catch_up.is_some() => {
+                return Err(Error::new(Kind::SlotActive, "another relay has begun to read the table; looking again"));
+            }
+            TableReason::Asked(rows) => (TableTask::Again(rows.clone()), loaded.clone().unwrap_or(fresh)),
+            TableReason::Gap => (slot_task(found, &fresh, warn)?, fresh),
+        };
+        Ok(Lease { control, store, stored, task, notified, facts, sink })
+    }
+
+    /// This process had published up to `position` when its stream ended, which is more than is stored.
+    pub(super) fn knows(&mut self, position: Position, published: Published) {
+        let before = self.stored.published.as_ref().map_or(Lsn::ZERO, |before| before.pair.lsn);
+        if published.pair.lsn < before {
+            // Another relay went on from there.
+            return;
+        }
+        // A poller has none: no slot may go on from where it stands.
+        if !matches!(self.task, TableTask::Poll(_)) {
+            self.stored.position = position;
+        }
+        if let TableTask::MakeSlot(plan) = &mut self.task
+            && plan.published.is_some()
+        {
+            plan.published = Some(published.clone());
+        }
+        if self.stored.catch_up.is_none() {
+            self.stored.published = Some(published);
+        }
+    }
+}
+
+/// Connects the SQL session that lasts as long as the work. Its name says what is promised.
+async fn connect(config: &Config) -> Result<SqlSession> {
+    let promised = if config.delivery.transactions.is_some() { "exactly-once" } else { "control" };
+    SqlSession::connect(&config.source.database, &format!("walrelay/{}/{promised}", config.source.slot)).await
+}
+
+/// The server that answers, and its timelines.
+async fn identify(wal: &mut WalSession) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
+    let server = wal.identify_system().await?;
+    let history = wal.timeline_history(server.timeline).await?;
+    Ok((ServerIdentity { system_identifier: server.system_identifier, timeline: server.timeline }, history))
+}
+
+/// Which server it is, and its timelines. Without the right to replicate, from what SQL tells.
+async fn identify_by_any(
+    config: &Config,
+    facts: &Facts,
+    control: &Control,
+    why: &TableReason,
+) -> Result<(ServerIdentity, Vec<TimelineSwitch>)> {
+    if !matches!(why, TableReason::Poll(_)) || facts.server.may_replicate && facts.server.wal_level == "logical" {
+        let asked = async {
+            let mut wal = WalSession::connect(&config.source.database, &config.source).await?;
+            identify(&mut wal).await
+        };
+        match asked.await {
+            // A pooler, or no sender left: a poller needs none.
+            Err(error) if matches!(why, TableReason::Poll(_)) => tracing::debug!(%error, "no replication connection"),
+            asked => return asked,
+        }
+    }
+    let timeline = control.timeline().await?;
+    let system_identifier = facts.system_identifier.clone().unwrap_or_default();
+    Ok((ServerIdentity { system_identifier, timeline }, Vec::new()))
+}
+
+/// The producer that outlives sessions, as it was `given`, or one of this session's own, which has fenced all before it.
+/// Call only with slot or lease. Waits for Kafka for as long as it takes.
+///
+/// # Errors
+/// Those of [`AnySink::transactional`] that do not heal.
+async fn own(
+    config: &Config,
+    given: Option<SinkHandle>,
+    system_identifier: &str,
+) -> Result<(SinkHandle, Option<AnySink>)> {
+    if let Some(producer) = given {
+        return Ok((producer, None));
+    }
+    let slot = &config.source.slot;
+    let transactions = config.delivery.transactions.as_ref();
+    let transactions = transactions.ok_or_else(|| Error::new(Kind::Bug, "a session without a producer"))?;
+    let id = transactions.transactional_id(system_identifier, slot.as_str());
+    let of = Transactional { id, timeout: transactions.timeout };
+    let mut told = false;
+    loop {
+        match AnySink::transactional(config, &of).await {
+            Err(error) if error.kind() == Kind::KafkaUnreachable => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(%slot, %error, "Kafka transactions are not available yet; holding the slot until they are");
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+            made => {
+                let sink = made?;
+                tracing::debug!(%slot, id = of.id, "older producers are fenced");
+                return Ok((sink.handle(), Some(sink)));
+            }
+        }
+    }
+}
+
+/// What is stored by this server, slot and publication, with the progress that was `loaded`.
+fn identity(server: ServerIdentity, slot: SlotNow, loaded: Option<&Stored>) -> Stored {
+    Stored {
+        server,
+        slot: slot.name,
+        position: loaded.map(|loaded| loaded.position).unwrap_or_default(),
+        publication_oid: slot.publication_oid,
+        table_oids: slot.table_oids,
+        membership_oids: slot.membership_oids,
+        message_prefixes: slot.message_prefixes,
+        published: loaded.and_then(|loaded| loaded.published.clone()),
+        stream_only: loaded.map(|loaded| loaded.stream_only.clone()).unwrap_or_default(),
+        catch_up: loaded.and_then(|loaded| loaded.catch_up.clone()),
+    }
+}
+
+fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
+    let fingerprints = fingerprints(config, facts);
+    SlotNow {
+        name: config.source.slot.to_string(),
+        confirmed_flush,
+        publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
+        table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
+        membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
+        message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
+    }
+}
+
+fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
+    let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
+    let publication = &config.source.publication;
+    facts.catalogs.iter().zip(tables).map(|(catalog, table)| Fingerprint::of(catalog, publication, table)).collect()
+}
+
+fn watched(config: &Config) -> Watched {
+    Watched {
+        slot: config.source.slot.clone(),
+        publication: config.source.publication.clone(),
+        tables: config.outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect(),
+        pending: config.outboxes.iter().enumerate().filter_map(pending).collect(),
+        silence: config.source.wal_sender_timeout,
+    }
+}
+
+fn pending((outbox, of): (usize, &OutboxConfig)) -> Option<Pending> {
+    let (table, condition) = (of.source.table()?.clone(), of.upkeep.pending.clone()?);
+    Some(Pending {
+        outbox,
+        table,
+        key_columns: of.key_columns().cloned().collect(),
+        condition,
+        rows_max: PENDING_ROWS_MAX,
+    })
+}
+
+fn sorted<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
+    all.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The published rows before the slot delivered anything.
 fn begins(now: &WalPosition, position: Position) -> Option<Published> {
     let oldest = now.slot.as_ref()?.catalog_xmin.as_ref()?.parse().ok()?;
     Some(Published::from_slot(oldest, now.snapshot.clone()?, position.end_lsn))
 }
 
-/// Why the table has to be read first, or instead, as far as server and slot tell.
+/// Why the table has to be read first, or `instead`, as far as server and slot tell.
 ///
 /// # Errors
 /// The server cannot have a slot.
 fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Result<Option<TableReason>> {
-    if let Some(why) = polls(config, facts, instead) {
+    let source = &config.source;
+    let mode = || match source.mode {
+        Mode::Slot => None,
+        Mode::Poll => Some("slot.mode is poll".to_owned()),
+        Mode::Auto => match preflight::judge_server(&facts.server) {
+            // A standby has no table to be written to, either.
+            Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.to_string()),
+            _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
+        },
+    };
+    if let Some(why) = instead.map(str::to_owned).or_else(mode) {
         return Ok(Some(TableReason::Poll(why)));
     }
     // One that is being made has no position yet.
@@ -285,38 +500,7 @@ fn table_instead(config: &Config, facts: &Facts, instead: Option<&str>) -> Resul
     Ok(None)
 }
 
-/// Warns of what is not as it should be, and gives what to stop with once everything written so far is relayed.
-///
-/// # Errors
-/// The slot cannot be streamed.
-fn judge(config: &Config, facts: &Facts, warn: &mut (dyn FnMut(String) + Send)) -> Result<Option<Error>> {
-    let source = &config.source;
-    let (warnings, vanished) = preflight::judge_backlog(facts, &source.slot, &source.publication, &config.outboxes)?;
-    warnings.iter().for_each(|warning| warn(warning.to_string()));
-    if let Some(error) = &vanished {
-        warn(format!("{error}; relaying the events from before that, then stopping"));
-    }
-    Ok(vanished)
-}
-
-/// Why there is to be no slot, if there is not.
-fn polls(config: &Config, facts: &Facts, instead: Option<&str>) -> Option<String> {
-    if let Some(why) = instead {
-        return Some(why.to_owned());
-    }
-    let source = &config.source;
-    match source.mode {
-        Mode::Slot => None,
-        Mode::Poll => Some("slot.mode is poll".to_owned()),
-        Mode::Auto => match preflight::judge_server(&facts.server) {
-            // A standby has no table to be written to, either.
-            Err(error) if error.kind() != Kind::PostgresUnreachable => Some(error.to_string()),
-            _ => facts.publication().is_none().then(|| format!("there is no publication {}", source.publication)),
-        },
-    }
-}
-
-/// Whether events are in the table that the slot does not have.
+/// Whether the table has events that the slot does not have.
 fn needs_table(
     config: &Config,
     loaded: Option<&Stored>,
@@ -336,8 +520,27 @@ fn needs_table(
     }
 }
 
-/// Drives `work` to its end while the server is told every `every` that we are here (P5). Nothing is read.
-async fn hold<T>(
+/// Warns where the tables could not be polled.
+///
+/// # Errors
+/// They could not, and the slot is to be dropped over its limit.
+async fn judge_polling(config: &Config, warn: &mut (dyn FnMut(String) + Send)) -> Result<()> {
+    let source = &config.source;
+    let reader = Reader::connect(&source.database, &format!("walrelay/{}/reader", source.slot)).await?;
+    for outbox in config.outboxes.iter().filter(|outbox| outbox.source.table().is_some()) {
+        let facts = table_facts(reader.client(), outbox).await?;
+        let fit = fits(&facts, outbox, &TableTask::Poll(String::new()), config);
+        match fit {
+            Err(error) if source.give_up_over_budget => return Err(error),
+            Err(error) => warn(error.to_string()),
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Drives `work` to its end, and sends a status update every `every` (P5). Nothing is read.
+async fn keep_alive<T>(
     stream: &mut WalStream,
     every: Duration,
     control: &Control,
@@ -349,20 +552,12 @@ async fn hold<T>(
         tokio::select! {
             biased;
             done = &mut work => return done,
-            end = control.closed() => return Err(ended(end)),
+            end = control.closed() => return Err(control_lost(end)),
             _ = tick.tick() => {
                 // Nothing is confirmed before it is known where delivery goes on.
                 stream.queue_status(Status { received: Lsn::ZERO, confirmed: Lsn::ZERO, reply_requested: false });
                 stream.flush_output().await?;
             }
         }
-    }
-}
-
-/// The SQL session ended before the stream began.
-fn ended(end: ControlEnd) -> Error {
-    match end {
-        ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
-        ControlEnd::Lost(error) => error,
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! The server hears from a relay that streams every third of `wal_sender_timeout`, and gives the slot to another once it has
 //! heard nothing for all of it: two thirds after the relay last did anything, at the earliest. From then on nothing may
-//! leave that Kafka has not got: another relay publishes it, and what it publishes after that would be followed by what is
-//! older. The lease on the table is lost in the same way. So the loop says that it goes on, and a thread of its own
-//! gives up the producer's queue when it does not. On waking after a stop that thread runs as soon as any other.
+//! leave that Kafka has not got: another relay publishes it, and older records would follow those of the other relay. The
+//! lease on the table is lost in the same way. So the loop beats, and a thread of its own gives up the producer's queue when
+//! it does not. On waking after a stop that thread runs as soon as any other.
 //!
 //! It is no fence. librdkafka's threads wake in the same moment, and what they have handed to the operating system is on
 //! its way: see "Two relays" in docs/operating.md.
@@ -22,9 +22,9 @@ use crate::error::{Error, Kind, Result};
 use crate::sink::SinkHandle;
 use crate::source::lease;
 
-/// How often the thread looks.
+/// How often the thread checks.
 const TICK: Duration = Duration::from_millis(100);
-/// Beats of who waits, in the time it may stand still.
+/// Beats of a task that waits, in the time it may stand still.
 const BEATS: u64 = 4;
 
 /// See the module's documentation. Its thread ends with it.
@@ -34,9 +34,8 @@ pub(super) struct StallWatchdog(Arc<Beat>);
 #[derive(Debug)]
 struct Beat {
     bound_ms: u64,
-    /// When the loop last said that it goes on.
+    /// The last beat.
     last_ms: AtomicU64,
-    /// What must not go on without the loop.
     guarded: Mutex<Guarded>,
     given_up: AtomicBool,
 }
@@ -53,15 +52,13 @@ struct Guarded {
 pub(super) struct StallGuard(Arc<Beat>);
 
 impl StallGuard {
-    /// From here on this producer is given up with the loop's own, instead of the one before.
+    /// From here on this producer is given up with the loop's own, instead of the previous one.
     pub(super) fn guard(&self, producer: Option<SinkHandle>) {
         self.0.guarded().beside = producer;
     }
 
-    /// Whether the loop goes on.
-    ///
     /// # Errors
-    /// It did not for so long that another relay may have the slot.
+    /// The loop did not beat for so long that another relay may have the slot.
     pub(super) fn check(&self) -> Result<()> {
         let stood_ms = self.0.stood_ms();
         if stood_ms > self.0.bound_ms { Err(stood_still(stood_ms)) } else { Ok(()) }
@@ -94,20 +91,18 @@ impl StallWatchdog {
         self.0.guarded().own = Some(producer);
     }
 
-    /// Nothing depends on it any more.
     pub(super) fn release(&self) {
         *self.0.guarded() = Guarded::default();
     }
 
-    /// For a producer beside that one.
     pub(super) fn beside(&self) -> StallGuard {
         StallGuard(Arc::clone(&self.0))
     }
 
-    /// The loop goes on. To be called when it has waited, before anything else is done.
+    /// The loop continues. To be called when it has waited, before anything else is done.
     ///
     /// # Errors
-    /// It did not for so long that another relay may have the slot. What was in flight is given up.
+    /// It stood still for so long that another relay may have the slot. What was in flight is given up.
     pub(super) fn beat(&self) -> Result<()> {
         let now = now_ms();
         let stood_ms = now.saturating_sub(self.0.last_ms.load(Ordering::Acquire));
@@ -123,7 +118,7 @@ impl StallWatchdog {
         Ok(())
     }
 
-    /// Does what is no loop of its own, and beats before each step of it, and while it waits.
+    /// Drives `work`, and beats before each step of it, and while it waits.
     ///
     /// # Errors
     /// Those of `work`, and of [`StallWatchdog::beat`]: `work` is dropped where it was then.

@@ -1,24 +1,44 @@
-//! Where the position is kept, and what of server, slot and tables is stored with it.
+//! Where the position is stored, and what other tasks know of it.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::config::{Config, OutboxConfig, StoreKind};
+use tokio::sync::watch;
+
+use crate::config::{Config, StoreKind};
 use crate::error::{Error, Kind, Result};
-use crate::position::Lsn;
-use crate::relay::checks;
-use crate::relay::retention::Known;
+use crate::relay::retrying::Memory;
 use crate::sink::SinkHandle;
-use crate::source::catalog::Fingerprint;
-use crate::source::control::{Control, Pending, Watched};
-use crate::source::preflight::Facts;
+use crate::source::control::Control;
 use crate::state::Stored;
-use crate::state::check::SlotNow;
 use crate::state::kafka::KafkaStore;
 use crate::state::postgres::PostgresStore;
 
-/// The configured store; what it has is known to [`super::retention`].
+/// What this process knows, whatever becomes of its sessions.
+pub(super) type Known = Arc<Knowledge>;
+
+/// What is stored of what is published, by the relay that has the slot or the lease; none while it has neither.
+#[derive(Debug, Default)]
+pub(super) struct Knowledge {
+    stored: watch::Sender<Option<Stored>>,
+    /// Results of retries of parked events.
+    pub(super) tried: Mutex<Memory>,
+    /// Parked events that were delivered, and dropped, and are not in the metrics yet.
+    pub(super) unparked: AtomicU64,
+    pub(super) dropped: AtomicU64,
+}
+
+impl Deref for Knowledge {
+    type Target = watch::Sender<Option<Stored>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.stored
+    }
+}
+
+/// The configured store, which keeps [`Known`] up to date.
 pub(super) struct AnyStore {
     kind: AnyKind,
     known: Known,
@@ -98,49 +118,4 @@ pub(super) async fn read_position(
             other => return other,
         }
     }
-}
-
-/// What slot and catalogs say now.
-pub(super) fn slot_now(config: &Config, facts: &Facts, confirmed_flush: Lsn) -> SlotNow {
-    let fingerprints = fingerprints(config, facts);
-    SlotNow {
-        name: config.source.slot.to_string(),
-        confirmed_flush,
-        publication_oid: facts.publication().map(|publication| publication.oid).unwrap_or_default(),
-        table_oids: sorted(fingerprints.iter().filter_map(Fingerprint::table_oid)),
-        membership_oids: sorted(fingerprints.iter().flat_map(Fingerprint::membership_oids)),
-        message_prefixes: sorted(config.outboxes.iter().filter_map(|outbox| outbox.source.prefix().cloned())),
-    }
-}
-
-pub(super) fn fingerprints(config: &Config, facts: &Facts) -> Vec<Fingerprint> {
-    let tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
-    let publication = &config.source.publication;
-    facts.catalogs.iter().zip(tables).map(|(catalog, table)| Fingerprint::of(catalog, publication, table)).collect()
-}
-
-/// What the control session looks at.
-pub(super) fn watched(config: &Config) -> Watched {
-    Watched {
-        slot: config.source.slot.clone(),
-        publication: config.source.publication.clone(),
-        tables: config.outboxes.iter().filter_map(|outbox| outbox.source.table().cloned()).collect(),
-        pending: config.outboxes.iter().enumerate().filter_map(pending).collect(),
-        silence: config.source.wal_sender_timeout,
-    }
-}
-
-fn pending((outbox, of): (usize, &OutboxConfig)) -> Option<Pending> {
-    let (table, condition) = (of.source.table()?.clone(), of.upkeep.pending.clone()?);
-    Some(Pending {
-        outbox,
-        table,
-        key_columns: of.key_columns().cloned().collect(),
-        condition,
-        rows_max: checks::ROWS_MAX,
-    })
-}
-
-pub(super) fn sorted<T: Ord>(all: impl Iterator<Item = T>) -> Vec<T> {
-    all.collect::<BTreeSet<_>>().into_iter().collect()
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-use crate::config::{Config, OnError, OutboxConfig, StoreKind};
+use crate::config::{Config, OnError, OutboxConfig, SlotName, StoreKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::ledger::trail::Published;
@@ -14,17 +14,16 @@ use crate::position::Position;
 use crate::postgres::replication::WalSession;
 use crate::postgres::sql::SqlSession;
 use crate::relay::delivered_before::DeliveredBefore;
-use crate::relay::lease::{Lease, TableReason};
 use crate::relay::outage::Outage;
 use crate::relay::pipeline::Pipeline;
 use crate::relay::producer::RelayProducer;
-use crate::relay::replication::{self, Ended};
-use crate::relay::retention::Known;
-use crate::relay::session::{Opened, Session};
+use crate::relay::recovery::TableReason;
+use crate::relay::session::{Lease, Opened, Session};
+use crate::relay::shared_loop::{Ended, Process, report_counts};
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
-use crate::relay::watch::Process;
-use crate::relay::{drain, report, table};
+use crate::relay::store::Known;
+use crate::relay::{drain, replication, table};
 use crate::sink::AnySink;
 use crate::source::lease::{Holder, holder};
 use crate::source::row_key;
@@ -48,29 +47,27 @@ const LASTED: Duration = Duration::from_secs(10);
 pub(super) struct Relay {
     outage: Outage,
     pub(super) producer: RelayProducer,
-    /// Sessions so far.
     sessions: u64,
     /// Whether topics may have what comes again: an earlier process was killed, or this one stood still.
     is_in_doubt: bool,
     /// Server and timeline of the last session.
     served: Option<ServerIdentity>,
-    /// What the operator was warned of: once, not at each try.
+    /// Warnings that were logged: each once, not at each try.
     warned: HashSet<String>,
     /// Why the table is polled for a while, although there may be a slot.
     polls_instead: Option<String>,
-    /// What is stored of what is published.
     pub(super) known: Known,
     /// Rows that somebody set to pending again.
     asked: Vec<RowId>,
-    /// Whether the last session ended with all that may be confirmed told to Postgres.
+    /// Whether the last session confirmed to Postgres all that may be confirmed.
     told: bool,
-    /// The server's side of the last stream of this process.
+    /// Of the last stream of this process.
     walsender_pid: Option<i32>,
     config: Config,
     pub(super) telemetry: Telemetry,
 }
 
-/// What a stream delivered, and what is known of the tables there.
+/// The position up to which a stream delivered, and the published rows there.
 struct Delivered {
     position: Position,
     published: Published,
@@ -79,7 +76,6 @@ struct Delivered {
 }
 
 impl Relay {
-    /// Nothing is connected, and nothing is known.
     pub(super) fn new(config: Config, telemetry: Telemetry) -> Result<Relay> {
         Ok(Relay {
             outage: Outage::new(&config.kafka),
@@ -100,15 +96,12 @@ impl Relay {
 
     pub(super) async fn run(&mut self, stop: &mut StopSignal) -> Result<()> {
         loop {
-            let ended = Box::pin(self.one_session(stop)).await;
-            let (quarantine, config) = (self.producer.newest_quarantine(), &mut self.config);
-            let error = match ended.map_err(|error| self.outage.unless_its_batch(error, quarantine, config)) {
+            let mut error = match Box::pin(self.one_session(stop)).await {
+                Ok(Ended::ServerShutDown) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
                 Ok(Ended::Stopped) => return self.leave(stop).await,
+                Ok(_) if stop.asked() != Stop::No => return self.leave(stop).await,
                 // The next session is of another kind.
-                Ok(next) if next != Ended::ServerShutDown => {
-                    if stop.asked() != Stop::No {
-                        return self.leave(stop).await;
-                    }
+                Ok(next) => {
                     match next {
                         Ended::Asked(rows) => self.asked = rows,
                         Ended::OverBudget => self.give_up().await,
@@ -117,22 +110,21 @@ impl Relay {
                     }
                     continue;
                 }
-                Ok(_) => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
-                Err(error) if error.kind().halts() => return Err(error),
-                Err(error) if error.kind() == Kind::SlotActive && stop.asked() == Stop::No => {
-                    tracing::debug!(%error, "standing by");
-                    match Box::pin(self.stand_by(stop)).await {
-                        Ok(()) if stop.asked() != Stop::No => return self.leave(stop).await,
-                        Ok(()) => continue,
-                        Err(error) if error.kind().halts() => return Err(error),
-                        Err(error) => error,
+                Err(error) => self.outage.judge(error, self.producer.newest_quarantine(), &mut self.config)?,
+            };
+            if error.kind() == Kind::SlotActive && stop.asked() == Stop::No {
+                tracing::debug!(%error, "standing by");
+                match Box::pin(self.stand_by(stop)).await {
+                    Ok(()) if stop.asked() != Stop::No => return self.leave(stop).await,
+                    Ok(()) => continue,
+                    Err(lost) => {
+                        error = self.outage.judge(lost, self.producer.newest_quarantine(), &mut self.config)?;
                     }
                 }
-                Err(error) => error,
-            };
+            }
             if stop.asked() == Stop::No {
-                let wait =
-                    self.outage.failed(&error, self.producer.newest_quarantine(), &self.config, &self.telemetry)?;
+                let quarantine = self.producer.newest_quarantine();
+                let wait = self.outage.failed(&error, quarantine, &self.config, &self.telemetry)?;
                 if self.is_transactional() {
                     // What it has open is given up at once: readers do not wait for the next session.
                     self.retire().await;
@@ -184,24 +176,14 @@ impl Relay {
         }
     }
 
-    /// Looks at Kafka and Postgres, and begins to stream where the slot has everything.
+    /// Checks Kafka and Postgres, and begins to stream where the slot has everything.
     async fn open(&mut self) -> Result<Opened> {
         let Config { delivery, source, .. } = &self.config;
         let dead_letters =
             Some(delivery.dead_letter_topic.as_str()).filter(|_| delivery.on_error == OnError::DeadLetter);
         let needed: Vec<_> = dead_letters.into_iter().collect();
-        let missing = if let Some(sink) = self.producer.new_sink() {
-            sink.missing(&needed, CHECK_TIMEOUT).await?
-        } else if self.producer.is_absent() {
-            AnySink::for_asking(&self.config)?.missing(&needed, CHECK_TIMEOUT).await?
-        } else {
-            Vec::new()
-        };
-        let mut warn = |warning: String| {
-            if self.warned.insert(warning.clone()) {
-                tracing::warn!(slot = %source.slot, "{warning}");
-            }
-        };
+        let missing = self.producer.missing(&self.config, &needed, CHECK_TIMEOUT).await?;
+        let mut warn = warn_once(&mut self.warned, &source.slot);
         missing.iter().for_each(|topic| warn(no_dead_letters(topic)));
         let (producer, instead) = (self.producer.handle(), self.polls_instead.as_deref());
         Box::pin(Session::open(&self.config, producer, instead, &self.known, &mut warn)).await
@@ -213,17 +195,18 @@ impl Relay {
             self.producer.set_new(sink);
         }
         // What this process knows counts only on the server and timeline where it learned it.
-        let same_server = self.served.as_ref().is_none_or(|served| served == session.server());
-        self.served = Some(session.server().clone());
+        let same_server = self.served.as_ref().is_none_or(|served| *served == session.identity.server);
+        self.served = Some(session.identity.server.clone());
         self.config.state.adopt_slot = false;
-        let (start, published) = (session.start_position(), session.published());
+        let (start, published) = (session.identity.position, session.identity.published.clone());
         let mut pipeline = self.producer.enter(&self.config, start, published, same_server)?;
         self.sessions += 1;
         if self.sessions > 1 {
             self.telemetry.metrics.reconnect(Side::Postgres);
         }
         pipeline.reconnected();
-        pipeline.publisher.set_origin(&session.server().system_identifier, session.server().timeline);
+        let server = &session.identity.server;
+        pipeline.publisher.set_origin(&server.system_identifier, server.timeline);
         pipeline.set_catalog(std::mem::take(&mut session.table_oids), std::mem::take(&mut session.base_types));
         pipeline.publisher.set_parked(std::mem::take(&mut session.waiting));
         if std::mem::take(&mut self.is_in_doubt) {
@@ -265,15 +248,15 @@ impl Relay {
         Ok(())
     }
 
-    /// What an earlier process published and did not store comes again, or what this one had sent when it stood still.
+    /// Makes the publisher find events that an earlier process, or this one before it stood still, published and did not store.
     fn expect_again(&self, pipeline: &mut Pipeline<AnySink>, session: &Session) {
         // What is committed with its position does not come again.
         if !self.config.delivery.reads_tails || self.is_transactional() {
             return;
         }
-        let (server, outboxes) = (session.server(), &self.config.outboxes);
+        let (server, outboxes) = (&session.identity.server, &self.config.outboxes);
         let origin = (server.system_identifier.as_str(), server.timeline);
-        match DeliveredBefore::new(outboxes, origin, session.start_position(), session.wal_end) {
+        match DeliveredBefore::new(outboxes, origin, session.identity.position, session.wal_end) {
             Some(before) => pipeline.publisher.before = Some(Box::new(before)),
             None => tracing::info!(
                 slot = %self.config.source.slot,
@@ -285,12 +268,11 @@ impl Relay {
 
     // Exactly once: each session has a producer of its own.
 
-    /// Whether every session has a producer of its own.
     fn is_transactional(&self) -> bool {
         self.config.delivery.transactions.is_some()
     }
 
-    /// The end of a session's own producer. Nothing of it counts but what is committed.
+    /// Ends a session's own producer. Nothing of it counts but what is committed.
     async fn retire(&mut self) {
         if self.producer.running().is_some_and(|pipeline| pipeline.publisher.transaction.is_open()) {
             self.telemetry.metrics.given_up_transactions.inc();
@@ -300,8 +282,7 @@ impl Relay {
 
     // The table, before a slot is streamed or instead.
 
-    /// Drops the slot, so that the server can let go of its log. What is stored tells what was published, and Kafka, which
-    /// may be why it kept so much, is not asked.
+    /// Drops the slot, so that the server can remove its WAL. The stored position tells what was published.
     async fn give_up(&mut self) {
         let source = &self.config.source;
         let dropped = async { WalSession::connect(&source.database, source).await?.drop_slot().await };
@@ -320,11 +301,7 @@ impl Relay {
         self.producer.watchdog.release();
         let delivered = self.end_stream(stop).await?;
         let producer = self.producer.handle();
-        let mut warn = |warning: String| {
-            if self.warned.insert(warning.clone()) {
-                tracing::warn!(slot = %self.config.source.slot, "{warning}");
-            }
-        };
+        let mut warn = warn_once(&mut self.warned, &self.config.source.slot);
         let lease = tokio::select! {
             () = stop.at_least(Stop::Drain) => return Ok(Ended::Stopped),
             lease = Lease::take(&self.config, producer, &why, &self.known, &mut warn) => lease,
@@ -379,12 +356,12 @@ impl Relay {
         ended
     }
 
-    /// Waits for what a stream left in flight, which is known to be published then, or will come again.
+    /// Waits for acks of what a stream left in flight.
     async fn end_stream(&mut self, stop: &mut StopSignal) -> Result<Option<Delivered>> {
         let Some(pipeline) = self.producer.running_mut() else { return Ok(None) };
         let (until, before) = (Instant::now() + CHECK_TIMEOUT, pipeline.publisher.counts());
         let drained = drain::drain(&mut pipeline.publisher, until, stop).await;
-        report::tell_counts(&self.telemetry, pipeline.publisher.counts(), before);
+        report_counts(&self.telemetry, pipeline.publisher.counts(), before);
         if !drained? {
             let what = "Kafka does not ack the in-flight records; reading the table after them";
             return Err(Error::new(Kind::KafkaUnreachable, what));
@@ -402,7 +379,7 @@ impl Relay {
     /// As soon as another relay is seen there, what this one has in flight is given up.
     ///
     /// # Errors
-    /// Of the connection; and where events wait at the beginning that it would leave behind: it could not take over.
+    /// Of the connection; and where a take-over would leave parked events behind.
     async fn stand_by(&mut self, stop: &mut StopSignal) -> Result<()> {
         let source = self.config.source.clone();
         let mut waited_for: Option<Holder> = None;
@@ -436,8 +413,7 @@ impl Relay {
         ended
     }
 
-    /// Whether a take-over would end this relay now, which is said unless it was `told`. It need not come to that: what waits
-    /// may be gone by then.
+    /// Whether a take-over would end this relay now, which is logged unless it was `told`.
     async fn is_unfit(&self, client: &Client, told: bool) -> bool {
         let Err(error) = none_left_behind(client, &self.config).await else { return false };
         if error.kind().halts() && !told {
@@ -464,7 +440,7 @@ impl Relay {
 
     // The end of a relay that was told to stop.
 
-    /// A stop ends here. What a session did not wait for because Postgres went away, or was away, is waited for now.
+    /// Ends a relay that was told to stop, and waits for acks that no session waited for, because Postgres was away.
     async fn leave(&mut self, stop: &mut StopSignal) -> Result<()> {
         let until = stop.since().unwrap_or_else(Instant::now) + self.config.process.shutdown_timeout;
         let acked = match self.producer.running_mut() {
@@ -480,7 +456,7 @@ impl Relay {
         self.left(acked)
     }
 
-    /// The last word: well where nothing was left in flight.
+    /// The result of a stop: an error where events were left in flight.
     fn left(&self, acked: bool) -> Result<()> {
         let running = self.producer.running();
         let left = running.map_or(0, |pipeline| {
@@ -508,7 +484,16 @@ impl Relay {
     }
 }
 
-/// What is said at start of a topic of dead letters that is not there.
+/// Logs each warning the first time.
+fn warn_once<'a>(warned: &'a mut HashSet<String>, slot: &'a SlotName) -> impl FnMut(String) + Send + 'a {
+    move |warning| {
+        if warned.insert(warning.clone()) {
+            tracing::warn!(%slot, "{warning}");
+        }
+    }
+}
+
+/// The warning at start about a dead-letter topic that does not exist.
 fn no_dead_letters(topic: &str) -> String {
     format!(
         "dead-letter topic {topic} does not exist, or this Kafka user may not see it: unless the brokers create it, all \

@@ -10,8 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
 
+use crate::clock::now_us;
 use crate::config::{Config, Mode};
 use crate::error::{Error, Kind, Result};
 use crate::event::{RowId, Via};
@@ -20,35 +23,40 @@ use crate::ledger::trail::{Pair, Published};
 use crate::poll::select::{Selection, count, rows};
 use crate::poll::{Began, Reader, TableFacts, Which, table_facts};
 use crate::position::{Lsn, Position};
+use crate::postgres::fault::{self, While};
 use crate::postgres::quote::{quote_ident, quote_literal};
-use crate::relay::fitness::{can_have_slot, can_poll, fits};
-use crate::relay::lease::{Lease, TableTask};
+use crate::postgres::replication::{NewSlot, WalSession};
 use crate::relay::publisher::{Publisher, Setup};
 use crate::relay::quarantine::Quarantine;
-use crate::relay::recovery::{RecoveryPlan, which};
-use crate::relay::replication::Ended;
-use crate::relay::report::OldestTransaction;
-use crate::relay::slot::{SlotCreation, make_slot};
+use crate::relay::recovery::{RecoveryPlan, TableTask, can_poll, fits, which};
+use crate::relay::session::Lease;
+use crate::relay::shared_loop::{Ended, OldestTransaction, Process, control_lost};
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::table_loop::{Query, Read, TableLoop};
-use crate::relay::watch::{Process, lease_lost};
 use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
-use crate::source::control::Control;
+use crate::source::control::{Control, OldTransaction};
+use crate::source::preflight::{self, Facts};
 use crate::state::{CatchUp, Rows};
 use crate::telemetry::{Side, Telemetry};
 use crate::upkeep::Marker;
-use crate::upkeep::parked::Waiting;
-use crate::upkeep::parked::none_left_behind;
+use crate::upkeep::parked::{Waiting, none_left_behind};
 
-/// How long an idle poller may go without storing where it stands: it is nothing but a newer snapshot.
+const WAITS: &str = include_str!("../../sql/waits.sql");
+
+/// How long an idle poller may go without storing its snapshot.
 const IDLE_STORE: Duration = Duration::from_secs(10);
 /// How often a poller looks whether there can be a slot by now.
 const SLOT_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the transactions of others are looked at.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(5);
-/// Empty looks at the table until the poller calls it idle.
+/// Empty scans until the poller calls the table idle.
 const IDLE_AFTER: u32 = 20;
+/// How often metrics and the log say which transactions the creation of the slot waits for.
+const SLOT_MEASURE_INTERVAL: Duration = Duration::from_secs(1);
+const SLOT_LOG_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the creation of the slot may wait where the table can be polled instead.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A table that is read, and which outbox it is.
 struct OutboxTable {
@@ -66,20 +74,16 @@ pub(super) async fn run(
     process: Process<'_>,
 ) -> (Option<AnySink>, bool, Result<Ended>) {
     let Process { config, telemetry, watchdog, stop } = process.clone();
+    let Opened { marker, waiting, reader, tables } = match watchdog.throughout(open(config, &lease.task)).await {
+        Ok(opened) => opened,
+        Err(error) => return (Some(sink), false, Err(error)),
+    };
     let mut publisher = match Publisher::new(&Setup::of(config), Position::default(), sink) {
         Ok(publisher) => publisher,
         Err(error) => return (None, false, Err(error)),
     };
     publisher.quarantine = quarantine.take_over();
     publisher.set_origin(&lease.stored.server.system_identifier, lease.stored.server.timeline);
-    let source = &config.source;
-    let Opened { marker, waiting, reader, tables } = match watchdog.throughout(open(config, &lease.task)).await {
-        Ok(opened) => opened,
-        Err(error) => {
-            *quarantine = std::mem::take(&mut publisher.quarantine);
-            return (Some(publisher.sink), false, Err(error));
-        }
-    };
     publisher.set_parked(waiting);
     if !matches!(lease.task, TableTask::Poll(_)) {
         telemetry.connected(Side::Postgres, true);
@@ -88,25 +92,13 @@ pub(super) async fn run(
     let Lease { control, store, stored, task, notified, facts, sink: _ } = lease;
     let delivered = delivered.into_iter().collect();
     let reading = TableLoop::new(publisher, store, stored, marker, delivered, &control, process);
-    let mut work = Work { reading, reader, tables, config, telemetry, stop, major: facts.server.major() };
-    let done = match task {
-        TableTask::MakeSlot(plan) => Box::pin(watchdog.throughout(work.make_slot(plan, facts.slot.is_some()))).await,
-        TableTask::GoOn => Box::pin(watchdog.throughout(work.go_on())).await,
-        TableTask::Again(asked) => Box::pin(watchdog.throughout(work.again(&asked))).await,
-        TableTask::Poll(why) => {
-            let of_tables = config.outboxes.iter().filter_map(|outbox| outbox.source.table());
-            facts.unlogged(of_tables).for_each(|table| {
-                tracing::warn!(slot = %source.slot, "table {table} is unlogged: a crash of the server empties it, and \
-                    unpublished rows are lost: alter table {table} set logged");
-            });
-            Box::pin(watchdog.throughout(work.poll(&why, facts.slot.is_some(), &control, notified))).await
-        }
-    };
-    // Where it ended ill the lease may be gone, and what is tried now would come behind what is newer.
-    if done.is_err() || watchdog.throughout(work.reading.finish_retrying()).await.is_err() {
-        work.reading.drop_retrying();
+    let mut work = Work { reading, reader, tables, control, notified, facts, config, telemetry, stop };
+    let done = Box::pin(watchdog.throughout(work.run(task))).await;
+    // After an error the lease may be gone, and retries would come behind newer events.
+    if done.is_err() || watchdog.throughout(work.reading.finish_retries()).await.is_err() {
+        work.reading.give_up_retries().await;
     }
-    work.reading.tell(Instant::now());
+    work.reading.report(Instant::now());
     work.reading.count_given_up();
     telemetry.metrics.reads_table.set(0);
     // In flight is only what an error left there: it counts as not delivered, and that producer must not deliver it later.
@@ -121,7 +113,7 @@ pub(super) async fn run(
     (None, begun, done)
 }
 
-/// The tables, and who reads them and writes to their rows.
+/// The sessions that read the tables and write to their rows.
 struct Opened {
     marker: Option<Arc<Marker>>,
     waiting: Vec<Waiting>,
@@ -159,15 +151,28 @@ struct Work<'a> {
     reading: TableLoop<'a>,
     reader: Reader,
     tables: Vec<OutboxTable>,
+    control: Control,
+    /// A notification says that there are new rows.
+    notified: Arc<Notify>,
+    facts: Facts,
     config: &'a Config,
     telemetry: &'a Telemetry,
     stop: StopSignal,
-    major: u32,
 }
 
 impl Work<'_> {
+    async fn run(&mut self, task: TableTask) -> Result<Ended> {
+        match task {
+            TableTask::MakeSlot(plan) => Box::pin(self.make_slot(*plan)).await,
+            TableTask::GoOn => Box::pin(self.go_on()).await,
+            TableTask::Again(asked) => Box::pin(self.again(&asked)).await,
+            TableTask::Poll(why) => Box::pin(self.poll(&why)).await,
+        }
+    }
+
     /// Makes the slot, and catches up with what is before it.
-    async fn make_slot(&mut self, plan: Box<RecoveryPlan>, is_there: bool) -> Result<Ended> {
+    async fn make_slot(&mut self, mut plan: RecoveryPlan) -> Result<Ended> {
+        let is_there = self.facts.slot.is_some();
         let slot = &self.config.source.slot;
         let (cause, rows) = (&plan.cause, named(&plan.rows));
         // The first one, or one behind a poller: nothing went wrong.
@@ -177,7 +182,6 @@ impl Work<'_> {
             (false, _) => tracing::warn!(%slot, cause, rows, "making the slot anew"),
         }
         plan.notes.iter().for_each(|note| tracing::warn!(%slot, "{note}"));
-        let mut plan = plan;
         let begun = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
         if let Some(until) = begun.filter(|_| plan.finishes) {
             let Began { wal_end: lsn, flushed, .. } = begin(&self.reader, &self.tables, None).await?;
@@ -201,10 +205,7 @@ impl Work<'_> {
         let config = self.config;
         let tables = self.tables.iter().filter_map(|table| Some((&table.facts, config.outboxes.get(table.number)?)));
         let may_give_way = can_poll(tables, config);
-        let made =
-            make_slot(config, self.major, is_there, may_give_way, self.reader.client(), self.telemetry, &mut self.stop)
-                .await?;
-        let (wal, made) = match made {
+        let (wal, made) = match self.create_slot(may_give_way).await? {
             SlotCreation::Slot(wal, made) => (wal, made),
             SlotCreation::Stopped => return Ok(Ended::Stopped),
             SlotCreation::Held(waits) => return Ok(Ended::Held(format!("a slot would have to wait for {waits}"))),
@@ -226,7 +227,70 @@ impl Work<'_> {
         self.catch_up(snapshot, made.consistent_point, false).await
     }
 
-    /// Goes on with catching up: the snapshot is gone, and what is behind the last row is read.
+    /// Drops the slot where there is one, and creates it.
+    ///
+    /// It takes as long as the transactions that are under way, or, where it `may_give_way`, ten seconds. A slot that is not
+    /// complete goes with its session.
+    ///
+    /// # Errors
+    /// Those of the session; [`Kind::SlotActive`] where somebody streams from the slot that is there.
+    async fn create_slot(&mut self, may_give_way: bool) -> Result<SlotCreation> {
+        let (telemetry, observer) = (self.telemetry, self.reader.client());
+        let source = &self.config.source;
+        let mut wal = WalSession::connect(&source.database, source).await?;
+        if self.facts.slot.is_some() {
+            match wal.drop_slot().await {
+                // Somebody was faster.
+                Err(error) if error.kind() == Kind::SlotUnusable => {}
+                dropped => dropped?,
+            }
+        }
+        let pid = wal.backend_pid().await?;
+        let (began, began_us) = (Instant::now(), now_us());
+        let mut look = tokio::time::interval_at(began + SLOT_MEASURE_INTERVAL, SLOT_MEASURE_INTERVAL);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tell_at = began + SLOT_LOG_INTERVAL;
+        let made = {
+            let making = wal.create_slot(self.facts.server.major());
+            tokio::pin!(making);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = self.stop.at_least(Stop::Drain) => break Err(SlotCreation::Stopped),
+                    made = &mut making => break Ok(made?),
+                    _ = look.tick() => {
+                        let Waits { text, oldest } = waits(observer, pid).await?;
+                        // Nothing is published meanwhile: that is lag, and after a while no readiness.
+                        telemetry.metrics.set_oldest_unacked_commit(Some(began_us));
+                        telemetry.health.report(true, false);
+                        OldestTransaction::default().report(telemetry, Some(&oldest));
+                        if may_give_way && began.elapsed() >= PATIENCE {
+                            break Err(SlotCreation::Held(text));
+                        }
+                        if tell_at <= Instant::now() {
+                            tell_at = Instant::now() + SLOT_LOG_INTERVAL;
+                            tracing::warn!(slot = %source.slot, waits = text, "creating the slot: Postgres waits for \
+                                transactions to end");
+                        }
+                    }
+                }
+            }
+        };
+        telemetry.metrics.set_oldest_unacked_commit(None);
+        telemetry.health.report(false, true);
+        match made {
+            Ok(made) => Ok(SlotCreation::Slot(wal, made)),
+            Err(given_up) => {
+                // Its session would go on waiting, and leave a slot behind.
+                let ended =
+                    observer.query_typed("select pg_catalog.pg_terminate_backend($1)", &[(&pid, Type::INT4)]).await;
+                ended.map_err(|error| fault::sql(While::Querying("giving up a slot that is being made"), &error))?;
+                Ok(given_up)
+            }
+        }
+    }
+
+    /// Continues to catch up after the last row that was published; the snapshot is gone.
     async fn go_on(&mut self) -> Result<Ended> {
         let until = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
         let Some(until) = until else { return Err(Error::new(Kind::Bug, "there is nothing to go on with")) };
@@ -253,7 +317,7 @@ impl Work<'_> {
         Ok(Ended::Again)
     }
 
-    /// Publishes rows again that are pending again. What the slot has still to deliver is not among them.
+    /// Publishes rows again that are pending again. Rows that the slot has still to deliver are not among them.
     async fn again(&mut self, asked: &[RowId]) -> Result<Ended> {
         for OutboxTable { number, facts } in &self.tables {
             let outbox = self.config.outboxes.get(*number);
@@ -288,19 +352,15 @@ impl Work<'_> {
     }
 
     /// Polls until told to stop, or until there can be a slot.
-    async fn poll(&mut self, why: &str, is_there: bool, control: &Control, notified: Arc<Notify>) -> Result<Ended> {
-        let (slot, source) = (&self.config.source.slot, &self.config.source);
-        tracing::info!(%slot, why, "reading the table instead of a slot");
-        if is_there {
-            tracing::warn!(%slot, "a slot of this name exists, and retains WAL that no relay reads: select \
-                pg_drop_replication_slot('{slot}')");
-        }
+    async fn poll(&mut self, why: &str) -> Result<Ended> {
+        self.log_poll(why);
+        let source = &self.config.source;
         let mut oldest = OldestTransaction::default();
         let mut measured_at = Instant::now();
         let (mut empty, mut stored_at, mut is_first) = (0_u32, Instant::now(), true);
         let (mut looked_at, mut held_by) = (Instant::now(), None);
         loop {
-            self.reading.retry_waiting().await;
+            self.reading.retry_parked().await?;
             let Began { snapshot: now, wal_end: lsn, flushed } = begin(&self.reader, &self.tables, None).await?;
             let resumed = self.reading.stored.catch_up.as_ref().and_then(|catch_up| catch_up.until.clone());
             if resumed.is_none() {
@@ -315,7 +375,7 @@ impl Work<'_> {
                 self.telemetry.connected(Side::Postgres, true);
             }
             let until = resumed.clone().unwrap_or(now);
-            self.reading.look_up_to(&until);
+            self.reading.begin_poll(&until);
             let Some(read) = self.read(lsn, resumed.as_ref(), false).await? else { return Ok(Ended::Stopped) };
             self.reader.end().await?;
             let floor = self.floor(&until);
@@ -323,22 +383,22 @@ impl Work<'_> {
             // The log was not beyond this when an earlier snapshot was taken, either.
             let before = self.reading.stored.published.take();
             self.reading.stored.published = Some(published(until, lsn, Some(flushed), floor, before.as_ref()));
-            if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.is_waited_for() {
+            if read > 0 || stored_at.elapsed() >= IDLE_STORE || self.reading.must_store() {
                 stored_at = Instant::now();
                 self.reading.save().await?;
             }
-            self.reading.looked();
-            self.reading.tell(Instant::now());
+            self.reading.end_poll();
+            self.reading.report(Instant::now());
             if measured_at.elapsed() >= MEASURE_INTERVAL {
                 measured_at = Instant::now();
-                let measured = control.wal_position().await?;
-                oldest.tell(self.telemetry, measured.oldest_transaction.as_ref());
+                let measured = self.control.wal_position().await?;
+                oldest.report(self.telemetry, measured.oldest_transaction.as_ref());
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
             let wait = if empty > IDLE_AFTER { source.poll.idle_interval } else { source.poll.interval };
             if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
                 looked_at = Instant::now();
-                let oldest = control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
+                let oldest = self.control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);
                 // Making a slot waits for whoever is under way, and nothing is published meanwhile. Who is there at one look
                 // only does not count.
                 let before = held_by.replace(oldest);
@@ -350,20 +410,33 @@ impl Work<'_> {
             }
             // What the slot delivered is read once at most; whoever asks for it again means it.
             self.reading.forget_delivered();
-            if self.is_stopped_within(wait, &notified).await? {
+            if self.is_stopped_within(wait).await? {
                 self.reading.save().await?;
                 return Ok(Ended::Stopped);
             }
         }
     }
 
-    /// Waits this long, or until there is said to be a new row. Whether the relay was told to stop.
-    async fn is_stopped_within(&mut self, wait: Duration, notified: &Notify) -> Result<bool> {
+    fn log_poll(&self, why: &str) {
+        let slot = &self.config.source.slot;
+        tracing::info!(%slot, why, "reading the table instead of a slot");
+        self.facts.unlogged(self.config.outboxes.iter().filter_map(|outbox| outbox.source.table())).for_each(|table| {
+            tracing::warn!(%slot, "table {table} is unlogged: a crash of the server empties it, and unpublished rows are \
+                lost: alter table {table} set logged");
+        });
+        if self.facts.slot.is_some() {
+            tracing::warn!(%slot, "a slot of this name exists, and retains WAL that no relay reads: select \
+                pg_drop_replication_slot('{slot}')");
+        }
+    }
+
+    /// Waits this long, or for a notification. Whether the relay was told to stop.
+    async fn is_stopped_within(&mut self, wait: Duration) -> Result<bool> {
         tokio::select! {
             biased;
             () = self.stop.at_least(Stop::Drain) => Ok(true),
-            end = self.reading.lease.ended() => Err(lease_lost(end)),
-            () = notified.notified() => Ok(false),
+            end = self.reading.shared.control.ended() => Err(control_lost(end)),
+            () = self.notified.notified() => Ok(false),
             () = tokio::time::sleep(wait) => Ok(false),
         }
     }
@@ -406,7 +479,7 @@ impl Work<'_> {
                     Some(tokio::select! {
                         biased;
                         () = self.stop.at_least(Stop::Drain) => return Ok(None),
-                        end = self.reading.lease.ended() => return Err(lease_lost(end)),
+                        end = self.reading.shared.control.ended() => return Err(control_lost(end)),
                         counted = self.reader.count(&sql) => counted?,
                     })
                 }
@@ -452,4 +525,49 @@ fn named(rows: &Rows) -> String {
         Rows::Since(time) => format!("since {time}"),
         Rows::Unpublished => "those that were not published".to_owned(),
     }
+}
+
+enum SlotCreation {
+    /// The session's next command ends the exported snapshot.
+    Slot(WalSession, NewSlot),
+    Stopped,
+    /// Postgres waits for these transactions, and the table is polled meanwhile.
+    Held(String),
+}
+
+struct Waits {
+    text: String,
+    oldest: OldTransaction,
+}
+
+async fn waits(observer: &Client, pid: i32) -> Result<Waits> {
+    let act = While::Querying("asking what the slot waits for");
+    let rows = observer.query_typed(WAITS, &[(&pid, Type::INT4)]).await.map_err(|error| fault::sql(act, &error))?;
+    let mut oldest = None;
+    let told = rows.iter().map(|row| {
+        let text = |column: &str| row.try_get::<_, Option<String>>(column).ok().flatten().unwrap_or_default();
+        let pid = row.try_get::<_, i32>("pid").unwrap_or_default();
+        let open_seconds = row.try_get::<_, Option<i64>>("age_seconds").ok().flatten();
+        let is_prepared = !text("prepared").is_empty();
+        let application = Some(text("application"));
+        oldest.get_or_insert(OldTransaction { pid: (!is_prepared).then_some(pid), open_seconds, application });
+        if is_prepared {
+            return format!("prepared transactions {}", text("prepared"));
+        }
+        let age = open_seconds.map_or("for an unknown time".to_owned(), |age| format!("for {age} s"));
+        format!("pid {pid} ({} as {}), open {age}", text("application"), text("role"))
+    });
+    let text = told.collect::<Vec<_>>().join("; ");
+    Ok(Waits { text, oldest: oldest.unwrap_or_default() })
+}
+
+/// Whether the server could serve a slot by now, and there is a publication for it.
+async fn can_have_slot(client: &tokio_postgres::Client, config: &Config) -> Result<bool> {
+    let server = preflight::server(client).await?;
+    let sql = "select pg_catalog.count(*) from pg_catalog.pg_publication where pubname = $1";
+    let act = While::Querying("looking for the publication");
+    let row = client.query_typed(sql, &[(&config.source.publication, Type::TEXT)]).await;
+    let row = row.map_err(|error| fault::sql(act, &error))?;
+    let is_published = row.first().and_then(|row| row.try_get::<_, i64>(0).ok()).is_some_and(|count| count > 0);
+    Ok(is_published && preflight::judge_server(&server).is_ok())
 }

@@ -1,11 +1,8 @@
-//! Rows of a table into Kafka: one query's rows, routed, enqueued, acked, marked, and how far that has come stored.
+//! The loop of one scan of a table: rows are routed, enqueued, acked and written back, and progress is stored.
 //!
-//! What is waited for, most urgent first: a stop; the clock, which stores progress and tells the metrics; deliveries; a
-//! batch of marks; the lease; what Kafka refuses; and, while there is room (P4), the next row.
+//! Beside what [`SharedLoop`] waits for, and after it: the next row, while there is room (P4).
 
-use std::collections::{HashSet, VecDeque};
-use std::future::Future;
-use std::pin::Pin;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,33 +16,31 @@ use crate::poll::{Key, PolledRow, Reader, Rows, TableFacts};
 use crate::position::Lsn;
 use crate::postgres::quote::quoted;
 use crate::relay::drain::drain;
-use crate::relay::published_rows::PublishedRows;
-use crate::relay::publisher::{Counts, Publisher, contradiction};
-use crate::relay::replication::RETRY_INTERVAL;
-use crate::relay::report::{REPORT_INTERVAL, tell_counts};
-use crate::relay::retrying::Retrying;
+use crate::relay::publisher::{Publisher, contradiction};
+use crate::relay::shared_loop::{Process, RETRY_INTERVAL, SharedInput, SharedLoop, at_once, control_lost, stop_is_due};
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
-use crate::relay::watch::{ControlWatch, KafkaWatch, Process, at_once, end_of, lease_lost, told_to_leave};
 use crate::sink::AnySink;
 use crate::snapshot::Snapshot;
-use crate::source::control::{Control, ControlEnd};
+use crate::source::control::Control;
 use crate::state::Stored;
-use crate::telemetry::Side;
 use crate::upkeep::Marker;
 
-/// How long what was delivered waits to be stored: what comes again after a crash.
+/// How often progress is stored: events since then come again after a crash.
 const STORE_INTERVAL: Duration = Duration::from_millis(250);
-/// How often a person is told how far it has come.
+/// How often progress is logged.
 const TELL_INTERVAL: Duration = Duration::from_secs(5);
 /// Rows between two places a crashed relay can go on from.
 const CHECKPOINT_ROWS: u64 = 100;
-/// How long acks of what is in flight are waited for where the table cannot be read on.
+/// How long acks are waited for where the table cannot be read on.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Rows that are marked or deleted in one transaction.
 const WRITE_BACK_ROWS: usize = 1_000;
 /// Rows taken before everything else gets its turn.
 const ROWS_PER_TURN: usize = 256;
+
+/// Rows that a poller remembers; of more, some are published again.
+const ROWS_MAX: usize = 100_000;
 
 /// How a scan ended well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,48 +51,35 @@ pub(super) enum Read {
     Stopped,
 }
 
-type WritingBack = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
-
-/// What reads, and what it needs for as long as it does.
+/// Publishes the rows of tables, one scan after another.
 pub(super) struct TableLoop<'a> {
+    pub(super) shared: SharedLoop<'a>,
     pub(super) publisher: Publisher<AnySink>,
-    pub(super) store: AnyStore,
-    /// What is stored, and what is to be stored next.
+    store: AnyStore,
+    /// The value to store next.
     pub(super) stored: Stored,
-    /// What the store is known to hold.
+    /// The value that the store is known to hold.
     kept: Option<Stored>,
-    marker: Option<Arc<Marker>>,
-    retrying: Retrying,
-    /// Rows that are read and were delivered by the slot.
+    /// Rows that the slot delivered.
     delivered: HashSet<RowId>,
-    /// Rows a poller has published and may find again, and those it has just found.
-    found: PublishedRows,
-    process: Process<'a>,
-    /// The session that holds the lease on the table.
-    pub(super) lease: ControlWatch,
-    kafka: KafkaWatch,
-    counts: Counts,
+    published: PublishedRows,
     next_store: Instant,
-    next_report: Instant,
-    /// The instant that times inside the publisher are since.
-    epoch: Instant,
 }
 
 /// The rows of a table that are to be published.
 #[derive(Clone, Copy)]
 pub(super) struct Query<'q> {
     pub(super) sql: &'q str,
-    /// How many rows there are, where that is known.
+    /// The number of rows, where that is known.
     pub(super) total: Option<u64>,
     pub(super) facts: &'q TableFacts,
-    /// The outbox of the table.
     pub(super) outbox: usize,
-    /// Where the log was when the table is read.
+    /// The end of the log when the table is read.
     pub(super) lsn: Lsn,
     pub(super) via: Via,
 }
 
-/// One table's rows on their way.
+/// One scan.
 struct Scan {
     rows: Rows,
     polled: Polled,
@@ -109,9 +91,7 @@ struct Scan {
     via: Via,
     /// Whether the last row was read.
     ended: bool,
-    /// Until when acks are waited for, once the relay was told to stop.
-    leaving: Option<Instant>,
-    /// Rows taken, those of them that were published, and how many there are, where that is known.
+    /// Rows read, those of them that were published, and the number of rows, where that is known.
     read: u64,
     sent: u64,
     total: Option<u64>,
@@ -119,8 +99,7 @@ struct Scan {
     checkpoints: VecDeque<(u64, Key)>,
     /// The row that was taken last, unless it is one of them.
     last: Option<(u64, Key)>,
-    writing_back: Option<WritingBack>,
-    next_tell: Instant,
+    next_progress_log: Instant,
 }
 
 impl Scan {
@@ -136,15 +115,8 @@ impl Scan {
     }
 }
 
-/// What happened.
 enum Input {
-    Stop,
-    Clock,
-    Deliveries,
-    WrittenBack(Result<()>),
-    LeaseLost(ControlEnd),
-    /// Kafka answers, or does not; an error where nothing is to be expected of the producer any more.
-    Kafka(Result<bool>),
+    Shared(SharedInput),
     /// A row, or the end of them.
     Row(Result<Option<PolledRow>>),
 }
@@ -159,24 +131,16 @@ impl<'a> TableLoop<'a> {
         control: &Control,
         process: Process<'a>,
     ) -> Self {
-        let (now, Process { config, telemetry, watchdog, .. }) = (Instant::now(), process.clone());
-        telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
+        let now = Instant::now();
         TableLoop {
-            retrying: Retrying::new(config, store.known(), Some(watchdog.beside())),
-            counts: publisher.counts(),
-            kafka: KafkaWatch::new(&publisher.sink, telemetry),
+            shared: SharedLoop::new(&publisher, control, marker, store.known(), now, process),
             publisher,
             store,
-            kept: None,
             stored,
-            marker,
+            kept: None,
             delivered,
-            found: PublishedRows::default(),
-            process,
-            lease: ControlWatch::new(control),
+            published: PublishedRows::default(),
             next_store: now,
-            next_report: now,
-            epoch: now,
         }
     }
 
@@ -190,7 +154,8 @@ impl<'a> TableLoop<'a> {
     /// stored where that is possible.
     pub(super) async fn table(&mut self, reader: &Reader, query: &Query<'_>) -> Result<Read> {
         let Query { sql, total, facts, outbox: number, lsn, via } = *query;
-        let outbox = self.process.config.outboxes.get(number).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
+        let outbox = self.shared.process.config.outboxes.get(number);
+        let outbox = outbox.ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
         let polled = Polled::new(outbox, facts.columns.clone())
             .map_err(|column| Error::new(Kind::Publication, format!("table {} has no column {column}", facts.name)))?;
         let commit_lsn = lsn.max(self.publisher.ledger.received().end_lsn);
@@ -203,28 +168,25 @@ impl<'a> TableLoop<'a> {
             commit_lsn,
             via,
             ended: false,
-            leaving: None,
             read: 0,
             sent: 0,
             total,
             checkpoints: VecDeque::new(),
             last: None,
-            writing_back: None,
-            next_tell: Instant::now() + TELL_INTERVAL,
+            next_progress_log: Instant::now() + TELL_INTERVAL,
         };
         let read = self.pass(&mut scan).await;
         scan.checkpoints.extend(scan.last.take());
-        if read.is_err() {
-            self.drop_retrying();
-        }
-        if let Err(error) = &read
-            && !error.kind().ends_producer()
-        {
-            // The producer is well: what it has need not be sent again.
-            drop(drain(&mut self.publisher, Instant::now() + DRAIN_TIMEOUT, &mut self.process.stop).await);
-            self.advance(&mut scan);
-            if let Err(error) = self.save().await {
-                tracing::debug!(%error, "progress could not be stored");
+        if let Err(error) = &read {
+            self.give_up_retries().await;
+            if !error.kind().ends_producer() {
+                // The producer is well: what it has need not be sent again.
+                let until = Instant::now() + DRAIN_TIMEOUT;
+                drop(drain(&mut self.publisher, until, &mut self.shared.process.stop).await);
+                self.advance(&mut scan);
+                if let Err(error) = self.save().await {
+                    tracing::debug!(%error, "progress could not be stored");
+                }
             }
         }
         self.advance(&mut scan);
@@ -232,7 +194,7 @@ impl<'a> TableLoop<'a> {
             let end_lsn = Lsn::new(commit_lsn.as_u64() + 1);
             self.publisher.ledger.commit(commit_lsn, end_lsn).map_err(contradiction)?;
         }
-        self.tell(Instant::now());
+        self.report(Instant::now());
         read
     }
 
@@ -240,20 +202,20 @@ impl<'a> TableLoop<'a> {
         loop {
             self.publisher.retry_pending()?;
             let now = Instant::now();
-            self.begin_write_back(scan);
+            self.shared.begin_write_back(&mut self.publisher, WRITE_BACK_ROWS);
             self.advance(scan);
-            if self.next_report <= now {
-                self.tell(now);
+            if self.shared.next_report <= now {
+                self.report(now);
             }
-            if scan.next_tell <= now {
+            if scan.next_progress_log <= now {
                 self.log_progress(scan, now);
             }
             let drained = self.publisher.is_drained() && self.publisher.write_backs.is_empty();
-            if scan.leaving.is_some_and(|until| drained || until <= now) {
+            if self.shared.leaving.take_if(|leaving| drained || leaving.until <= now).is_some() {
                 self.save_to_last(scan).await?;
                 return if drained { Ok(Read::Stopped) } else { Err(self.late()) };
             }
-            if scan.ended && drained && scan.leaving.is_none() {
+            if scan.ended && drained && self.shared.leaving.is_none() {
                 return scan.whole().map(|()| Read::All);
             }
             if self.is_full(scan, now) {
@@ -263,62 +225,31 @@ impl<'a> TableLoop<'a> {
                 self.next_store = now + STORE_INTERVAL;
                 self.save().await?;
             }
-            let input = self.next_input(scan, now).await;
-            self.handle(scan, input).await?;
+            match self.next_input(scan, now).await {
+                Input::Shared(input) => self.shared.handle(input, &mut self.publisher)?,
+                Input::Row(row) => self.take_rows(scan, row?).await?,
+            }
         }
     }
 
-    /// Waits for whatever comes first; the order is in the module's documentation.
     async fn next_input(&mut self, scan: &mut Scan, now: Instant) -> Input {
-        let room = !scan.ended && scan.leaving.is_none() && self.publisher.has_room();
+        let leave = self.shared.leaving.as_ref().map(|leaving| leaving.until);
+        let room = !scan.ended && leave.is_none() && self.publisher.has_room();
         let retry = self.publisher.is_pending().then_some(now + RETRY_INTERVAL);
         let store = match self.publisher.transaction.is_used() {
-            true => self.publisher.transaction.wake_at(false).map(|since| self.epoch + since),
+            true => self.publisher.transaction.wake_at(false).map(|since| self.shared.epoch + since),
             false => (scan.sent > 0).then_some(self.next_store),
         };
-        let wake = [retry, scan.leaving, store].into_iter().flatten().fold(self.next_report, Instant::min);
-        let asked = if scan.leaving.is_some() { Stop::Now } else { Stop::Drain };
+        let wake = [retry, leave, store].into_iter().flatten().fold(self.shared.next_report, Instant::min);
         tokio::select! {
             biased;
-            () = self.process.stop.at_least(asked) => Input::Stop,
-            () = tokio::time::sleep_until(wake) => Input::Clock,
-            () = self.publisher.receive_deliveries() => Input::Deliveries,
-            done = end_of(&mut scan.writing_back) => Input::WrittenBack(done),
-            end = self.lease.ended() => Input::LeaseLost(end),
-            answers = self.kafka.changed() => Input::Kafka(answers),
+            // Parked events are retried between two scans: see `retry_parked`.
+            input = self.shared.next(&mut self.publisher, wake, true, false) => Input::Shared(input),
             row = scan.rows.next(), if room => Input::Row(row),
         }
     }
 
-    async fn handle(&mut self, scan: &mut Scan, input: Input) -> Result<()> {
-        match input {
-            Input::Clock => {}
-            Input::Stop => {
-                let grace = match self.process.stop.asked() {
-                    Stop::Now => Duration::ZERO,
-                    Stop::No | Stop::Drain => self.process.config.process.shutdown_timeout,
-                };
-                self.process.telemetry.health.stopping();
-                scan.leaving = Some(Instant::now() + grace);
-            }
-            Input::Deliveries => self.publisher.delivered()?,
-            Input::WrittenBack(done) => {
-                scan.writing_back = None;
-                match done {
-                    Ok(()) => self.publisher.write_backs.finish(),
-                    Err(_) => self.publisher.write_backs.abandon(),
-                }
-                done?;
-                failpoint::reached("marked");
-            }
-            Input::LeaseLost(end) => return Err(lease_lost(end)),
-            Input::Kafka(answers) => self.process.telemetry.connected(Side::Kafka, answers?),
-            Input::Row(row) => self.take_rows(scan, row?).await?,
-        }
-        Ok(())
-    }
-
-    /// Takes `row`, and others that are there already.
+    /// Takes `row`, and others that are ready.
     async fn take_rows(&mut self, scan: &mut Scan, row: Option<PolledRow>) -> Result<()> {
         let (mut next, mut left) = (Some(row), ROWS_PER_TURN);
         while let Some(row) = next.take() {
@@ -336,10 +267,14 @@ impl<'a> TableLoop<'a> {
         Ok(())
     }
 
-    /// One row on its way.
     fn take(&mut self, scan: &mut Scan, row: &PolledRow) -> Result<()> {
-        let outbox =
-            self.process.config.outboxes.get(scan.outbox).ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
+        let outbox = self
+            .shared
+            .process
+            .config
+            .outboxes
+            .get(scan.outbox)
+            .ok_or_else(|| Error::new(Kind::Bug, "no such outbox"))?;
         let place = Place { commit_lsn: scan.commit_lsn, index: scan.sent, via: scan.via };
         let event = scan.polled.event(place, scan.outbox, row.values());
         let mut event = match event {
@@ -351,7 +286,7 @@ impl<'a> TableLoop<'a> {
         // Without a row key, another row could be taken for this one.
         if event.row.has_key() && (row.is_by_xmin() || !self.delivered.is_empty()) {
             let row_id = event.row_id();
-            if self.delivered.contains(&row_id) || row.is_by_xmin() && !self.found.is_new(&row_id) {
+            if self.delivered.contains(&row_id) || row.is_by_xmin() && !self.published.is_new(&row_id) {
                 return Ok(());
             }
         }
@@ -365,34 +300,22 @@ impl<'a> TableLoop<'a> {
         Ok(())
     }
 
-    fn begin_write_back(&mut self, scan: &mut Scan) {
-        if let Some(marker) = &self.marker
-            && let Some(batch) = self.publisher.write_backs.begin(WRITE_BACK_ROWS, self.publisher.ledger.delivered())
-        {
-            let marker = Arc::clone(marker);
-            scan.writing_back = Some(Box::pin(async move {
-                failpoint::reached("marking");
-                marker.settle(&batch).await.map(|_| ())
-            }));
-        }
-    }
-
     fn log_progress(&self, scan: &mut Scan, now: Instant) {
-        scan.next_tell = now + TELL_INTERVAL;
+        scan.next_progress_log = now + TELL_INTERVAL;
         let acked = scan.sent.saturating_sub(self.publisher.ledger.in_flight_events() as u64);
-        let (slot, table, rows) = (&self.process.config.source.slot, &scan.table, scan.read);
+        let (slot, table, rows) = (&self.shared.process.config.source.slot, &scan.table, scan.read);
         tracing::info!(%slot, table, rows, acked, of = scan.total, "reading the table");
     }
 
-    /// A poller looks at what is there up to this snapshot.
-    pub(super) fn look_up_to(&mut self, until: &Snapshot) {
+    /// A poller scans rows up to this snapshot.
+    pub(super) fn begin_poll(&mut self, until: &Snapshot) {
         let published = self.stored.published.as_ref().map(|published| published.pair.snapshot.xmin());
-        self.found.begin(until.xmax(), published.unwrap_or_default());
+        self.published.begin(until.xmax(), published.unwrap_or_default());
     }
 
-    /// What it found is published.
-    pub(super) fn looked(&mut self) {
-        self.found.end();
+    /// The rows of that scan are published.
+    pub(super) fn end_poll(&mut self) {
+        self.published.end();
     }
 
     /// No row counts as delivered by the slot any more.
@@ -400,38 +323,20 @@ impl<'a> TableLoop<'a> {
         self.delivered.clear();
     }
 
-    /// Tells metrics and health.
-    pub(super) fn tell(&mut self, now: Instant) {
-        self.next_report = now + REPORT_INTERVAL;
-        let (counts, before) = (self.publisher.counts(), self.counts);
-        tell_counts(self.process.telemetry, counts, before);
-        self.retrying.count(&self.process.telemetry.metrics);
-        self.counts = counts;
-        let (events, bytes) = (self.publisher.ledger.in_flight_events(), self.publisher.ledger.in_flight_bytes());
-        self.process.telemetry.metrics.in_flight_events.set(i64::try_from(events).unwrap_or(i64::MAX));
-        self.process.telemetry.metrics.in_flight_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-        self.process.telemetry.metrics.intake_closed(self.publisher.intake_closed());
-        self.process
-            .telemetry
-            .metrics
-            .waiting_events
-            .set(i64::try_from(self.publisher.parking.count()).unwrap_or(i64::MAX));
-        self.process.telemetry.health.report(!self.publisher.is_drained(), counts.acked > before.acked);
-        let now_us = now_us();
-        for committed_at_us in self.publisher.ledger.take_finished() {
-            self.process.telemetry.metrics.observe_commit_to_ack(committed_at_us, now_us);
-        }
+    /// Updates metrics and health.
+    pub(super) fn report(&mut self, now: Instant) {
+        self.shared.report(&mut self.publisher, false, now);
     }
 
     fn late(&self) -> Error {
-        let (left, slot) = (self.publisher.ledger.in_flight_events(), &self.process.config.source.slot);
+        let (left, slot) = (self.publisher.ledger.in_flight_events(), &self.shared.process.config.source.slot);
         let cause = format!("stopped with {left} rows of slot {slot} not acked");
         Error::new(Kind::ShutdownTimeout, cause).remedy("nothing is lost: they are read again at the next start")
     }
 
     fn unfit(&self, scan: &Scan, column: usize, fault: Fault) -> Error {
-        let (slot, row, table) = (&self.process.config.source.slot, scan.read, &scan.table);
-        let name = self.process.config.outboxes.get(scan.outbox).and_then(|outbox| outbox.columns.get(column));
+        let (slot, row, table) = (&self.shared.process.config.source.slot, scan.read, &scan.table);
+        let name = self.shared.process.config.outboxes.get(scan.outbox).and_then(|outbox| outbox.columns.get(column));
         let name = name.map(|name| quoted(name)).unwrap_or_default();
         let cause = format!("slot {slot}: row {row} of those read from table {table}: column {name} {fault}");
         let which = if fault == Fault::Null { format!(" (where {name} is null)") } else { String::new() };
@@ -439,10 +344,10 @@ impl<'a> TableLoop<'a> {
             .remedy(format!("correct the row in the table{which}, or delete it, and start the relay again"))
     }
 
-    /// Whether rows are to be committed now: they are enough for a transaction, and all of them are acked.
+    /// Whether rows are to be committed now: enough for a transaction, and all of them acked.
     fn is_full(&mut self, scan: &Scan, now: Instant) -> bool {
         // More rows are on their way until the last was read, and what the last one says of all is stored with it.
-        self.publisher.transaction.look(false, true, now - self.epoch);
+        self.publisher.transaction.look(false, true, now - self.shared.epoch);
         !scan.ended && self.publisher.is_drained() && self.publisher.transaction.is_due(false)
     }
 
@@ -458,14 +363,13 @@ impl<'a> TableLoop<'a> {
         }
     }
 
-    /// Stores what is to be stored, up to the last row that was taken.
+    /// Stores progress up to the last row that was taken.
     async fn save_to_last(&mut self, scan: &mut Scan) -> Result<()> {
         scan.checkpoints.extend(scan.last.take());
         self.advance(scan);
         self.save().await
     }
 
-    /// Stores what is to be stored.
     pub(super) async fn save(&mut self) -> Result<()> {
         if self.kept.as_ref() == Some(&self.stored) && !self.publisher.transaction.is_open() {
             return Ok(());
@@ -477,25 +381,25 @@ impl<'a> TableLoop<'a> {
         failpoint::reached("progress");
         tokio::select! {
             stored = self.store.store(&self.stored) => stored?,
-            end = self.lease.ended() => return Err(lease_lost(end)),
-            () = told_to_leave(&mut self.process.stop, self.process.config.process.shutdown_timeout) => {
-                let cause = format!("stopped before the progress of slot {} was stored", self.process.config.source.slot);
+            end = self.shared.control.ended() => return Err(control_lost(end)),
+            () = stop_is_due(&mut self.shared.process.stop, self.shared.process.config.process.shutdown_timeout) => {
+                let cause = format!("stopped before the progress of slot {} was stored", self.shared.process.config.source.slot);
                 return Err(Error::new(Kind::ShutdownTimeout, cause)
                     .remedy("nothing is lost: rows after the stored progress are read at the next start"));
             }
         }
-        self.process.telemetry.metrics.positions_stored.inc();
+        self.shared.process.telemetry.metrics.positions_stored.inc();
         self.kept = Some(self.stored.clone());
         if let Some(events) = self.publisher.committed() {
-            self.process.telemetry.metrics.transaction(events, self.store.took);
+            self.shared.process.telemetry.metrics.transaction(events, self.store.took);
         }
         Ok(())
     }
 
-    /// Nothing more is read. What of it is not committed never will be.
+    /// Counts a Kafka transaction that is open when nothing more is read: it is never committed.
     pub(super) fn count_given_up(&self) {
         if self.publisher.transaction.is_open() {
-            self.process.telemetry.metrics.given_up_transactions.inc();
+            self.shared.process.telemetry.metrics.given_up_transactions.inc();
         }
     }
 
@@ -504,37 +408,100 @@ impl<'a> TableLoop<'a> {
         self.kept.is_some()
     }
 
-    /// Events that waited and were delivered wait no more, and those that are due are tried. Between two looks: a row that was
-    /// seen pending before it was marked is not to be published again.
-    pub(super) async fn retry_waiting(&mut self) {
-        while let Some(tried) = at_once(self.retrying.next()).await {
-            self.publisher.parking.retried(&tried, &self.process.config.source.slot);
+    /// Takes in results of retries of parked events, and begins those that are due. Between two scans: a row that was read as
+    /// pending before it was marked must not be published again.
+    pub(super) async fn retry_parked(&mut self) -> Result<()> {
+        while let Some(tried) = at_once(self.shared.retrying.next()).await {
+            self.shared.handle(SharedInput::Retried(tried), &mut self.publisher)?;
         }
-        self.retrying.begin_due(self.publisher.parking.count(), || self.publisher.census(), Instant::now());
+        self.shared.begin_retries(&self.publisher, Instant::now());
+        Ok(())
     }
 
-    /// Whether events wait that are tried once it is stored how far all is published.
-    pub(super) fn is_waited_for(&self) -> bool {
+    /// Whether parked events wait until it is stored that all else is published.
+    pub(super) fn must_store(&self) -> bool {
         self.publisher.parking.count() > 0 && self.store.known().borrow().is_none()
     }
 
-    /// What is being tried of events that wait comes to its end, as long as nobody else may try them.
+    /// Waits for retries of parked events that are under way, as long as no other relay may retry them.
     ///
     /// # Errors
-    /// Somebody may.
-    pub(super) async fn finish_retrying(&mut self) -> Result<()> {
-        if self.process.stop.asked() == Stop::Now {
+    /// The lease is lost.
+    pub(super) async fn finish_retries(&mut self) -> Result<()> {
+        if self.shared.process.stop.asked() == Stop::Now {
             return Ok(());
         }
         tokio::select! {
             biased;
-            end = self.lease.ended() => Err(lease_lost(end)),
-            () = self.retrying.finish() => Ok(()),
+            end = self.shared.control.ended() => Err(control_lost(end)),
+            () = self.shared.retrying.finish() => Ok(()),
         }
     }
 
-    /// What is being tried of events that wait is given up at once: somebody else may try them.
-    pub(super) fn drop_retrying(&mut self) {
-        self.retrying = Retrying::new(self.process.config, self.store.known(), None);
+    /// Ends retries of parked events at once: another relay may retry them.
+    pub(super) async fn give_up_retries(&mut self) {
+        self.shared.retrying.give_up().await;
+    }
+}
+
+/// Rows that a poller finds more than once.
+///
+/// Of a row that does not tell its transaction only `xmin` is known, and it is found as long as some transaction from
+/// before it is under way (see [`crate::poll`]). A poller that has published it does not publish it at each scan.
+#[derive(Debug, Default)]
+struct PublishedRows {
+    /// Published rows, and below which transaction they were written.
+    published: HashMap<RowId, u64>,
+    /// Rows of this scan.
+    scanned: Vec<RowId>,
+    /// The rows of this scan are of transactions below this one; none while nobody polls.
+    xmax: Option<u64>,
+}
+
+impl PublishedRows {
+    /// Another scan, of rows of transactions below `xmax`, which finds none below `xmin` any more.
+    fn begin(&mut self, xmax: u64, xmin: u64) {
+        self.scanned.clear();
+        self.xmax = Some(xmax);
+        self.published.retain(|_, below| *below > xmin);
+    }
+
+    /// Whether this row is to be published.
+    fn is_new(&mut self, row: &RowId) -> bool {
+        if self.xmax.is_none() {
+            return true;
+        }
+        let is_new = !self.published.contains_key(row);
+        if is_new && self.published.len() + self.scanned.len() < ROWS_MAX {
+            self.scanned.push(row.clone());
+        }
+        is_new
+    }
+
+    /// The rows of the scan are published.
+    fn end(&mut self) {
+        let below = self.xmax.unwrap_or_default();
+        self.published.extend(self.scanned.drain(..).map(|row| (row, below)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_polled_row_is_new_until_a_scan_that_found_it_has_ended() {
+        let (mut found, row) = (PublishedRows::default(), RowId::new(0, std::iter::once(&b"7"[..])));
+        assert!(found.is_new(&row) && found.is_new(&row), "nobody polls");
+        found.begin(20, 10);
+        assert!(found.is_new(&row));
+        // That scan failed.
+        found.begin(21, 10);
+        assert!(found.is_new(&row));
+        found.end();
+        found.begin(30, 20);
+        assert!(!found.is_new(&row), "it may be of transaction 20");
+        found.begin(40, 21);
+        assert!(found.published.is_empty());
     }
 }

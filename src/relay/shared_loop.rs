@@ -1,0 +1,380 @@
+//! The part of both loops that does not depend on the source of events.
+//!
+//! [`super::replication`] streams the slot, [`super::table_loop`] reads a table. Each is one `biased` select that yields an
+//! input, and a method that handles it. [`SharedLoop::next`] is the first branch of both, and [`SharedLoop::handle`] handles
+//! what it yields. It waits for, most urgent first:
+//!
+//! 1. a stop: nothing else matters more;
+//! 2. the clock: status updates are never late, whatever else is going on (P5);
+//! 3. deliveries: they make room, so they come before what takes it;
+//! 4. the end of a batch of write-backs, and results of retries of parked events;
+//! 5. the end of the SQL session: it hears of a shutdown of Postgres first (P7);
+//! 6. the connection to Kafka.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::clock::now_us;
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+use crate::event::RowId;
+use crate::failpoint;
+use crate::relay::publisher::{Counts, Publisher};
+use crate::relay::retrying::{RetryReport, Retrying};
+use crate::relay::stall_watchdog::StallWatchdog;
+use crate::relay::stop::{Stop, StopSignal};
+use crate::relay::store::Known;
+use crate::sink::{AnySink, Connection};
+use crate::source::control::{Control, ControlEnd, OldTransaction};
+use crate::telemetry::{Side, Telemetry};
+use crate::upkeep::Marker;
+
+/// How often metrics and health are updated: often enough for a person, seldom enough to cost nothing.
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+/// How soon a record is offered again to a full sink if no delivery comes first.
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a transaction may be open before the relay warns of it.
+const LONG_OPEN_SECONDS: i64 = 60;
+
+/// What the parts of a running relay share.
+#[derive(Clone)]
+pub(super) struct Process<'a> {
+    pub(super) config: &'a Config,
+    pub(super) telemetry: &'a Telemetry,
+    pub(super) watchdog: &'a StallWatchdog,
+    pub(super) stop: StopSignal,
+}
+
+/// How a session ended well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The relay was told to stop, and did what it could.
+    Stopped,
+    /// Postgres shuts down; it will be back.
+    ServerShutDown,
+    /// The task is done, and the next session is of another kind.
+    Again,
+    /// These rows are to be published again.
+    Asked(Vec<RowId>),
+    /// The slot retains more WAL than its limit, and is to be dropped.
+    OverBudget,
+    /// Transactions hold up the creation of the slot, for this reason: the table is polled meanwhile.
+    Held(String),
+}
+
+/// Why the loop ends, and until when it waits for acks.
+pub(super) struct Leaving {
+    pub(super) until: Instant,
+    pub(super) with: Result<Ended>,
+}
+
+/// An input that does not depend on the source.
+pub(super) enum SharedInput {
+    Stop,
+    Clock,
+    Deliveries,
+    /// A batch of rows was marked or deleted.
+    WrittenBack(Result<()>),
+    /// Parked events were retried.
+    Retried(RetryReport),
+    /// The SQL session ended.
+    Control(ControlEnd),
+    /// Whether Kafka answers; an error where the producer will deliver nothing any more.
+    Kafka(Result<bool>),
+}
+
+/// See the module's documentation.
+pub(super) struct SharedLoop<'a> {
+    pub(super) process: Process<'a>,
+    /// The session that holds the slot's or the table's lease.
+    pub(super) control: ControlWatch,
+    kafka: KafkaWatch,
+    marker: Option<Arc<Marker>>,
+    writing_back: Option<Job<Result<()>>>,
+    pub(super) retrying: Retrying,
+    pub(super) leaving: Option<Leaving>,
+    stop_heard: bool,
+    counts: Counts,
+    pub(super) next_report: Instant,
+    /// The instant that times inside the publisher are since.
+    pub(super) epoch: Instant,
+}
+
+impl<'a> SharedLoop<'a> {
+    pub(super) fn new(
+        publisher: &Publisher<AnySink>,
+        control: &Control,
+        marker: Option<Arc<Marker>>,
+        known: &Known,
+        epoch: Instant,
+        process: Process<'a>,
+    ) -> Self {
+        let Process { config, telemetry, watchdog, .. } = process;
+        telemetry.metrics.dropped_events.inc_by(marker.as_ref().map_or(0, |marker| marker.take_dropped()));
+        SharedLoop {
+            control: ControlWatch::new(control),
+            kafka: KafkaWatch::new(&publisher.sink, telemetry),
+            marker,
+            writing_back: None,
+            retrying: Retrying::new(config, known, Some(watchdog.beside())),
+            leaving: None,
+            stop_heard: false,
+            counts: publisher.counts(),
+            next_report: Instant::now(),
+            epoch,
+            process,
+        }
+    }
+
+    /// Waits for the next input: of deliveries where the loop `delivers`, of retries where it `retries`. Safe to cancel.
+    pub(super) async fn next(
+        &mut self,
+        publisher: &mut Publisher<AnySink>,
+        wake: Instant,
+        delivers: bool,
+        retries: bool,
+    ) -> SharedInput {
+        let next_stop = if self.stop_heard { Stop::Now } else { Stop::Drain };
+        tokio::select! {
+            biased;
+            () = self.process.stop.at_least(next_stop) => SharedInput::Stop,
+            () = tokio::time::sleep_until(wake) => SharedInput::Clock,
+            () = publisher.receive_deliveries(), if delivers => SharedInput::Deliveries,
+            done = end_of(&mut self.writing_back) => SharedInput::WrittenBack(done),
+            tried = self.retrying.next(), if retries => SharedInput::Retried(tried),
+            end = self.control.ended() => SharedInput::Control(end),
+            answers = self.kafka.changed() => SharedInput::Kafka(answers),
+        }
+    }
+
+    pub(super) fn handle(&mut self, input: SharedInput, publisher: &mut Publisher<AnySink>) -> Result<()> {
+        let Process { config, telemetry, .. } = self.process;
+        match input {
+            SharedInput::Stop => {
+                telemetry.health.stopping();
+                let at_once = std::mem::replace(&mut self.stop_heard, true) || self.process.stop.asked() == Stop::Now;
+                let grace = if at_once { Duration::ZERO } else { config.process.shutdown_timeout };
+                self.leave(publisher, grace, Ok(Ended::Stopped));
+            }
+            SharedInput::Clock => {}
+            SharedInput::Deliveries => publisher.delivered()?,
+            SharedInput::WrittenBack(done) => {
+                self.writing_back = None;
+                match &done {
+                    Ok(()) => publisher.write_backs.finish(),
+                    // Nothing is marked any more, and nothing waits for a mark.
+                    Err(error) if error.kind().halts() => publisher.write_backs.refuse(),
+                    Err(_) => publisher.write_backs.abandon(),
+                }
+                done?;
+                failpoint::reached("marked");
+            }
+            SharedInput::Retried(tried) => {
+                self.retrying.count(&telemetry.metrics);
+                publisher.parking.retried(&tried, &config.source.slot);
+            }
+            SharedInput::Control(end) => return Err(control_lost(end)),
+            SharedInput::Kafka(answers) => telemetry.connected(Side::Kafka, answers?),
+        }
+        Ok(())
+    }
+
+    /// Ends intake; what is in flight has this long to be acked. The first reason stays.
+    pub(super) fn leave(&mut self, publisher: &mut Publisher<AnySink>, grace: Duration, with: Result<Ended>) {
+        publisher.forget_unread();
+        let until = Instant::now() + grace;
+        match &mut self.leaving {
+            Some(leaving) => leaving.until = leaving.until.min(until),
+            None => self.leaving = Some(Leaving { until, with }),
+        }
+    }
+
+    /// Begins to mark or delete up to `max` rows of delivered events, where that is configured.
+    pub(super) fn begin_write_back(&mut self, publisher: &mut Publisher<AnySink>, max: usize) {
+        let delivered = publisher.ledger.delivered();
+        if let Some(marker) = &self.marker
+            && let Some(batch) = publisher.write_backs.begin(max, delivered)
+        {
+            let marker = Arc::clone(marker);
+            self.writing_back = Some(Box::pin(async move {
+                failpoint::reached("marking");
+                marker.settle(&batch).await.map(|_| ())
+            }));
+        }
+    }
+
+    /// Begins retries of parked events that are due.
+    pub(super) fn begin_retries(&mut self, publisher: &Publisher<AnySink>, now: Instant) {
+        self.retrying.begin_due(publisher.parking.count(), || publisher.census(), now);
+    }
+
+    /// Updates metrics and health; `confirmed` says that the confirmed LSN moved.
+    pub(super) fn report(&mut self, publisher: &mut Publisher<AnySink>, confirmed: bool, now: Instant) {
+        self.next_report = now + REPORT_INTERVAL;
+        let (telemetry, counts) = (self.process.telemetry, publisher.counts());
+        let before = std::mem::replace(&mut self.counts, counts);
+        report_counts(telemetry, counts, before);
+        let metrics = &telemetry.metrics;
+        self.retrying.count(metrics);
+        let ledger = &publisher.ledger;
+        metrics.in_flight_events.set(i64::try_from(ledger.in_flight_events()).unwrap_or(i64::MAX));
+        metrics.in_flight_bytes.set(i64::try_from(ledger.in_flight_bytes()).unwrap_or(i64::MAX));
+        metrics.waiting_events.set(i64::try_from(publisher.parking.count()).unwrap_or(i64::MAX));
+        metrics.intake_closed(publisher.intake_closed());
+        telemetry.health.report(!publisher.is_drained(), counts.acked > before.acked || confirmed);
+        let now_us = now_us();
+        for committed_at_us in publisher.ledger.take_finished() {
+            metrics.observe_commit_to_ack(committed_at_us, now_us);
+        }
+    }
+}
+
+/// Adds what was counted since `before` to the metrics.
+pub(super) fn report_counts(telemetry: &Telemetry, counts: Counts, before: Counts) {
+    let metrics = &telemetry.metrics;
+    metrics.decoded_messages.inc_by(counts.decoded - before.decoded);
+    metrics.assembled_events.inc_by(counts.assembled - before.assembled);
+    metrics.routed_events.inc_by(counts.assembled - before.assembled);
+    metrics.enqueued_events.inc_by(counts.enqueued - before.enqueued);
+    metrics.acked_events.inc_by(counts.acked - before.acked);
+    metrics.acked_bytes.inc_by(counts.acked_bytes - before.acked_bytes);
+    metrics.dead_lettered_events.inc_by(counts.dead_lettered - before.dead_lettered);
+    metrics.skipped_events.inc_by(counts.skipped - before.skipped);
+    metrics.parked_events.inc_by(counts.parked - before.parked);
+    metrics.waiting_again_events.inc_by(counts.waiting_again - before.waiting_again);
+    metrics.delivered_before_events.inc_by(counts.delivered_before - before.delivered_before);
+    metrics.queue_full.inc_by(counts.queue_full - before.queue_full);
+    if counts.dead_lettered > before.dead_lettered {
+        telemetry.health.dead_letters_refused(None);
+    }
+    if counts.topics_taking > before.topics_taking {
+        telemetry.health.topic_refused(None);
+    }
+}
+
+/// The transaction of another session that has been open for longest.
+#[derive(Debug, Default)]
+pub(super) struct OldestTransaction {
+    /// The backend of the last warning.
+    logged: Option<i32>,
+}
+
+impl OldestTransaction {
+    /// Updates the metrics, and warns once of one that is open for long.
+    pub(super) fn report(&mut self, telemetry: &Telemetry, oldest: Option<&OldTransaction>) {
+        let pid = oldest.and_then(|oldest| oldest.pid).unwrap_or_default();
+        let open_seconds = oldest.and_then(|oldest| oldest.open_seconds).unwrap_or_default();
+        telemetry.metrics.oldest_transaction_pid.set(pid.into());
+        telemetry.metrics.oldest_transaction_seconds.set(open_seconds);
+        if open_seconds < LONG_OPEN_SECONDS {
+            self.logged = None;
+        } else if self.logged.replace(pid) != Some(pid) {
+            let application = oldest.and_then(|oldest| oldest.application.as_deref()).unwrap_or_default();
+            tracing::warn!(
+                pid,
+                open_seconds,
+                application,
+                "a transaction has been open for long; the server retains WAL for it"
+            );
+        }
+    }
+}
+
+/// The connection to Kafka, as the producer reports it.
+struct KafkaWatch {
+    connection: watch::Receiver<Connection>,
+    /// Why the producer will deliver nothing any more; none once that was reported.
+    unusable: Option<Job<Error>>,
+}
+
+impl KafkaWatch {
+    fn new(sink: &AnySink, telemetry: &Telemetry) -> KafkaWatch {
+        let (mut connection, handle) = (sink.watch_connection(), sink.handle());
+        telemetry.connected(Side::Kafka, *connection.borrow_and_update() == Connection::Up);
+        KafkaWatch { connection, unusable: Some(Box::pin(async move { handle.unusable().await })) }
+    }
+
+    /// Waits for a change, and says whether Kafka answers. Safe to cancel.
+    ///
+    /// # Errors
+    /// Kafka refuses the producer for good: once.
+    async fn changed(&mut self) -> Result<bool> {
+        tokio::select! {
+            biased;
+            error = end_of(&mut self.unusable) => {
+                self.unusable = None;
+                Err(error)
+            }
+            changed = self.connection.changed() => {
+                if changed.is_err() {
+                    // The producer is gone, which its deliveries report.
+                    std::future::pending::<()>().await;
+                }
+                Ok(*self.connection.borrow_and_update() == Connection::Up)
+            }
+        }
+    }
+}
+
+/// The end of a control session.
+pub(super) struct ControlWatch(Option<Job<ControlEnd>>);
+
+impl ControlWatch {
+    fn new(control: &Control) -> ControlWatch {
+        ControlWatch(Some(Box::pin(control.closed())))
+    }
+
+    /// Waits for the end, which is reported once. Safe to cancel.
+    pub(super) async fn ended(&mut self) -> ControlEnd {
+        let end = end_of(&mut self.0).await;
+        self.0 = None;
+        end
+    }
+
+    /// Whether the end was reported.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+/// The control session is over, and its lease with it.
+pub(super) fn control_lost(end: ControlEnd) -> Error {
+    match end {
+        ControlEnd::ServerShuttingDown => Error::new(Kind::PostgresUnreachable, "Postgres is shutting down"),
+        ControlEnd::Lost(error) => error,
+    }
+}
+
+pub(super) type Job<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The end of the job; without one, never.
+async fn end_of<T>(job: &mut Option<Job<T>>) -> T {
+    match job {
+        Some(job) => job.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The output of a future that is ready without waiting.
+pub(super) async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        done = future => Some(done),
+        () = std::future::ready(()) => None,
+    }
+}
+
+/// Waits until the relay was told to stop this long ago, or to leave at once.
+pub(super) async fn stop_is_due(stop: &mut StopSignal, grace: Duration) {
+    let mut at_once = stop.clone();
+    stop.at_least(Stop::Drain).await;
+    tokio::select! {
+        () = at_once.at_least(Stop::Now) => {}
+        () = tokio::time::sleep(grace) => {}
+    }
+}
