@@ -22,10 +22,11 @@ use crate::position::{Lsn, Position};
 use crate::relay::checks::{Checks, Verdict};
 use crate::relay::delivered_before::Tail;
 use crate::relay::jobs::{Done, Jobs};
+use crate::relay::parked_index::RetryReport;
 use crate::relay::pipeline::{Pipeline, Taken};
 use crate::relay::report::Report;
 use crate::relay::retention::Known;
-use crate::relay::retrying::{RetryReport, Retrying};
+use crate::relay::retrying::Retrying;
 use crate::relay::session::Session;
 use crate::relay::stop::Stop;
 use crate::relay::store::AnyStore;
@@ -260,7 +261,7 @@ impl ReplicationLoop<'_> {
             self.jobs.begin_write_back(marker, batch);
         }
         if self.leaving.is_none() && !self.pipeline.publisher.write_backs.is_refused() {
-            self.retrying.begin_due(self.pipeline.publisher.parking.count(), || self.pipeline.publisher.census(), now);
+            self.retrying.begin_due(&mut self.pipeline.publisher, now);
         }
         if self.checks.requeued.is_some() && self.may_look() && self.leaving.is_none() {
             let every = self.process.config.source.poll.pending_interval;
@@ -344,7 +345,7 @@ impl ReplicationLoop<'_> {
             Input::Job(done) => self.job_done(*done).await,
             Input::Retried(tried) => {
                 self.retrying.count(&self.process.telemetry.metrics);
-                self.pipeline.publisher.parking.retried(&tried, &self.process.config.source.slot);
+                self.pipeline.publisher.parking.retried(tried, &self.process.config.source.slot);
                 Ok(())
             }
             Input::Control(end) => self.control_ended(end),

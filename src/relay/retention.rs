@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::config::Config;
 use crate::error::{Disposition, Result};
 use crate::postgres::sql::SqlSession;
-use crate::relay::retrying::Memory;
+use crate::relay::parked_index::RetryMemory;
 use crate::state::Stored;
 use crate::upkeep::cleanup::{Sweeper, old_partitions, sweep};
 use crate::upkeep::{bound, published};
@@ -28,8 +28,7 @@ pub(super) type Known = Arc<Knowledge>;
 #[derive(Debug, Default)]
 pub(super) struct Knowledge {
     stored: watch::Sender<Option<Stored>>,
-    /// What came of tries of events that wait.
-    pub(super) tried: Mutex<Memory>,
+    pub(super) tried: Mutex<RetryMemory>,
     /// How many that waited were delivered, and dropped, which the metrics were not told yet.
     pub(super) unparked: AtomicU64,
     pub(super) dropped: AtomicU64,

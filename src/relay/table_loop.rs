@@ -508,9 +508,9 @@ impl<'a> TableLoop<'a> {
     /// seen pending before it was marked is not to be published again.
     pub(super) async fn retry_waiting(&mut self) {
         while let Some(tried) = at_once(self.retrying.next()).await {
-            self.publisher.parking.retried(&tried, &self.process.config.source.slot);
+            self.publisher.parking.retried(tried, &self.process.config.source.slot);
         }
-        self.retrying.begin_due(self.publisher.parking.count(), || self.publisher.census(), Instant::now());
+        self.retrying.begin_due(&mut self.publisher, Instant::now());
     }
 
     /// Whether events wait that are tried once it is stored how far all is published.
