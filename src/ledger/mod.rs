@@ -221,7 +221,7 @@ impl<T> Ledger<T> {
             let (commit_lsn, committed_at_us) = (Lsn::ZERO, 0);
             self.spans.push_back(Span { first: next, next, before: 0, commit_lsn, committed_at_us, end_lsn: None });
         }
-        // However many come, and whatever they wait for, they take no memory.
+        // However many come, they take no memory.
         self.extend_last(wal_end);
         self.advance();
     }

@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// A pipeline with one event in flight and one that waits for room.
+    /// A pipeline with one event in flight and one pending.
     fn pipeline(sink: &OneAtATime) -> Pipeline<OneAtATime> {
         let setup = Setup {
             slot: "orders".parse().unwrap(),

@@ -58,7 +58,7 @@ struct Aggregate {
     first: Where,
 }
 
-/// A parked event, as far as its row does not tell.
+/// A parked event of a row.
 #[derive(Debug, Clone)]
 struct ParkedEntry {
     place: Place,
@@ -441,7 +441,7 @@ mod tests {
         let mut parking = ParkedIndex::default();
         parking.park(at(100, 0, Slot)).unwrap();
         let holds = |parking: &ParkedIndex, of: &Waiting| parking.holds(&of.row, &of.place);
-        // From the slot its place tells; from the table, whether it was there by then.
+        // By the slot its place decides; from the table, whether it was there by then.
         for same in [at(100, 0, Slot), at(101, 7, Table), at(300, 0, Replay)] {
             assert!(holds(&parking, &same), "{same:?}");
         }
@@ -538,7 +538,7 @@ mod tests {
         let id = |number: usize| RowId { outbox: 0, key: number.to_be_bytes().to_vec() };
         let one = |number| Waiting { row: id(number), ..waiting(0, 0, None) };
         let of = |count: usize| (1..=count).map(one).collect();
-        // Whoever stopped for that and was told what to do gets the time for it.
+        // A relay that stopped for the limit gets the time to do what was asked.
         begin(&mut parking, of(EVENTS_MAX), Vec::new());
         parking.park(waiting(0, 1, None)).unwrap();
         begin(&mut parking, of(EVENTS_MAX - 1), Vec::new());

@@ -324,7 +324,7 @@ mod tests {
         assert!(begun.delivered(&Position::at(Lsn::new(5))).is_empty());
         begun.begin(Lsn::new(20));
         assert!(begun.delivered(&inside(20, 1)).is_empty());
-        // A process that was started inside of it does not know its first ones.
+        // A process that was started inside of it has not seen its first ones.
         put(&mut begun, 1, 0, b"b");
         assert!(begun.delivered(&inside(20, 1)).is_empty());
     }

@@ -4,7 +4,7 @@
 //! `replay`. One source at a time has the sink, so that no two publish at once (P2). It does no I/O of its own.
 //!
 //! 1. [`Publisher::publish`] routes an event and enqueues its record under the next ticket of the ledger. Where the sink has
-//!    no room, or the record has to travel alone, the record is *pending* and intake is closed.
+//!    no room, or the record has to be isolated, the record is *pending* and intake is closed.
 //! 2. [`Publisher::delivered`] takes in acks. The ledger releases events in order once all before them are acked.
 //! 3. `WriteBacks` has what is to be written to the rows of released events.
 //!
@@ -535,7 +535,7 @@ impl<S: Sink> Publisher<S> {
         }
         self.release();
         let failure = failure.map_or(Ok(()), |failure| Err(self.judge_refused(&deliveries, failure)));
-        // Its room is used again.
+        // The buffer is used again.
         deliveries.clear();
         self.deliveries = deliveries;
         failure
@@ -622,7 +622,7 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.completed(self.ledger.delivered())
     }
 
-    /// Drops an event that waits for a tail: the server sends it again to the next session.
+    /// Drops a pending record whose topic's tail is not read: the server sends its event again to the next session.
     pub(super) fn forget_unread(&mut self) {
         self.pending.take_if(|pending| pending.unread_tail.is_some());
     }

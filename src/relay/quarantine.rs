@@ -22,7 +22,7 @@ use crate::route::{OwnedRecord, Record};
 /// Events remembered. What is forgotten is found out again.
 const EVENTS_MAX: usize = 100_000;
 
-/// An event as it is told from others: by its row, and by its place where that is the same whenever it comes.
+/// What identifies an event: its row, and its place if it came by the slot.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventId {
     /// Its row. Two events have the same where an id is used again.

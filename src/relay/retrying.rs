@@ -37,7 +37,7 @@ use crate::upkeep::{Batch, FailedAgain, Failure, Marker};
 
 /// How often the table is asked which events are due, while any are parked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Looks take this small a part of the time, however many events are parked. The attempts have waits of their own.
+/// Looks take this small a part of the time, however many events are parked. Attempts have a back-off of their own.
 const LOOK_SHARE: u32 = 20;
 /// After a pass that could not be made.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -478,7 +478,7 @@ impl RetryRun<'_> {
                     alone = true;
                     continue;
                 }
-                // The next pass begins with it, and knows it.
+                // The next pass begins with this event, and names it.
                 Err(_) if !is_row => return Ok(()),
                 Err(error) => return Err(Trouble::Own { doing: "reading it", row: None, error }),
             };
