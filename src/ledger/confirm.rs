@@ -123,16 +123,10 @@ mod tests {
         assert_eq!(confirm.due(at(20), 1, now, false), Due::Progress(at(20)));
         confirm.begun(1, now);
         assert_eq!(confirm.confirmable(), Lsn::new(10));
+        assert_eq!(confirm.due(at(30), 9, now * 99, true), Due::Nothing, "one store at a time");
+        assert_eq!(confirm.wake_at(at(30), 9), None);
         confirm.stored(at(20));
         assert_eq!(confirm.confirmable(), Lsn::new(20));
-    }
-
-    #[test]
-    fn one_store_at_a_time() {
-        let mut confirm = Confirm::new(at(10), Duration::ZERO);
-        confirm.begun(1, Duration::ZERO);
-        assert_eq!(confirm.due(at(30), 9, Duration::from_secs(99), true), Due::Nothing);
-        assert_eq!(confirm.wake_at(at(30), 9), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What of the *table* is published, told by transactions instead of by a place in the log.
+//! Which rows of the *table* are published, by transactions instead of by a place in the log.
 //!
 //! A position says nothing once its slot is gone. What still says something is a pair: a snapshot, and then the end of
 //! the log. Who is visible in the snapshot had written its commit record before the log's end was read, so once the

@@ -40,7 +40,7 @@ pub enum Verdict {
 #[derive(Debug)]
 pub struct DeliveredBefore {
     seen_by: Seer,
-    /// Whether records of an outbox tell which event they are.
+    /// Whether records of an outbox have headers for the event's id and place.
     outboxes: Vec<bool>,
     topics: HashMap<String, Records>,
     remembered: usize,
@@ -132,7 +132,7 @@ impl DeliveredBefore {
         Verdict::Publish
     }
 
-    /// To be filled with the tail of the topic that an event waits for.
+    /// To be filled with the tail of the topic of the pending event.
     pub fn unread(&self) -> Option<Tail> {
         self.unread.as_deref().map(|topic| self.tail(topic))
     }

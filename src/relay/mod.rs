@@ -20,7 +20,6 @@ use crate::upkeep::{bound, published};
 mod checks;
 pub mod delivered_before;
 pub(crate) mod drain;
-mod open_transaction;
 mod outage;
 mod parked_index;
 pub mod pipeline;
@@ -39,7 +38,6 @@ mod stream_reader;
 mod supervisor;
 mod table;
 mod table_loop;
-pub mod topics;
 mod transaction;
 mod write_back;
 

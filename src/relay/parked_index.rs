@@ -1,94 +1,101 @@
-//! Events that wait, and those behind them. No I/O.
+//! Which events are parked, and what this process remembers of their retries. No I/O.
 
-use std::borrow::Borrow;
-use std::collections::{HashMap, HashSet};
-use std::hash::Hash;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::config::SlotName;
 use crate::error::{Error, Kind, NextCommand, Remedy};
 use crate::event::{Place, RowId, Shown, Via};
 use crate::position::Lsn;
-use crate::relay::retrying::RetryReport;
 use crate::relay::write_back::RowPolicy;
 use crate::route::Record;
 use crate::upkeep::parked::Waiting;
 
-/// Events that may wait: what an operator can look through, and some 30 MB of memory.
+/// Events that may be parked: what an operator can look through, and some 30 MB of memory.
 const EVENTS_MAX: usize = 100_000;
-/// How many more may where that many wait at the start: what was asked meanwhile is done first, and takes a moment.
+/// How many more may be parked where the table has that many at the start: requested drops are done first, and take a moment.
 const AT_START: usize = 10_000;
 
-/// Which events wait in the table of parked events, by their ids and by their aggregates.
+/// Which events are parked, by row and by aggregate. It has each event that the table has, or is about to have.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ParkedIndex {
-    /// Several of one id are several events: it was used again.
+    /// Several of one row are several events: its id was used again.
     rows: HashMap<RowId, Vec<ParkedEntry>>,
     count: usize,
     /// By outbox and key.
     aggregates: HashMap<usize, HashMap<Arc<[u8]>, Aggregate>>,
-    /// Topics that take no records, and how many events that wait were refused by each.
+    /// Topics that take no records, and how many parked events were refused by each.
     refusing: HashMap<String, usize>,
-    /// How many more may wait.
+    /// How many more may be parked.
     beyond: usize,
-    /// Outboxes of which it was said that an event came again which was known by its id alone.
-    told: HashSet<usize>,
+    /// While the table is read: events that were on their way to it, or were parked since.
+    since_look: Option<Vec<Waiting>>,
+    /// Outboxes for which it was logged that an event came again which is known by its row key alone.
+    warned: HashSet<usize>,
     /// How many came again so.
     waiting_again: u64,
-    /// The number of the next that waits.
-    next: u64,
 }
 
 /// Why an event that can be routed is not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockedBy {
-    /// It waits already: it came again.
+    /// It is parked already: it came again.
     Itself,
-    /// One of its aggregate waits.
+    /// An event of its aggregate is parked.
     Aggregate,
     /// Its topic takes no records.
     Topic,
 }
 
-/// An aggregate of which events wait.
+/// An aggregate with parked events.
 #[derive(Debug, Clone, Copy)]
 struct Aggregate {
-    /// How many.
     count: usize,
-    /// Nothing that waits is of a place before this one.
+    /// No parked event of it has an earlier place.
     first: Where,
 }
 
-/// An event that waits, as far as its row does not tell.
+/// A parked event of a row.
 #[derive(Debug, Clone)]
 struct ParkedEntry {
     place: Place,
-    /// The key of its aggregate, which it shares with the others.
+    /// Shared with the other events of the aggregate.
     key: Option<Arc<[u8]>>,
     refused_by: Option<String>,
-    /// Those that began to wait later have larger ones.
-    number: u64,
+}
+
+/// What a pass of retries has come to so far. It is reported at once: until then later events are parked behind events
+/// that are delivered.
+#[derive(Debug, Default)]
+pub(super) struct RetryReport {
+    /// Events that were delivered or dropped.
+    pub(super) released: Vec<Waiting>,
+    /// Topics that took records.
+    pub(super) accepting: BTreeSet<String>,
+    /// What the table has, read after [`ParkedIndex::begin_look`].
+    pub(super) table: Option<Vec<Waiting>>,
 }
 
 impl ParkedIndex {
-    /// Whether any event waits.
     pub(super) fn is_any(&self) -> bool {
         self.count > 0
     }
 
-    /// How many wait.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Whether an event of this row waits.
+    /// Whether an event of this row is parked.
     pub(super) fn holds_row(&self, row: &RowId) -> bool {
         // One that was parked when rows were named by the id alone.
         let by_id = || RowId::new(row.outbox, std::iter::once(row.id()));
         self.rows.contains_key(row) || self.rows.contains_key(&by_id())
     }
 
-    /// Why the event of this row that came from `place` and has this `record` has to wait, if it has to.
+    /// Why the event of this row, place and record has to be parked, if it has to.
     pub(super) fn behind(&self, row: &RowId, place: &Place, record: &Record<'_>) -> Option<BlockedBy> {
         if self.holds(row, place) {
             return Some(BlockedBy::Itself);
@@ -99,36 +106,36 @@ impl ParkedIndex {
         self.is_refusing(record.topic).then_some(BlockedBy::Topic)
     }
 
-    /// Whether the event of this row that came from `place` waits.
+    /// Whether the event of this row and place is parked.
     pub(super) fn holds(&self, row: &RowId, place: &Place) -> bool {
-        self.rows.get(row).is_some_and(|seats| seats.iter().any(|seat| seat.place.is_same_event(place)))
+        self.rows.get(row).is_some_and(|entries| entries.iter().any(|entry| entry.place.is_same_event(place)))
     }
 
-    /// Whether an event of this key and place has to wait.
+    /// Whether an event of this key and place has to be parked behind another.
     ///
-    /// One before all that wait comes again: it was delivered before the first of them was written to the table. Behind them
-    /// its copy would be out of order.
+    /// An event before all parked ones comes again: it was delivered before the first of them was parked. Behind them its
+    /// copy would be out of order.
     pub(super) fn is_blocked(&self, outbox: usize, key: Option<&[u8]>, place: &Place) -> bool {
         let aggregate = key.and_then(|key| self.aggregates.get(&outbox)?.get(key));
         aggregate.is_some_and(|aggregate| place.via != Via::Slot || of(place) >= aggregate.first)
     }
 
-    /// Whether events for this topic have to wait.
+    /// Whether events for this topic have to be parked.
     pub(super) fn is_refusing(&self, topic: &str) -> bool {
         !self.refusing.is_empty() && self.refusing.contains_key(topic)
     }
 
-    /// An event that waits came again. Where its row key alone says so, it could be another, and that is counted and logged.
+    /// A parked event came again. If only its row key says so, it could be another event: that is counted and logged.
     pub(super) fn came_again(&mut self, row: &RowId, place: &Place, rows: &RowPolicy, slot: &SlotName) {
-        // Rows of such a table are pending while their events wait, and are found with each look.
+        // Rows of such a table are pending while their events are parked, and are found with each look.
         let is_usual = rows.pending && place.via == Via::Table;
-        let is_sure = self.rows.get(row).is_some_and(|seats| seats.iter().any(|seat| seat.place == *place));
+        let is_sure = self.rows.get(row).is_some_and(|entries| entries.iter().any(|entry| entry.place == *place));
         if is_usual || is_sure {
             return;
         }
         self.waiting_again += 1;
         let (outbox, row_id) = (&rows.outbox, Shown::of(row.id()));
-        if place.via == Via::Replay || self.told.insert(row.outbox) {
+        if place.via == Via::Replay || self.warned.insert(row.outbox) {
             tracing::warn!(
                 %slot, outbox, row = %row_id, %place,
                 "a row came whose event is parked already, by its row key; it is not published now (further ones are counted)"
@@ -138,16 +145,16 @@ impl ParkedIndex {
         }
     }
 
-    /// Events that came again although they wait, as far as their row keys tell.
+    /// Events that came again although they are parked, as far as their row keys tell.
     pub(super) fn waiting_again(&self) -> u64 {
         self.waiting_again
     }
 
-    /// This event waits from now on.
+    /// This event is parked from now on.
     ///
     /// # Errors
-    /// Too many do.
-    pub(super) fn park(&mut self, waiting: Waiting) -> Result<(), Error> {
+    /// Too many are.
+    pub(super) fn park(&mut self, event: Waiting) -> Result<(), Error> {
         if self.count >= EVENTS_MAX + self.beyond {
             let cause = format!("{} events are parked, which is the limit", self.count);
             return Err(Error::new(Kind::Event, cause)
@@ -156,13 +163,16 @@ impl ParkedIndex {
                      relay does them first at its next start",
             )));
         }
-        self.put(waiting);
+        if let Some(since_look) = &mut self.since_look {
+            since_look.push(event.clone());
+        }
+        self.put(event);
         Ok(())
     }
 
-    fn put(&mut self, waiting: Waiting) {
-        if !self.holds(&waiting.row, &waiting.place) {
-            self.add(waiting);
+    fn put(&mut self, event: Waiting) {
+        if !self.holds(&event.row, &event.place) {
+            self.add(event);
         }
     }
 
@@ -180,80 +190,88 @@ impl ParkedIndex {
         if let Some(topic) = &refused_by {
             *self.refusing.entry(topic.clone()).or_default() += 1;
         }
-        let number = self.next;
-        self.next += 1;
-        self.rows.entry(row).or_default().push(ParkedEntry { place, key, refused_by, number });
+        self.rows.entry(row).or_default().push(ParkedEntry { place, key, refused_by });
     }
 
-    /// This event waits no more; its aggregate goes on with the last of them, and so does the topic that refused it.
+    /// This event is parked no longer. With the last one its aggregate continues, and so does the topic that refused it.
     pub(super) fn release(&mut self, Waiting { row, place, .. }: &Waiting) {
-        let Some(seats) = self.rows.get_mut(row) else { return };
-        let exactly = seats.iter().position(|seat| seat.place == *place);
-        let at = exactly.or_else(|| seats.iter().position(|seat| seat.place.is_same_event(place)));
-        let Some(seat) = at.map(|at| seats.swap_remove(at)) else { return };
-        if seats.is_empty() {
+        let Some(entries) = self.rows.get_mut(row) else { return };
+        let exactly = entries.iter().position(|entry| entry.place == *place);
+        let at = exactly.or_else(|| entries.iter().position(|entry| entry.place.is_same_event(place)));
+        let Some(entry) = at.map(|at| entries.swap_remove(at)) else { return };
+        if entries.is_empty() {
             self.rows.remove(row);
         }
         self.count -= 1;
-        if let Some(topic) = &seat.refused_by {
-            count_down(&mut self.refusing, topic.as_str(), |count| count);
+        if let Some(topic) = &entry.refused_by
+            && let Some(count) = self.refusing.get_mut(topic)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.refusing.remove(topic);
+            }
         }
-        if let Some((aggregates, key)) = self.aggregates.get_mut(&row.outbox).zip(seat.key.as_ref()) {
-            count_down(aggregates, key, |aggregate| &mut aggregate.count);
+        if let Some((aggregates, key)) = self.aggregates.get_mut(&row.outbox).zip(entry.key)
+            && let Some(aggregate) = aggregates.get_mut(&key)
+        {
+            aggregate.count -= 1;
+            if aggregate.count == 0 {
+                aggregates.remove(&key);
+            }
         }
     }
 
-    /// Those that are in the table, whoever looks from now on, have numbers below this, where these are on their way there.
-    pub(super) fn census<'a>(&self, under_way: impl Iterator<Item = (&'a RowId, &'a Place)>) -> u64 {
-        let seats = under_way.filter_map(|(row, place)| self.rows.get(row)?.iter().find(|seat| seat.place == *place));
-        seats.map(|seat| seat.number).fold(self.next, u64::min)
-    }
-
-    /// Some events wait no more, some topics take records, and the table was looked at.
-    pub(super) fn retried(&mut self, RetryReport { released, accepting, table }: &RetryReport, slot: &SlotName) {
+    /// Takes in what a pass of retries has come to.
+    pub(super) fn retried(&mut self, RetryReport { released, accepting, table }: RetryReport, slot: &SlotName) {
         accepting.iter().for_each(|topic| self.accepts(topic));
-        released.iter().for_each(|waiting| self.release(waiting));
-        let Some((census, table)) = table else { return };
-        // They were taken away by a pass that could not say so, by another relay, or by hand.
-        let gone = self.compare(*census, table);
+        released.iter().for_each(|event| self.release(event));
+        // Of a look that an earlier session began nothing counts.
+        let Some(table) = table.filter(|_| self.since_look.is_some()) else { return };
+        let before = self.count;
+        self.reload(table);
+        // A pass that could not report it has taken them away, or another relay, or somebody by hand.
+        let gone = before.saturating_sub(self.count);
         if gone > 0 {
             tracing::info!(%slot, events = gone, "parked events are gone from walrelay.parked; the events behind them continue");
         }
     }
 
-    /// What was in the table once there was this census: others below it wait no more. Gives how many.
-    pub(super) fn compare(&mut self, census: u64, table: &[Waiting]) -> usize {
-        let mut there: HashMap<&RowId, Vec<&Place>> = HashMap::with_capacity(table.len());
-        table.iter().for_each(|waiting| there.entry(&waiting.row).or_default().push(&waiting.place));
-        let is_gone = |row: &RowId, seat: &ParkedEntry| {
-            let is_there = |places: &Vec<&Place>| places.iter().any(|place| seat.place.is_same_event(place));
-            seat.number < census && !there.get(row).is_some_and(is_there)
-        };
-        let seats = self.rows.iter().flat_map(|(row, seats)| seats.iter().map(move |seat| (row, seat)));
-        let gone = seats.filter(|(row, seat)| is_gone(row, seat));
-        let gone = gone.map(|(row, seat)| Waiting { row: row.clone(), place: seat.place, key: None, refused_by: None });
-        let gone: Vec<Waiting> = gone.collect();
-        gone.iter().for_each(|waiting| self.release(waiting));
-        gone.len()
-    }
-
     /// This topic takes records again.
-    pub(super) fn accepts(&mut self, topic: &str) {
+    fn accepts(&mut self, topic: &str) {
         if self.refusing.remove(topic).is_some() {
-            let seats = self.rows.values_mut().flatten();
-            seats.for_each(|seat| drop(seat.refused_by.take_if(|refused_by| refused_by == topic)));
+            let entries = self.rows.values_mut().flatten();
+            entries.for_each(|entry| drop(entry.refused_by.take_if(|refused_by| refused_by == topic)));
         }
     }
 
-    /// These wait in the table, and those are on their way there.
-    pub(super) fn begin(&mut self, waiting: Vec<Waiting>, under_way: Vec<Waiting>) {
-        let (next, waiting_again) = (self.next, self.waiting_again);
-        *self = ParkedIndex { next, waiting_again, ..ParkedIndex::default() };
-        // Each is one that will be released, whatever its place says.
-        waiting.into_iter().for_each(|waiting| self.add(waiting));
-        under_way.into_iter().for_each(|waiting| self.put(waiting));
+    /// The table is read from here on: these events are on their way to it.
+    pub(super) fn begin_look(&mut self, under_way: Vec<Waiting>) {
+        self.since_look = Some(under_way);
+    }
+
+    /// A session begins with what the table has.
+    pub(super) fn begin(&mut self, table: Vec<Waiting>) {
+        self.load(table);
         let over = self.count.checked_sub(EVENTS_MAX);
         self.beyond = over.map_or(0, |over| over + AT_START);
+    }
+
+    /// The same while a session lasts: a topic that took a record since does not refuse for what the table says.
+    fn reload(&mut self, mut table: Vec<Waiting>) {
+        for event in &mut table {
+            event.refused_by.take_if(|topic| !self.refusing.contains_key(topic));
+        }
+        self.load(table);
+    }
+
+    /// What the table has is parked, and what was parked since it was read or was on its way there.
+    fn load(&mut self, table: Vec<Waiting>) {
+        let since_look = self.since_look.take().unwrap_or_default();
+        (self.rows, self.count) = (HashMap::new(), 0);
+        (self.aggregates, self.refusing) = (HashMap::new(), HashMap::new());
+        // Each is one that will be released, whatever its place says.
+        table.into_iter().for_each(|event| self.add(event));
+        since_look.into_iter().for_each(|event| self.put(event));
     }
 }
 
@@ -265,17 +283,84 @@ fn of(place: &Place) -> Where {
     if place.via == Via::Slot { (place.commit_lsn, place.index) } else { (Lsn::default(), 0) }
 }
 
-/// One less of `key`, which is gone with the last.
-fn count_down<K: Eq + Hash + Borrow<Q>, Q: Eq + Hash + ?Sized, V>(
-    of: &mut HashMap<K, V>,
-    key: &Q,
-    count: fn(&mut V) -> &mut usize,
-) {
-    if let Some(count) = of.get_mut(key).map(count) {
-        *count -= 1;
-        if *count == 0 {
-            of.remove(key);
-        }
+/// After the first fault, and twice as long after each further one.
+const PAUSE: Duration = Duration::from_secs(5);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// What was not retried for this long is gone.
+const KEPT: Duration = Duration::from_secs(600);
+
+/// What is remembered of retries for as long as the process lives: which events Kafka has although the table still has them,
+/// and what is retried only after a pause.
+#[derive(Debug, Default)]
+pub(super) struct RetryMemory {
+    /// By the row of the table, with their places: a table that was made anew counts from 1 again.
+    acked: HashMap<i64, Place>,
+    blocked: HashMap<Retry, Blocked>,
+}
+
+/// What is retried.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Retry {
+    /// An event, by the row of the table, and so all behind it.
+    Event(i64),
+    /// The search for rows of this outbox that are pending again.
+    Pending(String),
+}
+
+#[derive(Debug)]
+struct Blocked {
+    until: Instant,
+    pause: Duration,
+    is_logged: bool,
+}
+
+impl RetryMemory {
+    /// Kafka has this event.
+    pub(super) fn acked(&mut self, id: i64, place: Place) {
+        self.acked.insert(id, place);
+    }
+
+    /// Whether Kafka has this event.
+    pub(super) fn is_acked(&self, id: i64, place: Place) -> bool {
+        self.acked.get(&id) == Some(&place)
+    }
+
+    /// What became of the event is in the table.
+    pub(super) fn written(&mut self, id: i64) {
+        self.acked.remove(&id);
+        self.unblock(&Retry::Event(id));
+    }
+
+    /// A fault blocks it. Gives the pause, and whether to warn: once, and only if it `warns`.
+    pub(super) fn block(&mut self, retry: Retry, now: Instant, warns: bool) -> (Duration, bool) {
+        let new = Blocked { until: now, pause: PAUSE / 2, is_logged: false };
+        let blocked = self.blocked.entry(retry).or_insert(new);
+        blocked.pause = (blocked.pause * 2).min(PAUSE_MAX);
+        blocked.until = now + blocked.pause;
+        let is_news = warns && !blocked.is_logged;
+        blocked.is_logged |= warns;
+        (blocked.pause, is_news)
+    }
+
+    pub(super) fn unblock(&mut self, retry: &Retry) {
+        self.blocked.remove(retry);
+    }
+
+    /// Whether its pause is not over.
+    pub(super) fn is_paused(&self, retry: &Retry, now: Instant) -> bool {
+        self.blocked.get(retry).is_some_and(|blocked| blocked.until > now)
+    }
+
+    /// Events whose pauses are not over.
+    pub(super) fn paused(&mut self, now: Instant) -> Vec<i64> {
+        self.blocked.retain(|_, blocked| blocked.until + KEPT > now);
+        let paused = self.blocked.iter().filter(|(_, blocked)| blocked.until > now);
+        paused.filter_map(|(retry, _)| if let Retry::Event(id) = retry { Some(*id) } else { None }).collect()
+    }
+
+    /// Whether a fault blocked the event when it was tried last.
+    pub(super) fn was_blocked(&self, id: i64) -> bool {
+        self.blocked.contains_key(&Retry::Event(id))
     }
 }
 
@@ -291,6 +376,19 @@ mod tests {
 
     fn waiting(outbox: usize, id: u8, key: Option<&str>) -> Waiting {
         Waiting { row: RowId { outbox, key: vec![id] }, place: SLOT, key: key.map(|key| key.into()), refused_by: None }
+    }
+
+    /// A session begins while these are in the table, and those on their way there.
+    fn begin(parking: &mut ParkedIndex, table: Vec<Waiting>, under_way: Vec<Waiting>) {
+        parking.begin_look(under_way);
+        parking.begin(table);
+    }
+
+    /// The table was read. Gives how many events fewer are parked.
+    fn read(parking: &mut ParkedIndex, table: Vec<Waiting>) -> usize {
+        let (before, slot) = (parking.count(), "orders".parse().unwrap());
+        parking.retried(RetryReport { table: Some(table), ..RetryReport::default() }, &slot);
+        before - parking.count()
     }
 
     fn at(commit_lsn: u64, index: u64, via: Via) -> Waiting {
@@ -343,7 +441,7 @@ mod tests {
         let mut parking = ParkedIndex::default();
         parking.park(at(100, 0, Slot)).unwrap();
         let holds = |parking: &ParkedIndex, of: &Waiting| parking.holds(&of.row, &of.place);
-        // From the slot its place tells; from the table, whether it was there by then.
+        // By the slot its place decides; from the table, whether it was there by then.
         for same in [at(100, 0, Slot), at(101, 7, Table), at(300, 0, Replay)] {
             assert!(holds(&parking, &same), "{same:?}");
         }
@@ -369,7 +467,7 @@ mod tests {
         let (mut parking, one) = (ParkedIndex::default(), at(100, 0, Via::Slot));
         let copy = at(700, 0, Via::Table);
         // The table can have a copy that two relays made at once: both go one day.
-        parking.begin(vec![one.clone(), copy.clone()], vec![one.clone(), at(300, 0, Via::Slot)]);
+        begin(&mut parking, vec![one.clone(), copy.clone()], vec![one.clone(), at(300, 0, Via::Slot)]);
         assert_eq!(parking.count(), 2, "the last was there when the copy was read");
         parking.release(&one);
         assert!(parking.is_blocked(0, Some(b"a"), &SLOT));
@@ -378,42 +476,44 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_from_the_table_waits_no_more_unless_it_is_on_its_way_there() {
+    fn an_event_that_is_gone_from_the_table_is_released_unless_it_was_on_its_way_there() {
         let mut parking = ParkedIndex::default();
-        let (gone, stays, under_way, later) =
-            (waiting(0, 1, Some("a")), waiting(0, 2, Some("b")), waiting(0, 3, Some("c")), waiting(0, 4, Some("a")));
-        parking.begin(vec![gone.clone(), stays.clone()], Vec::new());
+        let [gone, stays, under_way, later] =
+            [(1, "a"), (2, "b"), (3, "c"), (4, "a")].map(|(id, key)| waiting(0, id, Some(key)));
+        begin(&mut parking, vec![gone.clone(), stays.clone()], Vec::new());
         parking.park(under_way.clone()).unwrap();
-        parking.park(waiting(0, 5, None)).unwrap();
-        let census = parking.census([(&under_way.row, &under_way.place)].into_iter());
+        parking.begin_look(vec![under_way.clone()]);
         parking.park(later.clone()).unwrap();
-        assert_eq!(parking.compare(census, std::slice::from_ref(&stays)), 1);
-        assert!(!parking.holds_row(&gone.row) && parking.is_blocked(0, Some(b"a"), &SLOT), "a later one waits");
+        // It is parked since the look began, and in the table by now.
+        parking.park(waiting(0, 5, None)).unwrap();
+        assert_eq!(read(&mut parking, vec![stays.clone(), waiting(0, 5, None)]), 1);
+        assert!(!parking.holds_row(&gone.row) && parking.is_blocked(0, Some(b"a"), &SLOT), "a later one is parked");
         assert!(parking.holds_row(&under_way.row) && parking.holds_row(&row(5)) && parking.count() == 4);
-        // A session of before looked: nothing it says is news.
-        assert_eq!(parking.compare(0, &[]), 0);
-        let census = parking.census(std::iter::empty());
-        assert_eq!(parking.compare(census, &[later, under_way]), 2);
-        assert!(
-            !parking.is_blocked(0, Some(b"b"), &SLOT)
-                && parking.is_blocked(0, Some(b"a"), &SLOT)
-                && parking.count() == 2
-        );
-        let census = parking.census(std::iter::empty());
-        assert_eq!((parking.compare(census, &[]), parking.is_any()), (2, false));
+        assert_eq!(read(&mut parking, Vec::new()), 0, "an earlier session began that look");
+        parking.begin_look(Vec::new());
+        assert_eq!(read(&mut parking, vec![later, under_way]), 2);
+        assert!(!parking.is_blocked(0, Some(b"b"), &SLOT) && parking.is_blocked(0, Some(b"a"), &SLOT));
+        parking.begin_look(Vec::new());
+        assert_eq!((read(&mut parking, Vec::new()), parking.is_any()), (2, false));
         assert!(!parking.is_blocked(0, Some(b"a"), &SLOT) && !parking.is_blocked(0, Some(b"c"), &SLOT));
-        // What the table has another place of is the same event.
-        parking.begin(vec![at(100, 0, Via::Slot)], Vec::new());
-        let census = parking.census(std::iter::empty());
-        assert_eq!(parking.compare(census, &[at(300, 0, Via::Table)]), 0);
-        assert_eq!(parking.compare(census, &[at(200, 0, Via::Slot)]), 1);
+    }
+
+    #[test]
+    fn a_topic_that_takes_records_again_does_not_refuse_for_what_is_left_in_the_table() {
+        let mut parking = ParkedIndex::default();
+        let refused = |id, topic: &str| Waiting { refused_by: Some(topic.to_owned()), ..waiting(0, id, None) };
+        begin(&mut parking, vec![refused(1, "orders"), refused(2, "mail")], Vec::new());
+        parking.accepts("orders");
+        parking.begin_look(Vec::new());
+        assert_eq!(read(&mut parking, vec![refused(1, "orders"), refused(2, "mail")]), 0);
+        assert!(!parking.is_refusing("orders") && parking.is_refusing("mail"));
     }
 
     #[test]
     fn a_topic_that_refuses_does_so_until_it_takes_one_or_none_waits_for_it() {
         let mut parking = ParkedIndex::default();
         let refused = |id| Waiting { refused_by: Some("orders".to_owned()), ..waiting(0, id, Some("a")) };
-        parking.begin(vec![refused(1)], Vec::new());
+        begin(&mut parking, vec![refused(1)], Vec::new());
         assert!(
             parking.is_refusing("orders") && !parking.is_refusing("mail") && parking.is_blocked(0, Some(b"a"), &SLOT)
         );
@@ -428,7 +528,7 @@ mod tests {
         assert!(parking.is_refusing("orders"));
         parking.release(&waiting(0, 3, Some("a")));
         assert!(!parking.is_refusing("orders") && parking.is_any(), "they were dropped");
-        parking.begin(Vec::new(), Vec::new());
+        begin(&mut parking, Vec::new(), Vec::new());
         assert!(!parking.is_any() && !parking.is_blocked(0, Some(b"a"), &SLOT));
     }
 
@@ -438,14 +538,46 @@ mod tests {
         let id = |number: usize| RowId { outbox: 0, key: number.to_be_bytes().to_vec() };
         let one = |number| Waiting { row: id(number), ..waiting(0, 0, None) };
         let of = |count: usize| (1..=count).map(one).collect();
-        // Whoever stopped for that and was told what to do gets the time for it.
-        parking.begin(of(EVENTS_MAX), Vec::new());
+        // A relay that stopped for the limit gets the time to do what was asked.
+        begin(&mut parking, of(EVENTS_MAX), Vec::new());
         parking.park(waiting(0, 1, None)).unwrap();
-        parking.begin(of(EVENTS_MAX - 1), Vec::new());
+        begin(&mut parking, of(EVENTS_MAX - 1), Vec::new());
         parking.park(waiting(0, 2, None)).unwrap();
         let error = parking.park(waiting(0, 1, None)).unwrap_err();
         assert!(error.kind().halts() && error.what_to_do().is_some(), "{error}");
         parking.release(&one(7));
         parking.park(waiting(0, 3, None)).unwrap();
+    }
+
+    #[test]
+    fn an_acked_event_is_remembered_until_that_is_written_down() {
+        let mut memory = RetryMemory::default();
+        memory.acked(1, SLOT);
+        assert!(memory.is_acked(1, SLOT) && !memory.is_acked(2, SLOT));
+        assert!(!memory.is_acked(1, Place { index: 1, ..SLOT }), "another event of a table that was made anew");
+        memory.written(1);
+        assert!(!memory.is_acked(1, SLOT));
+    }
+
+    #[test]
+    fn a_blocked_aggregate_is_paused_longer_each_time_and_logged_once() {
+        let (mut memory, mut now) = (RetryMemory::default(), Instant::now());
+        let mut pauses = Vec::new();
+        for round in 0..6 {
+            let (pause, is_news) = memory.block(Retry::Event(1), now, true);
+            assert_eq!((is_news, memory.paused(now)), (round == 0, vec![1]));
+            now += pause;
+            assert!(memory.paused(now).is_empty() && memory.was_blocked(1));
+            pauses.push(pause.as_secs());
+        }
+        assert_eq!(pauses, [5, 10, 20, 40, 60, 60]);
+        let pending = Retry::Pending("outbox".to_owned());
+        memory.block(pending.clone(), now, true);
+        assert!(memory.is_paused(&pending, now) && memory.paused(now).is_empty());
+        memory.unblock(&pending);
+        memory.written(1);
+        assert!(!memory.is_paused(&pending, now) && !memory.was_blocked(1));
+        assert!(!memory.block(Retry::Event(2), now, false).1 && memory.block(Retry::Event(2), now, true).1);
+        assert!(memory.paused(now + 2 * KEPT).is_empty() && !memory.was_blocked(2));
     }
 }

@@ -4,9 +4,9 @@
 //! `replay`. One source at a time has the sink, so that no two publish at once (P2). It does no I/O of its own.
 //!
 //! 1. [`Publisher::publish`] routes an event and enqueues its record under the next ticket of the ledger. Where the sink has
-//!    no room, or the record has to travel alone, the record is *pending* and intake is closed.
+//!    no room, or the record has to be isolated, the record is *pending* and intake is closed.
 //! 2. [`Publisher::delivered`] takes in acks. The ledger releases events in order once all before them are acked.
-//! 3. What is to be written to the row of a released event waits in `WriteBacks`.
+//! 3. `WriteBacks` has what is to be written to the rows of released events.
 //!
 //! An event that cannot be delivered becomes a dead letter, is skipped, or is parked, as `delivery.on_error` says. All
 //! three hold the position back like a record: the dead letter until its ack, the parked event until it is in its table.
@@ -19,7 +19,7 @@ use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::{Event, Place, Shown};
 use crate::failpoint;
 use crate::ledger::{Ledger, LedgerError, Limits, Ticket};
-use crate::position::{Lsn, Position};
+use crate::position::Position;
 use crate::relay::delivered_before::{DeliveredBefore, Verdict as Before};
 use crate::relay::parked_index::{BlockedBy, ParkedIndex};
 use crate::relay::quarantine::{EventId, Quarantine, Verdict};
@@ -53,6 +53,16 @@ impl Setup {
         let (slot, delivery) = (config.source.slot.clone(), config.delivery.clone());
         Setup { slot, outboxes: config.outboxes.clone(), limits, delivery }
     }
+
+    /// The columns of the outbox that make its records.
+    fn columns(&self, outbox: usize) -> &[String] {
+        self.outboxes.get(outbox).map(|outbox| outbox.columns.as_slice()).unwrap_or_default()
+    }
+
+    /// What is parked of `event`, where events are parked that are given up.
+    fn parks(&self, event: &Event<'_>) -> Option<Box<Parked>> {
+        (self.delivery.on_error == OnError::Park).then(|| Box::new(Parked::of(event, self.columns(event.outbox))))
+    }
 }
 
 /// Counts since the publisher began, for the metrics.
@@ -84,44 +94,54 @@ pub struct Counts {
     pub topics_taking: u64,
 }
 
-/// An event until it is delivered, as far as more has to be known of it than its ticket. The ledger carries it.
+/// What is known of an event until it is delivered. The ledger carries it, where it is more than place and times.
 #[derive(Debug)]
 pub struct InFlight {
     place: Place,
     committed_at_us: i64,
     /// The transaction that wrote its row, by the lower half of its id; none for rows that are read from the table.
     xid: Option<u32>,
+    /// Its ticket, where its record was sent and refused.
+    ticket: Option<Ticket>,
     /// What is written to its row once it is delivered.
     write_back: Option<WriteBack>,
     /// The event, where those that the broker refuses are given up.
     id: Option<EventId>,
     /// How often it may be tried, where its row says so.
     max_attempts: Option<u32>,
-    /// What becomes of it, where it is given up.
+    /// What is sent in place of its record, where it is given up.
     instead: Option<Instead>,
-    /// Its record and what is parked of it, where it travels alone because the broker may refuse it.
-    isolated: Option<(OwnedRecord, Isolated)>,
+    /// Its record, where it is isolated because the broker may refuse it.
+    isolated: Option<OwnedRecord>,
+    /// What is parked of it, should it be given up.
+    parks: Option<Box<Parked>>,
     /// Its topic, where that refused the record before.
     refusing: Option<String>,
 }
 
 impl InFlight {
-    /// An event of which nothing more is known.
     fn new(place: Place, committed_at_us: i64, xid: Option<u32>) -> InFlight {
         InFlight {
             place,
             committed_at_us,
             xid,
+            ticket: None,
             write_back: None,
             id: None,
             max_attempts: None,
             instead: None,
             isolated: None,
+            parks: None,
             refusing: None,
         }
     }
 
-    /// Nothing has to be known of most events.
+    /// The same event, of which no record of its own is sent any more.
+    fn without_record(&self) -> InFlight {
+        InFlight { ticket: self.ticket, ..InFlight::new(self.place, self.committed_at_us, self.xid) }
+    }
+
+    /// Of most events nothing has to be kept.
     fn needed(self) -> Option<Box<InFlight>> {
         let InFlight { write_back, id, max_attempts, instead, isolated, refusing, .. } = &self;
         let is_needed = write_back.is_some()
@@ -143,22 +163,13 @@ impl InFlight {
     }
 }
 
-/// What becomes of an event that is given up.
+/// What is sent in place of the record of an event that is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Instead {
-    /// Its dead letter is sent.
     DeadLetter,
-    /// Its dead letter is sent once more.
+    /// Its dead letter, once more.
     DeadLetterAgain,
-    /// Nothing is sent.
-    Skipped,
-}
-
-/// What is kept of an event that travels alone, beside its record.
-#[derive(Debug)]
-struct Isolated {
-    /// What is parked should the broker refuse it, where such events are parked.
-    parked: Option<Box<Parked>>,
+    Nothing,
 }
 
 /// A record that is not enqueued yet, kept whole because its message is gone from the receive buffer.
@@ -167,63 +178,33 @@ struct Pending {
     record: OwnedRecord,
     event: InFlight,
     row: Shown,
-    why: PendingFor,
-    /// Its ticket, where it has one: it is the dead letter of an event that was refused.
-    ticket: Option<Ticket>,
+    /// Whether it is to be sent with nothing else in flight, because the broker may refuse it.
+    is_isolated: bool,
+    /// The outbox, while the tail of the topic has to be read: it says whether the event was delivered before.
+    unread_tail: Option<usize>,
 }
 
-/// What a pending record waits for.
-#[derive(Debug)]
-enum PendingFor {
-    /// Room in the sink.
-    Room,
-    /// That nothing is in flight: the broker may refuse it.
-    Isolation(Isolated),
-    /// The tail of its topic, which says whether it was delivered before, to this outbox; then for what is inside.
-    Tail(usize, Option<Isolated>),
-}
-
-/// A record that the broker refused.
-#[derive(Debug)]
-struct Refusal {
-    ticket: Ticket,
-    error: Error,
-}
-
-/// An event that is given up, as far as its record does not tell.
-#[derive(Debug, Clone, Copy)]
-struct GivenUp {
-    place: Place,
-    committed_at_us: i64,
-    xid: Option<u32>,
-    /// Its ticket, where it was sent and refused.
-    ticket: Option<Ticket>,
-    max_attempts: Option<u32>,
-}
-
-/// What the route and the state of its topic make of an event.
+/// What becomes of an event that has a record.
 enum Decision {
-    Enqueued,
-    Pending(Pending),
-    DeliveredBefore(InFlight),
-    GiveUp(OwnedRecord, Verdict),
-    Wait { key: Option<Vec<u8>>, topic: String, behind: BlockedBy },
-}
-
-/// An outbox: how its events become records, and what is written to its rows.
-#[derive(Debug)]
-struct Outbox {
-    router: Router,
-    rows: RowPolicy,
+    Enqueue,
+    /// It is kept until it can be enqueued.
+    Keep {
+        is_isolated: bool,
+        unread_tail: Option<usize>,
+    },
+    DeliveredBefore,
+    GiveUp(Verdict),
+    Park(BlockedBy),
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Publisher<S> {
-    /// For errors.
-    pub(super) slot: SlotName,
-    delivery: DeliveryConfig,
-    outboxes: Vec<Outbox>,
+    pub(super) setup: Setup,
+    /// By outbox: how events become records.
+    routers: Vec<Router>,
+    /// By outbox: what is written to rows.
+    rows: Vec<RowPolicy>,
     /// What is in flight.
     pub ledger: Ledger<Option<Box<InFlight>>>,
     /// Where records go.
@@ -252,14 +233,11 @@ impl<S: Sink> Publisher<S> {
     /// # Errors
     /// The route needs a column that the outbox does not list.
     pub fn new(setup: &Setup, start: Position, sink: S) -> Result<Self> {
-        let outbox = |outbox| match Router::new(outbox) {
-            Ok(router) => Ok(Outbox { router, rows: RowPolicy::of(outbox) }),
-            Err(error) => Err(Error::new(Kind::Bug, error)),
-        };
+        let router = |outbox| Router::new(outbox).map_err(|error| Error::new(Kind::Bug, error));
         Ok(Publisher {
-            slot: setup.slot.clone(),
-            delivery: setup.delivery.clone(),
-            outboxes: setup.outboxes.iter().map(outbox).collect::<Result<_>>()?,
+            setup: setup.clone(),
+            routers: setup.outboxes.iter().map(router).collect::<Result<_>>()?,
+            rows: setup.outboxes.iter().map(RowPolicy::of).collect(),
             ledger: Ledger::new(start, setup.limits),
             sink,
             pending: None,
@@ -276,13 +254,13 @@ impl<S: Sink> Publisher<S> {
 
     /// Events come from this server and timeline from here on.
     pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
-        self.outboxes.iter_mut().for_each(|outbox| outbox.router.set_origin(system_identifier, timeline));
+        self.routers.iter_mut().for_each(|router| router.set_origin(system_identifier, timeline));
     }
 
     /// A new connection to the server begins, and sends again what was not taken in.
     pub(super) fn reconnected(&mut self) {
         // What has no ticket was not taken in, so the server sends its event again.
-        self.pending.take_if(|pending| pending.ticket.is_none());
+        self.pending.take_if(|pending| pending.event.ticket.is_none());
         self.write_backs.abandon();
     }
 
@@ -298,10 +276,10 @@ impl<S: Sink> Publisher<S> {
     /// Why no event may be taken in, if none may (P4, P5). Where several reasons hold, the first one counts.
     pub fn intake_closed(&self) -> Option<IntakeClosed> {
         if let Some(pending) = &self.pending {
-            return Some(match &pending.why {
-                PendingFor::Tail(..) => IntakeClosed::TopicTail,
-                PendingFor::Isolation(_) => IntakeClosed::IsolatedRecord,
-                PendingFor::Room => IntakeClosed::QueueFull,
+            return Some(match (pending.unread_tail, pending.is_isolated) {
+                (Some(_), _) => IntakeClosed::TopicTail,
+                (None, true) => IntakeClosed::IsolatedRecord,
+                (None, false) => IntakeClosed::QueueFull,
             });
         }
         if let Some(Some(newest)) = self.ledger.newest()
@@ -310,11 +288,9 @@ impl<S: Sink> Publisher<S> {
             return Some(why);
         }
         let (limits, events) = (self.ledger.limits(), self.ledger.in_flight_events());
-        if events >= limits.events {
-            return Some(IntakeClosed::InFlightEvents);
-        }
-        if self.ledger.in_flight_bytes() >= limits.bytes {
-            return Some(IntakeClosed::InFlightBytes);
+        if !self.ledger.has_room() {
+            let is_events = events >= limits.events;
+            return Some(if is_events { IntakeClosed::InFlightEvents } else { IntakeClosed::InFlightBytes });
         }
         if events + self.write_backs.len() >= limits.events {
             return Some(IntakeClosed::WriteBack);
@@ -341,98 +317,110 @@ impl<S: Sink> Publisher<S> {
     pub fn publish(&mut self, event: &Event<'_>) -> Result<()> {
         self.counts.assembled += 1;
         failpoint::reached("assembled");
-        let id = (self.delivery.on_error != OnError::Stop).then(|| EventId::of(event));
-        let Outbox { router, rows } = self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
-        let max_attempts = rows.max_attempts(event, &self.slot);
-        let routed = match router.route(event) {
-            Ok(routed) => routed,
-            Err(error) => {
-                let error = error.into_error(&self.slot);
-                let Some(id) = id else { return Err(error) };
-                let record = router.unrouted(event);
-                return self.give_up(event, id, record, &Verdict { error, without_value: false });
-            }
+        let rows = self.rows.get_mut(event.outbox).ok_or_else(no_such_outbox)?;
+        let mut known = InFlight {
+            write_back: rows.on_acked(event),
+            id: (self.setup.delivery.on_error != OnError::Stop).then(|| EventId::of(event)),
+            max_attempts: rows.max_attempts(event, &self.setup.slot),
+            ..InFlight::new(event.place, event.committed_at_us, event.xid)
         };
-        if let Some(header) = routed.left_out() {
-            warn_of_left_out(event, header, &rows.outbox, &self.slot);
-        }
-        let decision = routed.with_record(|record| {
-            if let Some(verdict) = id.as_ref().and_then(|id| self.quarantine.verdict(id)) {
-                return Ok(Decision::GiveUp(OwnedRecord::of(record), verdict.clone()));
-            }
-            if self.parking.is_any()
-                && let Some(EventId { row, .. }) = &id
-                && let Some(behind) = self.parking.behind(row, &event.place, record)
-            {
-                let (key, topic) = (record.key.map(<[u8]>::to_vec), record.topic.to_owned());
-                return Ok(Decision::Wait { key, topic, behind });
-            }
-            let retry = self.delivery.retry.within(max_attempts);
-            let topics = &mut self.quarantine.topics;
-            if id.is_some()
-                && let Some(error) = topics.given_up(record.topic, |attempts| attempts > retry.attempts)
-            {
-                return Ok(Decision::GiveUp(OwnedRecord::of(record), Verdict { error, without_value: false }));
-            }
-            let isolated = id.as_ref().is_some_and(|id| self.quarantine.is_suspect(id, record)).then(|| {
-                let parks = self.delivery.on_error == OnError::Park;
-                Isolated { parked: parks.then(|| Box::new(Parked::of(event, &rows.columns, None, None))) }
-            });
-            let in_flight = InFlight::new(event.place, event.committed_at_us, event.xid);
-            let sent = InFlight { write_back: rows.on_acked(event), id: id.clone(), max_attempts, ..in_flight };
-            let pending = |event_in_flight, why| {
-                let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
-                Ok(Decision::Pending(Pending { record, event: event_in_flight, row, why, ticket: None }))
-            };
-            match self.before.as_mut().map(|before| before.judge(event.place, event.outbox, record)) {
-                None | Some(Before::Publish) => {}
-                Some(Before::Delivered) => return Ok(Decision::DeliveredBefore(sent)),
-                Some(Before::Unread) => return pending(sent, PendingFor::Tail(event.outbox, isolated)),
-            }
-            if let Some(isolated) = isolated {
-                return pending(sent, PendingFor::Isolation(isolated));
-            }
-            let ticket = self.ledger.next();
-            match self.sink.enqueue(record, ticket) {
-                Ok(()) => {
+        // A routed record borrows its router, and everything else is needed for it.
+        let mut routers = std::mem::take(&mut self.routers);
+        let published = match routers.get_mut(event.outbox) {
+            None => Err(no_such_outbox()),
+            Some(router) => match router.route(event) {
+                Ok(routed) => {
+                    if let Some(header) = routed.left_out() {
+                        warn_of_left_out(event, header, &self.setup);
+                    }
+                    routed.with_record(|record| self.publish_record(event, known, record))
+                }
+                Err(error) => {
+                    let (record, error) = (router.unrouted(event), error.into_error(&self.setup.slot));
+                    known.parks = self.setup.parks(event);
+                    self.give_up(known, record, &Verdict::of(error))
+                }
+            },
+        };
+        self.routers = routers;
+        published
+    }
+
+    fn publish_record(&mut self, event: &Event<'_>, mut known: InFlight, record: &Record<'_>) -> Result<()> {
+        let keep = |known, is_isolated, unread_tail| {
+            let (record, row) = (OwnedRecord::of(record), Shown::of(event.id()));
+            Some(Pending { record, event: known, row, is_isolated, unread_tail })
+        };
+        match self.decide(event, &known, record) {
+            Decision::Enqueue => match self.enqueue(record, &mut known, false) {
+                Ok(bytes) => {
                     failpoint::reached("enqueued");
-                    let sent = InFlight { refusing: self.quarantine.topics.refusing(record.topic), ..sent };
-                    self.counts.enqueued += 1;
-                    self.transaction.enqueued();
-                    self.ledger
-                        .enqueued(bytes_of(record), event.committed_at_us, sent.needed())
-                        .map_err(contradiction)?;
-                    Ok(Decision::Enqueued)
+                    self.enqueued(bytes, known)
                 }
                 // Which record finished the producer is said with the deliveries.
                 Err(full @ (EnqueueError::Full | EnqueueError::Finished)) => {
                     self.counts.queue_full += u64::from(matches!(full, EnqueueError::Full));
-                    pending(sent, PendingFor::Room)
+                    self.pending = keep(known, false, None);
+                    Ok(())
                 }
                 Err(EnqueueError::Refused(error)) => {
-                    if id.is_some() && error.kind().disposition() == Disposition::GiveUp {
-                        return Ok(Decision::GiveUp(OwnedRecord::of(record), Verdict { error, without_value: false }));
+                    if known.id.is_none() || error.kind().disposition() != Disposition::GiveUp {
+                        let Place { commit_lsn, index, .. } = event.place;
+                        return Err(error.of_row(Shown::of(event.id())).of_event(commit_lsn, index));
                     }
-                    Err(error.of_row(Shown::of(event.id())).of_event(event.place.commit_lsn, event.place.index))
+                    known.parks = self.setup.parks(event);
+                    self.give_up(known, OwnedRecord::of(record), &Verdict::of(error))
                 }
-            }
-        })?;
-        match decision {
-            Decision::Enqueued => Ok(()),
-            Decision::Pending(pending) => {
-                let offer = matches!(pending.why, PendingFor::Isolation(_));
-                self.pending = Some(pending);
-                if offer { self.retry_pending() } else { Ok(()) }
-            }
-            Decision::DeliveredBefore(event) => {
-                self.counts.delivered_before += 1;
-                self.done(None, event)
-            }
-            Decision::GiveUp(record, verdict) => match id {
-                Some(id) => self.give_up(event, id, record, &verdict),
-                None => Err(verdict.error),
             },
-            Decision::Wait { key, topic, behind } => self.wait_behind(event, key, topic, behind),
+            Decision::Keep { is_isolated, unread_tail } => {
+                if is_isolated {
+                    known.parks = self.setup.parks(event);
+                }
+                self.pending = keep(known, is_isolated, unread_tail);
+                if unread_tail.is_some() { Ok(()) } else { self.retry_pending() }
+            }
+            Decision::DeliveredBefore => {
+                self.counts.delivered_before += 1;
+                self.done(known)
+            }
+            Decision::GiveUp(verdict) => {
+                known.parks = self.setup.parks(event);
+                self.give_up(known, OwnedRecord::of(record), &verdict)
+            }
+            Decision::Park(behind) => {
+                let why = (behind == BlockedBy::Topic).then(|| {
+                    let cause = format!("topic {} refuses records; this event was not tried", record.topic);
+                    // It was not tried, and that costs it no try.
+                    Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 }
+                });
+                self.park(Parked::of(event, self.setup.columns(event.outbox)), &known, record, why)
+            }
+        }
+    }
+
+    /// What becomes of an event with this record.
+    fn decide(&mut self, event: &Event<'_>, known: &InFlight, record: &Record<'_>) -> Decision {
+        let mut is_isolated = false;
+        if let Some(id) = &known.id {
+            if let Some(verdict) = self.quarantine.verdict(id) {
+                return Decision::GiveUp(verdict.clone());
+            }
+            if self.parking.is_any()
+                && let Some(behind) = self.parking.behind(&id.row, &event.place, record)
+            {
+                return Decision::Park(behind);
+            }
+            let retry = self.setup.delivery.retry.within(known.max_attempts);
+            if let Some(error) = self.quarantine.topics.given_up(record.topic, |attempts| attempts > retry.attempts) {
+                return Decision::GiveUp(Verdict::of(error));
+            }
+            is_isolated = self.quarantine.is_suspect(id, record);
+        }
+        match self.before.as_mut().map(|before| before.judge(event.place, event.outbox, record)) {
+            Some(Before::Delivered) => Decision::DeliveredBefore,
+            Some(Before::Unread) => Decision::Keep { is_isolated, unread_tail: Some(event.outbox) },
+            None | Some(Before::Publish) if is_isolated => Decision::Keep { is_isolated, unread_tail: None },
+            None | Some(Before::Publish) => Decision::Enqueue,
         }
     }
 
@@ -442,13 +430,12 @@ impl<S: Sink> Publisher<S> {
     /// Those of [`Publisher::publish`].
     pub fn retry_pending(&mut self) -> Result<()> {
         let Some(mut pending) = self.pending.take() else { return Ok(()) };
-        if let (PendingFor::Tail(outbox, isolated), Some(before)) = (&mut pending.why, &mut self.before) {
-            let (place, outbox) = (pending.event.place, *outbox);
-            match pending.record.with_record(|record| before.judge(place, outbox, record)) {
-                Before::Publish => pending.why = isolated.take().map_or(PendingFor::Room, PendingFor::Isolation),
+        if let Some((outbox, before)) = pending.unread_tail.zip(self.before.as_mut()) {
+            match pending.record.with_record(|record| before.judge(pending.event.place, outbox, record)) {
+                Before::Publish => {}
                 Before::Delivered => {
                     self.counts.delivered_before += 1;
-                    return self.done(None, pending.event);
+                    return self.done(pending.event);
                 }
                 Before::Unread => {
                     self.pending = Some(pending);
@@ -456,6 +443,7 @@ impl<S: Sink> Publisher<S> {
                 }
             }
         }
+        pending.unread_tail = None;
         let Some((Pending { event, row, .. }, error)) = self.offer(pending)? else { return Ok(()) };
         let InFlight { place, id, .. } = event;
         let error = error.of_row(row).of_event(place.commit_lsn, place.index);
@@ -463,7 +451,7 @@ impl<S: Sink> Publisher<S> {
         // It is given up when it comes again.
         Err(match self.quarantine.reject(id, error.clone()) {
             true => Error::new(Kind::KafkaUnreachable, format!("giving an event up: {error}")),
-            false => dead_letter_refused(&error, &self.delivery.dead_letter_topic),
+            false => dead_letter_refused(&error, &self.setup.delivery.dead_letter_topic),
         })
     }
 
@@ -474,55 +462,36 @@ impl<S: Sink> Publisher<S> {
 
     /// Offers a record to the sink, and keeps it where there is no room. Gives the record back where the sink refuses it.
     fn offer(&mut self, mut pending: Pending) -> Result<Option<(Pending, Error)>> {
-        let isolated = match std::mem::replace(&mut pending.why, PendingFor::Room) {
-            PendingFor::Isolation(isolated) | PendingFor::Tail(_, Some(isolated)) => Some(isolated),
-            PendingFor::Room | PendingFor::Tail(_, None) => None,
-        };
-        if let Some(isolated) = isolated {
-            return self.offer_isolated(pending, isolated);
-        }
-        let ticket = pending.ticket.unwrap_or(self.ledger.next());
-        let enqueued = pending.record.with_record(|record| {
-            self.sink.enqueue(record, ticket)?;
-            pending.event.refusing = self.quarantine.topics.refusing(record.topic);
-            Ok(bytes_of(record))
-        });
-        match enqueued {
-            Ok(bytes) if pending.ticket.is_none() => self.enqueued(bytes, pending.event)?,
-            Ok(_) => self.ledger.set_event(ticket, pending.event.needed()),
+        let Pending { record, event, is_isolated, .. } = &mut pending;
+        match record.with_record(|record| self.enqueue(record, event, *is_isolated)) {
+            Ok(bytes) => {
+                let Pending { record, event, is_isolated, .. } = pending;
+                self.enqueued(bytes, InFlight { isolated: is_isolated.then_some(record), ..event })?;
+            }
             Err(EnqueueError::Full | EnqueueError::Finished) => self.pending = Some(pending),
             Err(EnqueueError::Refused(error)) => return Ok(Some((pending, error))),
         }
         Ok(None)
     }
 
-    /// The same for a record that the broker may refuse: it waits until nothing is in flight.
-    fn offer_isolated(&mut self, mut pending: Pending, isolated: Isolated) -> Result<Option<(Pending, Error)>> {
-        let ticket = self.ledger.next();
-        let sent = match self.ledger.in_flight_events() {
-            0 => pending.record.with_record(|record| {
-                self.sink.enqueue_apart(record, ticket)?;
-                pending.event.refusing = self.quarantine.topics.refusing(record.topic);
-                Ok(bytes_of(record))
-            }),
-            _ => Err(EnqueueError::Full),
-        };
-        match sent {
-            Ok(bytes) => {
-                let isolated = Some((pending.record, isolated));
-                self.enqueued(bytes, InFlight { isolated, ..pending.event })?;
-                Ok(None)
-            }
-            Err(EnqueueError::Full | EnqueueError::Finished) => {
-                self.pending = Some(Pending { why: PendingFor::Isolation(isolated), ..pending });
-                Ok(None)
-            }
-            Err(EnqueueError::Refused(error)) => Ok(Some((pending, error))),
+    /// Hands a record to the sink, an isolated one once nothing is in flight. Gives the bytes it counts.
+    fn enqueue(&mut self, record: &Record<'_>, event: &mut InFlight, is_isolated: bool) -> Result<usize, EnqueueError> {
+        let ticket = event.ticket.unwrap_or(self.ledger.next());
+        match is_isolated {
+            true if self.ledger.in_flight_events() > 0 => return Err(EnqueueError::Full),
+            true => self.sink.enqueue_apart(record, ticket)?,
+            false => self.sink.enqueue(record, ticket)?,
         }
+        event.refusing = self.quarantine.topics.refusing(record.topic);
+        Ok(bytes_of(record))
     }
 
-    /// A record was enqueued under the ledger's next ticket.
+    /// The sink has the record of this event.
     fn enqueued(&mut self, bytes: usize, event: InFlight) -> Result<()> {
+        if let Some(ticket) = event.ticket {
+            self.ledger.set_event(ticket, event.needed());
+            return Ok(());
+        }
         self.counts.enqueued += 1;
         self.transaction.enqueued();
         self.ledger.enqueued(bytes, event.committed_at_us, event.needed()).map_err(contradiction)
@@ -545,46 +514,45 @@ impl<S: Sink> Publisher<S> {
         let mut failure = None;
         self.write_backs.note(self.ledger.delivered());
         limit_attempts(&mut deliveries, &self.ledger);
-        let (mut refused, on_error) = (Vec::new(), self.delivery.on_error);
-        let (gives_up, parks) = (on_error != OnError::Stop, on_error == OnError::Park);
-        for delivery in deliveries.drain(..) {
+        for delivery in &deliveries {
             match delivery {
                 Delivery::Acked(ticket) => {
                     failpoint::reached("acked");
-                    let bytes = self.ledger.acked(ticket).map_err(contradiction)?;
+                    let bytes = self.ledger.acked(*ticket).map_err(contradiction)?;
                     self.counts.acked_bytes += bytes as u64;
                     self.counts.acked += 1;
                 }
                 Delivery::Refused(ticket, error) => {
-                    if let Err(error) = self.refused_isolated(ticket, error) {
+                    if let Err(error) = self.refused_isolated(*ticket, error.clone()) {
                         failure.get_or_insert(error);
                     }
                 }
                 Delivery::Failed(ticket, error) => {
-                    if gives_up && error.kind().disposition() == Disposition::GiveUp {
-                        refused.push(Refusal { ticket, error: error.clone() });
-                    }
-                    if parks && let Some(topic) = error.topic() {
-                        // Events for it are parked from here on, and what follows then heals.
-                        self.quarantine.topics.give_up_next(topic, error.clone());
-                        let cause = format!("parking events for topic {topic}: {error}");
-                        failure.get_or_insert(Error::new(Kind::KafkaUnreachable, cause));
-                        continue;
-                    }
-                    let found = self.ledger.whereabouts(ticket);
-                    failure.get_or_insert_with(|| match found {
-                        Some(at) => error.of_event(at.commit_lsn, at.index),
-                        None => error,
-                    });
+                    let error = self.failed(*ticket, error.clone());
+                    failure.get_or_insert(error);
                 }
             }
         }
-        // Its room is used again.
-        self.deliveries = deliveries;
         self.release();
-        match failure {
-            None => Ok(()),
-            Some(failure) => Err(self.judge_refused(&refused, failure)),
+        let failure = failure.map_or(Ok(()), |failure| Err(self.judge_refused(&deliveries, failure)));
+        // The buffer is used again.
+        deliveries.clear();
+        self.deliveries = deliveries;
+        failure
+    }
+
+    /// What follows from the failure of this record alone.
+    fn failed(&mut self, ticket: Ticket, error: Error) -> Error {
+        if self.setup.delivery.on_error == OnError::Park
+            && let Some(topic) = error.topic()
+        {
+            // Events for it are parked from here on, and what follows then heals.
+            self.quarantine.topics.give_up_next(topic, error.clone());
+            return Error::new(Kind::KafkaUnreachable, format!("parking events for topic {topic}: {error}"));
+        }
+        match self.ledger.whereabouts(ticket) {
+            Some(at) => error.of_event(at.commit_lsn, at.index),
+            None => error,
         }
     }
 
@@ -597,9 +565,10 @@ impl<S: Sink> Publisher<S> {
     fn release(&mut self) {
         while let Some(event) = self.ledger.take_delivered() {
             let Some(mut event) = event else { continue };
-            if let Some((record, _)) = event.isolated.take() {
+            if let Some(record) = event.isolated.take() {
                 record.with_record(|record| self.quarantine.took_isolated(record));
             }
+            event.parks = None;
             if let Some(write_back) = event.write_back.take() {
                 self.write_backs.push(event.place, write_back, event.xid);
             }
@@ -622,24 +591,18 @@ impl<S: Sink> Publisher<S> {
         match event.instead {
             None => {}
             Some(Instead::DeadLetter | Instead::DeadLetterAgain) => self.counts.dead_lettered += 1,
-            Some(Instead::Skipped) => self.counts.skipped += 1,
+            Some(Instead::Nothing) => self.counts.skipped += 1,
         }
     }
 
     /// No record, or no further one, is sent of an event. What is to be written of it holds the position back.
-    fn done(&mut self, ticket: Option<Ticket>, event: InFlight) -> Result<()> {
+    fn done(&mut self, event: InFlight) -> Result<()> {
         self.write_backs.note(self.ledger.delivered());
-        let ticket = match ticket {
-            Some(ticket) => {
-                self.ledger.set_event(ticket, event.needed());
-                ticket
-            }
-            None => {
-                let ticket = self.ledger.next();
-                self.ledger.enqueued(0, event.committed_at_us, event.needed()).map_err(contradiction)?;
-                ticket
-            }
-        };
+        let ticket = event.ticket.unwrap_or(self.ledger.next());
+        match event.ticket {
+            Some(ticket) => self.ledger.set_event(ticket, event.needed()),
+            None => self.ledger.enqueued(0, event.committed_at_us, event.needed()).map_err(contradiction)?,
+        }
         self.ledger.acked(ticket).map_err(contradiction)?;
         self.release();
         Ok(())
@@ -659,49 +622,42 @@ impl<S: Sink> Publisher<S> {
         self.write_backs.completed(self.ledger.delivered())
     }
 
-    // Events that come again after a crash. Those that were published count as delivered, and are not published again.
-
-    /// Everything that commits below `lsn` was sent: what was published before may have come to its end.
-    #[inline]
-    pub(super) fn sent_below(&mut self, lsn: Lsn) {
-        if self.before.take_if(|before| before.is_over(lsn)).is_some() {
-            let events = self.counts.delivered_before;
-            if events > 0 {
-                tracing::info!(slot = %self.slot, events, "events that their topics already had were not published again");
-            }
-        }
-    }
-
-    /// Drops an event that waits for a tail: the server sends it again to the next session.
+    /// Drops a pending record whose topic's tail is not read: the server sends its event again to the next session.
     pub(super) fn forget_unread(&mut self) {
-        self.pending.take_if(|pending| matches!(pending.why, PendingFor::Tail(..)));
+        self.pending.take_if(|pending| pending.unread_tail.is_some());
     }
 
     // Refusals: which event the broker refused, and what follows.
 
-    /// What follows from `failure`, the first that was told, where these were `refused`.
-    fn judge_refused(&mut self, refused: &[Refusal], failure: Error) -> Error {
-        let Some(first) = refused.first() else { return failure };
-        let cause = format!("the broker refused a record; looking for it: {}", first.error);
+    /// What follows from `failure`, the first of these `deliveries`, where events are given up.
+    fn judge_refused(&mut self, deliveries: &[Delivery], failure: Error) -> Error {
+        let gives_up = self.setup.delivery.on_error != OnError::Stop;
+        let refused = deliveries.iter().filter_map(|delivery| match delivery {
+            Delivery::Failed(ticket, error) => Some((ticket, error)),
+            Delivery::Acked(_) | Delivery::Refused(..) => None,
+        });
+        let is_given_up = |error: &Error| gives_up && error.kind().disposition() == Disposition::GiveUp;
+        let refused: Vec<_> = refused.filter(|(_, error)| is_given_up(error)).collect();
+        let Some((_, first)) = refused.first() else { return failure };
+        let cause = format!("the broker refused a record; looking for it: {first}");
         if refused.len() > 1 {
             self.quarantine.with_others();
         }
         let mut judged = true;
-        for Refusal { ticket, error } in refused {
+        for (ticket, error) in refused {
             let event = self.ledger.event(*ticket).and_then(Option::as_deref);
             judged &= event.is_some_and(|event| {
-                let isolated = event.isolated.as_ref().map(|(record, _)| record);
-                event.id.as_ref().is_some_and(|id| self.quarantine.refused(id, isolated, error))
+                event.id.as_ref().is_some_and(|id| self.quarantine.refused(id, event.isolated.as_ref(), error))
             });
         }
         if judged {
             Error::new(Kind::KafkaUnreachable, cause)
         } else {
-            dead_letter_refused(&failure, &self.delivery.dead_letter_topic)
+            dead_letter_refused(&failure, &self.setup.delivery.dead_letter_topic)
         }
     }
 
-    /// The event that travelled alone is refused, and given up.
+    /// The isolated event is refused, and given up.
     ///
     /// # Errors
     /// It cannot be given up.
@@ -711,166 +667,112 @@ impl<S: Sink> Publisher<S> {
         let Some(event) = known.and_then(|known| known.take_if(|event| event.isolated.is_some())) else {
             return Ok(());
         };
-        let InFlight { place, committed_at_us, xid, id, max_attempts, isolated, .. } = *event;
-        let (Some(id), Some((record, Isolated { parked }))) = (id, isolated) else {
-            return Err(error.of_event(place.commit_lsn, place.index));
+        let mut event = *event;
+        let (Some(id), Some(record)) = (&event.id, event.isolated.take()) else {
+            return Err(error.of_event(event.place.commit_lsn, event.place.index));
         };
-        self.quarantine.refused_isolated(&id, &record, &error);
-        let of = GivenUp { place, committed_at_us, xid, ticket: Some(ticket), max_attempts };
-        if let Some(parked) = parked {
-            return self.park(*parked, &of, id, &record, &error);
-        }
+        self.quarantine.refused_isolated(id, &record, &error);
         let error = error.of_row(Shown::of(id.row.id()));
-        self.dead_letter_or_skip(&of, id, record, &Verdict { error, without_value: false })
+        event.ticket = Some(ticket);
+        self.give_up(event, record, &Verdict::of(error))
     }
 
-    /// Gives `event` up as the configuration says; `record` is what it comes to, with an empty topic where it has none.
+    /// Gives an event up as the configuration says; `record` is what it comes to, with an empty topic where it has none.
+    ///
+    /// # Errors
+    /// Events are not given up, or this one cannot be.
     #[cold]
-    fn give_up(&mut self, event: &Event<'_>, id: EventId, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
-        let rows = &mut self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?.rows;
-        let max_attempts = rows.max_attempts(event, &self.slot);
-        let Event { place, committed_at_us, xid, .. } = *event;
-        let of = GivenUp { place, committed_at_us, xid, ticket: None, max_attempts };
-        if self.delivery.on_error == OnError::Park {
-            let parked = Parked::of(event, &rows.columns, None, None);
-            return self.park(parked, &of, id, &record, &verdict.error);
+    fn give_up(&mut self, mut event: InFlight, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
+        let Some(id) = event.id.take() else { return Err(verdict.error.clone()) };
+        let (class, attempts) = (verdict.error.kind().class(), verdict.error.attempts());
+        let failure = Failure { class, cause: verdict.error.cause().to_owned(), attempts };
+        if let Some(parked) = event.parks.take() {
+            self.quarantine.forget(&id);
+            let why = Some(Failure { attempts: 1, ..failure });
+            return record.with_record(|record| self.park(*parked, &event, record, why));
         }
-        self.dead_letter_or_skip(&of, id, record, verdict)
-    }
-
-    fn dead_letter_or_skip(
-        &mut self,
-        event: &GivenUp,
-        id: EventId,
-        record: OwnedRecord,
-        verdict: &Verdict,
-    ) -> Result<()> {
-        let rows = &self.outboxes.get(id.row.outbox).ok_or_else(no_such_outbox)?.rows;
-        let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
-        let write_back = rows.on_failed(&id.row, Failure { class, cause: cause.to_owned(), attempts });
-        let unsent = InFlight { write_back, ..InFlight::new(event.place, event.committed_at_us, event.xid) };
-        let (outbox, row, place) = (rows.outbox.as_str(), Shown::of(id.row.id()), event.place);
-        let dead_letters = self.delivery.on_error == OnError::DeadLetter;
+        let rows = self.rows.get(id.row.outbox).ok_or_else(no_such_outbox)?;
+        let DeliveryConfig { on_error, dead_letter_topic, .. } = &self.setup.delivery;
+        let (slot, outbox, row, place) = (&self.setup.slot, &*rows.outbox, Shown::of(id.row.id()), event.place);
+        let cause = failure.cause.as_str();
+        let dead_letters = *on_error == OnError::DeadLetter;
         let outcome = if dead_letters { "dead-letter" } else { "skip" };
         let again = dead_letters && self.quarantine.give_up(&id, verdict);
         if again {
-            tracing::debug!(slot = %self.slot, outbox, row = %row, "sending a dead letter again");
+            tracing::debug!(%slot, outbox, %row, "sending a dead letter again");
         } else {
-            tracing::warn!(slot = %self.slot, outbox, row = %row, %place, class, cause, outcome, "an event was given up");
+            tracing::warn!(%slot, outbox, %row, %place, class, cause, outcome, "an event was given up");
         }
-        if !dead_letters {
+        let reason = Reason { slot, outbox, row: id.row.id(), place, class, cause, attempts };
+        let letter = dead_letters.then(|| record.into_dead_letter(dead_letter_topic, &reason));
+        let write_back = rows.on_failed(&id.row, failure);
+        let Some(letter) = letter else {
             self.quarantine.forget(&id);
-            return self.done(event.ticket, InFlight { instead: Some(Instead::Skipped), ..unsent });
-        }
-        let reason = Reason { slot: &self.slot, outbox, row: id.row.id(), place, class, cause, attempts };
-        let letter = record.into_dead_letter(&self.delivery.dead_letter_topic, &reason);
-        let record = if verdict.without_value { letter.without_value() } else { letter };
+            return self.done(InFlight { write_back, instead: Some(Instead::Nothing), ..event.without_record() });
+        };
         let instead = Some(if again { Instead::DeadLetterAgain } else { Instead::DeadLetter });
-        let sent = InFlight { id: Some(id), instead, ..unsent };
-        let pending = Pending { record, event: sent, row, why: PendingFor::Room, ticket: event.ticket };
+        let event = InFlight { write_back, id: Some(id), instead, ..event.without_record() };
+        let record = if verdict.without_value { letter.without_value() } else { letter };
+        let pending = Pending { record, event, row, is_isolated: false, unread_tail: None };
         let Some((pending, error)) = self.offer(pending)? else { return Ok(()) };
-        if error.kind() != Kind::RecordTooLarge {
-            return Err(dead_letter_refused(&error, &self.delivery.dead_letter_topic));
-        }
-        // What is too large for the producer is so in any topic.
-        let record = pending.record.without_value();
-        match self.offer(Pending { record, ..pending })? {
-            None => Ok(()),
-            Some((_, error)) => Err(dead_letter_refused(&error, &self.delivery.dead_letter_topic)),
-        }
+        let error = if error.kind() == Kind::RecordTooLarge {
+            // What is too large for the producer is so in any topic.
+            let record = pending.record.without_value();
+            match self.offer(Pending { record, ..pending })? {
+                None => return Ok(()),
+                Some((_, error)) => error,
+            }
+        } else {
+            error
+        };
+        Err(dead_letter_refused(&error, &self.setup.delivery.dead_letter_topic))
     }
 
     // Parked events: those that cannot be delivered yet, and those behind them.
 
     /// These events are parked, by what the table says now that no other relay writes to it.
-    pub(super) fn set_parked(&mut self, waiting: Vec<Waiting>) {
-        let under_way: Vec<Waiting> = self.parking_under_way().map(waiting_as).collect();
-        self.parking.begin(waiting, under_way);
+    pub(super) fn set_parked(&mut self, table: Vec<Waiting>) {
+        self.begin_look();
+        self.parking.begin(table);
     }
 
-    /// Events that are on their way to the table.
-    fn parking_under_way(&self) -> impl Iterator<Item = &Parked> {
+    /// The table of parked events is read from here on. What is on its way there is parked, too.
+    pub(super) fn begin_look(&mut self) {
         let in_flight = self.ledger.events().flatten().filter_map(|event| event.write_back.as_ref()?.parked());
-        self.write_backs.parked().chain(in_flight)
+        let under_way = self.write_backs.parked().chain(in_flight).map(waiting_as);
+        self.parking.begin_look(under_way.collect());
     }
 
-    /// For the comparison with what is read of the table from now on.
-    pub(super) fn census(&self) -> u64 {
-        self.parking.census(self.parking_under_way().map(|event| (&event.row, &event.place)))
-    }
-
-    /// An event cannot be delivered, and is parked; what comes of its aggregate from now on is parked behind it.
-    fn park(
-        &mut self,
-        mut parked: Parked,
-        of: &GivenUp,
-        id: EventId,
-        record: &OwnedRecord,
-        error: &Error,
-    ) -> Result<()> {
-        self.quarantine.forget(&id);
-        if self.parking.holds(&parked.row, &parked.place) {
-            let rows = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows;
-            self.parking.came_again(&parked.row, &parked.place, rows, &self.slot);
-            return self.done(of.ticket, InFlight::new(parked.place, parked.committed_at_us, of.xid));
-        }
-        let (class, cause) = (error.kind().class(), error.cause());
-        let outbox = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows.outbox;
-        tracing::warn!(
-            slot = %self.slot, outbox, row = %Shown::of(parked.row.id()), place = %parked.place, class, cause, outcome = "park",
-            "an event cannot be delivered, and is parked"
-        );
-        record.with_record(|record| {
-            parked.key = record.key.map(<[u8]>::to_vec);
-            parked.topic = Some(record.topic.to_owned()).filter(|topic| !topic.is_empty());
-        });
-        let why = Failure { class, cause: cause.to_owned(), attempts: 1 };
-        self.begin_to_wait(parked, of, Some((why, error.kind().disposition())))
-    }
-
-    /// `event` could be delivered, were it not for what waits.
+    /// Parks an event: `why`, unless it is parked behind an earlier one. What comes of its aggregate is parked behind it.
     #[cold]
-    fn wait_behind(&mut self, event: &Event<'_>, key: Option<Vec<u8>>, topic: String, behind: BlockedBy) -> Result<()> {
-        let Event { place, committed_at_us, xid, .. } = *event;
-        let why = match behind {
-            BlockedBy::Itself => {
-                let rows = &self.outboxes.get(event.outbox).ok_or_else(no_such_outbox)?.rows;
-                self.parking.came_again(&event.row_id(), &place, rows, &self.slot);
-                return self.done(None, InFlight::new(place, committed_at_us, xid));
-            }
-            BlockedBy::Aggregate => None,
-            BlockedBy::Topic => {
-                let cause = format!("topic {topic} refuses records; this event was not tried");
-                // It was not tried, and that costs it no try.
-                let why = Failure { class: Kind::TopicRefused.class(), cause, attempts: 0 };
-                Some((why, Disposition::RetryThenGiveUp))
-            }
-        };
-        let rows = &mut self.outboxes.get_mut(event.outbox).ok_or_else(no_such_outbox)?.rows;
-        let max_attempts = rows.max_attempts(event, &self.slot);
-        let topic = Some(topic).filter(|topic| !topic.is_empty());
-        let parked = Parked::of(event, &rows.columns, key, topic);
-        self.begin_to_wait(parked, &GivenUp { place, committed_at_us, xid, ticket: None, max_attempts }, why)
-    }
-
-    fn begin_to_wait(&mut self, mut parked: Parked, of: &GivenUp, why: Option<(Failure, Disposition)>) -> Result<()> {
-        if let Some((why, disposition)) = why {
-            if disposition == Disposition::RetryThenGiveUp {
-                let wait = self.delivery.retry.within(of.max_attempts).wait(why.attempts, fastrand::f64());
-                parked.retry_in_ms = wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
-            }
-            parked.why = Some(why);
+    fn park(&mut self, mut parked: Parked, event: &InFlight, record: &Record<'_>, why: Option<Failure>) -> Result<()> {
+        let rows = self.rows.get(parked.row.outbox).ok_or_else(no_such_outbox)?;
+        let (slot, place) = (&self.setup.slot, parked.place);
+        if self.parking.holds(&parked.row, &place) {
+            self.parking.came_again(&parked.row, &place, rows, slot);
+            return self.done(event.without_record());
         }
-        self.parking.park(waiting_as(&parked)).map_err(|error| {
-            error.of_row(Shown::of(parked.row.id())).of_event(parked.place.commit_lsn, parked.place.index)
-        })?;
+        parked.key = record.key.map(<[u8]>::to_vec);
+        parked.topic = Some(record.topic.to_owned()).filter(|topic| !topic.is_empty());
+        parked.why = why;
+        let row = Shown::of(parked.row.id());
+        if let Some(Failure { class, cause, .. }) = parked.tried() {
+            let outbox = &rows.outbox;
+            tracing::warn!(
+                %slot, outbox, %row, %place, class, cause, outcome = "park",
+                "an event cannot be delivered, and is parked"
+            );
+        }
+        if let Some(why) = parked.why.as_ref().filter(|why| why.class == Kind::TopicRefused.class()) {
+            let wait = self.setup.delivery.retry.within(event.max_attempts).wait(why.attempts, fastrand::f64());
+            parked.retry_in_ms = wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
+        }
+        let is_parked = self.parking.park(waiting_as(&parked));
+        is_parked.map_err(|error| error.of_row(row).of_event(place.commit_lsn, place.index))?;
         self.counts.parked += 1;
         self.write_backs.expect(&parked);
-        let rows = &self.outboxes.get(parked.row.outbox).ok_or_else(no_such_outbox)?.rows;
-        let write_back = rows.on_parked(parked);
-        let in_flight = InFlight::new(of.place, of.committed_at_us, of.xid);
-        let event = InFlight { write_back: Some(write_back), ..in_flight };
-        self.done(of.ticket, event)
+        let write_back = Some(rows.on_parked(parked));
+        self.done(InFlight { write_back, ..event.without_record() })
     }
 }
 
@@ -929,11 +831,11 @@ fn bytes_of(record: &Record<'_>) -> usize {
 
 /// The record of `event` goes without a header of its row, because the name of that header is walrelay's own.
 #[cold]
-fn warn_of_left_out(event: &Event<'_>, header: &str, outbox: &str, slot: &SlotName) {
+fn warn_of_left_out(event: &Event<'_>, header: &str, Setup { slot, outboxes, .. }: &Setup) {
     /// Outboxes that were warned of: whoever writes such headers writes them into every row, and producers come and go.
     static WARNED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
-    let of = (slot.to_string(), outbox.to_owned());
-    if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(of) {
+    let outbox = outboxes.get(event.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
+    if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert((slot.to_string(), outbox.clone())) {
         let (row, header) = (Shown::of(event.id()), Shown::of(header.as_bytes()));
         tracing::warn!(
             %slot, outbox, %row, %header,

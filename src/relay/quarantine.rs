@@ -1,4 +1,4 @@
-//! Events that the broker refuses, found one by one. No I/O.
+//! Events that the broker refuses, found one by one, and topics that refuse whatever is sent to them. No I/O.
 //!
 //! A broker that refuses a record refuses the whole batch, and says the same of each record in it; and after the first
 //! refusal the producer is finished. So each of them is a *suspect*. The next producer sends suspects isolated: one that is
@@ -9,17 +9,20 @@
 //! so that it finishes no producer and takes no others with it, until enough such records were acked in a row.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
+use tokio::time::Instant;
+
+use crate::config::RetryConfig;
 use crate::error::{Error, Kind};
 use crate::event::{Event, RowId, Via};
 use crate::position::Lsn;
-use crate::relay::topics::Topics;
 use crate::route::{OwnedRecord, Record};
 
 /// Events remembered. What is forgotten is found out again.
 const EVENTS_MAX: usize = 100_000;
 
-/// An event as it is told from others: by its row, and by its place where that is the same whenever it comes.
+/// What identifies an event: its row, and its place if it came by the slot.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventId {
     /// Its row. Two events have the same where an id is used again.
@@ -44,6 +47,13 @@ pub struct Verdict {
     pub error: Error,
     /// Its dead letter was refused as well, for its size alone, and goes without the value.
     pub without_value: bool,
+}
+
+impl Verdict {
+    /// The event is given up for this error.
+    pub fn of(error: Error) -> Verdict {
+        Verdict { error, without_value: false }
+    }
 }
 
 /// Topics of which it is remembered what they refuse.
@@ -88,14 +98,14 @@ pub struct Quarantine {
     suspects: HashSet<EventId>,
     rejected: HashMap<EventId, Verdict>,
     /// By topic, what it refused.
-    unlike: HashMap<String, Vec<Refused>>,
+    refusals: HashMap<String, Vec<Refused>>,
     /// Whether a refusal for size is being looked into, and how often that was in vain: each record was taken alone.
     looking: bool,
     in_vain: u64,
     /// How often something was learned of events.
     learned: u64,
     /// Events with a dead letter that is not delivered yet, and whether it is sent again: with nothing behind it.
-    lettered: HashMap<EventId, bool>,
+    dead_letters: HashMap<EventId, bool>,
     /// Topics that refuse whatever is sent to them.
     pub topics: Topics,
 }
@@ -113,7 +123,7 @@ impl Quarantine {
         if self.suspects.len() + self.rejected.len() > EVENTS_MAX {
             self.suspects.clear();
             self.rejected.clear();
-            self.lettered.clear();
+            self.dead_letters.clear();
         }
     }
 
@@ -135,20 +145,20 @@ impl Quarantine {
     /// Whether this event has to be in flight alone.
     #[inline]
     pub fn is_suspect(&self, id: &EventId, record: &Record<'_>) -> bool {
-        !(self.suspects.is_empty() && self.unlike.is_empty()) && (self.suspects.contains(id) || self.is_like(record))
+        !(self.suspects.is_empty() && self.refusals.is_empty()) && (self.suspects.contains(id) || self.is_like(record))
     }
 
     fn is_like(&self, record: &Record<'_>) -> bool {
-        let refused = self.unlike.get(record.topic);
+        let refused = self.refusals.get(record.topic);
         refused.is_some_and(|refused| refused.iter().any(|refused| refused.is_like(record)))
     }
 
     /// This record was acked while it was isolated.
     pub fn took_isolated(&mut self, record: &Record<'_>) {
-        let Some(refused) = self.unlike.get_mut(record.topic) else { return };
+        let Some(refused) = self.refusals.get_mut(record.topic) else { return };
         refused.retain_mut(|refused| !refused.is_like(record) || refused.is_still_refused());
         if refused.is_empty() {
-            self.unlike.remove(record.topic);
+            self.refusals.remove(record.topic);
         }
     }
 
@@ -156,19 +166,19 @@ impl Quarantine {
     pub fn refused_isolated(&mut self, id: &EventId, record: &OwnedRecord, error: &Error) {
         self.learned += 1;
         self.suspects.remove(id);
-        self.note_unlike(record, error);
+        self.note_refusal(record, error);
     }
 
     /// Records like this one are isolated from now on.
-    fn note_unlike(&mut self, record: &OwnedRecord, error: &Error) {
+    fn note_refusal(&mut self, record: &OwnedRecord, error: &Error) {
         self.looking = false;
-        if self.unlike.len() >= TOPICS_MAX {
-            self.unlike.clear();
+        if self.refusals.len() >= TOPICS_MAX {
+            self.refusals.clear();
         }
         let kind = error.kind();
         record.with_record(|record| {
             let (bytes, keyed) = (bytes_of(record), record.key.is_some());
-            let refused = self.unlike.entry(record.topic.to_owned()).or_default();
+            let refused = self.refusals.entry(record.topic.to_owned()).or_default();
             let same =
                 |refused: &&mut Refused| refused.kind == kind && (refused.is_for_size() || refused.keyed == keyed);
             match refused.iter_mut().find(same) {
@@ -190,7 +200,7 @@ impl Quarantine {
     /// It was given up, and nothing of it is in flight.
     pub fn forget(&mut self, id: &EventId) {
         self.rejected.remove(id);
-        self.lettered.remove(id);
+        self.dead_letters.remove(id);
     }
 
     /// The broker refused this one, which finished the producer; `isolated`, where nothing else was in flight. Whether it is
@@ -202,13 +212,13 @@ impl Quarantine {
             if error.kind() != Kind::RecordTooLarge || verdict.without_value {
                 return false;
             }
-            verdict.without_value = self.lettered.get(id).is_some_and(|again| *again);
+            verdict.without_value = self.dead_letters.get(id).is_some_and(|again| *again);
             return true;
         }
         if let Some(record) = isolated {
             self.suspects.remove(id);
-            self.rejected.insert(id.clone(), Verdict { error: error.clone(), without_value: false });
-            self.note_unlike(record, error);
+            self.rejected.insert(id.clone(), Verdict::of(error.clone()));
+            self.note_refusal(record, error);
         } else {
             self.looking |= error.kind() == Kind::RecordTooLarge;
             self.suspects.insert(id.clone());
@@ -223,23 +233,152 @@ impl Quarantine {
         match self.rejected.get_mut(&id) {
             Some(verdict) if verdict.without_value || error.kind() != Kind::RecordTooLarge => return false,
             Some(verdict) => verdict.without_value = true,
-            None => self.rejected.extend([(id, Verdict { error, without_value: false })]),
+            None => self.rejected.extend([(id, Verdict::of(error))]),
         }
         true
     }
 
     /// What is refused next was not without others.
     pub fn with_others(&mut self) {
-        self.lettered.values_mut().for_each(|again| *again = false);
+        self.dead_letters.values_mut().for_each(|again| *again = false);
     }
 
     /// It is given up for this reason: what is refused of it from now on is its dead letter. Whether it was before, and its
     /// dead letter was not delivered.
     pub fn give_up(&mut self, id: &EventId, verdict: &Verdict) -> bool {
         self.rejected.entry(id.clone()).or_insert_with(|| verdict.clone());
-        let again = self.lettered.contains_key(id);
-        self.lettered.insert(id.clone(), again);
+        let again = self.dead_letters.contains_key(id);
+        self.dead_letters.insert(id.clone(), again);
         again
+    }
+}
+
+/// Longer than a broker and librdkafka take to find out that a topic refuses.
+const TRY: Duration = Duration::from_secs(60);
+/// Topics remembered: rows make them.
+const REFUSING_MAX: usize = 10_000;
+
+/// Topics that refuse whatever is sent to them: how often each did, when it is tried again, and for which of them events
+/// are given up.
+#[derive(Debug, Clone, Default)]
+pub struct Topics {
+    /// Topics that refused a record and took none since.
+    refusing: HashMap<String, Refusing>,
+    /// Topics whose events are given up without a try, and for how long.
+    given_up: HashMap<String, GivenUp>,
+    /// How many took a record again from this producer.
+    taking: u64,
+    /// How often a topic was given up.
+    learned: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Refusing {
+    /// How often it refused in a row.
+    tries: u32,
+    last: Instant,
+    /// Whether an event for it is tried again, however long it takes to come to that.
+    is_tried: bool,
+}
+
+#[derive(Debug, Clone)]
+struct GivenUp {
+    error: Error,
+    spell: Window,
+}
+
+/// For how long events for a topic are given up without a try.
+#[derive(Debug, Clone, Copy)]
+enum Window {
+    /// For one event.
+    Once,
+    /// For so long from the first of them on: to come to it may take longer than that.
+    For(Duration),
+    /// Until then.
+    Until(Instant),
+}
+
+impl Topics {
+    /// Another producer begins.
+    pub fn begin(&mut self) {
+        self.taking = 0;
+    }
+
+    /// `topic` refused a record. Gives how often it did in a row, and how long to wait before the next try; no wait where it
+    /// was tried often enough. A topic whose events are given up starts anew after a while.
+    pub fn refused(&mut self, topic: &str, retry: &RetryConfig, now: Instant, chance: f64) -> (u32, Option<Duration>) {
+        if self.refusing.len() >= REFUSING_MAX {
+            self.refusing.clear();
+        }
+        let before = self.refusing.get(topic);
+        let before = before.filter(|of| of.is_tried || now.duration_since(of.last) < 2 * retry.cap + TRY);
+        let tries = before.map_or(0, |of| of.tries).saturating_add(1);
+        let wait = retry.wait(tries, chance);
+        self.refusing.insert(topic.to_owned(), Refusing { tries, last: now, is_tried: wait.is_some() });
+        (tries, wait)
+    }
+
+    /// The name of `topic`, where it refused a record and took none since.
+    #[inline]
+    pub fn refusing(&self, topic: &str) -> Option<String> {
+        if self.refusing.is_empty() {
+            return None;
+        }
+        self.refusing.get_key_value(topic).map(|(topic, _)| topic.clone())
+    }
+
+    /// `topic` took a record.
+    pub fn took(&mut self, topic: &str) {
+        self.taking += u64::from(self.refusing.remove(topic).is_some());
+    }
+
+    /// How many topics that refused a record took one from this producer.
+    pub fn taking(&self) -> u64 {
+        self.taking
+    }
+
+    /// How often something was learned of a topic.
+    pub fn learned(&self) -> u64 {
+        self.learned
+    }
+
+    /// The next event for `topic` is given up for this reason, and so are all others for so long from then on.
+    pub fn give_up(&mut self, topic: &str, error: Error, lasting: Duration) {
+        let tries = self.refusing.get(topic).map_or(1, |of| of.tries);
+        self.note(topic, GivenUp { error: error.after(tries), spell: Window::For(lasting) });
+    }
+
+    /// The next event for `topic` is given up for this reason; the table of parked events says what becomes of others.
+    pub fn give_up_next(&mut self, topic: &str, error: Error) {
+        self.note(topic, GivenUp { error, spell: Window::Once });
+    }
+
+    fn note(&mut self, topic: &str, given_up: GivenUp) {
+        self.learned += 1;
+        self.given_up.insert(topic.to_owned(), given_up);
+    }
+
+    /// Why an event for `topic` is given up now, if it is: where `suffices` says that the topic was tried often enough for
+    /// it. Where it was not, the event is tried, and what then becomes of the topic is learned anew.
+    pub fn given_up(&mut self, topic: &str, suffices: impl FnOnce(u32) -> bool) -> Option<Error> {
+        if self.given_up.is_empty() {
+            return None;
+        }
+        let GivenUp { error, spell } = self.given_up.get_mut(topic)?;
+        let now = Instant::now();
+        let is_over = match spell {
+            Window::Once => return self.given_up.remove(topic).map(|given_up| given_up.error),
+            Window::For(_) => false,
+            Window::Until(until) => now >= *until,
+        };
+        if is_over || !suffices(error.attempts()) {
+            self.given_up.remove(topic);
+            return None;
+        }
+        if let Window::For(lasting) = *spell {
+            *spell = Window::Until(now + lasting);
+        }
+        Some(error.clone())
     }
 }
 
@@ -394,5 +533,60 @@ mod tests {
         for other in [at(100, 1), at(300, 0)] {
             assert!(quarantine.verdict(&other).is_none() && !suspect(&quarantine, other));
         }
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn retry(attempts: u32, factor: u32, cap: Duration) -> RetryConfig {
+        RetryConfig { attempts, base: SECOND, factor, cap, jitter_percent: 0 }
+    }
+
+    #[test]
+    fn waits_grow_up_to_the_cap_until_the_attempts_are_used_up_and_chance_makes_them_shorter() {
+        let (mut topics, now, retry) = (Topics::default(), Instant::now(), retry(4, 2, 5 * SECOND));
+        let mut waits = || topics.refused("a", &retry, now, 0.0).1.map(|wait| wait.as_secs());
+        assert_eq!([(); 6].map(|()| waits()), [Some(1), Some(2), Some(4), Some(5), None, None]);
+        // Another topic is another matter.
+        assert_eq!(topics.refused("b", &retry, now, 0.0), (1, Some(SECOND)));
+        // As many tries are made, however long each takes. Long after they are used up the topic starts anew.
+        let three = self::retry(3, 1, SECOND);
+        let mut at = |hours: u32| topics.refused("c", &three, now + hours * 3600 * SECOND, 0.0).0;
+        assert_eq!([at(0), at(1), at(2), at(3), at(4)], [1, 2, 3, 4, 1]);
+        topics.took("c");
+        assert_eq!(topics.refused("c", &three, now, 0.0), (1, Some(SECOND)));
+        // Chance makes waits shorter.
+        let random = RetryConfig { jitter_percent: 20, ..three };
+        assert_eq!((random.wait(1, 0.5), random.wait(4, 0.5)), (Some(SECOND * 9 / 10), None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_topic_is_given_up_for_a_while_from_the_first_event_that_comes_however_late_that_is() {
+        let (mut topics, error) = (Topics::default(), Error::new(Kind::Record, "refused"));
+        topics.give_up("orders", error.clone(), 2 * SECOND);
+        for (seconds, is_given_up) in [(100, true), (1, true), (1, false), (1, false)] {
+            tokio::time::advance(seconds * SECOND).await;
+            assert_eq!(topics.given_up("orders", |_| true).is_some(), is_given_up);
+        }
+        topics.give_up_next("orders", error.clone());
+        assert!(topics.given_up("orders", |_| true).is_some() && topics.given_up("orders", |_| true).is_none());
+        topics.give_up("orders", error, 2 * SECOND);
+        assert!(topics.given_up("orders", |attempts| attempts > 1).is_none());
+        assert!(topics.given_up("orders", |_| true).is_none());
+    }
+
+    #[test]
+    fn a_topic_takes_records_again_once_for_each_time_it_refused() {
+        let (mut topics, now, retry) = (Topics::default(), Instant::now(), retry(3, 1, SECOND));
+        topics.took("orders");
+        assert_eq!(topics.taking(), 0);
+        topics.refused("orders", &retry, now, 0.0);
+        topics.begin();
+        assert_eq!((topics.refusing("orders").as_deref(), topics.refusing("mail")), (Some("orders"), None));
+        topics.took("mail");
+        topics.took("orders");
+        topics.took("orders");
+        assert_eq!((topics.refusing("orders"), topics.taking()), (None, 1));
+        topics.begin();
+        assert_eq!(topics.taking(), 0);
     }
 }

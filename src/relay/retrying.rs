@@ -1,48 +1,61 @@
-//! Events that wait are tried again: when their time has come, or when somebody asked.
+//! Retries of parked events: when they are due, and when an operator asks for them.
 //!
-//! It has a producer of its own, so that what is refused here ends nothing but this try, and a session of its own, so that
-//! nothing else waits for a lock that is in its way. It is the only one that publishes events of an aggregate that waits: the
-//! relay itself parks them until the last one is gone (P2).
+//! The retries have a producer of their own, so that a refusal ends nothing but the attempt: a topic without a leader can
+//! hold one for a minute. They have a session of their own, so that nothing else waits for a lock on a row. Nothing else
+//! publishes events of an aggregate with parked events: the relay parks those until the last one is delivered or dropped
+//! (P2).
 //!
-//! | file | its room |
-//! |---|---|
-//! | `run` | one pass: what is dropped, what is due, and what came of it |
-//! | `producer` | its producer and the records it sends |
-//! | `memory` | what is remembered from pass to pass |
+//! A fault of one aggregate (a lock, a mark that is refused, an event that cannot be read) holds up that one: it is logged
+//! once, and the aggregate is retried after a pause. Only Kafka, or a session that is gone, ends a pass.
 
-mod memory;
 mod producer;
-mod run;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-pub(super) use self::memory::Memory;
-pub(super) use self::run::RetryReport;
-use self::run::{LOOK_INTERVAL, Shared, Summary};
+use self::producer::{Refusal, RetryProducer, Sent, replay_instead};
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
+use crate::config::delivery::max_attempts;
+use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
+use crate::event::{Place, RowId, Shown, Via};
+use crate::failpoint;
+use crate::relay::parked_index::{Retry, RetryMemory, RetryReport};
+use crate::relay::publisher::Publisher;
 use crate::relay::stall_watchdog::StallGuard;
 use crate::relay::store::Known;
+use crate::sink::Sink;
+use crate::state::Stored;
 use crate::telemetry::Metrics;
+use crate::upkeep::parked::{BEHIND, Head, Held, Limit, Parked, Waiting};
+use crate::upkeep::{Batch, FailedAgain, Failure, Marker};
 
+/// How often the table is asked which events are due, while any are parked.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Looks take this small a part of the time, however many events are parked. Attempts have a back-off of their own.
+const LOOK_SHARE: u32 = 20;
 /// After a pass that could not be made.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Looks take this small a part of the time, however many events wait. The tries that follow have waits of their own.
-const LOOK_SHARE: u32 = 20;
-/// How often what waits is compared with the table, and how soon the first time: what another relay, or a pass of a session before,
-/// had sent to Postgres may take effect a little later.
-const CENSUS_INTERVAL: Duration = Duration::from_secs(60);
-const CENSUS_SOON: Duration = Duration::from_secs(5);
-
+/// How often the index is loaded from the table, and how soon the first time: a transaction that another relay, or a pass
+/// of an earlier session, had sent to Postgres may be committed a little later.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
+const RELOAD_SOON: Duration = Duration::from_secs(5);
 /// How long the end of a session waits for a pass.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Aggregates of one pass.
+const HEADS_MAX: i64 = 200;
+/// Events sent before their acks are waited for.
+const BATCH_EVENTS: i64 = 200;
+/// One event is this many times in memory on its way: as it comes from Postgres, as it was parked, as a record, and as
+/// librdkafka's copy of that.
+const COPIES: usize = 4;
+/// So long of a pass may go to aggregates that were blocked before, and so long to requested drops.
+const LONG: Duration = Duration::from_secs(5);
 
 /// The passes, one at a time.
 #[derive(Debug)]
@@ -50,16 +63,16 @@ pub(super) struct Retrying {
     shared: Arc<Shared>,
     pass: Option<Running>,
     next_pass: Instant,
-    next_census: Instant,
-    told: bool,
-    /// Whether there is something to let go of once nothing waits.
+    next_reload: Instant,
+    is_warned: bool,
+    /// Whether memory and session are to be dropped once nothing is parked.
     is_used: bool,
 }
 
-/// A pass. Ends with whoever holds it.
+/// A pass. It ends when this is dropped.
 #[derive(Debug)]
 struct Running {
-    tried: UnboundedReceiver<RetryReport>,
+    reports: UnboundedReceiver<RetryReport>,
     ended: JoinHandle<(Summary, Result<()>)>,
 }
 
@@ -67,6 +80,15 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.ended.abort();
     }
+}
+
+/// What a pass came to.
+#[derive(Debug, Default)]
+struct Summary {
+    sent: u64,
+    dropped: u64,
+    /// How long it took to find out which events are due.
+    looked: Duration,
 }
 
 impl Retrying {
@@ -84,39 +106,41 @@ impl Retrying {
             shared: Arc::new(shared),
             pass: None,
             next_pass: now,
-            next_census: now + CENSUS_SOON,
-            told: false,
+            next_reload: now + RELOAD_SOON,
+            is_warned: false,
             is_used: false,
         }
     }
 
-    /// Begins a pass where one is due: `waiting` events wait, of which a census can be taken.
-    pub(super) fn begin_due(&mut self, waiting: usize, census: impl FnOnce() -> u64, now: Instant) {
+    /// Begins a pass where one is due and events are parked.
+    pub(super) fn begin_due(&mut self, publisher: &mut Publisher<impl Sink>, now: Instant) {
         if self.pass.is_some() || self.next_pass > now {
             return;
         }
-        let is_any = waiting > 0;
-        if !is_any && std::mem::take(&mut self.is_used) {
-            self.shared.memory().clear();
-            if let Ok(mut session) = self.shared.session.try_lock() {
-                *session = None;
+        if !publisher.parking.is_any() {
+            if std::mem::take(&mut self.is_used) {
+                *self.shared.memory() = RetryMemory::default();
+                if let Ok(mut session) = self.shared.session.try_lock() {
+                    *session = None;
+                }
             }
+            return;
         }
-        if is_any {
-            self.is_used = true;
-            let census = (self.next_census <= now).then(census);
-            let shared = Arc::clone(&self.shared);
-            let (tell, tried) = unbounded_channel();
-            let ended = tokio::spawn(async move {
-                let mut summary = Summary::default();
-                let ended = shared.pass(&mut summary, census, tell).await;
-                (summary, ended)
-            });
-            self.pass = Some(Running { tried, ended });
+        self.is_used = true;
+        let reloads = self.next_reload <= now;
+        if reloads {
+            publisher.begin_look();
         }
+        let (shared, (to, reports)) = (Arc::clone(&self.shared), unbounded_channel());
+        let ended = tokio::spawn(async move {
+            let mut summary = Summary::default();
+            let ended = shared.pass(&mut summary, reloads, to).await;
+            (summary, ended)
+        });
+        self.pass = Some(Running { reports, ended });
     }
 
-    /// The session ends, and slot or lease are still ours: a pass gets a moment for what it is at, and there is no other.
+    /// The session ends, and slot or lease are still ours: the pass gets a moment for what it is at, and there is no other.
     pub(super) async fn finish(&mut self) {
         self.shared.ends.store(true, Ordering::Relaxed);
         let ending = async {
@@ -134,31 +158,27 @@ impl Retrying {
     pub(super) async fn give_up(&mut self) {
         if let Some(mut pass) = self.pass.take() {
             pass.ended.abort();
-            // From here on it sends nothing. What it has sent to Postgres may still take effect: a census finds that out.
+            // From here on it sends nothing. What it has sent to Postgres may still be committed: a reload finds that out.
             drop((&mut pass.ended).await);
         }
     }
 
-    /// Tells the metrics what became of events that waited.
+    /// Counts in the metrics what became of parked events.
     pub(super) fn count(&self, metrics: &Metrics) {
         metrics.unparked_events.inc_by(self.shared.known.unparked.swap(0, Ordering::Relaxed));
         metrics.dropped_events.inc_by(self.shared.known.dropped.swap(0, Ordering::Relaxed));
     }
 
-    /// Waits for what comes of the pass, or its end. Safe to cancel; without one, for ever.
+    /// Waits for a report of the pass, or its end. Safe to cancel; without a pass, for ever.
     pub(super) async fn next(&mut self) -> RetryReport {
-        let ended = match &mut self.pass {
-            Some(pass) => match pass.tried.recv().await {
-                Some(tried) => {
-                    if tried.table.is_some() {
-                        self.next_census = Instant::now() + CENSUS_INTERVAL;
-                    }
-                    return tried;
-                }
-                None => (&mut pass.ended).await,
-            },
-            None => std::future::pending().await,
-        };
+        let Some(pass) = &mut self.pass else { return std::future::pending().await };
+        if let Some(report) = pass.reports.recv().await {
+            if report.table.is_some() {
+                self.next_reload = Instant::now() + RELOAD_INTERVAL;
+            }
+            return report;
+        }
+        let ended = (&mut pass.ended).await;
         self.pass = None;
         self.ended(ended.unwrap_or_else(|error| (Summary::default(), Err(Error::new(Kind::Bug, error)))));
         RetryReport::default()
@@ -176,12 +196,12 @@ impl Retrying {
             Ok(()) => {
                 self.next_pass =
                     now + if sent + dropped > 0 { Duration::ZERO } else { LOOK_INTERVAL.max(looked * LOOK_SHARE) };
-                self.told = false;
+                self.is_warned = false;
             }
             Err(error) => {
                 self.next_pass = now + PAUSE;
-                self.next_census = now;
-                if std::mem::replace(&mut self.told, true) {
+                self.next_reload = now;
+                if std::mem::replace(&mut self.is_warned, true) {
                     tracing::debug!(%slot, %error, "parked events cannot be retried now");
                 } else {
                     tracing::warn!(%slot, %error, fix = error.what_to_do(), "parked events cannot be retried now");
@@ -189,4 +209,398 @@ impl Retrying {
             }
         }
     }
+}
+
+/// What passes share.
+#[derive(Debug)]
+struct Shared {
+    config: Config,
+    known: Known,
+    beside: Option<StallGuard>,
+    session: Mutex<Option<Marker>>,
+    /// Whether the pass is to end with what it is at.
+    ends: AtomicBool,
+}
+
+impl Shared {
+    async fn pass(&self, summary: &mut Summary, reloads: bool, to: UnboundedSender<RetryReport>) -> Result<()> {
+        let Some(stored) = self.known.borrow().clone() else { return Ok(()) };
+        let mut session = self.session.lock().await;
+        let marker = match session.take().filter(|marker| !marker.is_closed()) {
+            Some(marker) => marker,
+            None => match Marker::impatient(&self.config).await? {
+                Some(marker) => marker,
+                None => return Ok(()),
+            },
+        };
+        let server = stored.server.clone();
+        let mut producer = RetryProducer::new(&self.config, &server, self.beside.as_ref());
+        let mut run = RetryRun { shared: self, marker: &marker, stored, to, summary };
+        let ended = run.all(&mut producer, reloads).await;
+        producer.end().await;
+        if ended.is_ok() || marker.answers().await.is_ok() {
+            *session = Some(marker);
+        }
+        ended
+    }
+
+    /// What this process remembers. Never held across an await.
+    fn memory(&self) -> MutexGuard<'_, RetryMemory> {
+        self.known.tried.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_acked(&self, held: &Held) -> bool {
+        self.memory().is_acked(held.id, held.event.place)
+    }
+}
+
+/// One pass: what is dropped, what is due, and what came of it.
+struct RetryRun<'a> {
+    shared: &'a Shared,
+    marker: &'a Marker,
+    stored: Stored,
+    to: UnboundedSender<RetryReport>,
+    summary: &'a mut Summary,
+}
+
+/// A fault.
+#[derive(Debug)]
+enum Trouble {
+    /// Of one aggregate: what was done, and the row where it is known.
+    Own { doing: &'static str, row: Option<RowId>, error: Error },
+    /// Of all.
+    Whole(Error),
+}
+
+impl Trouble {
+    fn of(doing: &'static str, row: &RowId, error: Error) -> Trouble {
+        Trouble::Own { doing, row: Some(row.clone()), error }
+    }
+}
+
+/// What to do about an event that cannot be read, where Postgres says no more.
+fn unreadable() -> Remedy {
+    Remedy::from("see it with ")
+        .and(NextCommand::new("parked list"))
+        .and("; its row of walrelay.parked was not written by walrelay, or is too large: ")
+        .and(replay_instead())
+}
+
+impl RetryRun<'_> {
+    /// Does what was asked and tries what is due.
+    ///
+    /// # Errors
+    /// What concerns all: Kafka, or the session.
+    async fn all(&mut self, producer: &mut RetryProducer<'_>, reloads: bool) -> Result<()> {
+        if reloads {
+            let table = Some(self.marker.waiting().await?);
+            self.shared.known.dropped.fetch_add(self.marker.take_dropped(), Ordering::Relaxed);
+            self.report(RetryReport { table, ..RetryReport::default() });
+        }
+        let began = Instant::now();
+        loop {
+            self.drop_asked(Instant::now() + LONG).await?;
+            self.ask_for_pending().await?;
+            // Who has repaired a topic and asks for a retry wants one.
+            producer.forget_refusals();
+            let (looks, sent) = (Instant::now(), self.summary.sent);
+            let mut looked = looks;
+            let paused = self.shared.memory().paused(looks);
+            let mut due = self.marker.due(HEADS_MAX, &paused).await?;
+            self.summary.looked = looks.elapsed();
+            // Aggregates that were blocked come last: they may take their time again.
+            due.sort_by_cached_key(|head| self.shared.memory().was_blocked(head.id));
+            for mut head in due {
+                if self.shared.ends.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                if began.elapsed() > LONG && self.shared.memory().was_blocked(head.id) {
+                    break;
+                }
+                // An attempt may take long, and whoever asks for a drop waits for it.
+                if looked.elapsed() > LOOK_INTERVAL {
+                    self.drop_asked(Instant::now() + LOOK_INTERVAL).await?;
+                    looked = Instant::now();
+                }
+                if let Err(trouble) = self.aggregate(producer, &mut head).await {
+                    self.blocked(&head, trouble).await?;
+                }
+            }
+            // What was parked meanwhile finds a producer that is ready: a new one takes half a second, and writers who
+            // are faster than that would never be caught up with.
+            if self.summary.sent == sent || began.elapsed() > LONG {
+                return Ok(());
+            }
+            match &*self.shared.known.borrow() {
+                Some(newest) => self.stored.clone_from(newest),
+                // Slot or lease is ours no more.
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Drops what an operator asked to drop; the rows count as given up. There may be much of it.
+    async fn drop_asked(&mut self, until: Instant) -> Result<()> {
+        loop {
+            let paused = self.shared.memory().paused(Instant::now());
+            let dropped = self.marker.dropped(BATCH_EVENTS, &paused).await?;
+            if dropped.is_empty() {
+                return Ok(());
+            }
+            self.drop_these(dropped, until).await?;
+            if Instant::now() >= until {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn drop_these(&mut self, dropped: Vec<(i64, Waiting, Failure)>, until: Instant) -> Result<()> {
+        let mut batch = Batch::default();
+        dropped.iter().for_each(|dropped| self.drop_in(&mut batch, dropped));
+        dropped.iter().for_each(|dropped| self.log_drop(dropped));
+        if self.marker.settle(&batch).await.is_ok() {
+            let events = dropped.into_iter().map(|(id, waiting, _)| (id, waiting));
+            self.summary.dropped += self.gone(events, &self.shared.known.dropped);
+            return Ok(());
+        }
+        for dropped in dropped {
+            if Instant::now() >= until {
+                break;
+            }
+            let mut alone = Batch::default();
+            self.drop_in(&mut alone, &dropped);
+            match self.marker.settle(&alone).await {
+                Ok(_) => self.summary.dropped += self.gone([(dropped.0, dropped.1)], &self.shared.known.dropped),
+                Err(error) => {
+                    let (id, Waiting { row, key, .. }, _) = dropped;
+                    let trouble = Trouble::of("dropping it, as an operator asked", &row, error);
+                    self.blocked(&Head { id, outbox: row.outbox, key }, trouble).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_in(&self, batch: &mut Batch, (id, waiting, failure): &(i64, Waiting, Failure)) {
+        batch.unparked.push(*id);
+        let Some(outbox) = self.shared.config.outboxes.get(waiting.row.outbox) else { return };
+        // It was delivered before somebody asked.
+        let is_acked = self.shared.memory().is_acked(*id, waiting.place);
+        if outbox.upkeep.mark_failed.is_some() && !is_acked {
+            batch.failed.push((waiting.row.clone(), failure.clone()));
+        } else if outbox.upkeep.writes() {
+            batch.acked.push(waiting.row.clone());
+        }
+    }
+
+    /// Logged before it is done: whatever ends this process, none goes without a line.
+    fn log_drop(&self, (id, waiting, failure): &(i64, Waiting, Failure)) {
+        if !self.shared.memory().was_blocked(*id) {
+            let (slot, row) = (&self.shared.config.source.slot, Shown::of(waiting.row.id()));
+            let (class, cause) = (failure.class, &failure.cause);
+            tracing::warn!(%slot, %row, class, cause, "a parked event is dropped, as an operator asked");
+        }
+    }
+
+    /// These are parked no longer, which `counter` counts. Gives how many they are.
+    fn gone(&self, events: impl IntoIterator<Item = (i64, Waiting)>, counter: &AtomicU64) -> u64 {
+        let (ids, released): (Vec<i64>, Vec<Waiting>) = events.into_iter().unzip();
+        ids.iter().for_each(|id| self.shared.memory().written(*id));
+        let count = ids.len() as u64;
+        counter.fetch_add(count, Ordering::Relaxed);
+        self.report(RetryReport { released, ..RetryReport::default() });
+        count
+    }
+
+    /// Rows of parked events may be pending again, which asks for a retry.
+    async fn ask_for_pending(&mut self) -> Result<()> {
+        let slot = &self.shared.config.source.slot;
+        for outbox in self.marker.asked_by_pending() {
+            let search = Retry::Pending(outbox.to_owned());
+            if self.shared.memory().is_paused(&search, Instant::now()) {
+                continue;
+            }
+            match self.marker.ask_for_pending(outbox).await {
+                Ok(asked) => {
+                    self.shared.memory().unblock(&search);
+                    if asked > 0 {
+                        tracing::info!(%slot, outbox, events = asked, "rows of parked events are pending again; retrying \
+                            the events");
+                    }
+                }
+                Err(error) => {
+                    self.marker.answers().await?;
+                    let (pause, is_new) = self.shared.memory().block(search, Instant::now(), true);
+                    if is_new {
+                        tracing::warn!(%slot, outbox, %error, fix = error.what_to_do(), pause_ms = millis(pause),
+                            "the search for parked events whose rows are pending again failed");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A fault blocks an aggregate: it is retried after a pause.
+    ///
+    /// # Errors
+    /// The fault is not of this aggregate alone.
+    async fn blocked(&self, head: &Head, trouble: Trouble) -> Result<()> {
+        let is_whole = matches!(trouble, Trouble::Whole(_));
+        let (pause, is_new) = self.shared.memory().block(Retry::Event(head.id), Instant::now(), !is_whole);
+        let (doing, row, error) = match trouble {
+            Trouble::Own { doing, row, error } => (doing, row, error),
+            Trouble::Whole(error) => return Err(error),
+        };
+        self.marker.answers().await?;
+        let Config { source, outboxes, .. } = &self.shared.config;
+        let outbox = outboxes.get(head.outbox).map(|outbox| outbox.source.to_string()).unwrap_or_default();
+        let row = row.map(|row| Shown::of(row.id()).to_string()).unwrap_or_default();
+        let (slot, parked, pause_ms) = (&source.slot, head.id, millis(pause));
+        if is_new {
+            tracing::warn!(%slot, outbox, row, parked, doing, %error, fix = error.what_to_do(), pause_ms,
+                "the parked events of an aggregate are blocked; the relay retries them after a pause, and others continue");
+        } else {
+            tracing::debug!(%slot, outbox, row, parked, doing, %error, pause_ms, "the aggregate is still blocked");
+        }
+        Ok(())
+    }
+
+    /// Sends the events of an aggregate from its first on, in their order, until one fails or none is left. `head` is the
+    /// first that is not done.
+    async fn aggregate(&mut self, producer: &mut RetryProducer<'_>, head: &mut Head) -> Result<(), Trouble> {
+        // The first one alone: a batch is refused as a whole.
+        let (mut alone, mut is_row) = (true, true);
+        loop {
+            let held = match self.read(head, alone).await {
+                Ok(held) => held,
+                Err(_) if !alone => {
+                    alone = true;
+                    continue;
+                }
+                // The next pass begins with this event, and names it.
+                Err(_) if !is_row => return Ok(()),
+                Err(error) => return Err(Trouble::Own { doing: "reading it", row: None, error }),
+            };
+            let [first, ..] = held.as_slice() else { return Ok(()) };
+            (head.id, is_row) = (first.id, true);
+            let (mut done, mut refusal) = (held.len(), None);
+            if !self.shared.is_acked(first) {
+                let sent = producer.send(&held).await;
+                let Sent { acked, accepting, ended } =
+                    sent.map_err(|error| Trouble::of("making its record", &first.event.row, error))?;
+                done = acked.iter().position(|acked| !acked).unwrap_or(acked.len());
+                for (held, _) in held.iter().zip(acked).filter(|(_, acked)| *acked) {
+                    self.shared.memory().acked(held.id, held.event.place);
+                }
+                self.report(RetryReport { accepting, ..RetryReport::default() });
+                failpoint::reached("retried");
+                match ended {
+                    Ok(ended) => refusal = ended,
+                    Err(error) => {
+                        // What came before that is done.
+                        self.write(head, held.get(..done).unwrap_or_default()).await?;
+                        return Err(Trouble::Whole(error));
+                    }
+                }
+            }
+            self.write(head, held.get(..done).unwrap_or_default()).await?;
+            match (refusal, held.get(done), held.last()) {
+                (Some(refusal), Some(failed), _) if refusal.is_certain => {
+                    head.id = failed.id;
+                    return self.fail(failed, &refusal).await;
+                }
+                (Some(_), Some(failed), _) => (head.id, alone) = (failed.id, true),
+                (_, _, Some(last)) if head.key.is_some() => (head.id, alone, is_row) = (last.id + 1, false, false),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// The next events of an aggregate. Either Kafka has all of them, which is not in the table yet, or none.
+    async fn read(&self, head: &Head, alone: bool) -> Result<Vec<Held>> {
+        let events = if alone { 1 } else { BATCH_EVENTS };
+        let limit = Limit { events, bytes: self.shared.config.kafka.max_in_flight_bytes / COPIES };
+        let mut held = self
+            .marker
+            .held(head, limit)
+            .await
+            .map_err(|error| if error.any_remedy().is_none() { error.remedy(unreadable()) } else { error })?;
+        let first = held.first().map(|held| self.shared.is_acked(held));
+        let goes = |held: &&Held| {
+            !held.is_dropped && is_stored(held.event.place, &self.stored) && Some(self.shared.is_acked(held)) == first
+        };
+        held.truncate(held.iter().take_while(goes).count());
+        Ok(held)
+    }
+
+    /// Writes down that these were delivered, one by one where that does not work out at once. `head` is the first of which it
+    /// is not.
+    async fn write(&mut self, head: &mut Head, events: &[Held]) -> Result<(), Trouble> {
+        let entry = |held: &Held| {
+            let Parked { row, place, key, .. } = &held.event;
+            (held.id, Waiting { row: row.clone(), place: *place, key: key.clone(), refused_by: None })
+        };
+        if events.len() > 1 && self.marker.settle(&self.delivered(events)).await.is_ok() {
+            self.summary.sent += self.gone(events.iter().map(entry), &self.shared.known.unparked);
+            return Ok(());
+        }
+        for held in events {
+            head.id = held.id;
+            let settled = self.marker.settle(&self.delivered(std::slice::from_ref(held))).await;
+            settled.map_err(|error| Trouble::of("noting that it was delivered", &held.event.row, error))?;
+            self.summary.sent += self.gone([entry(held)], &self.shared.known.unparked);
+        }
+        Ok(())
+    }
+
+    fn delivered(&self, events: &[Held]) -> Batch {
+        let outboxes = &self.shared.config.outboxes;
+        let writes = |row: &&RowId| outboxes.get(row.outbox).is_some_and(|outbox| outbox.upkeep.writes());
+        Batch {
+            acked: events.iter().map(|held| &held.event.row).filter(writes).cloned().collect(),
+            unparked: events.iter().map(|held| held.id).collect(),
+            ..Batch::default()
+        }
+    }
+
+    /// Nobody listens any more where the session has ended.
+    fn report(&self, report: RetryReport) {
+        self.to.send(report).unwrap_or_default();
+    }
+
+    /// The event failed once more: writes that to the table, and when it is retried.
+    async fn fail(&mut self, held: &Held, Refusal { error, is_logged, .. }: &Refusal) -> Result<(), Trouble> {
+        let (config, row) = (&self.shared.config, &held.event.row);
+        let attempts = if held.class == BEHIND { 1 } else { held.attempts.saturating_add(1) };
+        let failure = Failure { class: error.kind().class(), cause: error.cause().to_owned(), attempts };
+        let column = config.outboxes.get(row.outbox).and_then(|outbox| outbox.max_attempts.as_deref());
+        let max = column.and_then(|column| held.event.text(column)).and_then(max_attempts);
+        let wait = match error.kind().disposition() {
+            Disposition::RetryThenGiveUp => config.delivery.retry.within(max).wait(attempts, fastrand::f64()),
+            Disposition::GiveUp | Disposition::Retry | Disposition::Halt => None,
+        };
+        let retry_in_ms = wait.map(millis);
+        // What its topic said of another was logged.
+        if !is_logged {
+            let (slot, row) = (&config.source.slot, Shown::of(row.id()));
+            tracing::warn!(%slot, %row, class = failure.class, cause = failure.cause, attempts, wait_ms = retry_in_ms,
+                "a parked event failed again");
+        }
+        let failed = FailedAgain { id: held.id, version: held.version.clone(), row: row.clone(), failure, retry_in_ms };
+        let settled = self.marker.settle(&Batch { failed_again: vec![failed], ..Batch::default() }).await;
+        settled.map_err(|error| Trouble::of("noting that it failed again", row, error))?;
+        self.shared.memory().written(held.id);
+        Ok(())
+    }
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Whether an event is behind the stored position: it does not come again, and so not behind those that were parked later.
+fn is_stored(place: Place, stored: &Stored) -> bool {
+    let position = &stored.position;
+    place.via != Via::Slot || position.covers(place.commit_lsn) || place.index < position.delivered_of(place.commit_lsn)
 }

@@ -24,8 +24,9 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::event::RowId;
 use crate::failpoint;
+use crate::relay::parked_index::RetryReport;
 use crate::relay::publisher::{Counts, Publisher};
-use crate::relay::retrying::{RetryReport, Retrying};
+use crate::relay::retrying::Retrying;
 use crate::relay::stall_watchdog::StallWatchdog;
 use crate::relay::stop::{Stop, StopSignal};
 use crate::relay::store::Known;
@@ -176,7 +177,7 @@ impl<'a> SharedLoop<'a> {
             }
             SharedInput::Retried(tried) => {
                 self.retrying.count(&telemetry.metrics);
-                publisher.parking.retried(&tried, &config.source.slot);
+                publisher.parking.retried(tried, &config.source.slot);
             }
             SharedInput::Control(end) => return Err(control_lost(end)),
             SharedInput::Kafka(answers) => telemetry.connected(Side::Kafka, answers?),
@@ -209,8 +210,8 @@ impl<'a> SharedLoop<'a> {
     }
 
     /// Begins retries of parked events that are due.
-    pub(super) fn begin_retries(&mut self, publisher: &Publisher<AnySink>, now: Instant) {
-        self.retrying.begin_due(publisher.parking.count(), || publisher.census(), now);
+    pub(super) fn begin_retries(&mut self, publisher: &mut Publisher<AnySink>, now: Instant) {
+        self.retrying.begin_due(publisher, now);
     }
 
     /// Updates metrics and health; `confirmed` says that the confirmed LSN moved.

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::config::{Config, StoreKind};
 use crate::error::{Error, Kind, Result};
-use crate::relay::retrying::Memory;
+use crate::relay::parked_index::RetryMemory;
 use crate::sink::SinkHandle;
 use crate::source::control::Control;
 use crate::state::Stored;
@@ -24,7 +24,7 @@ pub(super) type Known = Arc<Knowledge>;
 pub(super) struct Knowledge {
     stored: watch::Sender<Option<Stored>>,
     /// Results of retries of parked events.
-    pub(super) tried: Mutex<Memory>,
+    pub(super) tried: Mutex<RetryMemory>,
     /// Parked events that were delivered, and dropped, and are not in the metrics yet.
     pub(super) unparked: AtomicU64,
     pub(super) dropped: AtomicU64,

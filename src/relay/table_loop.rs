@@ -411,10 +411,10 @@ impl<'a> TableLoop<'a> {
     /// Takes in results of retries of parked events, and begins those that are due. Between two scans: a row that was read as
     /// pending before it was marked must not be published again.
     pub(super) async fn retry_parked(&mut self) -> Result<()> {
-        while let Some(tried) = at_once(self.shared.retrying.next()).await {
-            self.shared.handle(SharedInput::Retried(tried), &mut self.publisher)?;
+        while let Some(report) = at_once(self.shared.retrying.next()).await {
+            self.shared.handle(SharedInput::Retried(report), &mut self.publisher)?;
         }
-        self.shared.begin_retries(&self.publisher, Instant::now());
+        self.shared.begin_retries(&mut self.publisher, Instant::now());
         Ok(())
     }
 

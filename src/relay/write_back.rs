@@ -168,15 +168,13 @@ impl WriteBack {
 pub(super) struct RowPolicy {
     /// The name of the outbox.
     pub(super) outbox: String,
-    /// The columns its records are made of.
-    pub(super) columns: Vec<String>,
     /// Whether rows are marked or deleted once their events are acked.
     acked: bool,
     /// Whether rows say for themselves that they are pending.
     pub(super) pending: bool,
     failed: OnFailed,
     /// Whether rows are marked whose events were tried and are parked.
-    waiting: bool,
+    tried: bool,
     /// The place of the column with how often an event may be tried.
     max_attempts: Option<usize>,
     /// Whether a value of that column that is no number was logged.
@@ -200,11 +198,10 @@ impl RowPolicy {
         };
         RowPolicy {
             outbox: outbox.source.to_string(),
-            columns: outbox.columns.clone(),
             acked: outbox.upkeep.writes(),
             pending: outbox.upkeep.pending.is_some(),
             failed,
-            waiting: outbox.upkeep.mark_waiting.is_some(),
+            tried: outbox.upkeep.mark_waiting.is_some(),
             max_attempts: outbox.max_attempts.as_deref().and_then(|column| outbox.place(column)),
             logged: false,
         }
@@ -240,7 +237,7 @@ impl RowPolicy {
 
     /// What is written of `event`, which is parked.
     pub(super) fn on_parked(&self, event: Parked) -> WriteBack {
-        let marks = self.waiting && event.tried().is_some();
+        let marks = self.tried && event.tried().is_some();
         WriteBack::Parked { event: Arc::new(event), marks }
     }
 }

@@ -77,7 +77,7 @@ pub struct Parked {
     pub committed_at_us: i64,
     /// The columns its record is made of.
     pub columns: Vec<ParkedColumn>,
-    /// Why it waits; none where it waits for one before it.
+    /// Why it is parked; none if it is parked behind another.
     pub why: Option<Failure>,
     /// After how many milliseconds the event is tried again; none where an operator has to ask.
     pub retry_in_ms: Option<i64>,
@@ -95,8 +95,8 @@ pub struct ParkedColumn {
 }
 
 impl Parked {
-    /// What is kept of `event`, which is one of `outbox`.
-    pub fn of(event: &Event<'_>, names: &[String], key: Option<Vec<u8>>, topic: Option<String>) -> Parked {
+    /// What is kept of `event`, whose columns have these names. Key and topic are those of its record.
+    pub fn of(event: &Event<'_>, names: &[String]) -> Parked {
         let column = |(place, name): (usize, &String)| ParkedColumn {
             name: name.clone(),
             type_oid: event.row.type_oid(place),
@@ -104,8 +104,8 @@ impl Parked {
         };
         Parked {
             row: event.row_id(),
-            key,
-            topic,
+            key: None,
+            topic: None,
             place: event.place,
             committed_at_us: event.committed_at_us,
             columns: names.iter().enumerate().map(column).collect(),
@@ -119,7 +119,7 @@ impl Parked {
         self.columns.iter().find(|column| column.name == name)?.text.as_deref()
     }
 
-    /// Why it waits, where it was tried itself: its row says so then.
+    /// Why it is parked, where it was tried itself: its row says so then.
     pub fn tried(&self) -> Option<&Failure> {
         self.why.as_ref().filter(|why| why.attempts > 0)
     }
@@ -140,11 +140,11 @@ pub struct Waiting {
     pub place: Place,
     /// The key of its record.
     pub key: Option<Vec<u8>>,
-    /// The topic that refuses it, where that is why it waits.
+    /// The topic that refuses it, where that is why it is parked.
     pub refused_by: Option<String>,
 }
 
-/// An aggregate, or an event without one, by the first that waits of it.
+/// An aggregate, or an event without one, by its first parked event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     /// The row of the table.
@@ -160,9 +160,9 @@ pub struct Head {
 pub struct Held {
     /// The row of the table.
     pub id: i64,
-    /// What waits.
+    /// The event.
     pub event: Parked,
-    /// Why it waits, in a word; [`BEHIND`] where it was not tried.
+    /// Why it is parked, in a word; [`BEHIND`] where it was not tried.
     pub class: String,
     /// What happened when it was tried last.
     pub error: Option<String>,
@@ -290,7 +290,7 @@ impl ParkedTable {
         Ok(Some(Head { id: get(row, 0)?, outbox, key: get(row, 2)? }))
     }
 
-    /// The event in a row of `dropped.sql`, and why it waited; likewise.
+    /// The event in a row of `dropped.sql`, and why it was parked; likewise.
     pub(super) fn dropped_event(&self, row: &Row) -> Result<Option<(i64, Waiting, Failure)>, QueryError> {
         let Some(outbox) = self.outbox(row, 1)? else { return Ok(None) };
         let of = self.row_id(outbox, get(row, 2)?, get(row, 10)?);
@@ -332,7 +332,7 @@ impl ParkedTable {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.failed, &values)).await.map(|_| ())
     }
 
-    /// Inside a transaction of the caller's: these events wait from its commit on. One that waits already is left as it is.
+    /// Inside a transaction of the caller's: this event is parked from its commit on. One that is parked already is left as it is.
     pub(super) async fn park(&self, client: &Client, event: &Parked) -> Result<(), QueryError> {
         let via = match event.place.via {
             Via::Slot => "slot",
@@ -372,7 +372,7 @@ impl ParkedTable {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.insert, &values)).await.map(|_| ())
     }
 
-    /// Inside a transaction of the caller's: these do not wait any more.
+    /// Inside a transaction of the caller's: these are parked no longer.
     pub(super) async fn remove(&self, client: &Client, ids: &[i64]) -> Result<(), QueryError> {
         bounded(DOING, ANSWER_TIMEOUT, client.execute(&self.remove, &[&ids])).await.map(|_| ())
     }
@@ -422,7 +422,7 @@ impl ParkedTable {
     }
 }
 
-/// The word for why an event waited, of those there are.
+/// The class of this name.
 fn class_of(text: &str) -> &'static str {
     CLASSES.into_iter().find(|class| *class == text).unwrap_or("rejected")
 }
@@ -453,7 +453,7 @@ fn place(row: &Row, first: usize) -> Result<Place, QueryError> {
 const COUNT: &str = include_str!("../../sql/parked/count.sql");
 const BY_KEY: &str = include_str!("../../sql/parked/by_key.sql");
 
-/// Events that wait, as many as are alike.
+/// Parked events of one outbox and key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Left {
     outbox: String,
@@ -462,7 +462,7 @@ struct Left {
     count: i64,
 }
 
-/// Whether nothing waits that a relay of this configuration would leave behind.
+/// Whether no event is parked that a relay of this configuration would leave behind.
 ///
 /// # Errors
 /// [`Kind::Config`] where something does; [`Kind::PostgresRefused`] with the GRANT where nobody may know; those of the
@@ -561,7 +561,7 @@ fn all_configured(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> 
     ))
 }
 
-/// Events that wait under one key, and come under another, are two aggregates.
+/// Events that were parked by one key, and come by another, are two aggregates.
 fn same_keys(left: &[Left], slot: &SlotName, outboxes: &[OutboxConfig]) -> Result<()> {
     for outbox in outboxes {
         let (name, now) = (outbox.source.to_string(), key_by(outbox));

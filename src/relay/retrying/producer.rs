@@ -1,30 +1,28 @@
-//! The producer of a pass over events that wait, and the records it sends.
+//! The producer of the retries, and the records it sends.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
-use crate::config::delivery::max_attempts;
-use crate::config::{Config, OutboxConfig, RetryConfig};
+use crate::config::{Config, OutboxConfig};
 use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
-use crate::event::RowId;
-use crate::event::{Place, Polled};
+use crate::event::Polled;
 use crate::ledger::Ticket;
 use crate::relay::stall_watchdog::StallGuard;
 use crate::route::{OwnedRecord, Router};
 use crate::sink::{AnySink, Delivery, EnqueueError, Sink as _};
-use crate::state::Stored;
-use crate::upkeep::parked::{BEHIND, Held};
+use crate::state::ServerIdentity;
+use crate::upkeep::parked::Held;
 
-/// How long acks are waited for: a topic that is not there is known to be missing after half of it.
+/// How long acks are waited for: a topic that does not exist is known to be missing after half of it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// See the module's documentation.
 pub(super) struct RetryProducer<'a> {
     config: &'a Config,
-    stored: &'a Stored,
+    server: &'a ServerIdentity,
     /// Gives the producer up should the process stand still.
     beside: Option<&'a StallGuard>,
     sink: Option<AnySink>,
@@ -36,20 +34,6 @@ pub(super) struct RetryProducer<'a> {
     refusing: HashMap<String, Error>,
 }
 
-/// What is known of an event that waits once its record is made.
-#[derive(Debug, Clone)]
-pub(super) struct Candidate {
-    pub(super) id: i64,
-    pub(super) version: String,
-    pub(super) row: RowId,
-    pub(super) key: Option<Vec<u8>>,
-    pub(super) place: Place,
-    /// How often it was tried.
-    pub(super) attempts: u32,
-    /// When it is tried again.
-    pub(super) retry: RetryConfig,
-}
-
 /// What to do about an event that cannot be made again of what was kept of it.
 pub(super) fn replay_instead() -> Remedy {
     Remedy::from("drop it with ")
@@ -58,29 +42,35 @@ pub(super) fn replay_instead() -> Remedy {
         .and(NextCommand::new("replay").flag("id"))
 }
 
-/// Why the next of some records was not sent.
+/// Why an event was not delivered.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) error: Error,
-    /// Whether it is known to be about this one, and no other it was sent with.
+    /// Whether it is known to be about this event, and no other it was sent with.
     pub(super) is_certain: bool,
-    /// Whether a person has been told that of another.
-    pub(super) is_told: bool,
+    /// Whether it was logged, for another event.
+    pub(super) is_logged: bool,
 }
 
-/// What came of sending records.
+/// What came of sending events.
 #[derive(Debug)]
 pub(super) struct Sent {
-    /// Of each whether Kafka has it.
+    /// Of each event that has a record, whether Kafka has it.
     pub(super) acked: Vec<bool>,
-    /// Why the first that it has not was refused; or what is about no record: Kafka is away, or refuses us.
+    /// Topics that took a record.
+    pub(super) accepting: BTreeSet<String>,
+    /// Why the first event that Kafka has not was refused; or an error about no record: Kafka is away, or refuses us.
     pub(super) ended: Result<Option<Refusal>>,
 }
 
 impl<'a> RetryProducer<'a> {
-    pub(super) fn new(config: &'a Config, stored: &'a Stored, beside: Option<&'a StallGuard>) -> RetryProducer<'a> {
+    pub(super) fn new(
+        config: &'a Config,
+        server: &'a ServerIdentity,
+        beside: Option<&'a StallGuard>,
+    ) -> RetryProducer<'a> {
         let (routes, refusing) = (HashMap::new(), HashMap::new());
-        RetryProducer { config, stored, beside, sink: None, next: 0, routes, refusing }
+        RetryProducer { config, server, beside, sink: None, next: 0, routes, refusing }
     }
 
     /// From here on it is up to the topics again.
@@ -88,49 +78,42 @@ impl<'a> RetryProducer<'a> {
         self.refusing.clear();
     }
 
-    pub(super) fn item(&self, held: &Held) -> Candidate {
-        let event = &held.event;
-        let column = self.config.outboxes.get(event.row.outbox).and_then(|outbox| outbox.max_attempts.as_deref());
-        let max = column.and_then(|column| event.text(column)).and_then(max_attempts);
-        Candidate {
-            id: held.id,
-            version: held.version.clone(),
-            row: event.row.clone(),
-            key: event.key.clone(),
-            place: event.place,
-            attempts: if held.class == BEHIND { 0 } else { held.attempts },
-            retry: self.config.delivery.retry.within(max),
-        }
-    }
-
-    /// The records of these events up to the first that cannot be sent, and why. What was read is let go of one by one.
+    /// Sends these events up to the first that cannot be sent, and waits for the acks.
     ///
     /// # Errors
-    /// What is about the whole outbox.
-    pub(super) fn route(&mut self, held: Vec<Held>) -> Result<(Vec<OwnedRecord>, Option<Refusal>)> {
-        let mut records = Vec::with_capacity(held.len());
-        for held in held {
-            let unfit = match self.record(&held)? {
-                Err(error) => Some(Refusal { error, is_certain: true, is_told: false }),
-                Ok(record) => {
-                    let refused = record.with_record(|record| self.refusing.get(record.topic).cloned());
-                    if refused.is_none() {
-                        records.push(record);
-                    }
-                    refused.map(|error| Refusal { error, is_certain: true, is_told: true })
+    /// What is about the whole outbox. Nothing was sent.
+    pub(super) async fn send(&mut self, events: &[Held]) -> Result<Sent> {
+        let (mut records, mut unfit) = (Vec::with_capacity(events.len()), None);
+        for held in events {
+            let record = match self.record(held)? {
+                Ok(record) => record,
+                Err(error) => {
+                    unfit = Some(Refusal { error, is_certain: true, is_logged: false });
+                    break;
                 }
             };
-            if unfit.is_some() {
-                return Ok((records, unfit));
+            let refused = record.with_record(|record| self.refusing.get(record.topic).cloned());
+            if let Some(error) = refused {
+                unfit = Some(Refusal { error, is_certain: true, is_logged: true });
+                break;
             }
+            records.push(record);
         }
-        Ok((records, None))
+        let mut acked = vec![false; records.len()];
+        let ended = if records.is_empty() { Ok(None) } else { self.send_all(&records, &mut acked).await };
+        if let Ok(Some(Refusal { error, .. })) = &ended {
+            self.refusing.extend(error.topic().map(|topic| (topic.to_owned(), error.clone())));
+        }
+        let accepting = records.iter().zip(&acked).filter(|(_, acked)| **acked);
+        let accepting = accepting.map(|(record, _)| record.with_record(|record| record.topic.to_owned())).collect();
+        Ok(Sent { acked, accepting, ended: ended.map(|refusal| refusal.or(unfit)) })
     }
 
+    /// The record of an event, or why it has none.
     fn record(&mut self, held: &Held) -> Result<Result<OwnedRecord>> {
         let event = &held.event;
         if !self.routes.contains_key(&event.row.outbox) {
-            self.routes.insert(event.row.outbox, route_of(self.config, self.stored, event.row.outbox)?);
+            self.routes.insert(event.row.outbox, route_of(self.config, self.server, event.row.outbox)?);
         }
         let Some((outbox, router)) = self.routes.get_mut(&event.row.outbox) else { return Err(no_such_outbox()) };
         let mut polled = match Polled::new(outbox, held.described()) {
@@ -150,16 +133,6 @@ impl<'a> RetryProducer<'a> {
             Ok(routed) => Ok(routed.with_record(OwnedRecord::of)),
             Err(error) => Err(error.into_error(&self.config.source.slot)),
         })
-    }
-
-    /// Sends records and waits for their acks.
-    pub(super) async fn send(&mut self, records: &[OwnedRecord]) -> Sent {
-        let mut acked = vec![false; records.len()];
-        let ended = if records.is_empty() { Ok(None) } else { self.send_all(records, &mut acked).await };
-        if let Ok(Some(Refusal { error, .. })) = &ended {
-            self.refusing.extend(error.topic().map(|topic| (topic.to_owned(), error.clone())));
-        }
-        Sent { acked, ended }
     }
 
     async fn send_all(&mut self, records: &[OwnedRecord], acked: &mut [bool]) -> Result<Option<Refusal>> {
@@ -195,13 +168,13 @@ impl<'a> RetryProducer<'a> {
 }
 
 /// What records of an outbox are made with.
-fn route_of(config: &Config, stored: &Stored, outbox: usize) -> Result<(OutboxConfig, Router)> {
+fn route_of(config: &Config, server: &ServerIdentity, outbox: usize) -> Result<(OutboxConfig, Router)> {
     let outbox = config.outboxes.get(outbox).ok_or_else(no_such_outbox)?;
-    // How often it may be tried is no part of the record, and was not kept of one that waited before that was asked for.
+    // How often it may be tried is no part of the record, and was not kept of one that was parked before that was asked for.
     let mut outbox = OutboxConfig { max_attempts: None, ..outbox.clone() };
     outbox.need_only_routed();
     let mut router = Router::new(&outbox).map_err(|error| Error::new(Kind::Bug, error))?;
-    router.set_origin(&stored.server.system_identifier, stored.server.timeline);
+    router.set_origin(&server.system_identifier, server.timeline);
     Ok((outbox, router))
 }
 
@@ -209,7 +182,7 @@ fn no_such_outbox() -> Error {
     Error::new(Kind::Bug, "a parked event is of an outbox that is not configured")
 }
 
-/// As [`RetryProducer::send`], and whether the producer goes on. One record is sent apart, so that it does when that is refused.
+/// Why the first record that Kafka has not was refused, and whether the producer goes on. One record is sent apart, so that it does when that is refused.
 async fn sent(
     sink: &mut AnySink,
     base: u64,
@@ -260,6 +233,6 @@ async fn sent(
 fn judged(failure: Option<Error>, is_certain: bool, goes_on: bool) -> Result<(Option<Refusal>, bool)> {
     match failure {
         Some(error) if matches!(error.kind().disposition(), Disposition::Retry | Disposition::Halt) => Err(error),
-        failure => Ok((failure.map(|error| Refusal { error, is_certain, is_told: false }), goes_on)),
+        failure => Ok((failure.map(|error| Refusal { error, is_certain, is_logged: false }), goes_on)),
     }
 }
