@@ -4,47 +4,41 @@
 //! stands is counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
 
 mod assemble;
-mod content;
 mod error;
-mod polled;
 mod row;
 
 #[cfg(test)]
-mod golden;
-#[cfg(test)]
-pub(crate) mod lab;
-#[cfg(test)]
-pub(crate) mod replay;
+pub(crate) mod tests;
 
 use std::fmt;
 
-pub use assemble::{Assembler, BaseTypes, Ignored};
-pub use error::{EventError, Fault, Seen, Shown};
-pub use polled::Polled;
-pub use row::{Row, RowId};
+pub(crate) use assemble::Assembler;
+pub use assemble::{BaseTypes, Ignored};
+pub use error::{Fault, Shown};
+pub use row::{Polled, Row, RowId};
 
 use crate::config::SlotName;
 use crate::position::Lsn;
 
-/// Where an event stands: its transaction and its index in it. With the server's identity it names the event for ever.
+/// The place of an event: its transaction, and its index in it. With the server's identity it names the event for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// LSN of the transaction's commit record.
     pub commit_lsn: Lsn,
     /// Index among the outbox events of the transaction, from 0.
     pub index: u64,
-    /// How it came here.
+    /// The way by which it was read.
     pub via: Via,
 }
 
-/// How an event came here.
+/// The way by which an event was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Via {
-    /// By the slot.
+    /// From the slot.
     Slot,
-    /// It was read from the table: LSN and index say when the log was there and which of the rows it was.
+    /// From the table: the LSN is the end of the WAL at that time, the index counts the rows.
     Table,
-    /// Likewise, and it was published before: somebody asked for it.
+    /// From the table, for a replay.
     Replay,
 }
 
@@ -89,7 +83,7 @@ impl fmt::Display for Place {
 /// One row of an outbox table, or one message, with its place in the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// Where it stands.
+    /// Its place.
     pub place: Place,
     /// Commit time, microseconds since the Unix epoch.
     pub committed_at_us: i64,
@@ -115,14 +109,13 @@ impl Event<'_> {
     }
 }
 
-/// What one message came to.
+/// The result of one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step<'a> {
-    /// Nothing to do: not an event, or delivered before.
+pub(crate) enum Step<'a> {
+    /// No event, or one that was delivered before.
     Nothing,
     /// A transaction begins that is not covered by the position.
     Begin {
-        /// LSN of its commit record.
         commit_lsn: Lsn,
         /// The lower half of its id.
         xid: u32,
@@ -130,17 +123,7 @@ pub enum Step<'a> {
     /// An event that is not covered by the position.
     Event(Event<'a>),
     /// The transaction ends. Comes for every transaction for which `Begin` came, also one without events.
-    Commit {
-        /// LSN of its commit record.
-        commit_lsn: Lsn,
-        /// End of its commit record.
-        end_lsn: Lsn,
-    },
-    /// A table was described; `outbox` says whether it is a configured one. The catalog should be looked at.
-    Relation {
-        /// The table's OID.
-        oid: u32,
-        /// Whether it is an outbox table.
-        outbox: bool,
-    },
+    Commit { commit_lsn: Lsn, end_lsn: Lsn },
+    /// The description of a table, and whether it is an outbox. The catalog should be read again.
+    Relation { oid: u32, outbox: bool },
 }

@@ -2,8 +2,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | [`table`] | the table: its columns, what orders its rows, what tells the transaction that wrote one |
-//! | [`select`] | which rows, as SQL |
+//! | [`select`] | the facts of the table, and the choice of its rows, as SQL |
 //! | [`reader`] | the session that reads them, a row at a time |
 //!
 //! ## Which rows were not published
@@ -37,8 +36,6 @@
 
 pub mod reader;
 pub mod select;
-pub mod table;
 
 pub use reader::{Began, PolledRow, Reader, Rows, table_facts};
-pub use select::{Key, Selection, Which};
-pub use table::{KeyColumn, NEEDS_ORDER, Order, TableFacts, as_streamed};
+pub use select::{Key, KeyColumn, NEEDS_ORDER, Order, Selection, TableFacts, Which, as_streamed};

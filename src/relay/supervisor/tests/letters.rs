@@ -42,7 +42,7 @@ async fn where_the_topic_of_dead_letters_refuses_everything_waits_with_growing_p
 
 async fn no_letters(code: RDKafkaErrorCode, at: At) {
     let mut relay = relay("dead-letter");
-    relay.config.outboxes[0] = crate::event::replay::outbox();
+    relay.config.outboxes[0] = crate::event::tests::outbox();
     let retry = &mut relay.config.delivery.retry;
     (retry.cap, retry.jitter_percent) = (Duration::from_secs(8), 0);
     let health = relay.telemetry.health.clone();
