@@ -6,7 +6,7 @@ use crate::position::Lsn;
 
 /// The bytes are not the message they claim to be. The error has numbers and our own words, never text of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DecodeError {
+pub struct DecodeError {
     /// In bytes from the first of the message.
     pub offset: usize,
     pub what: &'static str,
@@ -15,7 +15,7 @@ pub(crate) struct DecodeError {
 
 /// What is wrong at the offset of a [`DecodeError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Problem {
+pub enum Problem {
     /// The message ends too early.
     Short { wanted: usize, left: usize },
     /// Bytes follow the end of the message.

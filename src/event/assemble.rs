@@ -30,7 +30,7 @@ pub struct Ignored {
 ///
 /// It must get every message of a session, in order. After an error it needs [`Assembler::resume_at`] for a new session.
 #[derive(Debug)]
-pub(crate) struct Assembler {
+pub struct Assembler {
     outboxes: Vec<OutboxConfig>,
     /// The index of an outbox by the OID of its table, as far as it is known.
     table_oids: HashMap<u32, usize>,
@@ -84,7 +84,7 @@ impl Open {
 
 impl Assembler {
     /// For events of `outboxes` that `resume` does not cover.
-    pub(crate) fn new(outboxes: &[OutboxConfig], resume: Position) -> Self {
+    pub fn new(outboxes: &[OutboxConfig], resume: Position) -> Self {
         Assembler {
             outboxes: outboxes.to_vec(),
             table_oids: HashMap::new(),
@@ -101,7 +101,7 @@ impl Assembler {
     }
 
     /// Starts a new session: forgets an open transaction and all tables, and drops the events that `resume` covers.
-    pub(crate) fn resume_at(&mut self, resume: Position) {
+    pub fn resume_at(&mut self, resume: Position) {
         self.resume = resume;
         self.partial_expected = resume.partial.is_some();
         self.tables.clear();
@@ -113,12 +113,13 @@ impl Assembler {
 
     /// Sets the outboxes' indexes by the present OIDs of their tables, and the base types. So rows that were written under an earlier name of
     /// a table are events, too.
-    pub(crate) fn set_catalog(&mut self, table_oids: HashMap<u32, usize>, base_types: BaseTypes) {
+    pub fn set_catalog(&mut self, table_oids: HashMap<u32, usize>, base_types: BaseTypes) {
         self.table_oids = table_oids;
         self.base_types = base_types;
     }
 
-    pub(crate) fn ignored(&self) -> Ignored {
+    /// The counts of messages that were no events.
+    pub fn ignored(&self) -> Ignored {
         self.ignored
     }
 
@@ -129,7 +130,7 @@ impl Assembler {
     ///
     /// # Errors
     /// [`EventError`]: an undecodable or unexpected message, an invalid row, a position of another stream. Nothing was skipped.
-    pub(crate) fn feed<'a>(&mut self, message: &'a [u8], wal_start: Lsn) -> Result<Step<'a>, EventError> {
+    pub fn feed<'a>(&mut self, message: &'a [u8], wal_start: Lsn) -> Result<Step<'a>, EventError> {
         match decode::decode(message) {
             Ok(Message::Insert(insert)) => self.insert(&insert, wal_start),
             Ok(Message::Begin(begin)) => self.begin(begin, wal_start),
@@ -400,7 +401,6 @@ mod tests {
 
     const OUTBOX: u32 = 16_384;
 
-    /// Feeds one message that stands nowhere in particular.
     fn feed<'a>(assembler: &mut Assembler, message: &'a [u8]) -> Result<Step<'a>, EventError> {
         assembler.feed(message, Lsn::new(5))
     }

@@ -10,7 +10,7 @@ use crate::position::{Lsn, Position};
 
 /// The place in the stream at which a message was wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub struct Seen {
     /// The message's LSN according to the server; zero for some.
     pub wal_start: Lsn,
     /// The commit LSN of the open transaction, and the number of its outbox events before the message.
@@ -48,7 +48,7 @@ pub enum Fault {
 
 /// No event can be made of a message, or the message cannot be counted. The position stays before it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum EventError {
+pub enum EventError {
     /// The bytes are not a pgoutput message.
     #[error("a message cannot be decoded ({seen}): {source}")]
     Undecodable { seen: Seen, source: DecodeError },
@@ -65,7 +65,7 @@ pub(crate) enum EventError {
         /// The table's columns, for people.
         there_are: String,
     },
-    /// A column is of a type that came into being after types were looked at. Looking again tells.
+    /// The type of a column was created after the types were read. They have to be read again.
     #[error("transaction at {commit_lsn}: column {column} of {of} is of a type made since; looking at types again")]
     TypeUnknown { commit_lsn: Lsn, of: EventSource, column: Shown },
     /// A column of a row holds what no event can be made of.
@@ -95,7 +95,7 @@ pub(crate) enum EventError {
 
 impl EventError {
     /// The error for an operator, with its remedy.
-    pub(crate) fn into_error(self, slot: &SlotName) -> Error {
+    pub fn into_error(self, slot: &SlotName) -> Error {
         let (kind, remedy) = match &self {
             EventError::TypeUnknown { .. } => {
                 return Error::new(Kind::PostgresUnreachable, format!("slot {slot}: {self}"));

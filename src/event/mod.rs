@@ -1,7 +1,7 @@
 //! Messages to events: which row, of which transaction, at which place in it.
 //!
-//! The [`Assembler`] holds one transaction's header and the tables' column positions, never a row (P4). Where an event
-//! stands is counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
+//! The [`Assembler`] holds one transaction's header and the tables' column positions, never a row (P4). The place of an event is
+//! counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
 
 mod assemble;
 mod error;
@@ -12,8 +12,7 @@ pub(crate) mod tests;
 
 use std::fmt;
 
-pub(crate) use assemble::Assembler;
-pub use assemble::{BaseTypes, Ignored};
+pub use assemble::{Assembler, BaseTypes, Ignored};
 pub use error::{Fault, Shown};
 pub use row::{Polled, Row, RowId};
 
@@ -111,11 +110,12 @@ impl Event<'_> {
 
 /// The result of one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Step<'a> {
+pub enum Step<'a> {
     /// No event, or one that was delivered before.
     Nothing,
     /// A transaction begins that is not covered by the position.
     Begin {
+        /// LSN of its commit record.
         commit_lsn: Lsn,
         /// The lower half of its id.
         xid: u32,
@@ -123,7 +123,17 @@ pub(crate) enum Step<'a> {
     /// An event that is not covered by the position.
     Event(Event<'a>),
     /// The transaction ends. Comes for every transaction for which `Begin` came, also one without events.
-    Commit { commit_lsn: Lsn, end_lsn: Lsn },
+    Commit {
+        /// LSN of its commit record.
+        commit_lsn: Lsn,
+        /// End of its commit record.
+        end_lsn: Lsn,
+    },
     /// The description of a table, and whether it is an outbox. The catalog should be read again.
-    Relation { oid: u32, outbox: bool },
+    Relation {
+        /// The table's OID.
+        oid: u32,
+        /// Whether it is an outbox table.
+        outbox: bool,
+    },
 }

@@ -326,7 +326,7 @@ pub(crate) fn position_after(resume: Position, steps: &[Step<'_>], mut acked: us
     position
 }
 
-/// A session: the server starts behind a commit it was told of, or any earlier one, and describes tables anew.
+/// A session: the server starts after a confirmed commit, or any earlier one, and describes tables again.
 fn session<'a>(sent: &'a [Sent], from: Lsn, descriptions: &'a [Vec<u8>]) -> Vec<(&'a [u8], Lsn)> {
     let messages = sent.iter().filter(|sent| sent.transaction_end > from);
     let described = descriptions.iter().map(|bytes| (bytes.as_slice(), Lsn::ZERO));

@@ -242,8 +242,8 @@ pub fn extent(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'
     Ok(format!("select count(*), min({time})::text, max({time})::text from {} where {condition}", from(facts)?))
 }
 
-/// No row that is seen is of this transaction or a later one. An exported snapshot may begin behind its end, and sees what is
-/// below its beginning. In a query of its own, so that it is asked once and not for each row.
+/// The snapshot sees no row of this transaction or a later one. An exported snapshot can have an `xmin` above its `xmax`, and sees the
+/// transactions below its `xmin`. A separate query, which Postgres evaluates once and not for each row.
 const NEXT: &str =
     "(select greatest(pg_snapshot_xmin(pg_current_snapshot()), pg_snapshot_xmax(pg_current_snapshot())))";
 

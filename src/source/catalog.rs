@@ -289,49 +289,39 @@ fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
 fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Result<()> {
     let (publication, table) = (&now.publication_name, &now.table_name);
     let sql_publication = quoted(publication);
+    let fault = |cause: String, remedy: &str| Err(changed(now, cause).remedy(format!("{remedy}. {}", missing(table))));
+    let set_table = format!("alter publication {sql_publication} set table {table}");
     let filter = |of: &'_ Fingerprint| of.own(|member| member.row_filter.as_ref()).cloned();
     if let Some(filter) = filter(now).filter(|now| Some(now) != filter(before).as_ref()) {
-        return Err(changed(now, format!("publication {publication} filters rows of {table}: {filter}"))
-            .remedy(format!("alter publication {sql_publication} set table {table}. {}", missing(table))));
+        return fault(format!("publication {publication} filters rows of {table}: {filter}"), &set_table);
     }
     let columns = |of: &'_ Fingerprint| of.own(|member| member.columns.as_ref()).cloned();
     if let Some(columns) = columns(now).filter(|now| Some(now) != columns(before).as_ref()) {
         let columns = columns.join(", ");
-        return Err(changed(now, format!("publication {publication} publishes only ({columns}) of {table}"))
-            .remedy(format!("alter publication {sql_publication} set table {table}. {}", missing(table))));
+        return fault(format!("publication {publication} publishes only ({columns}) of {table}"), &set_table);
     }
     let Some(is) = &now.seen.table else { return Ok(()) };
     if is.persistence != "p" {
-        return Err(changed(now, format!("table {table} is unlogged: none of its rows reaches a stream"))
-            .remedy(format!("alter table {table} set logged. {}", missing(table))));
+        let cause = format!("table {table} is unlogged: none of its rows reaches a stream");
+        return fault(cause, &format!("alter table {table} set logged"));
     }
     let silent_before = before.seen.table.as_ref().map(|table| table.silent_partitions.as_slice()).unwrap_or_default();
     if let Some(part) = is.silent_partitions.iter().find(|part| !silent_before.contains(part)) {
-        return Err(changed(
-            now,
-            format!("partition {part} of {table} is unlogged or foreign: none of its rows reaches a stream"),
-        )
-        .remedy(format!("alter table {part} set logged, or detach it. {}", missing(table))));
+        let cause = format!("partition {part} of {table} is unlogged or foreign: none of its rows reaches a stream");
+        return fault(cause, &format!("alter table {part} set logged, or detach it"));
     }
     let was = before.seen.publication.as_ref().map(|publication| publication.flags).unwrap_or_default();
+    let set = |option: &str| format!("alter publication {sql_publication} set ({option})");
     if seen.flags.via_root != was.via_root && is.kind == "p" {
-        let value = was.via_root;
-        return Err(changed(
-            now,
-            format!("publish_via_partition_root of publication {publication} was changed: rows of {table} come under other names"),
-        )
-        .remedy(format!(
-            "alter publication {sql_publication} set (publish_via_partition_root = {value}). {}",
-            missing(table)
-        )));
+        let cause = format!(
+            "publish_via_partition_root of publication {publication} was changed: rows of {table} come under other names"
+        );
+        return fault(cause, &set(&format!("publish_via_partition_root = {}", was.via_root)));
     }
     if was.insert && !seen.flags.insert {
-        let operations = seen.flags.operations();
-        return Err(changed(
-            now,
-            format!("publication {publication} was changed from publish = '{}' to '{operations}'", was.operations()),
-        )
-        .remedy(format!("alter publication {sql_publication} set (publish = 'insert'). {}", missing(table))));
+        let (before, now) = (was.operations(), seen.flags.operations());
+        let cause = format!("publication {publication} was changed from publish = '{before}' to '{now}'");
+        return fault(cause, &set("publish = 'insert'"));
     }
     Ok(())
 }

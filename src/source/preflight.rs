@@ -484,7 +484,7 @@ impl Published<'_> {
     fn has_table(&self, other_tables: &[String]) -> Result<()> {
         let Published { name, sql_name, publication, catalog, table, table_name } = self;
         let (members, via_root) = (&catalog.members, publication.flags.via_root);
-        // Adding the table here would let the relay confirm, and so give up, what is in the stream of the other.
+        // With this table in the publication, the relay would confirm and so lose the other table's rows.
         if let Some(other) = other_tables.first().filter(|_| members.is_empty()) {
             let cause = format!("publication {name} publishes {}, and not {table_name}", other_tables.join(", "));
             let remedy = Remedy::from(format!(

@@ -436,7 +436,7 @@ impl Basis {
 /// `xmin` has the lower half of an id. The greatest assigned id with this half is the row's or a later one. So a row can pass for
 /// younger than it is, never for older. A savepoint's id is greater than its transaction's, which errs to the same side.
 fn by_xmin(published: &Published) -> String {
-    // In a query of its own, so that it is asked once and not for each row.
+    // A separate query, which Postgres evaluates once and not for each row.
     const NEXT: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint)";
     let (xmin, id) = (published.pair.snapshot.xmin(), format!("{NEXT} - (({NEXT} - xmin::text::bigint) & 4294967295)"));
     format!("{id} < {xmin}")

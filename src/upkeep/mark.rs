@@ -78,7 +78,7 @@ impl Part<'_> {
     /// Writes to these rows, and returns their number.
     async fn write(&self, client: &Client) -> Result<u64, QueryError> {
         let Part { writer, written, rows } = self;
-        let mut keys = vec![Vec::with_capacity(rows.len()); *writer.key_values.end()];
+        let mut keys = vec![Vec::new(); *writer.key_values.end()];
         for Outcome { row, .. } in rows {
             let mut values = row.values();
             for column in &mut keys {
@@ -185,7 +185,7 @@ impl Marker {
     /// a transaction that was left open.
     ///
     /// # Errors
-    /// [`Kind::PostgresUnreachable`] where others stayed in the way, and for a lost connection: connect again.
+    /// [`Kind::PostgresUnreachable`] where other sessions kept their locks, and for a lost connection: connect again.
     /// [`Kind::Event`] for an id that is not UTF-8. Those of [`Marker::connect`] where the table changed, and
     /// [`Kind::Config`] where constraints or triggers of the table do not let the mark be.
     pub async fn settle(&self, batch: &Batch) -> Result<u64> {

@@ -250,7 +250,7 @@ impl Writer {
                     quoted_name(table.schema())
                 ))
             }
-            // The table publishes updates or deletes, and nothing tells its rows apart.
+            // The table publishes updates or deletes, and has no replica identity.
             ("55000", ..) => Error::new(Kind::Publication, error.cause()).remedy(
                 "a publication of updates and deletes wants a primary key: alter publication … set (publish = 'insert'); is \
                  enough for walrelay",
