@@ -114,7 +114,6 @@ select pg_catalog.jsonb_build_object(
             'columns', (
                 select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
                     'name', a.attname,
-                    'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
                     'generated', a.attgenerated
                 ) order by a.attnum), '[]')
                 from pg_catalog.pg_attribute a

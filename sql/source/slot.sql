@@ -1,4 +1,4 @@
--- The slot, its holder, and the end of the WAL. $1 slot name. One row, one JSON text.
+-- The slot, and the end of the WAL. $1 slot name. One row, one JSON text.
 -- to_jsonb reads the columns that the server has, so that one text serves every major version: conflicting exists from 16 on,
 -- failover, synced and invalidation_reason from 17 on.
 -- The end of the WAL is for operators and metrics. The relay never confirms that LSN: other sessions may have written events
@@ -11,10 +11,7 @@ select pg_catalog.jsonb_build_object(
         else pg_catalog.pg_current_wal_flush_lsn()
     end,
     'slot', (
-        select pg_catalog.to_jsonb(s) || pg_catalog.jsonb_build_object('holder', a.application_name)
-        from pg_catalog.pg_replication_slots s
-        left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
-        where s.slot_name = $1
+        select pg_catalog.to_jsonb(s) from pg_catalog.pg_replication_slots s where s.slot_name = $1
     ),
     -- The transaction that has had an id for the longest time: the server keeps WAL from its start on, and a new slot waits for its
     -- end. Read from the locks, because most roles may not see the activity of others. Without a pid: a prepared transaction.

@@ -17,8 +17,8 @@ use crate::error::{Error, Kind, Result};
 use crate::ledger::trail::Published;
 use crate::source::preflight;
 use crate::state::{self, Stored};
-use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, sweep};
-use crate::upkeep::{bound, published};
+use crate::upkeep::bound;
+use crate::upkeep::cleanup::{Partition, Sweeper, old_partitions, published_of, sweep};
 
 /// The longest age and pause that make sense.
 const AGE_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
@@ -126,7 +126,7 @@ pub async fn cleanup(args: &CleanupArgs) -> Outcome {
     let mut reports = Vec::new();
     for sweeper in &sweepers {
         let published = match known.clone().filter(|_| sweeper.basis.needs_published()) {
-            Some(known) => Some(published::of_stored(client, known, sweeper.table.oid).await?),
+            Some(known) => Some(published_of(client, known, sweeper.table.oid).await?),
             None => None,
         };
         let is_polled = known.as_ref().is_some_and(Stored::is_polled);

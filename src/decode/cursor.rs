@@ -1,17 +1,15 @@
-//! A reader over bytes from outside that cannot read past them, and what it says when it would have to (P11).
+//! Checked reads of bytes from outside, and the error of a read past their end (P11).
 
 use std::fmt;
 
 use crate::position::Lsn;
 
-/// Bytes that are not the message they claim to be. It holds numbers and our own words, never any of the bytes' text.
+/// The bytes are not the message they claim to be. The error has numbers and our own words, never text of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeError {
-    /// Where in the message, in bytes from its first.
+    /// In bytes from the first of the message.
     pub offset: usize,
-    /// What was being read there.
     pub what: &'static str,
-    /// What is wrong with it.
     pub problem: Problem,
 }
 
@@ -19,27 +17,13 @@ pub struct DecodeError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Problem {
     /// The message ends too early.
-    Short {
-        /// Bytes that had to be there.
-        wanted: usize,
-        /// Bytes that are there.
-        left: usize,
-    },
-    /// The message goes on behind its end.
-    Trailing {
-        /// Bytes behind the end.
-        left: usize,
-    },
-    /// A byte that says what follows has a value without a meaning.
-    Unknown {
-        /// The byte.
-        found: u8,
-    },
+    Short { wanted: usize, left: usize },
+    /// Bytes follow the end of the message.
+    Trailing { left: usize },
+    /// A tag or kind without a meaning.
+    Unknown { found: u8 },
     /// A length or count below zero, or a number outside its range.
-    OutOfRange {
-        /// The number.
-        found: i64,
-    },
+    OutOfRange { found: i64 },
     /// A text does not end with a zero byte.
     Unterminated,
     /// A name is not UTF-8.
@@ -76,7 +60,6 @@ impl<'a> Cursor<'a> {
         Cursor { rest: bytes, offset: 0 }
     }
 
-    /// What has not been read.
     pub(super) fn rest(&self) -> &'a [u8] {
         self.rest
     }
@@ -164,46 +147,5 @@ impl<'a> Cursor<'a> {
             0 => Ok(()),
             left => Err(self.error(0, what, Problem::Trailing { left })),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_short_read_names_the_offset_and_what_was_wanted() {
-        let mut cursor = Cursor::new(&[0, 0, 0, 7, 1, 2]);
-        assert_eq!(cursor.u32("a number"), Ok(7));
-        let error = cursor.i64("a time").unwrap_err();
-        assert_eq!(error, DecodeError { offset: 4, what: "a time", problem: Problem::Short { wanted: 8, left: 2 } });
-        assert_eq!(error.to_string(), "a time at byte 4 wants 8 bytes and 2 are left");
-        assert_eq!(cursor.rest(), [1, 2], "a failed read must not move");
-    }
-
-    #[test]
-    fn a_negative_count_is_refused_where_it_stands() {
-        let mut cursor = Cursor::new(&[9, 0xff, 0xff, 0xff, 0xfe]);
-        cursor.u8("a tag").unwrap();
-        let error = cursor.count32("a length").unwrap_err();
-        assert_eq!(error, DecodeError { offset: 1, what: "a length", problem: Problem::OutOfRange { found: -2 } });
-        assert!(Cursor::new(&[0x80, 0]).count16("a count").is_err());
-    }
-
-    #[test]
-    fn the_largest_declared_length_is_an_error_and_not_an_allocation() {
-        let error = Cursor::new(&[1, 2, 3]).take(usize::MAX, "a value").unwrap_err();
-        assert_eq!(error.problem, Problem::Short { wanted: usize::MAX, left: 3 });
-    }
-
-    #[test]
-    fn a_name_ends_with_zero_and_is_utf_8() {
-        let mut cursor = Cursor::new(b"a\xc3\xa4\0b\xff\0c");
-        assert_eq!(cursor.name("a name"), Ok("aä"));
-        assert_eq!(
-            cursor.name("a name").unwrap_err(),
-            DecodeError { offset: 4, what: "a name", problem: Problem::NotUtf8 }
-        );
-        assert_eq!(cursor.name("a name").unwrap_err().problem, Problem::Unterminated);
     }
 }

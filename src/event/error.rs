@@ -1,4 +1,4 @@
-//! Errors in the stream of messages, with their remedies; texts of rows made fit for a log line.
+//! Errors in the stream of messages, with their remedies, and texts of rows for a log line.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use crate::position::{Lsn, Position};
 /// The place in the stream at which a message was wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// Where the server says the message stands in its log; zero for some.
+    /// The message's LSN according to the server; zero for some.
     pub wal_start: Lsn,
-    /// The transaction that is open, by its commit record, and how many of its outbox events came before.
+    /// The commit LSN of the open transaction, and the number of its outbox events before the message.
     pub transaction: Option<(Lsn, u64)>,
 }
 
@@ -51,56 +51,26 @@ pub enum Fault {
 pub enum EventError {
     /// The bytes are not a pgoutput message.
     #[error("a message cannot be decoded ({seen}): {source}")]
-    Undecodable {
-        /// Where.
-        seen: Seen,
-        /// What is wrong with the bytes.
-        source: DecodeError,
-    },
+    Undecodable { seen: Seen, source: DecodeError },
     /// The message breaks the protocol: no server sends it here.
     #[error("the server sent {what} ({seen})")]
-    Protocol {
-        /// Where.
-        seen: Seen,
-        /// The message, for people.
-        what: String,
-    },
+    Protocol { seen: Seen, what: String },
     /// A configured column is not in the table as it was when the row was written.
     #[error("{place}: table {table} has no column {column}; it has {there_are}")]
     ColumnMissing {
         /// The first event that needs it.
         place: Place,
-        /// The outbox table.
         table: String,
-        /// The configured column.
         column: String,
         /// The table's columns, for people.
         there_are: String,
     },
-    /// A column is of a type that came into being after types were looked at. Looking again tells.
+    /// The type of a column was created after the types were read. They have to be read again.
     #[error("transaction at {commit_lsn}: column {column} of {of} is of a type made since; looking at types again")]
-    TypeUnknown {
-        /// The transaction.
-        commit_lsn: Lsn,
-        /// The outbox.
-        of: EventSource,
-        /// The column.
-        column: Shown,
-    },
+    TypeUnknown { commit_lsn: Lsn, of: EventSource, column: Shown },
     /// A column of a row holds what no event can be made of.
     #[error("{place}{}: column {column} of {of} {fault}", id.as_ref().map(|id| format!(", row {id}")).unwrap_or_default())]
-    Value {
-        /// The event.
-        place: Place,
-        /// The row's id, where it is known.
-        id: Option<Shown>,
-        /// The outbox it is from.
-        of: EventSource,
-        /// The column.
-        column: String,
-        /// What is wrong with its value.
-        fault: Fault,
-    },
+    Value { place: Place, id: Option<Shown>, of: EventSource, column: String, fault: Fault },
     /// The position ends inside this transaction's commit record, where none can end.
     #[error(
         "position {position} ends inside the commit record of the transaction at {commit_lsn}, which ends at {end_lsn}"
@@ -108,9 +78,7 @@ pub enum EventError {
     PositionInside {
         /// Where the relay resumed.
         position: Position,
-        /// Start of the commit record.
         commit_lsn: Lsn,
-        /// End of the commit record.
         end_lsn: Lsn,
     },
     /// The partly delivered transaction is not in the stream, or has fewer events than were delivered of it.
@@ -126,7 +94,7 @@ pub enum EventError {
 }
 
 impl EventError {
-    /// What an operator reads: what happened, on which slot, and what to do.
+    /// The error for an operator, with its remedy.
     pub fn into_error(self, slot: &SlotName) -> Error {
         let (kind, remedy) = match &self {
             EventError::TypeUnknown { .. } => {
@@ -187,8 +155,7 @@ impl EventError {
 const SHOWN_CHARS_MAX: usize = 100;
 
 /// Text from a row, made harmless for a terminal or a log: quoted, escaped, cut after about 100 characters (P11).
-///
-/// For ids and names only. Payloads and keys are never shown at all.
+/// For ids and names. Payloads and keys are never shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown(String);
 

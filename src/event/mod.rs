@@ -1,50 +1,43 @@
 //! Messages to events: which row, of which transaction, at which place in it.
 //!
-//! The [`Assembler`] holds one transaction's header and the tables' column positions, never a row (P4). Where an event
-//! stands is counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
+//! The [`Assembler`] holds one transaction's header and the tables' column positions, never a row (P4). The place of an event is
+//! counted from commit records only: a row's own LSN may be shared, zero, or below a confirmed one (P1).
 
 mod assemble;
-mod content;
 mod error;
-mod polled;
 mod row;
 
 #[cfg(test)]
-mod golden;
-#[cfg(test)]
-pub(crate) mod lab;
-#[cfg(test)]
-pub(crate) mod replay;
+pub(crate) mod tests;
 
 use std::fmt;
 
 pub use assemble::{Assembler, BaseTypes, Ignored};
-pub use error::{EventError, Fault, Seen, Shown};
-pub use polled::Polled;
-pub use row::{Row, RowId};
+pub use error::{Fault, Shown};
+pub use row::{Polled, Row, RowId};
 
 use crate::config::SlotName;
 use crate::position::Lsn;
 
-/// Where an event stands: its transaction and its index in it. With the server's identity it names the event for ever.
+/// The place of an event: its transaction, and its index in it. With the server's identity it names the event for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// LSN of the transaction's commit record.
     pub commit_lsn: Lsn,
     /// Index among the outbox events of the transaction, from 0.
     pub index: u64,
-    /// How it came here.
+    /// The way by which it was read.
     pub via: Via,
 }
 
-/// How an event came here.
+/// The way by which an event was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Via {
-    /// By the slot.
+    /// From the slot.
     Slot,
-    /// It was read from the table: LSN and index say when the log was there and which of the rows it was.
+    /// From the table: the LSN is the end of the WAL at that time, the index counts the rows.
     Table,
-    /// Likewise, and it was published before: somebody asked for it.
+    /// From the table, for a replay.
     Replay,
 }
 
@@ -89,7 +82,7 @@ impl fmt::Display for Place {
 /// One row of an outbox table, or one message, with its place in the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// Where it stands.
+    /// Its place.
     pub place: Place,
     /// Commit time, microseconds since the Unix epoch.
     pub committed_at_us: i64,
@@ -115,10 +108,10 @@ impl Event<'_> {
     }
 }
 
-/// What one message came to.
+/// The result of one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// Nothing to do: not an event, or delivered before.
+    /// No event, or one that was delivered before.
     Nothing,
     /// A transaction begins that is not covered by the position.
     Begin {
@@ -136,7 +129,7 @@ pub enum Step<'a> {
         /// End of its commit record.
         end_lsn: Lsn,
     },
-    /// A table was described; `outbox` says whether it is a configured one. The catalog should be looked at.
+    /// The description of a table, and whether it is an outbox. The catalog should be read again.
     Relation {
         /// The table's OID.
         oid: u32,

@@ -1,16 +1,21 @@
-//! The values of one event, the columns they are found in, and the key of its row.
+//! The values of one event from the stream, from a table or from a message, and the key of its row.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
-use super::content::Content;
-use super::error::Fault;
-use crate::config::{OutboxConfig, RowKey};
-use crate::decode::{Column, Relation, Tuple, Value};
-use crate::template::{ColumnType, TypedValues, Values};
+use serde::Deserializer as _;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
-/// One row, or one message, by place: the place of a column is its index in [`crate::config::OutboxConfig::columns`],
-/// wherever it stands in the table at the time. Values are the text Postgres sent, borrowed from the receive buffer
-/// where that is possible.
+use super::error::Fault;
+use super::{Event, Place};
+use crate::config::{MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, OutboxConfig, RowKey};
+use crate::decode::{self, Column, Insert, LogicalMessage, Message, Relation, Tuple, Value};
+use crate::template::{ColumnType, TypedValues, Values, text_of};
+
+/// The values of one row or message, by the index of the column in [`OutboxConfig::columns`]. Values are the text of Postgres, borrowed
+/// from the receive buffer where possible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row<'a>(Of<'a>);
 
@@ -21,12 +26,10 @@ enum Of<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// The row of a tuple that `mapping` fits.
     pub(super) fn new(tuple: Tuple<'a>, mapping: &Arc<Mapping>) -> Self {
         Row(Of::Table(tuple, Arc::clone(mapping)))
     }
 
-    /// What a message comes to.
     pub(super) fn message(content: Content<'a>) -> Self {
         Row(Of::Message(content))
     }
@@ -43,19 +46,18 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Whether its key names this row and no other. A row that was written before its table had all columns of the key has
-    /// none.
+    /// Whether it has all values of its row key. A row that was written before its table had all columns of the key has not.
     pub fn has_key(&self) -> bool {
         match &self.0 {
             Of::Table(_, mapping) => {
                 mapping.row_key().is_some_and(|key| key.places.iter().all(|place| self.get(*place).is_some()))
             }
-            // The LSN of a message, or what its writer says is its id.
+            // The key is the LSN, or an id in the content.
             Of::Message(_) => true,
         }
     }
 
-    /// Appends what a [`RowId`] of it has: the values of its key up to the first that it lacks.
+    /// Appends the key of its [`RowId`]: the values of its row key up to the first missing one.
     #[inline]
     pub fn write_key(&self, into: &mut Vec<u8>) {
         let key = match &self.0 {
@@ -98,16 +100,16 @@ impl Values for Row<'_> {
     }
 }
 
-/// Between two values of a key: no text of Postgres has it.
+/// Separates the values of a key: text of Postgres cannot contain it.
 const SEPARATOR: u8 = 0;
 
-/// A row, by its outbox and the values of its [row key](crate::config::RowKey). Of a table without one, all rows of an id
+/// A row, by its outbox and the values of its [row key](RowKey). Of a table without one, all rows of an id
 /// have the same.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RowId {
     /// Index of the outbox.
     pub outbox: usize,
-    /// The values in Postgres' text form, the event's id first, with a NUL between two.
+    /// The values in Postgres' text form, the event's id first, separated by NUL.
     pub key: Vec<u8>,
 }
 
@@ -130,9 +132,8 @@ impl RowId {
     }
 }
 
-/// Appends these values as a [`RowId`] has them.
 #[inline]
-pub(super) fn join<'v>(values: impl Iterator<Item = &'v [u8]>, into: &mut Vec<u8>) {
+fn join<'v>(values: impl Iterator<Item = &'v [u8]>, into: &mut Vec<u8>) {
     for (number, value) in values.enumerate() {
         if number > 0 {
             into.push(SEPARATOR);
@@ -141,21 +142,19 @@ pub(super) fn join<'v>(values: impl Iterator<Item = &'v [u8]>, into: &mut Vec<u8
     }
 }
 
-/// Where the needed columns stand in a tuple of one version of the outbox table.
+/// The positions of an outbox's columns in the tuples of one version of its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mapping {
-    /// How many values a tuple must have.
+    /// The number of values of a tuple.
     columns: usize,
-    /// By place: the position in a tuple, and the type. Columns of the row key alone may be missing.
+    /// By place: the position in a tuple, and the type. None for a missing column that only the row key needs.
     places: Vec<Option<(usize, ColumnType)>>,
     row_key: Option<RowKey>,
 }
 
 impl Mapping {
-    /// Finds every column of `outbox` in `relation`. A column of the row key alone may be younger than the row.
-    ///
-    /// # Errors
-    /// The place of the first that is not there.
+    /// Finds the columns of `outbox` in `relation`. The error is the place of the first missing one; columns that only the row key needs
+    /// may be missing.
     pub(super) fn new(outbox: &OutboxConfig, relation: &Relation) -> Result<Self, usize> {
         let routed = outbox.routed_columns().len();
         let find = |(place, name): (usize, &String)| {
@@ -172,25 +171,24 @@ impl Mapping {
     }
 
     #[inline]
-    pub(super) fn row_key(&self) -> Option<&RowKey> {
+    fn row_key(&self) -> Option<&RowKey> {
         self.row_key.as_ref()
     }
 
-    /// How many values a tuple must have.
     pub(super) fn columns(&self) -> usize {
         self.columns
     }
 
     #[inline]
-    pub(super) fn position(&self, place: usize) -> Option<usize> {
+    fn position(&self, place: usize) -> Option<usize> {
         self.places.get(place)?.map(|(position, _)| position)
     }
 
-    pub(super) fn column_type(&self, place: usize) -> ColumnType {
+    fn column_type(&self, place: usize) -> ColumnType {
         self.places.get(place).copied().flatten().map_or(ColumnType { oid: 0, modifier: -1 }, |(_, of)| of)
     }
 
-    /// What is wrong with the needed values of a tuple of the right width, and in which place.
+    /// The first invalid value of a tuple, and its place.
     #[inline]
     pub(super) fn fault(&self, tuple: &Tuple<'_>) -> Option<(usize, Fault)> {
         let odd = tuple.values().enumerate().find_map(|(position, value)| {
@@ -210,13 +208,160 @@ impl Mapping {
     }
 }
 
+/// OIDs of the types of members: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>
+const TEXT: u32 = 25;
+const JSON: u32 = 114;
+
+/// The values of one message of `pg_logical_emit_message`, by place: members of the JSON object that is its content, and what
+/// every message has.
+///
+/// A member that is missing or `null` is NULL, a string is its text, and everything else is JSON as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Content<'a> {
+    /// Each with the OID of its type.
+    values: Vec<(Option<Cow<'a, [u8]>>, u32)>,
+    /// The place of the whole content, which may be no JSON.
+    whole: Option<usize>,
+}
+
+impl<'a> Content<'a> {
+    /// Reads the `needed` fields and members of `message`. The content is parsed only for members. The error is the place of the first
+    /// needed member of a content that is no object.
+    pub(super) fn new(needed: &[String], message: &LogicalMessage<'a>) -> Result<Self, (usize, Fault)> {
+        let of_every_message = |name: &str| match name {
+            MESSAGE_LSN => Some((Cow::Owned(message.lsn.to_string().into_bytes()), TEXT)),
+            MESSAGE_PREFIX => Some((Cow::Borrowed(message.prefix), TEXT)),
+            MESSAGE_CONTENT => Some((Cow::Borrowed(message.content), JSON)),
+            _ => None,
+        };
+        let mut member_at = None;
+        let values = needed.iter().enumerate().map(|(place, name)| match of_every_message(name) {
+            Some((value, type_oid)) => (Some(value), type_oid),
+            None => {
+                member_at.get_or_insert(place);
+                (None, TEXT)
+            }
+        });
+        let values = values.collect();
+        let whole = needed.iter().position(|name| name == MESSAGE_CONTENT);
+        let mut content = Content { values, whole };
+        let Some(member_at) = member_at else { return Ok(content) };
+        let mut json = serde_json::Deserializer::from_slice(message.content);
+        let read = json.deserialize_map(Members { needed, content: &mut content }).and_then(|()| json.end());
+        read.map_err(|_| (member_at, Fault::NoMembers))?;
+        Ok(content)
+    }
+
+    fn get(&self, place: usize) -> Option<&[u8]> {
+        self.values.get(place)?.0.as_deref()
+    }
+
+    /// Whether the value is known to be valid for its type.
+    fn is_checked(&self, place: usize) -> bool {
+        self.whole != Some(place)
+    }
+
+    fn column_type(&self, place: usize) -> ColumnType {
+        ColumnType { oid: self.values.get(place).map_or(0, |(_, oid)| *oid), modifier: -1 }
+    }
+}
+
+/// Reads the needed members, and ignores the others.
+struct Members<'n, 'a> {
+    needed: &'n [String],
+    content: &'n mut Content<'a>,
+}
+
+impl<'a> Visitor<'a> for Members<'_, 'a> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(self, mut members: A) -> Result<(), A::Error> {
+        while let Some((name, value)) = members.next_entry::<String, &'a RawValue>()? {
+            let reserved = [MESSAGE_LSN, MESSAGE_PREFIX, MESSAGE_CONTENT].contains(&name.as_str());
+            let place = self.needed.iter().position(|needed| *needed == name).filter(|_| !reserved);
+            let Some(slot) = place.and_then(|place| self.content.values.get_mut(place)) else { continue };
+            // Of members with one name the last counts, as in `jsonb`.
+            let type_oid = if value.get() == "null" || value.get().starts_with('"') { TEXT } else { JSON };
+            let text = text_of(value.get()).map_err(A::Error::custom)?;
+            let bytes = text.map(|text| match text {
+                Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+                Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+            });
+            *slot = (bytes, type_oid);
+        }
+        Ok(())
+    }
+}
+
+/// The greatest capacity of the buffer between two rows.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// Makes an event of each row that was read from a table: encodes it as the server would send it, and uses the decoder and the mapping of
+/// the stream, so that the event is the same.
+///
+/// Holds the last row, or 1 MiB at most after a small one.
+#[derive(Debug)]
+pub struct Polled {
+    mapping: Arc<Mapping>,
+    message: Vec<u8>,
+}
+
+impl Polled {
+    /// For rows of these columns, in this order, with the base types of domains. The error is the first missing column of `outbox`.
+    pub fn new(outbox: &OutboxConfig, columns: Vec<Column>) -> Result<Polled, String> {
+        let relation = Relation { oid: 0, schema: String::new(), table: String::new(), columns };
+        let missing = |place: usize| outbox.columns.get(place).cloned().unwrap_or_default();
+        Ok(Polled { mapping: Arc::new(Mapping::new(outbox, &relation).map_err(missing)?), message: Vec::new() })
+    }
+
+    /// The event of a row with these values, in Postgres' text form and one for each column; `None` is NULL. The error is the place of an
+    /// invalid value, and its fault.
+    pub fn event<'a, 'v>(
+        &'a mut self,
+        place: Place,
+        outbox: usize,
+        values: impl ExactSizeIterator<Item = Option<&'v [u8]>>,
+    ) -> Result<Event<'a>, (usize, Fault)> {
+        // <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-INSERT>
+        let message = &mut self.message;
+        message.clear();
+        message.shrink_to(KEPT_BYTES_MAX);
+        message.extend([b'I', 0, 0, 0, 0, b'N']);
+        // A table has at most 1600 columns, and a value at most 1 GiB.
+        message.extend(u16::try_from(values.len()).unwrap_or(u16::MAX).to_be_bytes());
+        for value in values {
+            match value {
+                None => message.push(b'n'),
+                Some(text) => {
+                    message.push(b't');
+                    message.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
+                    message.extend(text);
+                }
+            }
+        }
+        let Ok(Message::Insert(Insert { tuple, .. })) = decode::decode(&self.message) else {
+            return Err((0, Fault::Binary));
+        };
+        if tuple.values().count() != self.mapping.columns() {
+            return Err((0, Fault::Unchanged));
+        }
+        if let Some(fault) = self.mapping.fault(&tuple) {
+            return Err(fault);
+        }
+        Ok(Event { place, committed_at_us: 0, xid: None, outbox, row: Row::new(tuple, &self.mapping) })
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::decode::{Insert, Message, decode, wire};
-    use crate::event::Row;
+    use crate::decode::{decode, wire};
+    use crate::event::Via;
+    use crate::position::Lsn;
 
     #[test]
     fn a_row_id_gives_back_its_values_the_id_first() {
@@ -249,26 +394,6 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_found_by_name_wherever_they_stand() {
-        let columns = ["x", "payload", "id", "y", "aggregatetype"];
-        let mapping =
-            Arc::new(Mapping::new(&needed(&["id", "payload", "aggregatetype", "id"]), &relation(&columns)).unwrap());
-        let bytes = wire::insert(1, &columns.map(|name| Value::Text(name.as_bytes())));
-        let row = Row::new(insert(&bytes).tuple, &mapping);
-        let values: Vec<_> = (0..5).map(|place| row.get(place)).collect();
-        assert_eq!(values, [Some(&b"id"[..]), Some(b"payload"), Some(b"aggregatetype"), Some(b"id"), None]);
-    }
-
-    #[test]
-    fn null_is_no_value_and_empty_is_one() {
-        let mapping = Arc::new(Mapping::new(&needed(&["id", "a", "b"]), &relation(&["b", "a", "id"])).unwrap());
-        let bytes = wire::insert(1, &[Value::Null, Value::Text(b""), Value::Text(b"7")]);
-        let row = Row::new(insert(&bytes).tuple, &mapping);
-        assert_eq!((row.get(0), row.get(1), row.get(2)), (Some(&b"7"[..]), Some(&b""[..]), None));
-        assert_eq!(mapping.fault(&insert(&bytes).tuple), None);
-    }
-
-    #[test]
     fn what_is_wrong_with_a_needed_value_is_named_and_with_another_is_not() {
         let mapping = Mapping::new(&needed(&["id", "a"]), &relation(&["other", "a", "id"])).unwrap();
         let fault = |values: &[Value<'_>]| mapping.fault(&insert(&wire::insert(1, values)).tuple);
@@ -277,11 +402,6 @@ mod tests {
         assert_eq!(fault(&[Value::Null, Value::Unchanged, id]), Some((1, Fault::Unchanged)));
         assert_eq!(fault(&[Value::Null, Value::Binary(b""), id]), Some((1, Fault::Binary)));
         assert_eq!(fault(&[Value::Null, Value::Null, Value::Null]), Some((0, Fault::Null)));
-    }
-
-    #[test]
-    fn a_missing_column_is_named_and_case_matters() {
-        assert_eq!(Mapping::new(&needed(&["id", "payload"]), &relation(&["id", "Payload"])), Err(1));
     }
 
     #[test]
@@ -299,6 +419,91 @@ mod tests {
         assert_eq!(key(&["xid", "seq", "payload", "id"]), (b"id\0seq\0xid".to_vec(), true));
         assert_eq!(key(&["seq", "payload", "id"]), (b"id\0seq".to_vec(), true));
         assert_eq!(key(&["xid", "payload", "id"]), (b"id".to_vec(), false));
-        assert_eq!(Mapping::new(&outbox, &relation(&["id", "seq"])), Err(1));
+        assert_eq!(Mapping::new(&outbox, &relation(&["id", "seq", "Payload"])), Err(1), "case matters");
+    }
+
+    fn content<'a>(needed: &[&str], content: &'a [u8]) -> Result<Content<'a>, (usize, Fault)> {
+        let needed: Vec<_> = needed.iter().map(|name| (*name).to_owned()).collect();
+        let message = LogicalMessage { transactional: true, lsn: Lsn::new(0x1f), prefix: b"shop", content };
+        Content::new(&needed, &message)
+    }
+
+    #[test]
+    fn members_are_values_and_what_is_no_string_stays_json() {
+        let needed = ["id", "message_lsn", "s", "n", "o", "b", "null", "missing"];
+        let json =
+            br#" {"o": {"a": [1, 2]}, "x": 1, "s": "a \"b\" \u00e9", "n": 12.50, "b": true, "null": null, "id": "7"} "#;
+        let row = content(&needed, json).unwrap();
+        let values: Vec<_> =
+            (0..9).map(|place| row.get(place).map(|value| std::str::from_utf8(value).unwrap())).collect();
+        assert_eq!(
+            values,
+            [
+                Some("7"),
+                Some("0/1F"),
+                Some("a \"b\" é"),
+                Some("12.50"),
+                Some(r#"{"a": [1, 2]}"#),
+                Some("true"),
+                None,
+                None,
+                None
+            ]
+        );
+        assert_eq!(
+            (row.column_type(2).oid, row.column_type(3).oid, row.column_type(4).oid, row.column_type(99).oid),
+            (TEXT, JSON, JSON, 0)
+        );
+    }
+
+    #[test]
+    fn a_member_cannot_replace_a_field_of_the_message_and_the_last_of_two_counts() {
+        assert_eq!(content(&["message_lsn", "id"], b"[1]"), Err((1, Fault::NoMembers)));
+        assert_eq!(content(&["id"], b"{\"id\": 1} {}"), Err((0, Fault::NoMembers)));
+        let whole = content(&["message_prefix", "message_content"], b"\xff\x00 anything").unwrap();
+        assert_eq!((whole.get(0), whole.get(1)), (Some(&b"shop"[..]), Some(&b"\xff\x00 anything"[..])));
+        assert_eq!((whole.is_checked(0), whole.is_checked(1)), (true, false));
+        let row = content(&["message_lsn", "a"], br#"{"message_lsn": "x", "a": 1, "a": null, "a": 2}"#).unwrap();
+        assert_eq!((row.get(0), row.get(1)), (Some(&b"0/1F"[..]), Some(&b"2"[..])));
+    }
+
+    const PLACE: Place = Place { commit_lsn: Lsn::new(7), index: 3, via: Via::Table };
+
+    fn polled(needed: &[&str], columns: &[(&str, u32)]) -> Result<Polled, String> {
+        let needed = needed.iter().map(|name| (*name).to_owned()).collect();
+        let outbox = OutboxConfig { columns: needed, ..OutboxConfig::default() };
+        let column = |(name, type_oid): &(&str, u32)| Column {
+            name: (*name).to_owned(),
+            type_oid: *type_oid,
+            type_modifier: -1,
+        };
+        Polled::new(&outbox, columns.iter().map(column).collect())
+    }
+
+    #[test]
+    fn rows_become_events_one_after_the_other_wherever_their_columns_stand() {
+        let mut polled = polled(&["id", "payload"], &[("payload", 17), ("other", 25), ("id", 2950)]).unwrap();
+        for (payload, id) in [(Some(&b"\\x00"[..]), &b"7"[..]), (None, b"8"), (Some(b""), "größe".as_bytes())] {
+            let event = polled.event(PLACE, 2, [payload, None, Some(id)].into_iter()).unwrap();
+            assert_eq!((event.place, event.outbox, event.id()), (PLACE, 2, id));
+            assert_eq!((event.row.get(1), event.row.get(2), event.row.type_oid(1)), (payload, None, 17));
+        }
+    }
+
+    #[test]
+    fn a_null_id_a_missing_column_and_a_row_of_another_width_are_no_events() {
+        let of = || polled(&["id", "v"], &[("v", 25), ("id", 20)]);
+        assert_eq!(of().unwrap().event(PLACE, 0, [Some(&b"1"[..]), None].into_iter()), Err((0, Fault::Null)));
+        assert_eq!(of().unwrap().event(PLACE, 0, [Some(&b"1"[..])].into_iter()), Err((0, Fault::Unchanged)));
+        assert_eq!(polled(&["id", "w"], &[("v", 25), ("id", 20)]).unwrap_err(), "w");
+    }
+
+    #[test]
+    fn the_buffer_of_a_large_row_is_freed_for_the_next_row() {
+        let mut polled = polled(&["id"], &[("id", 25)]).unwrap();
+        let large = vec![b'x'; 4 * KEPT_BYTES_MAX];
+        assert_eq!(polled.event(PLACE, 0, [Some(&large[..])].into_iter()).unwrap().id().len(), large.len());
+        polled.event(PLACE, 0, [Some(&b"1"[..])].into_iter()).unwrap();
+        assert!(polled.message.capacity() <= KEPT_BYTES_MAX, "{}", polled.message.capacity());
     }
 }

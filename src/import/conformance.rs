@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 use crate::config::Config;
 use crate::config::file::ConfigFile;
 use crate::config::layers::{Environment, Flags, Settings};
-use crate::event::lab::Lab;
+use crate::event::tests::Lab;
 use crate::import::import;
 use crate::route::{Record, Router};
 use crate::sink::{hash, partition};

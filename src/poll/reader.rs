@@ -1,4 +1,4 @@
-//! The session that reads rows, one at a time.
+//! The session that reads rows, one at a time, and the facts of their table.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -11,8 +11,7 @@ use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStre
 use crate::config::OutboxConfig;
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
-use crate::poll::select::{Key, Selection, Which, from, rows};
-use crate::poll::table::{Order, TableFacts};
+use crate::poll::select::{Key, Order, Selection, TableFacts, Which, from, rows};
 use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table};
 use crate::postgres::fault::{self, While};
@@ -21,66 +20,59 @@ use crate::postgres::quote::{quote_literal, quoted};
 use crate::postgres::sql::{Ended, SqlSession};
 use crate::snapshot::Snapshot;
 
-/// How many columns at the end of a row are not the outbox's.
+/// The columns after the outbox's at the end of each row.
 const OWN_COLUMNS: usize = 2;
 const READING: &str = "reading rows of the outbox table";
 const BEGINNING: &str = "beginning to read the outbox table";
-/// What a server says of an exported snapshot that ended with its session: as its file is missing, up to 15 and from 16 on, or as
-/// the process is. From `ImportSnapshot` and `SetTransactionSnapshot` in `snapmgr.c`.
+/// The errors for an exported snapshot that ended with its session: a missing file, up to 15 and from 16 on, or a missing process.
+/// From `ImportSnapshot` and `SetTransactionSnapshot` in `snapmgr.c`.
 const SNAPSHOT_GONE: [&str; 3] = ["22023", "42704", "55000"];
 
-/// A transaction that reads.
+/// The start of a read transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Began {
-    /// What it sees.
+    /// The transaction's snapshot.
     pub snapshot: Snapshot,
-    /// The end of the log, read after that: whatever the snapshot sees has its commit record below.
+    /// The end of the WAL, read after the snapshot: each transaction that it sees has its commit record below.
     pub wal_end: Lsn,
-    /// How far the log was on disk by then: what a server that crashes has, unless it is another one.
+    /// The end of the flushed WAL, which survives a crash of the server.
     pub flushed: Lsn,
 }
 
-/// A session of its own for reading tables.
+/// A session that reads tables.
 ///
-/// The text of a value is that of the stream: the session has the settings of one, and the simple protocol prints values
-/// with the output functions of their types, as `pgoutput` does.
+/// A value has the same text as in the stream: the session has the same settings, and the simple protocol uses the output functions
+/// of types, as `pgoutput` does.
 #[derive(Debug)]
 pub struct Reader {
     session: SqlSession,
 }
 
 impl Reader {
-    /// Opens it, as [`SqlSession::connect`] does.
-    ///
-    /// # Errors
-    /// As [`SqlSession::connect`].
+    /// Opens the session.
     pub async fn connect(info: &ConnInfo, application_name: &str) -> Result<Reader> {
         Ok(Reader { session: SqlSession::connect(info, application_name).await? })
     }
 
-    /// The client, for questions outside of [`Reader::begin`] and [`Reader::end`] such as
-    /// [`table_facts`].
+    /// The client, for statements outside of the transaction.
     pub fn client(&self) -> &Client {
         self.session.client()
     }
 
-    /// Waits for the end of the session, as [`SqlSession::closed`] does. While [`Rows`] wait for whoever takes them,
-    /// nothing is read from the socket, and the end is heard of late.
+    /// Waits for the end of the session. While nobody takes [`Rows`], the socket is not read, and the end is noticed late.
     pub fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         self.session.closed()
     }
 
-    /// Begins a transaction that changes nothing and sees what had committed when it began, or what an exported snapshot
-    /// (`adopt`) sees. Gives what it sees, and the end of the log read after that: every transaction it sees has its
-    /// commit record below. Until [`Reader::end`], no table of the database is vacuumed behind it, and these tables are not
-    /// rewritten: a rewrite while they are read would leave them empty for a snapshot from before. Where this fails, a
-    /// transaction may have begun nevertheless: end it, or drop the reader.
+    /// Begins a read-only transaction, with the exported snapshot `adopt` where there is one. Until [`Reader::end`], vacuum keeps the
+    /// rows that it sees, and these tables are not rewritten: after a rewrite, an older snapshot sees no rows. After an error a
+    /// transaction may be open: end it, or drop the reader.
     ///
     /// # Errors
-    /// What the session gives; [`Kind::PostgresUnreachable`] without an answer in ten seconds, where the server is a standby,
-    /// and where the exported snapshot has ended with its session.
+    /// [`Kind::PostgresUnreachable`] without an answer in ten seconds, on a standby, and where the exported snapshot has ended with
+    /// its session; those of the session.
     pub async fn begin(&self, adopt: Option<&str>, tables: &[&TableFacts]) -> Result<Began> {
-        // Rows a policy hides are an error, and not rows that are not there.
+        // Rows that a policy hides are an error.
         let mut sql = "begin isolation level repeatable read, read only; set local row_security = off; ".to_owned();
         if let Some(exported) = adopt {
             sql.push_str(&format!("set transaction snapshot {}; ", quote_literal(exported)?));
@@ -119,11 +111,8 @@ impl Reader {
         Ok(Began { snapshot, wal_end: read(wal_end)?, flushed: read(text(2).unwrap_or_default())? })
     }
 
-    /// Which of these tables was rewritten since an exported snapshot was taken, if one was: the snapshot sees none of its
-    /// rows. For a transaction that has them locked.
-    ///
-    /// # Errors
-    /// What the session gives.
+    /// The table that was rewritten since an exported snapshot was taken: the snapshot sees none of its rows. For a transaction that
+    /// has locked them.
     pub async fn rewritten<'t>(&self, tables: &[&'t TableFacts]) -> Result<Option<&'t TableFacts>> {
         for facts in tables {
             // The catalog as the snapshot sees it, against the file there is now. A table that is new to it has no rows in it.
@@ -140,20 +129,12 @@ impl Reader {
         Ok(None)
     }
 
-    /// How many rows [`count`](crate::poll::select::count) says there are. Takes as long as it takes: a large table may
-    /// be read through. To give up, drop this and the reader.
-    ///
-    /// # Errors
-    /// What the session gives.
+    /// The result of [`count`](crate::poll::select::count), without a time limit. To cancel, drop this and the reader.
     pub async fn count(&self, sql: &str) -> Result<u64> {
         Ok(self.extent(sql).await?.0)
     }
 
-    /// How many rows [`extent`](crate::poll::select::extent) says there are, and from when to when. Takes as long as
-    /// [`Reader::count`].
-    ///
-    /// # Errors
-    /// What the session gives.
+    /// The result of [`extent`](crate::poll::select::extent), likewise.
     pub async fn extent(&self, sql: &str) -> Result<(u64, Option<String>, Option<String>)> {
         let doing = "counting rows of the outbox table";
         let counted =
@@ -165,27 +146,21 @@ impl Reader {
         Ok((count, text(1).map(str::to_owned), text(2).map(str::to_owned)))
     }
 
-    /// Asks for the rows of [`rows`]. They come as they are taken: what waits is bounded, and
-    /// then the server waits, too.
+    /// Runs the statement of [`rows`]. The server waits while nobody takes the rows.
     ///
-    /// In memory are, beside the row that was taken, at most five pieces of the answer as they were read from the
-    /// socket: one being taken apart, two in the channel before it, one that waits for a place there, one being read. A
-    /// piece is what was read at once, some ten kilobytes, or one larger row and at most as much again of what follows.
+    /// Memory holds, beside the taken row, at most five reads from the socket: one being parsed, two in the channel before it, one that
+    /// waits for the channel, one being read. A read is some ten kilobytes, or one larger row and at most as much again.
     ///
-    /// Taken to their end or not at all: before the next question is answered, the rest of the rows is read and dropped.
-    /// To stop early, drop the reader.
+    /// The next statement waits for the end of the rows. To stop early, drop the reader.
     ///
     /// # Errors
-    /// [`Kind::PostgresUnreachable`] where the session is over. What the server refuses is told by the first row.
+    /// [`Kind::PostgresUnreachable`] where the session is over. The first row has an error of the statement.
     pub async fn rows(&self, sql: &str) -> Result<Rows> {
         let stream = self.client().simple_query_raw(sql).await.map_err(|error| failed(&error))?;
         Ok(Rows { stream: Some(Box::pin(stream)) })
     }
 
-    /// Ends the transaction; also one in which something failed.
-    ///
-    /// # Errors
-    /// What the session gives; [`Kind::PostgresUnreachable`] without an answer in ten seconds.
+    /// Ends the transaction, also after an error.
     pub async fn end(&self) -> Result<()> {
         let doing = "ending to read the outbox table";
         Ok(bounded(doing, QUERY_TIMEOUT, self.client().batch_execute("commit")).await?)
@@ -200,18 +175,14 @@ fn failed(error: &tokio_postgres::Error) -> Error {
     fault::sql(While::Querying(READING), error)
 }
 
-/// Rows on their way.
+/// The rows of one statement.
 pub struct Rows {
-    /// None behind the last one, and behind an error.
+    /// None after the last row, and after an error.
     stream: Option<Pin<Box<SimpleQueryStream>>>,
 }
 
 impl Rows {
-    /// The next row; none behind the last. Safe to cancel: a row is given or still to come. Waits as long as the server
-    /// takes.
-    ///
-    /// # Errors
-    /// What the session gives. There are no rows behind an error.
+    /// The next row; none after the last, and after an error. Safe to cancel: no row is lost.
     pub async fn next(&mut self) -> Result<Option<PolledRow>> {
         while let Some(stream) = &mut self.stream {
             match poll_fn(|context| stream.as_mut().poll_next(context)).await {
@@ -247,7 +218,6 @@ pub struct PolledRow {
 }
 
 impl PolledRow {
-    /// A row that has a key and values that are text.
     fn checked(row: SimpleQueryRow) -> Result<PolledRow> {
         if row.len() <= OWN_COLUMNS {
             return Err(fault::protocol(While::Querying(READING), "a row without columns"));
@@ -257,24 +227,24 @@ impl PolledRow {
         Ok(PolledRow { row, bytes })
     }
 
-    /// The values of the outbox's columns, in that order; `None` is NULL.
+    /// The values of the outbox's columns, in their order; `None` is NULL.
     pub fn values(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
         (0..self.row.len().saturating_sub(OWN_COLUMNS)).map(|at| self.text(at).map(str::as_bytes))
     }
 
-    /// The event's id; empty where it is NULL, and the row no event.
+    /// The event's id; empty where it is NULL.
     pub fn id(&self) -> &str {
         self.text(0).unwrap_or_default()
     }
 
-    /// Where it stands among the others; `outbox` is that of its columns.
+    /// The row's place in the order.
     pub fn key(&self, outbox: &OutboxConfig) -> Key {
         let mut values = outbox.key_places().iter().map(|place| self.text(*place).unwrap_or_default().to_owned());
         let id = values.next().unwrap_or_default();
         Key { order: self.at_end(2).map(str::to_owned), id, rest: values.collect() }
     }
 
-    /// Whether only `xmin` tells the row's transaction, roughly: such rows may be found again.
+    /// Whether only `xmin` has the row's transaction: such rows may be found again.
     pub fn is_by_xmin(&self) -> bool {
         self.at_end(1) == Some("true")
     }
@@ -283,7 +253,7 @@ impl PolledRow {
         self.row.len().checked_sub(count).and_then(|at| self.text(at))
     }
 
-    /// How many bytes its values and its key have.
+    /// The size of its values and its key.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -293,7 +263,7 @@ impl PolledRow {
     }
 }
 
-/// Without the values: they may be anybody's business (P11).
+/// Without the values (P11).
 impl std::fmt::Debug for PolledRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PolledRow").field("bytes", &self.bytes).finish_non_exhaustive()
@@ -314,13 +284,11 @@ struct TypeFacts {
     is_ordered: bool,
 }
 
-/// Reads the catalogs and has Postgres check the SQL of the configuration. Reads no rows; each question takes ten
-/// seconds at most.
+/// Reads the catalogs and has Postgres check the SQL of the configuration. Reads no rows; each statement takes ten seconds at most.
 ///
 /// # Errors
-/// [`Kind::Config`] for an outbox of messages, and settings that do not fit the table, with Postgres' words;
-/// [`Kind::Publication`] where there is no such table or column; what the session gives. A missing privilege is none:
-/// it is among the facts.
+/// [`Kind::Config`] for an outbox of messages, and for settings that do not fit the table; [`Kind::Publication`] for a missing table
+/// or column; those of the session. A missing privilege is a fact, and no error.
 pub async fn table_facts(client: &Client, outbox: &OutboxConfig) -> Result<TableFacts> {
     let Some(name) = outbox.source.table() else {
         let cause = format!("{} are in no table, and rows of a table are to be read", outbox.source);
@@ -342,7 +310,7 @@ pub async fn table_facts(client: &Client, outbox: &OutboxConfig) -> Result<Table
     Ok(facts)
 }
 
-/// The configured order; none where the role may not even look.
+/// The configured order; none without the privilege to use it.
 async fn configured_order(client: &Client, table: &Table, from: &str, sql: &str) -> Result<Option<Order>> {
     // In WHERE it can be no aggregate, window function or set either.
     let asked = format!("select ({sql}) from {from} where ({sql}) is not null");
@@ -365,7 +333,7 @@ async fn configured_order(client: &Client, table: &Table, from: &str, sql: &str)
     Ok(Some(Order { sql: sql.to_owned(), type_name: of.name, not_null, is_found: false }))
 }
 
-/// Has Postgres read a statement with SQL of `setting` in it; none where a privilege is missing for that.
+/// Has Postgres check a statement with the SQL of `setting`; none without the privilege to run it.
 async fn prepare(client: &Client, sql: &str, setting: &str, remedy: &str) -> Result<Option<Statement>> {
     let doing = format!("checking {setting}");
     let failed = match bounded(&doing, QUERY_TIMEOUT, client.prepare(sql)).await {
@@ -388,8 +356,7 @@ fn is_about_sql(failed: &QueryError) -> bool {
     failed.sqlstate().is_some_and(|sqlstate| ["42", "22", "0A"].iter().any(|class| sqlstate.starts_with(class)))
 }
 
-/// Asks for the plans of what will be asked for: that checks every privilege, of columns and functions too, and reads no
-/// row.
+/// Explains the statements that will be run: that checks every privilege, of columns and functions too, and reads no row.
 async fn may_select(client: &Client, facts: &TableFacts, outbox: &OutboxConfig) -> Result<bool> {
     let none = "3:3:".parse().map_err(|error| Error::new(Kind::Bug, error))?;
     let mut all = vec![Which::Unpublished { snapshot: &none, also: &[] }];

@@ -1,52 +1,184 @@
-//! Which rows of the table, as SQL.
+//! The facts of an outbox table, and the choice of its rows, as SQL.
 //!
 //! Names go through [`quote_ident`], texts through [`quote_literal`]; numbers and snapshots are written by their own types.
 //! Only the operator's conditions stand as they are (P11).
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::OutboxConfig;
+use crate::config::{OutboxConfig, TableName};
+use crate::decode;
 use crate::error::{Error, Kind, Result};
-use crate::poll::table::TableFacts;
-use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows};
+use crate::postgres::catalog::{Column, Table};
+use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quoted};
 use crate::snapshot::Snapshot;
+
+/// The facts of an outbox table that reading its rows needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableFacts {
+    /// The table's OID.
+    pub oid: u32,
+    /// The table's name.
+    pub name: TableName,
+    /// The outbox's columns, in their order, with the base types of domains.
+    pub columns: Vec<decode::Column>,
+    /// The columns that name a row, the id first.
+    pub key: Vec<KeyColumn>,
+    /// The `xid8` column that defaults to `pg_current_xact_id()`.
+    pub xid_column: Option<String>,
+    /// Whether that is never NULL.
+    pub xid_not_null: bool,
+    /// What rows are ordered by before the id.
+    pub order: Option<Order>,
+    /// The column with the event's time: a timestamp, or a date where it is configured.
+    pub time: Option<String>,
+    /// Whether the role has all necessary privileges. Without one on the schema, the configured order is not among the facts.
+    pub may_select: bool,
+    /// Whether the role may read all columns and `xmin`, and so lock the table against a rewrite.
+    pub may_lock: bool,
+    /// Whether it has partitions.
+    pub is_partitioned: bool,
+}
+
+/// A column that names a row, with others or alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyColumn {
+    /// Its name.
+    pub name: String,
+    /// The base type in SQL.
+    pub type_name: String,
+    /// Whether it is compared as text, because Postgres itself does not order its type.
+    pub as_text: bool,
+    /// Whether it is never NULL.
+    pub not_null: bool,
+}
+
+impl KeyColumn {
+    fn of(column: &Column) -> KeyColumn {
+        KeyColumn {
+            name: column.name.clone(),
+            type_name: column.base.sql.clone(),
+            as_text: !column.base.is_ordered,
+            not_null: column.not_null,
+        }
+    }
+
+    /// An SQL expression that Postgres itself orders.
+    fn comparable(&self) -> Result<String> {
+        let name = quote_ident(&self.name)?;
+        Ok(if self.as_text { format!("{name}::text collate \"C\"") } else { name })
+    }
+
+    /// The type of [`KeyColumn::comparable`].
+    fn comparable_type(&self) -> &str {
+        if self.as_text { "text" } else { &self.type_name }
+    }
+}
+
+/// The order of rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// One SQL expression.
+    pub sql: String,
+    /// The base type in SQL.
+    pub type_name: String,
+    /// Whether it is known to be never NULL.
+    pub not_null: bool,
+    /// Whether it was found in the catalog, not configured.
+    pub is_found: bool,
+}
+
+impl Order {
+    fn of(column: &Column) -> Result<Order> {
+        let (sql, type_name) = (quote_ident(&column.name)?, column.base.sql.clone());
+        Ok(Order { sql, type_name, not_null: column.not_null, is_found: true })
+    }
+}
+
+impl TableFacts {
+    /// The order in which rows are read, as SQL. A [`Key`] is valid only in the order in which it was read.
+    pub fn ordered_by(&self) -> Option<String> {
+        let order = self.order.as_ref().map(|order| order.sql.clone());
+        let rest = self.key.iter().skip(1).map(|column| quoted(&column.name));
+        let all: Vec<String> = order.into_iter().chain(rest).collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+
+    /// The facts in the catalogs.
+    ///
+    /// # Errors
+    /// [`Kind::Publication`] for another relation than a table and for missing columns; [`Kind::Config`] for a time column of
+    /// another type.
+    pub(super) fn found(table: &Table, name: &TableName, outbox: &OutboxConfig) -> Result<TableFacts> {
+        if !table.is_table() {
+            return Err(Error::new(Kind::Publication, format_args!("{name} is not a table"))
+                .remedy("name the table that events are inserted into"));
+        }
+        let column = |wanted: &String| table.needed_column(name, wanted);
+        let columns = outbox.columns.iter().map(|name| column(name).map(as_streamed)).collect::<Result<_>>()?;
+        let id = column(&outbox.id)?;
+        let key = outbox.index_columns().map(|name| column(name).map(KeyColumn::of)).collect::<Result<_>>()?;
+        let xid = table.xid_column();
+        let counter = table.counters().find(|column| column.is_integer());
+        let order = counter.or_else(|| Some(id).filter(|id| id.is_integer()));
+        Ok(TableFacts {
+            oid: table.oid,
+            name: name.clone(),
+            columns,
+            key,
+            xid_column: xid.map(|column| column.name.clone()),
+            xid_not_null: xid.is_some_and(|column| column.not_null),
+            order: order.map(Order::of).transpose()?,
+            time: table.time_of(name, outbox.upkeep.time.as_deref())?.map(|column| column.name.clone()),
+            may_select: true,
+            may_lock: table.may_select,
+            is_partitioned: table.is_partitioned(),
+        })
+    }
+}
+
+/// A column as the stream describes it, with the base type of a domain.
+pub fn as_streamed(column: &Column) -> decode::Column {
+    decode::Column { name: column.name.clone(), type_oid: column.base.oid, type_modifier: column.type_modifier }
+}
+
+/// The remedy where no column has the order of an aggregate's events.
+pub const NEEDS_ORDER: &str = "set outbox.order_by to a column that goes up from event to event of an aggregate: a version, a \
+                               sequence, the time of the insert (clock_timestamp(), not now())";
 
 /// The ids below are no transaction's: `FirstNormalTransactionId`
 /// (<https://www.postgresql.org/docs/current/routine-vacuuming.html#VACUUM-FOR-WRAPAROUND>).
 const FIRST_NORMAL_XID: u32 = 3;
 
-/// Which rows.
+/// The choice of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which<'a> {
-    /// All.
+    /// All rows.
     All,
-    /// Those for which `outbox.pending` holds.
+    /// Rows for which `outbox.pending` holds.
     Pending,
-    /// Those whose time is this or later, written as Postgres reads it. Rows without a time are not among them.
+    /// Rows with this time or a later one, in the text form of Postgres.
     Since(&'a str),
-    /// Those of transactions that had not ended.
+    /// Rows of transactions that the snapshot does not see.
     Unpublished {
-        /// Which ones had.
+        /// The snapshot.
         snapshot: &'a Snapshot,
-        /// Transactions that had not, and were published nevertheless. They count only where the row has a column that
-        /// tells its transaction.
+        /// Published transactions that the snapshot does not see. Used only where a column has the transaction.
         also: &'a [u64],
     },
-    /// Those for which this SQL condition holds. It is put in as it stands, in parentheses: whatever is in it that an
-    /// operator did not write as SQL has to be quoted before.
+    /// Rows for which this SQL condition holds. The caller has quoted every part that an operator did not write as SQL.
     Where(&'a str),
 }
 
-/// What is read.
+/// Rows to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Selection<'a> {
-    /// Which rows.
+    /// The choice of rows.
     pub which: Which<'a>,
-    /// And of these only what transactions wrote that had ended here; all where nothing tells a row's transaction.
+    /// Only rows of transactions that this snapshot sees; all rows where no column has the transaction.
     pub until: Option<&'a Snapshot>,
-    /// And only those behind this one.
+    /// Only rows after this one.
     pub after: Option<&'a Key>,
-    /// And at most so many.
+    /// The greatest number of rows.
     pub limit: Option<u64>,
 }
 
@@ -57,21 +189,20 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// Where a row stands among the others, in Postgres' text form.
+/// The place of a row in the order, in the text form of Postgres.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
-    /// What rows are ordered by first; `None` where that is NULL, or there is nothing.
+    /// The value of the order; `None` where it is NULL, or the table has no order.
     pub order: Option<String>,
-    /// The id; they are ordered by it where the rest is the same.
+    /// The id, which orders rows of the same order.
     pub id: String,
-    /// The rest of the row key, which comes last.
+    /// The rest of the row key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rest: Vec<String>,
 }
 
-/// The rows: the outbox's columns in their order, then what orders the row, and whether only `xmin` tells its transaction.
-///
-/// They come by their order, those without one last, and by their row key.
+/// Selects the outbox's columns in their order, then the order of the row, and whether only `xmin` has its transaction. Rows
+/// come by their order, NULL last, and by their row key.
 ///
 /// # Errors
 /// [`Kind::Config`] for a setting that is needed and missing, a name or text that cannot be sent, and a key of another
@@ -97,33 +228,26 @@ pub fn rows(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>
     Ok(sql)
 }
 
-/// How many rows there are.
-///
-/// # Errors
-/// As [`rows`].
+/// Selects the number of rows.
 pub fn count(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>) -> Result<String> {
     let mut sql = format!("select 1 from {} where {}", from(facts)?, condition(facts, outbox, selection)?);
     limit(&mut sql, selection);
     Ok(format!("select count(*) from ({sql}) as counted"))
 }
 
-/// How many rows there are, and from when to when, where the table has a time; else two NULLs.
-///
-/// # Errors
-/// As [`rows`].
+/// Selects the number of rows, and the first and the last time, or two NULLs where the table has no time.
 pub fn extent(facts: &TableFacts, outbox: &OutboxConfig, selection: &Selection<'_>) -> Result<String> {
     let time = facts.time.as_deref().map(quote_ident).transpose()?.unwrap_or_else(|| "null::text".to_owned());
     let condition = condition(facts, outbox, selection)?;
     Ok(format!("select count(*), min({time})::text, max({time})::text from {} where {condition}", from(facts)?))
 }
 
-/// No row that is seen is of this transaction or a later one. An exported snapshot may begin behind its end, and sees what is
-/// below its beginning. In a query of its own, so that it is asked once and not for each row.
+/// The snapshot sees no row of this transaction or a later one. An exported snapshot can have an `xmin` above its `xmax`, and sees the
+/// transactions below its `xmin`. A separate query, which Postgres evaluates once and not for each row.
 const NEXT: &str =
     "(select greatest(pg_snapshot_xmin(pg_current_snapshot()), pg_snapshot_xmax(pg_current_snapshot())))";
 
-/// Whether the column for it does not tell a row's transaction: it is NULL, or has an id nobody had, as rows that came from
-/// another server do.
+/// Whether the column does not have the row's transaction: it is NULL, or has an id of another server.
 fn is_by_xmin(facts: &TableFacts) -> Result<String> {
     let Some(xid) = &facts.xid_column else { return Ok("true".to_owned()) };
     let xid = quote_ident(xid)?;
@@ -250,7 +374,6 @@ fn behind(facts: &TableFacts, outbox: &OutboxConfig, key: &Key) -> Result<String
 mod tests {
     use super::*;
     use crate::config::{EventSource, RowKey, Upkeep};
-    use crate::poll::table::{KeyColumn, Order};
 
     fn outbox() -> OutboxConfig {
         OutboxConfig {
@@ -294,49 +417,6 @@ mod tests {
         let sql = rows(facts, &outbox(), selection).unwrap();
         let (_, behind) = sql.split_once(" where ").unwrap();
         behind.split_once(" order by ").unwrap().0.to_owned()
-    }
-
-    #[test]
-    fn rows_are_their_columns_and_their_key_in_their_order() {
-        let all = Selection::of(Which::All);
-        assert_eq!(
-            rows(&facts(), &outbox(), &all).unwrap(),
-            "select \"id\", \"pay\"\"load\", (\"seq\")::text as \"the order as text\", BY_XMIN as \"by xmin\" \
-             from only \"shop\".\"Out\"\"box\" where true order by (\"seq\"), \"id\""
-                .replace("BY_XMIN", &format!("(\"x\" is null or \"x\" >= {NEXT})::text"))
-        );
-        let bare = TableFacts { order: None, key: id(true, true), is_partitioned: true, ..facts() };
-        let some = Selection { limit: Some(u64::MAX), ..all };
-        assert_eq!(
-            rows(&bare, &outbox(), &some).unwrap(),
-            "select \"id\", \"pay\"\"load\", null as \"the order as text\", BY_XMIN as \"by xmin\" \
-             from \"shop\".\"Out\"\"box\" where true order by \"id\"::text collate \"C\" limit 9223372036854775807"
-                .replace("BY_XMIN", &format!("(\"x\" is null or \"x\" >= {NEXT})::text"))
-        );
-        assert_eq!(
-            count(&facts(), &outbox(), &Selection { limit: Some(7), ..Selection::of(Which::Pending) }).unwrap(),
-            "select count(*) from (select 1 from only \"shop\".\"Out\"\"box\" \
-             where (state = 'NEW' or sent is null) limit 7) as counted"
-        );
-    }
-
-    #[test]
-    fn unpublished_is_told_by_the_transaction_where_the_row_has_it_and_else_by_xmin() {
-        let snapshot = snapshot();
-        let (none, two) = ([], [14, 21]);
-        let of = |also| Selection::of(Which::Unpublished { snapshot: &snapshot, also });
-        let by_xid = "\"x\" >= '10'::xid8 and not pg_visible_in_snapshot(\"x\", '10:20:10,14'::pg_snapshot)";
-        let next = format!("{NEXT}::text::bigint");
-        let by_xmin =
-            format!("(({next} - xmin::text::bigint) & 4294967295 <= {next} - 10 and xmin::text::bigint >= 3)");
-        let plausible = format!(" and (\"x\" < {NEXT} or {by_xmin})");
-        assert_eq!(where_of(&facts(), &of(&none)), format!("{by_xid}{plausible}"));
-        let but_two = format!("{by_xid} and \"x\" <> all ('{{14,21}}'::xid8[]){plausible}");
-        assert_eq!(where_of(&facts(), &of(&two)), but_two);
-        let with_nulls = TableFacts { xid_not_null: false, ..facts() };
-        assert_eq!(where_of(&with_nulls, &of(&none)), format!("({by_xid}{plausible} or \"x\" is null and {by_xmin})"));
-        let without = TableFacts { xid_column: None, ..facts() };
-        assert_eq!(where_of(&without, &of(&two)), by_xmin);
     }
 
     #[test]
@@ -429,15 +509,11 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_stands_in_parentheses() {
-        let some = Selection::of(Which::Where("a or b"));
-        assert_eq!(where_of(&facts(), &some), "(a or b)");
-        assert_eq!(
-            extent(&facts(), &outbox(), &some).unwrap(),
-            "select count(*), min(\"at\")::text, max(\"at\")::text from only \"shop\".\"Out\"\"box\" where (a or b)"
-        );
-        let untimed = TableFacts { time: None, ..facts() };
-        assert!(extent(&untimed, &outbox(), &some).unwrap().starts_with("select count(*), min(null::text)::text, "));
+    fn a_key_is_kept_as_json() {
+        let key = Key { order: None, id: "a\"b".to_owned(), rest: Vec::new() };
+        let text = serde_json::to_string(&key).unwrap();
+        assert_eq!(text, r#"{"order":null,"id":"a\"b"}"#);
+        assert_eq!(serde_json::from_str::<Key>(&text).unwrap(), key);
     }
 
     #[test]
@@ -450,11 +526,58 @@ mod tests {
         assert!(since.what_to_do().unwrap().starts_with("set outbox.time"), "{since}");
     }
 
+    fn found_with(columns: Vec<Column>, upkeep: &Upkeep) -> Result<TableFacts> {
+        let table = Table { kind: "r".to_owned(), columns, ..Table::default() };
+        let outbox = OutboxConfig { columns: vec!["id".to_owned()], upkeep: upkeep.clone(), ..OutboxConfig::default() };
+        TableFacts::found(&table, &TableName::debezium(), &outbox)
+    }
+
+    fn found(columns: Vec<Column>) -> TableFacts {
+        found_with(columns, &Upkeep::default()).unwrap()
+    }
+
     #[test]
-    fn a_key_is_kept_as_json() {
-        let key = Key { order: None, id: "a\"b".to_owned(), rest: Vec::new() };
-        let text = serde_json::to_string(&key).unwrap();
-        assert_eq!(text, r#"{"order":null,"id":"a\"b"}"#);
-        assert_eq!(serde_json::from_str::<Key>(&text).unwrap(), key);
+    fn the_order_is_a_column_with_increasing_numbers() {
+        let identity = |name| Column { is_identity: true, not_null: true, ..Column::of(name, "int8") };
+        let default = |name, base, sql| Column::of(name, base).with_default(sql);
+        let serial = |name| default(name, "int4", "nextval('public.s'::regclass)");
+        let id = |base| Column::of("id", base);
+        for (columns, expected) in [
+            (vec![id("int8"), serial("n"), identity("se\"q")], Some(("\"se\"\"q\"", "bigint", true))),
+            (vec![id("int8"), serial("n")], Some(("\"n\"", "integer", false))),
+            (vec![id("int4"), Column::of("n", "int8")], Some(("\"id\"", "integer", false))),
+            (vec![id("uuid"), Column::of("n", "int8")], None),
+            // A number that is made of nothing in order, and a text that is.
+            (vec![id("uuid"), default("n", "int8", "1"), default("t", "text", "nextval('s')::text")], None),
+        ] {
+            let facts = found(columns);
+            let found =
+                facts.order.as_ref().map(|order| (order.sql.as_str(), order.type_name.as_str(), order.not_null));
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn the_time_is_a_column_of_a_usual_name_or_the_one_that_is_named() {
+        let all = || {
+            vec![
+                Column::of("id", "uuid"),
+                Column::of("created", "timestamptz"),
+                Column::of("created_at", "text"),
+                Column::of("occurred_at", "timestamptz"),
+                Column::of("day", "date"),
+            ]
+        };
+        let named = |name: &str| found_with(all(), &Upkeep { time: Some(name.to_owned()), ..Upkeep::default() });
+        assert_eq!(found(all()).time.as_deref(), Some("occurred_at"));
+        assert_eq!(named("day").unwrap().time.as_deref(), Some("day"));
+        assert_eq!(found(vec![Column::of("id", "uuid"), Column::of("timestamp", "date")]).time, None);
+        for (name, what) in
+            [("created_at", "outbox.time: column created_at of public.outbox is of type text"), ("x", "no column x")]
+        {
+            let error = named(name).unwrap_err();
+            assert_eq!(error.kind(), Kind::Config);
+            assert!(error.cause().contains(what), "{error}");
+        }
     }
 }

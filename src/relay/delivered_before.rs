@@ -208,7 +208,7 @@ impl Seer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::replay::outbox;
+    use crate::event::tests::outbox;
 
     const ORIGIN: (&str, u32) = ("7", 1);
     const START: Position = Position::at(Lsn::new(100));

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use crate::config::DeliveryConfig;
     use crate::decode::{Value, wire};
-    use crate::event::replay::{COLUMNS, outbox};
+    use crate::event::tests::{COLUMNS, outbox};
     use crate::ledger::{Limits, Ticket};
     use crate::position::{Lsn, Position};
     use crate::relay::pipeline::Pipeline;

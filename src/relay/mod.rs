@@ -14,8 +14,8 @@ use crate::error::{Disposition, Error, Kind, Result};
 use crate::postgres::sql::SqlSession;
 use crate::state::Stored;
 use crate::telemetry::Telemetry;
-use crate::upkeep::cleanup::{Sweeper, old_partitions, sweep};
-use crate::upkeep::{bound, published};
+use crate::upkeep::bound;
+use crate::upkeep::cleanup::{Sweeper, old_partitions, published_of, sweep};
 
 mod checks;
 pub mod delivered_before;
@@ -116,7 +116,7 @@ async fn sweep_old(config: &Config, stored: Option<&Stored>) -> Result<u64> {
         let Some(sweeper) = Sweeper::look(client, outbox, retention).await? else { continue };
         // Of this server, timeline and table, or it says nothing.
         let published = match stored.filter(|_| sweeper.basis.needs_published()) {
-            Some(stored) => Some(published::of_stored(client, stored.clone(), sweeper.table.oid).await?),
+            Some(stored) => Some(published_of(client, stored.clone(), sweeper.table.oid).await?),
             None => None,
         };
         let published = published.as_ref();

@@ -1,8 +1,7 @@
 //! The publication, the outbox table, and whether they are still what they were (P8).
 //!
-//! Postgres says nothing when a table leaves a publication, is dropped, or is added again: it streams less. So the
-//! catalogs are read at start and again every so often, and compared by OID: whatever is dropped and created again has
-//! another one.
+//! Postgres does not report that a table left a publication, was dropped, or was added again: it streams less. So the relay reads
+//! the catalogs at the start and periodically, and compares OIDs: an object that was dropped and created again has another OID.
 
 use std::collections::HashMap;
 
@@ -17,25 +16,22 @@ use crate::postgres::quote::quoted;
 
 const SQL: &str = include_str!("../../sql/source/catalog.sql");
 
-/// What the catalogs say of publication and table.
+/// Publication and table in the catalogs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Catalog {
-    /// Process id of the server's side, to recognise a pooler.
+    /// Identifies the session, to find a pooler.
     pub backend_pid: i32,
-    /// The publication, if there is one of that name.
     pub publication: Option<Publication>,
-    /// What the publication last seen is called by now, if it still exists.
+    /// The present name of the publication with the OID that was seen before.
     pub publication_now_called: Option<String>,
-    /// The table, if there is one of that name.
     pub table: Option<Table>,
-    /// What the table last seen is called by now, if it still exists.
+    /// The present name of the table with the OID that was seen before.
     pub table_now_called: Option<String>,
     /// Every way in which the table, or a partitioned table above it, is in the publication.
     pub members: Vec<Member>,
-    /// Up to four tables that were added to the publication by name and are not the outbox.
+    /// Up to four other tables that were added to the publication by name.
     pub other_tables: Vec<String>,
-    /// OIDs of the types that a column may be of, and of the type under each: of domains one that is none, of the types
-    /// of the table's columns themselves.
+    /// The OIDs of base types by those of domains and of the types of the table's columns.
     #[serde(default)]
     pub base_types: HashMap<u32, u32>,
 }
@@ -46,7 +42,7 @@ pub struct Publication {
     pub oid: u32,
     /// Changes with every `ALTER PUBLICATION` of options, owner or name.
     pub row_version: String,
-    /// OID of its owner.
+    /// An OID.
     #[serde(rename = "pubowner")]
     pub owner: String,
     #[serde(rename = "puballtables")]
@@ -58,7 +54,6 @@ pub struct Publication {
     pub generated_columns: Option<String>,
 }
 
-/// What a publication publishes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub struct Flags {
     #[serde(rename = "pubinsert")]
@@ -75,7 +70,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Whether it publishes anything that is no event.
+    /// Whether changes other than inserts are published.
     pub fn others(&self) -> bool {
         self.update || self.delete || self.truncate
     }
@@ -89,7 +84,6 @@ impl Flags {
     }
 }
 
-/// The outbox table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Table {
     pub oid: u32,
@@ -98,21 +92,17 @@ pub struct Table {
     /// `relpersistence`: `p`, `u` for unlogged, `t` for temporary.
     pub persistence: String,
     pub row_security: bool,
-    /// How many tables inherit from it, partitions not counted.
+    /// The number of tables that inherit from it, without partitions.
     pub inherited_by: u32,
-    /// Partitions whose rows never reach a stream: unlogged and foreign ones.
+    /// Unlogged and foreign partitions, whose rows are in no stream.
     pub silent_partitions: Vec<String>,
     pub columns: Vec<Column>,
 }
 
-/// A column of the outbox table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Column {
     pub name: String,
-    /// Its type, as SQL writes it.
-    #[serde(rename = "type")]
-    pub type_name: String,
-    /// `s` or `v` for generated ones, else empty.
+    /// `s` or `v` for a generated column, else empty.
     pub generated: String,
 }
 
@@ -124,7 +114,7 @@ pub struct Member {
     pub relation: String,
     /// `table`, `schema` or `all tables`.
     pub through: String,
-    /// OID of the membership: another one after removing and adding again.
+    /// The membership's OID, which changes when the table is removed and added again.
     pub oid: u32,
     /// `WHERE` of the membership.
     pub row_filter: Option<String>,
@@ -132,8 +122,8 @@ pub struct Member {
 }
 
 impl Catalog {
-    /// Reads it in one statement that waits for no lock, within ten seconds. Without a table it is about the publication
-    /// alone. With `before` it names what publication and table were renamed to. What is missing is missing in the result.
+    /// Reads the catalogs in one statement that waits for no lock, within ten seconds; without a table, the publication alone. With
+    /// `before`, the result has the present names of a renamed publication or table.
     pub(crate) async fn read(
         client: &Client,
         publication: &str,
@@ -152,7 +142,7 @@ impl Catalog {
     }
 }
 
-/// What must stay as it is for the stream to hold every event of the outbox: publication and table as they were seen.
+/// Publication and table as they were seen: the stream has every event of the outbox as long as they stay so.
 #[derive(Debug, Clone)]
 pub(crate) struct Fingerprint {
     publication_name: String,
@@ -161,43 +151,37 @@ pub(crate) struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// What makes this publication and table these and no others.
     pub(crate) fn of(catalog: &Catalog, publication: &str, table: &TableName) -> Fingerprint {
         Fingerprint { publication_name: publication.to_owned(), table_name: table.clone(), seen: catalog.clone() }
     }
 
-    /// OID of the publication, unless there is none.
     pub(crate) fn publication_oid(&self) -> Option<u32> {
         self.seen.publication.as_ref().map(|publication| publication.oid)
     }
 
-    /// Whether it is of this outbox table.
     pub(crate) fn is_of(&self, table: &TableName) -> bool {
         self.table_name == *table
     }
 
-    /// OID of the outbox table, unless there is none.
     pub(crate) fn table_oid(&self) -> Option<u32> {
         self.seen.table.as_ref().map(|table| table.oid)
     }
 
-    /// OIDs of the memberships that put the table into the publication: others after removing and adding it again.
     pub(crate) fn membership_oids(&self) -> Vec<u32> {
         self.seen.members.iter().map(|member| member.oid).collect()
     }
 
-    /// The outbox's own membership, without those of the tables above it, where it has what is asked for.
+    /// A property of the outbox's own membership, without those of the tables above.
     fn own<'a, T>(&'a self, of: impl Fn(&'a Member) -> Option<&'a T>) -> Option<&'a T> {
         self.seen.members.iter().filter(|member| member.level == 0).find_map(of)
     }
 }
 
-/// Whether every event inserted between the two looks is in the stream, as far as catalogs can tell.
-///
-/// Passes what is harmless: columns added, other tables, owners, renamed columns (the decoder notices those).
+/// Whether every event that was inserted between the two reads is in the stream, as far as catalogs can tell. Added columns, other
+/// tables, owners and renamed columns (the assembler finds those) are harmless.
 ///
 /// # Errors
-/// [`Kind::Publication`]: what changed, what may be missing, what to do.
+/// [`Kind::Publication`]: the change, the events that may be missing, the remedy.
 pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     let (publication, table) = (&now.publication_name, &now.table_name);
     let sql_publication = quoted(publication);
@@ -242,7 +226,7 @@ pub(crate) fn compare(before: &Fingerprint, now: &Fingerprint) -> Result<()> {
     settings(before, now, seen)
 }
 
-/// Something that looks harmless and may not have been: for a log line, never for a stop. `before` says it once.
+/// A change for the log that looks harmless and may have hidden events. Reported once, by an update of `before`.
 pub(crate) fn notice(before: &mut Fingerprint, now: &Fingerprint) -> Option<String> {
     let (was, is) = (before.seen.publication.as_mut()?, now.seen.publication.as_ref()?);
     let altered = was.row_version != is.row_version && was.owner == is.owner && was.flags == is.flags;
@@ -261,14 +245,11 @@ const NEW_SLOT: &str = "The slot still reads WAL from the time without the publi
                         and reads from the table what was not published";
 
 fn changed(now: &Fingerprint, what: String) -> Error {
-    Error::new(
-        Kind::Publication,
-        format!(
-            "{what}: events inserted into {} since the last look may not be in the stream, and the position is moved \
-             no further",
-            now.table_name
-        ),
-    )
+    let table = &now.table_name;
+    let cause = format!(
+        "{what}: events inserted into {table} since the last look may not be in the stream, and the position is moved no further"
+    );
+    Error::new(Kind::Publication, cause)
 }
 
 fn missing(table: &TableName) -> String {
@@ -304,53 +285,43 @@ fn table_gone(before: &Fingerprint, now: &Fingerprint) -> Error {
     }
 }
 
-/// What can change without another OID.
+/// Compares settings that can change without another OID.
 fn settings(before: &Fingerprint, now: &Fingerprint, seen: &Publication) -> Result<()> {
     let (publication, table) = (&now.publication_name, &now.table_name);
     let sql_publication = quoted(publication);
+    let fault = |cause: String, remedy: &str| Err(changed(now, cause).remedy(format!("{remedy}. {}", missing(table))));
+    let set_table = format!("alter publication {sql_publication} set table {table}");
     let filter = |of: &'_ Fingerprint| of.own(|member| member.row_filter.as_ref()).cloned();
     if let Some(filter) = filter(now).filter(|now| Some(now) != filter(before).as_ref()) {
-        return Err(changed(now, format!("publication {publication} filters rows of {table}: {filter}"))
-            .remedy(format!("alter publication {sql_publication} set table {table}. {}", missing(table))));
+        return fault(format!("publication {publication} filters rows of {table}: {filter}"), &set_table);
     }
     let columns = |of: &'_ Fingerprint| of.own(|member| member.columns.as_ref()).cloned();
     if let Some(columns) = columns(now).filter(|now| Some(now) != columns(before).as_ref()) {
         let columns = columns.join(", ");
-        return Err(changed(now, format!("publication {publication} publishes only ({columns}) of {table}"))
-            .remedy(format!("alter publication {sql_publication} set table {table}. {}", missing(table))));
+        return fault(format!("publication {publication} publishes only ({columns}) of {table}"), &set_table);
     }
     let Some(is) = &now.seen.table else { return Ok(()) };
     if is.persistence != "p" {
-        return Err(changed(now, format!("table {table} is unlogged: none of its rows reaches a stream"))
-            .remedy(format!("alter table {table} set logged. {}", missing(table))));
+        let cause = format!("table {table} is unlogged: none of its rows reaches a stream");
+        return fault(cause, &format!("alter table {table} set logged"));
     }
     let silent_before = before.seen.table.as_ref().map(|table| table.silent_partitions.as_slice()).unwrap_or_default();
     if let Some(part) = is.silent_partitions.iter().find(|part| !silent_before.contains(part)) {
-        return Err(changed(
-            now,
-            format!("partition {part} of {table} is unlogged or foreign: none of its rows reaches a stream"),
-        )
-        .remedy(format!("alter table {part} set logged, or detach it. {}", missing(table))));
+        let cause = format!("partition {part} of {table} is unlogged or foreign: none of its rows reaches a stream");
+        return fault(cause, &format!("alter table {part} set logged, or detach it"));
     }
     let was = before.seen.publication.as_ref().map(|publication| publication.flags).unwrap_or_default();
+    let set = |option: &str| format!("alter publication {sql_publication} set ({option})");
     if seen.flags.via_root != was.via_root && is.kind == "p" {
-        let value = was.via_root;
-        return Err(changed(
-            now,
-            format!("publish_via_partition_root of publication {publication} was changed: rows of {table} come under other names"),
-        )
-        .remedy(format!(
-            "alter publication {sql_publication} set (publish_via_partition_root = {value}). {}",
-            missing(table)
-        )));
+        let cause = format!(
+            "publish_via_partition_root of publication {publication} was changed: rows of {table} come under other names"
+        );
+        return fault(cause, &set(&format!("publish_via_partition_root = {}", was.via_root)));
     }
     if was.insert && !seen.flags.insert {
-        let operations = seen.flags.operations();
-        return Err(changed(
-            now,
-            format!("publication {publication} was changed from publish = '{}' to '{operations}'", was.operations()),
-        )
-        .remedy(format!("alter publication {sql_publication} set (publish = 'insert'). {}", missing(table))));
+        let (before, now) = (was.operations(), seen.flags.operations());
+        let cause = format!("publication {publication} was changed from publish = '{before}' to '{now}'");
+        return fault(cause, &set("publish = 'insert'"));
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The control session: plain SQL beside the stream (P7, P8).
 //!
-//! A server that shuts down ends ordinary sessions at once. It tells walsenders nothing, and waits until they have sent
-//! everything and the receiver has confirmed it. So the relay keeps an ordinary session open, to notice a shutdown. The
-//! same session reads catalogs and stores positions, because the replication session takes no commands while it streams
+//! A server that shuts down ends ordinary sessions at once, and waits until walsenders have sent everything and the receivers have
+//! confirmed it. So the relay keeps an ordinary session open, to notice a shutdown. The same session reads catalogs and stores
+//! positions, because the replication session takes no commands while it streams
 //! (<https://www.postgresql.org/docs/current/protocol-replication.html>).
 
 use std::sync::{Arc, Weak};
@@ -25,46 +25,43 @@ use crate::source::preflight::{SLOT, Slot};
 
 const PAIR: &str = include_str!("../../sql/source/pair.sql");
 
-/// The session is asked for a sign of life this often at least, so that a dead one is noticed within this and the
-/// query timeout.
+/// The longest interval of pings: a dead session is noticed within this and the query timeout.
 const PING_INTERVAL_MAX: Duration = Duration::from_secs(5);
 
-/// Shorter than the client's own limit: the server ends a statement that waits for a lock, and the session can be used
-/// again. The limit does not end the wait of a commit for synchronous standbys.
+/// Shorter than the client's limit: the server ends a statement that waits for a lock, and the session stays usable. Does not end
+/// the wait of a commit for synchronous standbys.
 const STATEMENT_TIMEOUT: &str = "set statement_timeout = '8s'";
 
-/// What the control session looks at.
+/// The objects that the control session reads.
 #[derive(Debug, Clone)]
 pub(crate) struct Watched {
     pub slot: SlotName,
     pub publication: String,
-    /// The outbox tables.
     pub tables: Vec<TableName>,
-    /// Those whose rows say whether they are pending.
     pub pending: Vec<Pending>,
-    /// The server ends the session where it hears nothing for this long.
+    /// The server ends the session after this time without a message.
     pub silence: Duration,
 }
 
-/// Rows of a table that say whether they are pending.
+/// An outbox table with a condition for pending rows.
 #[derive(Debug, Clone)]
 pub(crate) struct Pending {
-    /// Which of the outboxes it is.
+    /// The outbox's index.
     pub outbox: usize,
     pub table: TableName,
-    /// The columns that name a row, the id first.
+    /// The columns of the row key, the id first.
     pub key_columns: Vec<String>,
-    /// SQL condition, the operator's.
+    /// The operator's SQL condition.
     pub condition: String,
-    /// Rows looked at in one go.
+    /// The limit of one query.
     pub rows_max: usize,
 }
 
-/// A row that is pending: its outbox, and the values of its key.
+/// A pending row: its outbox, and the values of its key.
 pub(crate) type PendingRow = (usize, Vec<String>);
 
 impl Pending {
-    /// The statement that gives the outbox's number and the keys of pending rows.
+    /// Selects the outbox's index and the keys of pending rows.
     fn sql(&self) -> Result<String> {
         let table = quote_table(&self.table)?;
         let columns = self.key_columns.iter().map(|column| quote_ident(column)).collect::<Result<Vec<_>>>()?;
@@ -75,46 +72,42 @@ impl Pending {
     }
 }
 
-/// Where slot and log are at this moment: to look at, never to confirm.
+/// The present state of slot and WAL, never to be confirmed.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct WalPosition {
-    /// End of the flushed log (of the replayed one, on a standby).
+    /// The end of the flushed WAL, or of the replayed WAL on a standby.
     pub wal_end: Lsn,
-    /// What was visible then.
     #[serde(default)]
     pub snapshot: Option<Snapshot>,
-    /// The slot, unless it is gone. Who holds it is in `active_pid` and `holder`.
     pub slot: Option<Slot>,
-    /// The transaction that has been under way for longest.
     #[serde(default)]
     pub oldest_transaction: Option<OldTransaction>,
 }
 
-/// A transaction that has been under way for long.
+/// The oldest open transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct OldTransaction {
-    /// Process id; none for a prepared one.
+    /// None for a prepared transaction.
     pub pid: Option<i32>,
-    /// How long it has been open, where the role may know.
+    /// Where the role may read it.
     pub open_seconds: Option<i64>,
-    /// `application_name`, where it is known.
+    /// `application_name`, likewise.
     pub application: Option<String>,
 }
 
 impl WalPosition {
-    /// Bytes of log the slot keeps from being removed.
     pub(crate) fn retained_bytes(&self) -> Option<u64> {
         let restart = self.slot.as_ref()?.restart_lsn?;
         Some(self.wal_end.bytes_since(restart))
     }
 }
 
-/// Why the control session is over.
+/// The reason for the end of the control session.
 #[derive(Debug, Clone)]
 pub(crate) enum ControlEnd {
-    /// The server shuts down or restarts after a crash, or this one session was terminated: drain and reconnect.
+    /// The server shuts down, restarts after a crash, or terminated this session: drain and reconnect.
     ServerShuttingDown,
-    /// The connection broke, or a statement did not come back.
+    /// The connection broke, or a statement got no answer.
     Lost(Error),
 }
 
@@ -127,7 +120,7 @@ pub(crate) struct Control(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Locked for each statement; none once the session was given up.
+    /// Locked for each statement; none after the end of the session.
     session: Mutex<Option<Arc<SqlSession>>>,
     watched: Arc<Watched>,
     ended: watch::Sender<Option<ControlEnd>>,
@@ -145,7 +138,7 @@ impl Control {
         Ok(Control(shared))
     }
 
-    /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold beside anything.
+    /// Waits for the end of the session. Safe to cancel and to call again.
     pub(crate) fn closed(&self) -> impl Future<Output = ControlEnd> + Send + 'static {
         let mut ended = self.0.ended.subscribe();
         async move {
@@ -154,8 +147,8 @@ impl Control {
         }
     }
 
-    /// Publication and each of the tables as they are now, in their order; [`crate::source::catalog::compare`] says what
-    /// that means. With `before`, the answer can name what something was renamed to.
+    /// Publication and each of the tables as they are now, in their order, for [`crate::source::catalog::compare`]. With `before`,
+    /// the answer has new names after a rename.
     pub(crate) async fn check_catalog(&self, before: Vec<Fingerprint>) -> Result<Vec<Fingerprint>> {
         let watched = Arc::clone(&self.0.watched);
         let look = |session: Arc<SqlSession>| async move {
@@ -170,8 +163,7 @@ impl Control {
         self.ask(look).await
     }
 
-    /// Where slot and log are, for metrics and `status`. Nothing of it may be confirmed. A slot that is not there is none
-    /// in the answer.
+    /// The state of slot and WAL, for metrics and `status`.
     pub(crate) async fn wal_position(&self) -> Result<WalPosition> {
         let watched = Arc::clone(&self.0.watched);
         let position = |session: Arc<SqlSession>| async move {
@@ -181,8 +173,8 @@ impl Control {
         self.ask(position).await
     }
 
-    /// Rows that are pending, a bounded number of each outbox, by the values of their key; and the end of the log after
-    /// they were looked at. An error may also be about a condition or table that is not what it was.
+    /// The keys of pending rows, a bounded number of each outbox, and the end of the WAL after they were read. An error can also
+    /// be about a changed table or condition.
     pub(crate) async fn look_pending(&self) -> Result<(Vec<PendingRow>, Lsn)> {
         const DOING: &str = "looking for pending rows";
         let mut sql = String::new();
@@ -210,7 +202,7 @@ impl Control {
         Ok((rows, lsn))
     }
 
-    /// Whether `table` has a row with these values in these columns; none where the role may not look.
+    /// Whether `table` has a row with these values in these columns; none without the privilege to read it.
     pub(crate) async fn is_kept(&self, table: TableName, key: Vec<(String, String)>) -> Result<Option<bool>> {
         let of =
             |(column, value): &(String, String)| Ok(format!("{} = {}", quote_ident(column)?, quote_literal(value)?));
@@ -229,12 +221,11 @@ impl Control {
         self.ask(look).await
     }
 
-    /// The timeline the server is on.
     pub(crate) async fn timeline(&self) -> Result<u32> {
         self.ask(|session| async move { timeline(session.client()).await }).await
     }
 
-    /// A snapshot, and the end of the log after it was taken.
+    /// A snapshot, and the end of the WAL after it was taken.
     pub(crate) async fn take_pair(&self) -> Result<(Snapshot, Lsn)> {
         const DOING: &str = "taking a snapshot";
         let text = self.ask(|session| async move { one_text(session.client(), DOING, PAIR, &[]).await }).await?;
@@ -337,7 +328,7 @@ async fn keep_alive(
     }
 }
 
-/// The timeline the server is on.
+/// The server's timeline.
 pub(crate) async fn timeline(client: &Client) -> Result<u32, QueryError> {
     // The name of a segment begins with its timeline.
     let sql = "select pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)";

@@ -1,7 +1,7 @@
-//! When to send a status, and when a silent server is dead: arithmetic on a monotonic clock, nothing else.
+//! When to send a status, and when a silent server is dead. Pure arithmetic on a monotonic clock.
 //!
-//! A walsender that hears nothing for `wal_sender_timeout` ends the session; it sends keepalives at half of it, even
-//! while it skips through changes of others. While it shuts down it asks for replies as fast as they are given.
+//! A walsender ends the session after `wal_sender_timeout` without a status. It sends keepalives at half of it, even while it skips
+//! changes of other tables. While it shuts down, it requests a reply after each reply.
 
 use std::time::Duration;
 
@@ -9,37 +9,36 @@ use tokio::time::Instant;
 
 use crate::position::Lsn;
 
-/// Statuses go out at least this often, so that `pg_stat_replication` and lag are of use.
+/// The longest time between two statuses, for `pg_stat_replication` and the lag.
 const INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// The shortest time between two statuses that report progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// Requested replies without progress go out at most this often.
+/// The shortest time between requested replies without progress.
 const REPLY_INTERVAL: Duration = Duration::from_millis(10);
-/// Bounds on the timeout itself; above a day it is as good as none.
+/// Bounds of the timeout.
 const TIMEOUT_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(24 * 60 * 60));
 
-/// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Send a status, then call [`Feedback::sent`].
     Send {
-        /// Whether to ask the server for a sign of life.
+        /// Whether the server shall send a keepalive.
         reply_requested: bool,
     },
-    /// Nothing until then, or until something happens.
+    /// Nothing is due before this time.
     Wait(Instant),
-    /// The server is dead: silent for this long, and asked in vain.
+    /// The server is dead: silent for this long, without an answer to a request.
     Dead { silence: Duration },
 }
 
-/// When the last status was sent, and when the server was last heard.
+/// The times of the last status and of the last bytes from the server.
 #[derive(Debug, Clone)]
 pub(crate) struct Feedback {
     timeout: Duration,
     interval: Duration,
     sent: Option<Sent>,
     heard_at: Instant,
-    /// When the server was first asked in the present silence.
+    /// The time of the first request in the present silence.
     asked_at: Option<Instant>,
     reply_due: bool,
     reading: bool,
@@ -66,7 +65,7 @@ impl Feedback {
         }
     }
 
-    /// Bytes arrived, of whatever kind: also the middle of a large message is a sign of life.
+    /// Bytes arrived, of any kind: a part of a large message counts, too.
     pub(crate) fn heard(&mut self, now: Instant) {
         self.heard_at = self.heard_at.max(now);
         self.asked_at = None;
@@ -77,8 +76,8 @@ impl Feedback {
         self.reply_due = true;
     }
 
-    /// Reading stops or goes on (P5). Who does not listen cannot call the other side silent; meanwhile the kernel
-    /// watches the statuses that go out.
+    /// Reading stops or goes on (P5). While it is stopped, the server's silence cannot be judged, and the kernel watches the
+    /// statuses that are sent.
     pub(crate) fn set_reading(&mut self, reading: bool, now: Instant) {
         if reading && !self.reading {
             self.heard(now);
@@ -95,7 +94,7 @@ impl Feedback {
         }
     }
 
-    /// What to do `now`, with everything up to `confirmed` done. Pure: asking twice changes nothing.
+    /// The action that is due `now`, with this confirmed LSN.
     pub(crate) fn action(&self, now: Instant, confirmed: Lsn) -> Action {
         let silence = now.saturating_duration_since(self.heard_at);
         let dead_at = self.dead_at();
@@ -110,7 +109,7 @@ impl Feedback {
         Action::Wait([ask_at, dead_at].into_iter().flatten().fold(status_at, Instant::min))
     }
 
-    /// When the next status is due; `None` is at once.
+    /// The time of the next status; `None` is at once.
     fn status_at(&self, confirmed: Lsn) -> Option<Instant> {
         let sent = self.sent?;
         let progress = confirmed > sent.confirmed;
@@ -122,13 +121,13 @@ impl Feedback {
         }
     }
 
-    /// When to ask for a sign of life, unless that was done.
+    /// The time to request a keepalive, unless one is requested.
     fn ask_at(&self) -> Option<Instant> {
         (self.reading && self.asked_at.is_none()).then(|| self.heard_at + self.timeout / 2)
     }
 
-    /// The whole timeout of silence, half of it after asking: if this process itself stood still, the server's answer
-    /// lies in the socket, and is read before anybody is called dead.
+    /// The whole timeout after the last bytes, and half of it after the request: if this process stood still, it reads the answer
+    /// in the socket first.
     fn dead_at(&self) -> Option<Instant> {
         let asked_at = self.asked_at.filter(|_| self.reading)?;
         Some((self.heard_at + self.timeout).max(asked_at + self.timeout / 2))
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_told_soon_and_not_too_often() {
+    fn progress_is_reported_soon_and_not_too_often() {
         let (mut feedback, start) = started();
         assert_eq!(feedback.action(start + ms(30), Lsn::new(5)), Action::Wait(start + ms(100)));
         assert_eq!(feedback.action(start + ms(100), Lsn::new(5)), Action::Send { reply_requested: false });
@@ -188,14 +187,8 @@ mod tests {
             now += Duration::from_micros(50);
         }
         assert_eq!(replies, 100);
-    }
-
-    #[test]
-    fn a_reply_with_news_does_not_wait() {
-        let (mut feedback, start) = started();
         feedback.reply_requested();
-        assert_eq!(feedback.action(start + ms(1), Lsn::ZERO), Action::Wait(start + ms(10)));
-        assert_eq!(feedback.action(start + ms(1), Lsn::new(1)), Action::Send { reply_requested: false });
+        assert_eq!(feedback.action(now, Lsn::new(1)), Action::Send { reply_requested: false }, "with progress");
     }
 
     #[test]
@@ -233,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_calls_nobody_silent_and_still_reports() {
+    fn while_reading_is_stopped_the_server_is_not_dead_and_statuses_go_on() {
         let (mut feedback, start) = started();
         feedback.set_reading(false, start);
         let mut now = start;
@@ -247,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn timeouts_without_sense_are_survived() {
+    fn the_timeout_is_bounded() {
         let start = Instant::now();
         for timeout in [Duration::ZERO, Duration::MAX] {
             let mut feedback = Feedback::new(timeout, start);

@@ -1,8 +1,7 @@
-//! Who may publish, and who does while another waits: an advisory lock of the slot's name, held by the control session.
+//! The lease, which decides which relay may publish: an advisory lock of the slot's name, held by the control session.
 //!
-//! While the slot streams, the slot itself is the lock, and whoever streams holds this one shared: several may, and one
-//! gets the slot. Whoever reads the table holds it alone, so that table and slot never publish at once. It goes with the
-//! session, whatever becomes of the process
+//! Relays that stream or wait for the slot share it: the slot itself admits one. A relay that reads the table holds it alone, so that
+//! table and slot never publish at once. It ends with the session
 //! (<https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS>).
 
 use std::fmt;
@@ -17,27 +16,25 @@ use crate::config::SlotName;
 use crate::error::Result;
 use crate::postgres::query::{QUERY_TIMEOUT, bounded, one_json, one_text};
 
-/// Keeps our locks from those of others: `wrly`.
+/// `wrly`: distinguishes these locks from those of other programs.
 const CLASS: i32 = 0x7772_6c79;
 
-/// How long it is tried: a session that has just ended may not have let go of it yet, and one that stands by holds it for
-/// a moment now and then.
+/// The time for attempts: a session that has just ended may still hold the lease, and a stand-by holds it for moments.
 const PATIENCE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How the lease is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// By everybody who streams, or waits for the slot.
+    /// By relays that stream or wait for the slot.
     Shared,
-    /// By the one who reads the table.
+    /// By the relay that reads the table.
     Alone,
 }
 
-/// Takes the lease for as long as the session lives. False: another session holds a lease that excludes this one.
+/// Takes the lease until the end of the session. False where another session holds a lease that excludes this one.
 ///
-/// From here on the server ends the session where it is silent for longer than `silence`. Whoever holds it says
-/// something three times as often, and does nothing more once it stood still for longer than is [`bearable`].
+/// From then on the server ends the session after `silence` without a message. The holder sends messages three times as often, and
+/// stops after a standstill that is longer than [`bearable`].
 pub(crate) async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: Duration) -> Result<bool> {
     let sql = match hold {
         Hold::Shared => "select pg_catalog.pg_try_advisory_lock_shared($1, $2)::text",
@@ -58,18 +55,17 @@ pub(crate) async fn hold(client: &Client, slot: &SlotName, hold: Hold, silence: 
     Ok(held)
 }
 
-/// How long the relay's process may stand still and still rely on its lease. The server ends the session after `silence`
-/// without a message, and the last message is at most a third of `silence` older than the standstill.
+/// The longest standstill of the process that keeps the lease: the last message is at most a third of `silence` older than it.
 pub(crate) fn bearable(silence: Duration) -> Duration {
     silence * 2 / 3
 }
 
-/// The two halves of the advisory lock that is the lease on the table of this slot's outboxes.
+/// The two halves of the advisory lock's key.
 pub(crate) fn keys(slot: &SlotName) -> (i32, i32) {
     (CLASS, key(slot.as_str()))
 }
 
-/// FNV-1a: the same on every machine. Two slots with one key wait for each other where one of them reads its table.
+/// FNV-1a, the same on every machine. Two slots with one key exclude each other while one of them reads its table.
 fn key(name: &str) -> i32 {
     let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     name.bytes().fold(0x811c_9dc5, hash).cast_signed()
@@ -77,16 +73,15 @@ fn key(name: &str) -> i32 {
 
 const HOLDER: &str = include_str!("../../sql/source/holder.sql");
 
-/// The session others wait for. `Display` names it for people.
+/// The session that other relays wait for.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct Holder {
-    /// Process id of the server's side.
     pub pid: i32,
-    /// It streams from the slot; else it reads the table.
+    /// It streams from the slot, or else reads the table.
     pub streams: bool,
-    /// `application_name`, where the role may see it.
+    /// `application_name`, where the role may read it.
     pub application: Option<String>,
-    /// Its address, likewise; none for a local socket.
+    /// The address, likewise; none for a local socket.
     pub client: Option<String>,
 }
 
@@ -103,7 +98,6 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The session that keeps other relays of `slot` waiting, if there is one. One small query, bounded in time.
 pub(crate) async fn holder(client: &Client, slot: &SlotName) -> Result<Option<Holder>> {
     let (class, key) = keys(slot);
     let params = [(&slot.as_str() as _, Type::TEXT), (&class as _, Type::INT4), (&key as _, Type::INT4)];

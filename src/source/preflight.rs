@@ -1,7 +1,6 @@
-//! What has to be right before anything streams (P1, P8).
+//! The checks before the first byte of the stream (P1, P8).
 //!
-//! [`inspect`] reads facts from the server and judges none. [`judge()`] decides by the facts alone, so that a table of
-//! tests covers every fault.
+//! [`inspect`] reads facts from the server. [`judge()`] decides by the facts alone, so that a table of tests covers every fault.
 
 use std::collections::BTreeSet;
 
@@ -17,20 +16,20 @@ use crate::postgres::query::{one_json, one_text};
 use crate::postgres::quote::quoted;
 use crate::source::catalog::{Catalog, Flags, Member, Publication, Table};
 
-/// The oldest major whose `pgoutput` and catalogs are known here.
+/// The oldest supported major version.
 pub(crate) const MAJOR_MIN: u32 = 14;
-/// The first major that copies slots to standbys.
+/// The first major version that copies slots to standbys.
 const FAILOVER_MAJOR_MIN: u32 = 17;
 
 const SERVER: &str = include_str!("../../sql/source/server.sql");
 const SYSTEM: &str = include_str!("../../sql/source/system.sql");
-/// One question for everybody who asks about the slot; each takes of the answer what it needs.
+/// The one query of the slot for all callers.
 pub(super) const SLOT: &str = include_str!("../../sql/source/slot.sql");
 
-/// Gathers all that [`judge()`] needs, from the catalogs alone: nothing is changed, no lock is waited for.
+/// Reads all that [`judge()`] needs from the catalogs, without a change and without a wait for a lock.
 ///
-/// The version is judged on the way, because older servers cannot answer the rest. The statements are autocommitted,
-/// one transaction each, so that a pooler that hands out servers by transaction shows itself.
+/// Judges the version, because older servers refuse the other queries. Each statement is a transaction, so that a pooler that
+/// assigns servers by transaction is found.
 ///
 /// # Errors
 /// [`Kind::PostgresUnreachable`] (retry) and [`Kind::PostgresRefused`] of the connection; [`Kind::PostgresUnfit`]
@@ -43,10 +42,7 @@ pub(crate) async fn inspect(
 ) -> Result<Facts> {
     let server = server(client).await?;
     judge_version(&server)?;
-    let system_identifier = match server.may_read_control {
-        true => one_text(client, "reading the system identifier", SYSTEM, &[]).await?,
-        false => None,
-    };
+    let system_identifier = system_identifier(client, server.may_read_control).await?;
     let found = slot_answer(client, slot).await?;
     let mut catalogs = Vec::new();
     for table in outboxes.iter().filter_map(|outbox| outbox.source.table()) {
@@ -61,6 +57,14 @@ pub(crate) async fn inspect(
     }
     let wal_end = found.wal_end.unwrap_or_default();
     Ok(Facts { server, system_identifier, slot: found.slot, wal_end, catalogs })
+}
+
+/// The system identifier, where the role may read it.
+pub(crate) async fn system_identifier(client: &Client, may_read: bool) -> Result<Option<String>> {
+    if !may_read {
+        return Ok(None);
+    }
+    Ok(one_text(client, "reading the system identifier", SYSTEM, &[]).await?)
 }
 
 /// The server, its settings and our role. Times out by itself.
@@ -86,29 +90,28 @@ fn pooled() -> Error {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     pub server: Server,
-    /// `system_identifier`, where the role may read it. `IDENTIFY_SYSTEM` tells it, too.
+    /// Where the role may read it.
     pub system_identifier: Option<String>,
-    /// The slot, if there is one of that name.
     pub slot: Option<Slot>,
-    /// The end of the log before the catalogs were read.
+    /// The end of the WAL before the catalogs were read.
     pub wal_end: Lsn,
-    /// Publication and table, and how they hang together: one for each outbox table, in the order of the
-    /// configuration. Where there is no table, one that knows of the publication alone.
+    /// Publication and table: one for each outbox table, in the order of the configuration. Without a table, one with the
+    /// publication alone.
     pub catalogs: Vec<Catalog>,
 }
 
 impl Facts {
-    /// The publication, if there is one of that name.
     pub fn publication(&self) -> Option<&Publication> {
         self.catalogs.first()?.publication.as_ref()
     }
-    /// Those of the outbox tables, in the order of the configuration, that do not outlast a crash of the server.
+
+    /// The outbox tables that a crash of the server empties.
     pub fn unlogged<'a>(&self, tables: impl Iterator<Item = &'a TableName>) -> impl Iterator<Item = &'a TableName> {
         let is_unlogged = |catalog: &Catalog| catalog.table.as_ref().is_some_and(|table| table.persistence == "u");
         tables.zip(&self.catalogs).filter(move |(_, catalog)| is_unlogged(catalog)).map(|(name, _)| name)
     }
 
-    /// The same with a new slot in the place of the one there is, or is not.
+    /// The same with a new slot.
     #[must_use]
     pub fn with_slot(&self) -> Facts {
         let slot = Slot {
@@ -121,8 +124,8 @@ impl Facts {
         Facts { slot: Some(slot), ..self.clone() }
     }
 
-    /// The same after a `walrelay setup` that would make what is missing: a slot, or a publication and a slot. What is
-    /// there is left as it is, and a publication is not made for a slot that is older.
+    /// The same after a `walrelay setup` that makes a missing slot, with the publication if that is missing, too. It makes no
+    /// publication for an existing slot.
     #[must_use]
     pub fn as_set_up(&self, tables: &[&TableName]) -> Facts {
         if self.slot.is_some() {
@@ -145,24 +148,21 @@ impl Facts {
     }
 }
 
-/// The server and its settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Server {
-    /// Process id of the server's side, to recognise a pooler.
+    /// Identifies the session, to find a pooler.
     pub backend_pid: i32,
     /// `server_version_num`: 170011 is 17.11.
     pub version_num: u32,
-    /// `server_version`, for people.
     pub version: String,
     pub wal_level: String,
-    /// A standby, or a primary that has not been promoted yet.
+    /// A standby, or a primary before its promotion.
     pub in_recovery: bool,
-    /// The database we are connected to.
     pub database: String,
     pub role: String,
     /// Superuser, `REPLICATION`, or a member of `rds_replication`.
     pub may_replicate: bool,
-    /// Whether `pg_control_system()` may be called.
+    /// The right to call `pg_control_system()`.
     pub may_read_control: bool,
     /// `max_slot_wal_keep_size` in MB; -1 is without bound.
     pub max_slot_wal_keep_mb: Option<i64>,
@@ -170,7 +170,7 @@ pub struct Server {
     pub idle_replication_slot_timeout: Option<String>,
     /// `synchronized_standby_slots` (17+).
     pub synchronized_standby_slots: Option<String>,
-    /// Those of them that are no physical slot of this server.
+    /// Names in `synchronized_standby_slots` that are no physical slot of this server.
     pub standby_slots_missing: Vec<String>,
 }
 
@@ -184,24 +184,22 @@ impl Server {
 /// A row of `pg_replication_slots` (<https://www.postgresql.org/docs/current/view-pg-replication-slots.html>).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Slot {
-    /// Output plugin; none for physical slots.
+    /// None for physical slots.
     pub plugin: Option<String>,
     /// `logical` or `physical`.
     pub slot_type: String,
-    /// The database it decodes; none for physical slots.
+    /// None for physical slots.
     pub database: Option<String>,
-    /// Process id of the walsender that does.
+    /// Process id of the walsender that streams from it.
     pub active_pid: Option<i32>,
-    /// `application_name` of who does.
-    pub holder: Option<String>,
-    /// Gone when its session ends.
+    /// Dropped at the end of its session.
     pub temporary: bool,
     /// Decodes prepared transactions at `PREPARE`.
     #[serde(default)]
     pub two_phase: bool,
-    /// Up to where it was confirmed; none while it is being created.
+    /// None while the slot is being created.
     pub confirmed_flush_lsn: Option<Lsn>,
-    /// From where WAL is kept.
+    /// The start of the retained WAL.
     pub restart_lsn: Option<Lsn>,
     /// The oldest transaction it may still deliver, 32 bits of it in decimal.
     pub catalog_xmin: Option<String>,
@@ -218,7 +216,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Whether it is one that a relay of this database makes, and may make anew.
+    /// Whether a relay of this database makes such a slot, and may make it anew.
     pub fn is_ours(&self, database: &str) -> bool {
         self.slot_type == "logical"
             && self.plugin.as_deref() == Some("pgoutput")
@@ -227,7 +225,7 @@ impl Slot {
             && !self.two_phase
     }
 
-    /// Why it can never be read again, if so.
+    /// The reason why the slot is lost.
     pub fn lost(&self) -> Option<&str> {
         match self.invalidation_reason.as_deref() {
             Some(reason) => Some(reason),
@@ -240,7 +238,6 @@ impl Slot {
     }
 }
 
-/// What `slot.sql` answers.
 #[derive(Debug, Deserialize)]
 struct SlotAnswer {
     backend_pid: i32,
@@ -248,10 +245,9 @@ struct SlotAnswer {
     slot: Option<Slot>,
 }
 
-/// Whether the slot can be streamed and every event would be in the stream; gives warnings, a sentence each.
+/// Whether the slot can be streamed with every event in the stream. Returns warnings, a sentence each.
 ///
-/// A slot somebody else streams from is no fault here: it may be free by the time streaming starts, and the server
-/// decides that. Pass the same names [`inspect`] was given.
+/// An active slot is no fault: the server decides at the start of the stream. Pass the arguments of [`inspect`].
 ///
 /// # Errors
 /// The first fault, with what to do: [`Kind::PostgresUnfit`], [`Kind::PostgresUnreachable`] (in recovery: retry),
@@ -295,12 +291,11 @@ pub(crate) fn judge(
             name: publication,
             sql_name: quoted(publication),
             publication: published,
+            catalog,
             table,
             table_name: name,
-            members: &catalog.members,
-            other_tables: &other_tables(catalog, &names),
         };
-        published.has_table()?;
+        published.has_table(&other_tables(catalog, &names))?;
         published.has_rows()?;
         published.has_columns(outbox)?;
         warnings.extend(table_warnings(catalog, table, name, facts.server.major()));
@@ -309,10 +304,9 @@ pub(crate) fn judge(
     Ok(warnings)
 }
 
-/// [`judge()`] for a relay that may be behind a change of the table: with columns that are no longer there it can still
-/// relay the rows that were written while they were, and nobody else can.
+/// [`judge()`] for a relay that may be behind a change of the table: it can still relay rows with columns that were dropped since.
 ///
-/// Gives the warnings and, where columns are missing and nothing else is wrong, the fault to stop with behind these rows.
+/// Returns the warnings and, where nothing but columns is missing, the fault to stop with after these rows.
 pub(crate) fn judge_backlog(
     facts: &Facts,
     slot: &SlotName,
@@ -335,7 +329,7 @@ pub(crate) fn judge_backlog(
     }
 }
 
-/// Whether the server is recent enough to answer the other questions.
+/// Whether the server is recent enough for the other queries.
 pub(crate) fn judge_version(server: &Server) -> Result<()> {
     if server.major() < MAJOR_MIN {
         let cause = format!("the server is PostgreSQL {}, and walrelay needs {MAJOR_MIN} or newer", server.version);
@@ -344,7 +338,7 @@ pub(crate) fn judge_version(server: &Server) -> Result<()> {
     Ok(())
 }
 
-/// Whether the server could serve a slot to us.
+/// Whether the server could serve a slot to this role.
 pub(crate) fn judge_server(server: &Server) -> Result<()> {
     judge_version(server)?;
     // Before anything a standby may lack: the slot is where the primary is.
@@ -444,7 +438,7 @@ fn unpublished(cause: String, remedy: impl Into<Remedy>) -> Result<()> {
     Err(Error::new(Kind::Publication, cause).remedy(remedy))
 }
 
-/// Whether rows of this table are in a stream at all, whatever slot and publication there are.
+/// Whether rows of this table can be in any stream.
 fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
     let what = match table.kind.as_str() {
         "r" | "p" => None,
@@ -474,25 +468,23 @@ fn can_be_streamed(name: &TableName, table: &Table) -> Result<()> {
     }
 }
 
-/// A publication and an outbox table, which is to be in it.
+/// A publication, and an outbox table that must be in it.
 struct Published<'a> {
     name: &'a str,
-    /// The same, quoted for SQL.
+    /// Quoted for SQL.
     sql_name: String,
     publication: &'a Publication,
+    catalog: &'a Catalog,
     table: &'a Table,
     table_name: &'a TableName,
-    members: &'a [Member],
-    /// What else it publishes that is no outbox.
-    other_tables: &'a [String],
 }
 
 impl Published<'_> {
-    /// Whether inserts of the table are published, under its own name.
-    fn has_table(&self) -> Result<()> {
-        let Published { name, sql_name, publication, table, table_name, members, other_tables } = self;
-        let via_root = publication.flags.via_root;
-        // Adding the table here would let the relay confirm, and so give up, what is in the stream of the other.
+    /// Whether inserts of the table are published, under its own name. `other_tables` are no outboxes and are published, too.
+    fn has_table(&self, other_tables: &[String]) -> Result<()> {
+        let Published { name, sql_name, publication, catalog, table, table_name } = self;
+        let (members, via_root) = (&catalog.members, publication.flags.via_root);
+        // With this table in the publication, the relay would confirm and so lose the other table's rows.
         if let Some(other) = other_tables.first().filter(|_| members.is_empty()) {
             let cause = format!("publication {name} publishes {}, and not {table_name}", other_tables.join(", "));
             let remedy = Remedy::from(format!(
@@ -548,7 +540,7 @@ impl Published<'_> {
 
     /// Filters and column lists above a partition count only via the root, which was refused.
     fn own_members(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.level == 0)
+        self.catalog.members.iter().filter(|member| member.level == 0)
     }
 
     fn has_rows(&self) -> Result<()> {
@@ -599,13 +591,13 @@ impl Published<'_> {
     }
 }
 
-/// Tables in the publication that are no outbox.
+/// Published tables that are no outbox.
 fn other_tables(catalog: &Catalog, outboxes: &[&TableName]) -> Vec<String> {
     let is_outbox = |name: &&String| name.parse::<TableName>().is_ok_and(|name| outboxes.contains(&&name));
     catalog.other_tables.iter().filter(|name| !is_outbox(name)).cloned().collect()
 }
 
-/// Warnings of what is published and is no event of `outboxes`.
+/// Warnings of published changes that are no events.
 fn traffic_warnings(facts: &Facts, publication: &Publication, outboxes: &[&TableName]) -> Vec<String> {
     let mut warnings = Vec::new();
     let names: Vec<_> = outboxes.iter().map(|table| table.to_string()).collect();
@@ -630,7 +622,6 @@ fn traffic_warnings(facts: &Facts, publication: &Publication, outboxes: &[&Table
     warnings
 }
 
-/// Warnings of an outbox table that was judged to be fit.
 fn table_warnings(catalog: &Catalog, table: &Table, name: &TableName, major: u32) -> Vec<String> {
     let of = [
         (
@@ -653,7 +644,6 @@ fn table_warnings(catalog: &Catalog, table: &Table, name: &TableName, major: u32
     of.into_iter().filter_map(|(holds, text)| holds.then_some(text)).collect()
 }
 
-/// Warnings of a slot that was judged to be fit.
 fn slot_warnings(server: &Server, found: &Slot, slot: &SlotName) -> Vec<String> {
     let lost = |limit_mb| format!("slot {slot} is lost, and events with it, once it is {limit_mb} MB of WAL behind");
     let mut warnings = vec![match (server.max_slot_wal_keep_mb, found.safe_wal_size) {

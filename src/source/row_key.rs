@@ -1,7 +1,6 @@
-//! What names exactly one row of each outbox table: an event's id need not.
+//! The row key of each outbox table: the columns of a unique index, which identify one row together with the event's id.
 //!
-//! What is done to a row once its event was acked goes by the row key: the columns of a unique index, and the event's id with
-//! them. So an update or a delete reaches the row that was published, or none.
+//! Marks and deletes of acked rows use the row key. So they reach the row that was published, or none.
 
 use tokio_postgres::Client;
 
@@ -10,18 +9,17 @@ use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;
 use crate::postgres::quote::{quote_literal, quote_table, quoted};
 
-/// What to do where nothing names a row.
+/// The remedy for a table without a row key.
 pub(crate) const NEEDS_KEY: &str = "give it a primary key, or a unique index over columns that are not null";
 
-/// Looks at the tables of these outboxes, and names their rows by what is found. Passes a missing table over:
-/// other checks report it.
+/// Finds the row keys of these outboxes. Skips a missing table, which other checks report.
 ///
-/// Columns of the key beside the id are read where something may go by row: marks, deletes, parked events, a table that is
-/// polled, or read for a transaction of Kafka. A relay that does none of that needs no more columns than its records do.
+/// Columns of the key beside the id are read where rows are marked, deleted, parked, polled, or read for a Kafka transaction. Other
+/// relays read the columns of their records only.
 ///
 /// # Errors
-/// [`Kind::Config`] where rows are to be marked, deleted, parked or polled and nothing names one, with the SQL that does, and
-/// where one outbox is a partition of another; those of the connection.
+/// [`Kind::Config`] with the remedy in SQL where the row key is necessary and missing, and where one outbox is a partition of another;
+/// those of the connection.
 pub(crate) async fn find(
     client: &Client,
     source: &SourceConfig,
@@ -60,7 +58,7 @@ pub(crate) async fn find(
     Ok(())
 }
 
-/// Something goes by row, and nothing names one.
+/// The row key is necessary and missing.
 fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool) -> Result<Error> {
     let upkeep = &outbox.upkeep;
     let (key, what) = match (upkeep.mark.is_some(), upkeep.delete, upkeep.mark_failed.is_some()) {
@@ -73,7 +71,7 @@ fn nameless(outbox: &OutboxConfig, name: &TableName, table: &Table, parks: bool)
     };
     let (of, by) = (quote_table(name)?, table.partition_columns.iter().map(|column| quoted(column)));
     let by: Vec<String> = by.collect();
-    // What makes `column`, with what the table is partitioned by, a row key.
+    // SQL that makes `column` and the partition columns a row key.
     let unique = |column: &str| {
         let columns: Vec<&str> = std::iter::once(column).chain(by.iter().map(String::as_str)).collect();
         let not_null = columns.iter().map(|column| format!("alter table {of} alter column {column} set not null; "));

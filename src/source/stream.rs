@@ -1,4 +1,6 @@
 //! A replication stream over one byte stream, read and written by one task.
+//!
+//! <https://www.postgresql.org/docs/current/protocol-replication.html#PROTOCOL-REPLICATION-XLOGDATA>
 
 use std::future::poll_fn;
 use std::io;
@@ -6,10 +8,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use pgwire_replication::protocol::messages::ErrorFields;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 
-use crate::clock::now_us;
+use crate::clock::{POSTGRES_EPOCH_US, now_us};
 use crate::config::{SlotName, SourceConfig};
 use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::position::Lsn;
@@ -18,21 +21,77 @@ use crate::postgres::replication::{WalSession, check_parameter};
 use crate::postgres::session::{reported, unexpected};
 use crate::postgres::socket::Unwatch;
 use crate::postgres::transport::Transport;
-use crate::postgres::wire::{Frame, FrameError, Inbox, parameter_status};
-use crate::source::frame::{self, DATA_OVERHEAD_BYTES, STATUS_FRAME_BYTES};
-use crate::source::{Io, Notice, Status, WalMessage};
+use crate::postgres::wire::{Cursor, Frame, FrameError, Inbox, parameter_status};
 
-/// `CopyDone`, then `Terminate`: each a type and a length.
+/// Type and length.
 const COPY_DONE: [u8; 5] = [b'c', 0, 0, 0, 4];
 const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
+
+/// Message header (5) and the head of a change (type, two LSNs, a time): what comes before a change's body.
+const DATA_OVERHEAD_BYTES: usize = 5 + 1 + 8 + 8 + 8;
+/// Message header (5) and a status update (34).
+const STATUS_FRAME_BYTES: usize = 5 + 34;
 
 /// How long a finished stream may take to let go of its slot before the socket is closed all the same.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 
+/// One message of the stream, borrowed from the receive buffer until the source is used again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WalMessage<'a> {
+    /// One message of the output plugin.
+    Data {
+        /// Its LSN, or 0/0 where it has none, such as a table's description. Never to be confirmed: a row's LSN can be below
+        /// LSNs that earlier commits confirmed.
+        wal_start: Lsn,
+        /// The end of the server's WAL at that time.
+        wal_end: Lsn,
+        body: &'a [u8],
+    },
+    /// The server has sent everything below `wal_end`.
+    Keepalive {
+        wal_end: Lsn,
+        /// Whether the server wants a status at once.
+        reply_requested: bool,
+    },
+    /// Such as a publication that the server does not find and goes on without.
+    Notice(Notice),
+    /// A changed setting. Those that decide the text of a value were checked already.
+    ParameterStatus { name: String, value: String },
+    /// The server ends the stream: it has sent everything and is going down, or was asked to.
+    CopyDone,
+}
+
+/// A notice of the server, without its details.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Notice {
+    pub sqlstate: String,
+    /// In the server's language.
+    pub message: String,
+    /// The function of the server that reports it: distinguishes notices with the same SQLSTATE. Empty where it is not sent.
+    pub routine: String,
+}
+
+/// A status update for the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Status {
+    pub received: Lsn,
+    /// Everything below is acked, and the position is stored (P1).
+    pub confirmed: Lsn,
+    /// Whether the server shall send a keepalive.
+    pub reply_requested: bool,
+}
+
+/// The result of [`WalStream::ready_io`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Io {
+    pub received_bytes: usize,
+    /// Whether the whole output queue was written.
+    pub flushed: bool,
+}
+
 /// A started stream of changes. One task reads messages, queues status updates, and finishes the stream.
 ///
-/// Nothing here retries; after any error the source is of no use. Memory is bounded by the largest message allowed
-/// plus one read, whatever the caller leaves unread.
+/// Nothing is retried; after an error the stream is of no use. Memory is bounded by the largest allowed message plus one read.
 /// Generic over the byte stream, so that tests can play the server.
 #[derive(Debug)]
 pub(crate) struct WalStream<S = Transport> {
@@ -52,15 +111,13 @@ pub(crate) struct WalStream<S = Transport> {
 /// How far the server has ended the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum End {
-    /// It has not.
     Open,
-    /// It sends no more.
     CopyDone,
-    /// It has let go of the slot and would take a statement.
+    /// The slot is free, and the server accepts statements.
     Ready,
 }
 
-/// Bytes to be written: at most one status under way and one behind it.
+/// The output queue: at most a partly written status and one after it.
 #[derive(Debug, Default)]
 struct Outbox {
     bytes: Vec<u8>,
@@ -96,9 +153,9 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         let act = While::Streaming(self.slot.as_str());
         let body = self.inbox.body(&frame);
         let message = match frame.tag {
-            b'd' => frame::copy_data(body)
+            b'd' => copy_data(body)
                 .ok_or_else(|| fault::protocol(act, "a message of the stream is cut short or unknown"))?,
-            b'N' => WalMessage::Notice(frame::notice(body)),
+            b'N' => WalMessage::Notice(notice(body)),
             b'S' => {
                 let (name, value) =
                     parameter_status(body).ok_or_else(|| fault::protocol(act, "a setting is cut short"))?;
@@ -137,7 +194,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
         self.outbox.bytes.truncate(self.outbox.written.next_multiple_of(STATUS_FRAME_BYTES));
         self.outbox.asks_for_reply |= status.reply_requested;
         let status = Status { received, confirmed: self.confirmed, reply_requested: self.outbox.asks_for_reply };
-        self.outbox.bytes.extend(frame::status_update(status, now_us()));
+        self.outbox.bytes.extend(status_update(status, now_us()));
     }
 
     pub(crate) fn has_output(&self) -> bool {
@@ -276,7 +333,7 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
     fn refused(&self, error: FrameError) -> Result<()> {
         let lsn = match error {
             FrameError::TooLarge { tag: b'd', .. } => match self.inbox.peek(DATA_OVERHEAD_BYTES) {
-                Some(beginning) => frame::lsn_of(beginning),
+                Some(beginning) => lsn_of(beginning),
                 None => return Ok(()),
             },
             FrameError::TooLarge { .. } | FrameError::Length(_) => None,
@@ -306,6 +363,66 @@ impl<S: AsyncRead + AsyncWrite + Unwatch + Unpin + Send> WalStream<S> {
             }
         }
     }
+}
+
+/// The body of a `CopyData` message, or `None` where it is neither a change nor a keepalive.
+fn copy_data(body: &[u8]) -> Option<WalMessage<'_>> {
+    let mut cursor = Cursor(body);
+    match cursor.u8()? {
+        b'w' => {
+            let wal_start = Lsn::new(cursor.u64()?);
+            let wal_end = Lsn::new(cursor.u64()?);
+            cursor.i64()?;
+            Some(WalMessage::Data { wal_start, wal_end, body: cursor.0 })
+        }
+        b'k' => {
+            let wal_end = Lsn::new(cursor.u64()?);
+            cursor.i64()?;
+            let reply_requested = cursor.u8()? != 0;
+            Some(WalMessage::Keepalive { wal_end, reply_requested })
+        }
+        _ => None,
+    }
+}
+
+/// The LSN of a change of which only the beginning, message header included, is there.
+fn lsn_of(beginning: &[u8]) -> Option<Lsn> {
+    let mut cursor = Cursor(beginning);
+    cursor.take(5)?;
+    (cursor.u8()? == b'w').then_some(())?;
+    cursor.u64().map(Lsn::new)
+}
+
+/// The body of a `NoticeResponse`, without its details.
+fn notice(body: &[u8]) -> Notice {
+    let fields = ErrorFields::parse(body);
+    Notice {
+        sqlstate: fields.code.unwrap_or_default(),
+        message: fields.message.unwrap_or_default(),
+        routine: fields.routine.unwrap_or_default(),
+    }
+}
+
+/// A status update as a whole message: the confirmed LSN is also the flushed and the applied one. The time is for the server's
+/// views only.
+fn status_update(status: Status, now_us: i64) -> [u8; STATUS_FRAME_BYTES] {
+    let mut frame = [0; STATUS_FRAME_BYTES];
+    let confirmed = status.confirmed.as_u64().to_be_bytes();
+    let length: u32 = 4 + 34;
+    let fields: [&[u8]; 8] = [
+        b"d",
+        &length.to_be_bytes(),
+        b"r",
+        &status.received.as_u64().to_be_bytes(),
+        &confirmed,
+        &confirmed,
+        &now_us.saturating_sub(POSTGRES_EPOCH_US).to_be_bytes(),
+        &[u8::from(status.reply_requested)],
+    ];
+    for (place, byte) in frame.iter_mut().zip(fields.into_iter().flatten()) {
+        *place = *byte;
+    }
+    frame
 }
 
 /// A message that cannot be received: malformed, or larger than allowed at this LSN.

@@ -1,64 +1,67 @@
-//! Deletes rows that are published and older than the retention, without blocking other sessions.
+//! Deletes rows that are published and older than the retention, without blocking other sessions. In doubt a row is not published.
 
 use std::time::Duration;
 
+use serde::Deserialize;
 use tokio_postgres::{Client, Row};
 
 use crate::config::{OutboxConfig, TableName};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NextCommand, Remedy, Result};
 use crate::failpoint;
 use crate::ledger::trail::Published;
+use crate::position::Lsn;
 use crate::postgres::catalog::{Column, Table};
-use crate::postgres::query::{QueryError, bounded};
+use crate::postgres::query::{QueryError, bounded, one_json};
 use crate::postgres::quote::{quote_ident, quote_literal, quote_own_rows, quote_table, quoted as quoted_name};
-use crate::upkeep::published::Basis;
+use crate::source::preflight::system_identifier;
+use crate::state::Stored;
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
 
-/// How often a batch is tried that another session blocks, such as a change of the table.
+/// The attempts of a batch that another session blocks.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
-/// Rows that are locked already are looked up one by one. The planner takes reading all partitions for cheaper.
+/// Without this the planner reads all partitions to find the locked rows.
 const BY_PLACE: &str = "set enable_hashjoin = off; set enable_mergejoin = off";
 
-/// A table and what of it may go.
+/// The retention of a table.
 #[derive(Debug, Clone)]
 pub struct Sweeper {
-    /// The table.
+    /// The table's name.
     pub name: TableName,
-    /// What the catalogs say of it.
+    /// The table's description in the catalogs.
     pub table: Table,
-    /// What tells whether a row is published.
+    /// The evidence that a row is published.
     pub basis: Basis,
-    /// Column with the row's time.
+    /// The column with the row's time.
     pub time: String,
     /// Rows are kept for this long.
     pub retention: Duration,
     time_type: String,
 }
 
-/// What one batch did.
+/// The result of one batch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Swept {
-    /// Rows that were to go and were free.
+    /// Old and published rows that no other session had locked.
     pub found: u64,
-    /// Those that went.
+    /// Deleted rows.
     pub deleted: u64,
-    /// The time of the last of them, as text: where the next batch begins.
+    /// The last time among them, as text: the next batch begins there.
     pub last: Option<String>,
 }
 
 /// Rows that are older than the retention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counted {
-    /// Published.
+    /// Published rows.
     pub published: u64,
-    /// Not published, or not known to be: they stay, whatever their age.
+    /// Rows that are not known to be published. They stay, whatever their age.
     pub unpublished: u64,
 }
 
 impl Sweeper {
-    /// Looks at an outbox's table; none where the outbox is no table. Changes nothing but settings of the session, which is
-    /// for [`sweep`] then, and [`bound`].
+    /// Reads the description of an outbox's table; none for an outbox of messages. Changes nothing but settings of the session,
+    /// which is [`bound`].
     ///
     /// # Errors
     /// [`Kind::Config`] where no column has the rows' time; [`Kind::Publication`] where there is no such table; those of
@@ -74,22 +77,18 @@ impl Sweeper {
         Ok(Some(Sweeper { name: name.clone(), basis, time, time_type, retention, table }))
     }
 
-    /// Whether batches have to read the whole table, because nothing finds its old rows.
+    /// Whether batches read the whole table, because no index begins with the time.
     pub fn reads_all(&self) -> bool {
         !self.table.column(&self.time).is_some_and(|column| column.leads_index)
     }
 
-    /// Rows older than the retention, in SQL.
     fn is_old(&self) -> Result<String> {
         let (time, seconds) = (quote_ident(&self.time)?, self.retention.as_secs_f64());
         let time_type = &self.time_type;
         Ok(format!("{time} < (pg_catalog.now() - pg_catalog.make_interval(secs => {seconds}))::{time_type}"))
     }
 
-    /// Counts what is older than the retention. Reads all of it.
-    ///
-    /// # Errors
-    /// As [`sweep`].
+    /// Counts the rows older than the retention. Reads all of them.
     pub async fn count(&self, client: &Client, published: Option<&Published>) -> Result<Counted> {
         let doing = format!("counting old rows of {}", self.name);
         let (table, is_old) = (quote_own_rows(&self.name, self.table.is_partitioned())?, self.is_old()?);
@@ -104,7 +103,7 @@ impl Sweeper {
         Ok(Counted { published: number(0), unpublished: number(1) })
     }
 
-    /// The one row of a statement that may take as long as it takes, alone in its session.
+    /// The one row of a statement without a time limit.
     async fn unbounded(&self, client: &Client, doing: &str, sql: &str) -> Result<Row> {
         let explain = |failed: QueryError| self.explained(doing, &failed);
         let limit = "set statement_timeout = 0";
@@ -114,7 +113,7 @@ impl Sweeper {
         row.map_err(explain)
     }
 
-    /// Why the server refused what was `done`, where the session goes on.
+    /// The cause where the server refused, and the session can be used further.
     fn refusal(&self, doing: &str, done: Result<(), QueryError>) -> Result<Option<String>> {
         match done {
             Ok(()) => Ok(None),
@@ -123,7 +122,7 @@ impl Sweeper {
         }
     }
 
-    /// Why rows could not be counted or deleted.
+    /// The error of a failed count or delete.
     fn explained(&self, doing: &str, failed: &QueryError) -> Error {
         let error = failed.error();
         let Some(sqlstate) = failed.sqlstate() else { return error.clone() };
@@ -154,13 +153,12 @@ impl Sweeper {
 /// Deletes one batch of up to `batch_rows` rows that are published and older than the retention, oldest first, in a
 /// transaction of its own; begins at the time `after`, which is the last batch's. There is more while as many were found.
 ///
-/// Locked rows are left for a later batch. For a session that is [`bound`]. `published` is what
-/// is true of this table on this server; in doubt give none. Memory: a number and a time.
+/// Locked rows are left for a later batch. For a session that is [`bound`]. `published` must be that of this table on this server.
 ///
 /// # Errors
-/// [`Kind::PositionMismatch`] where nothing says what is published; [`Kind::PostgresRefused`] with the `GRANT`;
-/// [`Kind::Config`] for an `outbox.pending` Postgres does not take; [`Kind::Publication`] where other tables hold on to
-/// the rows; those of the connection, and [`Kind::PostgresUnreachable`] where somebody locks the whole table.
+/// [`Kind::PositionMismatch`] where the published rows are not known; [`Kind::PostgresRefused`] with the `GRANT`; [`Kind::Config`] for an
+/// invalid `outbox.pending`; [`Kind::Publication`] where other tables refer to the rows; [`Kind::PostgresUnreachable`] where another
+/// session locks the whole table; those of the connection.
 pub async fn sweep(
     client: &Client,
     sweeper: &Sweeper,
@@ -186,8 +184,8 @@ pub async fn sweep(
     Ok(Swept { found: number(0), deleted: number(1), last: row.try_get(2).unwrap_or_default() })
 }
 
-/// Locks first, by place: a row is judged again once it is locked, and one that changed meanwhile is not found by the delete.
-/// Its time says nothing new to the delete, but in which partitions to look.
+/// Locks rows first, by `ctid`: Postgres checks the condition again after the lock, and the delete does not find a row that changed.
+/// The time limits the partitions that the delete reads.
 fn batch(sweeper: &Sweeper, published: Option<&Published>, after: Option<&str>, batch_rows: u32) -> Result<String> {
     let (table, time, is_old) = (
         quote_own_rows(&sweeper.name, sweeper.table.is_partitioned())?,
@@ -220,31 +218,28 @@ fn time_of<'t>(name: &TableName, configured: Option<&str>, table: &'t Table) -> 
 }
 
 const PARTITIONS: &str = include_str!("../../sql/upkeep/partitions.sql");
-/// How long detaching waits for transactions that use the table. After a timeout the partition is half detached, and the
-/// next run finishes that.
+/// The limit for a detach, which waits for transactions that use the table. After it the partition is half detached, and the next
+/// run completes that.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A partition whose every row is older than the retention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// Its name as SQL takes it.
+    /// The quoted name.
     pub name: String,
-    /// Rows, all published; none where some are not, or it cannot be dropped.
+    /// The number of rows where all are published and the partition can be dropped.
     pub rows: Option<u64>,
-    /// Why it stays, and its rows are deleted one by one.
+    /// The reason why its rows are deleted in batches instead.
     pub stays: Option<String>,
     bounds: String,
     is_detaching: bool,
 }
 
-/// The partitions that end before the retention begins, oldest first. Reads their rows, changes nothing. Empty for a table
-/// that is not partitioned by ranges of its time column.
+/// The partitions that end before the retention begins, oldest first. Reads their rows, changes nothing. Empty for a table that is
+/// not partitioned by ranges of its time column.
 ///
-/// None can be dropped while the table `is_polled` and what is `published` is known by snapshots: a row that is written into one while it
-/// is detached is not read, and the next snapshot sees it.
-///
-/// # Errors
-/// As [`sweep`].
+/// None can be dropped while the table `is_polled` and `published` rows are known by snapshots: a row that is written into a partition
+/// while it is detached is not read, and the next snapshot sees it.
 pub async fn old_partitions(
     client: &Client,
     sweeper: &Sweeper,
@@ -284,7 +279,7 @@ pub async fn old_partitions(
 }
 
 impl Partition {
-    /// The question whether something holds it, under the name the operator's condition may use.
+    /// Counts all rows and the rows that must stay, under the name that the operator's condition may use.
     fn question(&self, sweeper: &Sweeper, published: Option<&Published>) -> Result<String> {
         let (old, condition) = (sweeper.is_old()?, sweeper.basis.condition(&sweeper.name, published)?);
         let (name, alias) = (&self.name, quote_ident(sweeper.name.table())?);
@@ -300,11 +295,11 @@ impl Partition {
         Ok((number(0), number(1)))
     }
 
-    /// Detaches and drops it. Waits up to a minute for transactions that use the table, which nobody else waits for. A row
-    /// that was written into it meanwhile brings it back into its table; then, and where somebody is in the way, the
-    /// answer is why it stays. For a session that is [`bound`].
+    /// Detaches and drops the partition. Waits up to a minute for transactions that use the table, without blocking others. After a row
+    /// was written into it meanwhile, it is attached again; then, and where another session blocks, the result is the reason. For a
+    /// session that is [`bound`].
     ///
-    /// A process that dies between the two leaves a table of its own, with what was in the partition.
+    /// A process that dies between the two leaves a separate table with the rows.
     ///
     /// # Errors
     /// As [`sweep`]; and where it can be neither dropped nor attached again, with the statement.
@@ -337,7 +332,7 @@ impl Partition {
         }
     }
 
-    /// Drops the detached table, unless a row came that is not published; gives why the table stays.
+    /// Drops the detached table, unless it has a row that is not published; returns the reason where it stays.
     async fn dropped(
         &self,
         client: &Client,
@@ -366,24 +361,185 @@ impl Partition {
     }
 }
 
+/// The evidence that a row is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Basis {
+    /// The row does not satisfy this `outbox.pending`.
+    Pending(String),
+    /// The transaction that inserted the row, in this column.
+    Xid(String),
+    /// The transaction that wrote the row last, as far as Postgres keeps it.
+    Xmin,
+}
+
+impl Basis {
+    /// The most exact basis that `table` has.
+    pub fn of(outbox: &OutboxConfig, table: &Table) -> Basis {
+        match (&outbox.upkeep.pending, table.xid_column()) {
+            (Some(pending), _) => Basis::Pending(pending.clone()),
+            (None, Some(column)) => Basis::Xid(column.name.clone()),
+            (None, None) => Basis::Xmin,
+        }
+    }
+
+    /// Whether it needs the stored state of a relay.
+    pub fn needs_published(&self) -> bool {
+        !matches!(self, Basis::Pending(_))
+    }
+
+    /// The name in the output of `walrelay cleanup`.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Basis::Pending(_) => "pending",
+            Basis::Xid(_) => "xid",
+            Basis::Xmin => "xmin",
+        }
+    }
+
+    /// The condition, true for published rows; false or NULL for others.
+    ///
+    /// # Errors
+    /// [`Kind::PositionMismatch`] where `published` is necessary and missing.
+    pub fn condition(&self, table: &TableName, published: Option<&Published>) -> Result<String> {
+        let needed = || published.ok_or_else(|| unknown(table));
+        match self {
+            // Rows for which the condition is NULL stay.
+            Basis::Pending(pending) => Ok(format!("(({pending}) is false)")),
+            Basis::Xid(column) => {
+                let (published, column) = (needed()?, quote_ident(column)?);
+                let snapshot = quote_literal(&published.pair.snapshot.to_string())?;
+                let also: Vec<String> = published.also.iter().map(u64::to_string).collect();
+                let seen = format!(
+                    "pg_catalog.pg_visible_in_snapshot({column}, {snapshot}::pg_snapshot) or {column} = any ('{{{}}}'::xid8[])",
+                    also.join(",")
+                );
+                Ok(match &published.floor {
+                    // A row that does not tell its transaction may be from before, and was updated since.
+                    Some(floor) => {
+                        let floor = quote_literal(&floor.to_string())?;
+                        format!("(({seen}) and not pg_catalog.pg_visible_in_snapshot({column}, {floor}::pg_snapshot))")
+                    }
+                    None => format!("({seen} or {column} is null and {})", by_xmin(published)),
+                })
+            }
+            Basis::Xmin => {
+                let published = needed()?;
+                if published.floor.is_some() {
+                    return Err(from_before(table));
+                }
+                Ok(format!("({})", by_xmin(published)))
+            }
+        }
+    }
+}
+
+/// `xmin` has the lower half of an id. The greatest assigned id with this half is the row's or a later one. So a row can pass for
+/// younger than it is, never for older. A savepoint's id is greater than its transaction's, which errs to the same side.
+fn by_xmin(published: &Published) -> String {
+    // A separate query, which Postgres evaluates once and not for each row.
+    const NEXT: &str = "(select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint)";
+    let (xmin, id) = (published.pair.snapshot.xmin(), format!("{NEXT} - (({NEXT} - xmin::text::bigint) & 4294967295)"));
+    format!("{id} < {xmin}")
+}
+
+/// `xmin` does not distinguish rows that were updated since from rows that were inserted since.
+fn from_before(table: &TableName) -> Error {
+    let cause = format!(
+        "which rows of {table} are published is not known: some are from before its slot, and no column tells the \
+         transaction that inserted a row"
+    );
+    Error::new(Kind::PositionMismatch, cause).remedy(
+        Remedy::from("add one, for the rows that come: ")
+            .and(NextCommand::new("setup").flag("add-xid-column"))
+            .and("; or set outbox.pending, if a column of the table says which rows are published"),
+    )
+}
+
+fn unknown(table: &TableName) -> Error {
+    let cause = format!(
+        "which rows of {table} are published is not known: nothing is stored that says so, and age alone does not"
+    );
+    Error::new(Kind::PositionMismatch, cause).remedy(
+        "keep the position with state.store = \"kafka\" or \"postgres\", and let `walrelay run` relay for a moment; or set \
+         outbox.pending, if a column of the table says it",
+    )
+}
+
+const SERVER: &str = include_str!("../../sql/upkeep/server.sql");
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Here {
+    may_read_control: bool,
+    #[serde(skip)]
+    system_identifier: Option<String>,
+    timeline: u32,
+    wal_end: Lsn,
+}
+
+/// The published rows of the table with this OID, by the stored state of a relay.
+///
+/// # Errors
+/// [`Kind::PositionMismatch`] where the state is of another server, timeline or table, or rows of the table are still being read;
+/// those of the connection.
+pub async fn published_of(client: &Client, stored: Stored, table_oid: u32) -> Result<Published> {
+    judge(&here(client).await?, stored, table_oid)
+}
+
+async fn here(client: &Client) -> Result<Here> {
+    const DOING: &str = "asking which server this is";
+    let here: Here = one_json(client, DOING, SERVER, &[]).await?;
+    let system_identifier = system_identifier(client, here.may_read_control).await?;
+    Ok(Here { system_identifier, ..here })
+}
+
+fn judge(here: &Here, stored: Stored, table_oid: u32) -> Result<Published> {
+    const RELAY: &str = "let `walrelay run` relay for a moment: what it stores then is about this server";
+    let mismatch = |cause: String, remedy: &str| {
+        let cause = format!("which rows are published is not known: {cause}");
+        Err(Error::new(Kind::PositionMismatch, cause).remedy(remedy))
+    };
+    let server = &stored.server;
+    if here.system_identifier.as_ref().is_some_and(|here| *here != server.system_identifier) {
+        return mismatch(format!("what is stored is about another server ({})", server.system_identifier), RELAY);
+    }
+    if here.timeline != server.timeline {
+        let cause = format!("what is stored is about timeline {}, the server is on {}", server.timeline, here.timeline);
+        return mismatch(cause, RELAY);
+    }
+    if here.wal_end < stored.position.end_lsn {
+        let cause = format!("the server is at {}, behind what is stored ({})", here.wal_end, stored.position.end_lsn);
+        return mismatch(cause, RELAY);
+    }
+    if !stored.table_oids.contains(&table_oid) {
+        let cause = format!("what is stored is not about the table with OID {table_oid}");
+        return mismatch(cause, "let `walrelay run` relay this table first; a table made anew is another one");
+    }
+    if stored.catch_up.is_some() {
+        let cause = "rows are still being read from the table".to_owned();
+        return mismatch(cause, "let `walrelay run` finish reading them, see `walrelay status`");
+    }
+    match stored.published {
+        Some(published) => Ok(published),
+        None => mismatch("what is stored does not say".to_owned(), RELAY),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn table(columns: &[(&str, &str)]) -> Table {
-        let column =
-            |(name, base): &(&str, &str)| Column { leads_index: *name == "created_at", ..Column::of(name, base) };
-        Table { kind: "r".to_owned(), columns: columns.iter().map(column).collect(), ..Table::default() }
-    }
+    use crate::ledger::trail::Pair;
+    use crate::position::Position;
+    use crate::state::{CatchUp, Rows, ServerIdentity};
 
     #[test]
     fn the_time_of_a_row_is_a_timestamp_that_is_named_or_known() {
         let name: TableName = "outbox".parse().unwrap();
-        let columns = table(&[
-            ("timestamp", "timestamptz"),
-            ("created_at", "int8"),
-            ("occurred_at", "timestamp"),
-            ("day", "date"),
+        let columns = table(vec![
+            Column::of("timestamp", "timestamptz"),
+            Column::of("created_at", "int8"),
+            Column::of("occurred_at", "timestamp"),
+            Column::of("day", "date"),
         ]);
         let found =
             |given| time_of(&name, given, &columns).map(|column| (column.name.clone(), column.base.sql.clone()));
@@ -391,36 +547,84 @@ mod tests {
         assert_eq!(found(Some("day")).unwrap().1, "date");
         assert_eq!(found(Some("created_at")).unwrap_err().kind(), Kind::Config);
         assert_eq!(found(Some("gone")).unwrap_err().kind(), Kind::Publication);
-        assert_eq!(time_of(&name, None, &table(&[("day", "date")])).unwrap_err().kind(), Kind::Config);
+        assert_eq!(time_of(&name, None, &table(vec![Column::of("day", "date")])).unwrap_err().kind(), Kind::Config);
+    }
+
+    fn table(columns: Vec<Column>) -> Table {
+        Table { kind: "r".to_owned(), columns, ..Table::default() }
+    }
+
+    fn published() -> Published {
+        let pair = Pair { snapshot: "10:20:10,14".parse().unwrap(), lsn: Lsn::new(1) };
+        Published { pair, also: vec![14, 22], floor: None, flushed: None, earlier: Vec::new() }
     }
 
     #[test]
-    fn a_batch_takes_what_is_old_and_published_and_free() {
-        let table = table(&[("created_at", "timestamp")]);
-        let mut sweeper = Sweeper {
-            name: "outbox".parse().unwrap(),
-            table,
-            basis: Basis::Pending("sent = false".to_owned()),
-            time: "created_at".to_owned(),
-            retention: Duration::from_millis(1_500),
-            time_type: "timestamp without time zone".to_owned(),
-        };
-        assert!(!sweeper.reads_all());
-        let old =
-            "\"created_at\" < (pg_catalog.now() - pg_catalog.make_interval(secs => 1.5))::timestamp without time zone";
-        let sql = batch(&sweeper, None, Some("2026-01-02'"), 7).unwrap();
-        for part in [
-            "tableoid as doomed_part, ctid as doomed_place, \"created_at\" as doomed_time from only \"public\".\"outbox\" where ",
-            old,
-            " and \"created_at\" >= '2026-01-02'''::timestamp without time zone and ((sent = false) is false) order by \
-             \"created_at\" limit 7 for update skip locked)",
-            &format!("and t.\"created_at\" = doomed_time and t.{old} returning 1)"),
-        ] {
-            assert!(sql.contains(part), "{part}\n{sql}");
+    fn the_table_itself_decides_then_the_column_then_xmin() {
+        let filled = |name, base| Column::of(name, base).with_default("pg_current_xact_id()");
+        let mut outbox = OutboxConfig::default();
+        let with = table(vec![Column::of("x", "xid8"), filled("y", "xid8"), filled("xid", "xid8")]);
+        assert_eq!(Basis::of(&outbox, &with), Basis::Xid("xid".to_owned()));
+        assert_eq!(Basis::of(&outbox, &table(vec![Column::of("xid", "xid8")])), Basis::Xmin);
+        assert_eq!(Basis::of(&outbox, &table(vec![filled("xid", "int8")])), Basis::Xmin);
+        outbox.upkeep.pending = Some("a or b".to_owned());
+        assert_eq!(Basis::of(&outbox, &with), Basis::Pending("a or b".to_owned()));
+    }
+
+    #[test]
+    fn rows_from_before_the_slot_are_published_only_by_a_column_with_their_transaction() {
+        let name: TableName = "outbox".parse().unwrap();
+        let condition = |basis: Basis, published: &Published| basis.condition(&name, Some(published));
+        let by_xid = condition(Basis::Xid("x\"y".to_owned()), &published()).unwrap();
+        assert!(by_xid.contains("\"x\"\"y\" = any ('{14,22}'::xid8[]) or \"x\"\"y\" is null and "), "{by_xid}");
+        let since = Published { floor: Some("5:6:".parse().unwrap()), ..published() };
+        let by_xid = condition(Basis::Xid("x".to_owned()), &since).unwrap();
+        assert!(
+            !by_xid.contains("is null") && by_xid.contains("and not pg_catalog.pg_visible_in_snapshot(\"x\", '5:6:'")
+        );
+        assert_eq!(condition(Basis::Xmin, &since).unwrap_err().kind(), Kind::PositionMismatch);
+        assert_eq!(Basis::Xmin.condition(&name, None).unwrap_err().kind(), Kind::PositionMismatch);
+    }
+
+    fn stored() -> Stored {
+        let pair = Pair { snapshot: "10:20:".parse().unwrap(), lsn: Lsn::new(90) };
+        Stored {
+            server: ServerIdentity { system_identifier: "7000".to_owned(), timeline: 2 },
+            slot: "orders".to_owned(),
+            position: Position::at(Lsn::new(100)),
+            publication_oid: 10,
+            table_oids: vec![5, 6],
+            membership_oids: Vec::new(),
+            message_prefixes: Vec::new(),
+            published: Some(Published { pair, also: Vec::new(), floor: None, flushed: None, earlier: Vec::new() }),
+            stream_only: Vec::new(),
+            catch_up: None,
         }
-        sweeper.basis = Basis::Xmin;
-        assert_eq!(batch(&sweeper, None, None, 7).unwrap_err().kind(), Kind::PositionMismatch);
-        sweeper.time = "x".to_owned();
-        assert!(sweeper.reads_all());
+    }
+
+    #[test]
+    fn what_is_stored_counts_for_its_own_server_and_tables_only() {
+        let here = |system: Option<&str>, timeline, wal_end| Here {
+            may_read_control: system.is_some(),
+            system_identifier: system.map(str::to_owned),
+            timeline,
+            wal_end: Lsn::new(wal_end),
+        };
+        let right = here(Some("7000"), 2, 100);
+        assert!(judge(&right, stored(), 6).is_ok());
+        assert!(judge(&here(None, 2, 100), stored(), 5).is_ok());
+        let reading = CatchUp::new(Rows::All, None);
+        for (here, stored, table_oid) in [
+            (&here(Some("7001"), 2, 100), stored(), 5),
+            (&here(Some("7000"), 3, 100), stored(), 5),
+            (&here(Some("7000"), 2, 99), stored(), 5),
+            (&right, stored(), 7),
+            (&right, Stored { published: None, ..stored() }, 5),
+            (&right, Stored { catch_up: Some(reading), ..stored() }, 5),
+        ] {
+            let error = judge(here, stored, table_oid).unwrap_err();
+            assert_eq!(error.kind(), Kind::PositionMismatch);
+            assert!(error.what_to_do().is_some());
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Marks or deletes rows once their events were acked, and reads and writes the parked events in the same session.
+//! Marks or deletes the rows of acked events, and reads and writes the parked events in the same session.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
@@ -27,70 +27,72 @@ use crate::upkeep::parked::{
 use crate::upkeep::writer::{Writer, Written, writer};
 use crate::upkeep::{ANSWER_TIMEOUT, bound};
 
-/// Ids of one statement: what a server does in a fraction of a second.
+/// Rows of one statement, which takes a fraction of a second.
 const ROWS_PER_STATEMENT: usize = 2_000;
-/// How often a transaction is tried that another session blocks.
+/// The attempts of a transaction that another session blocks.
 const ATTEMPTS: u32 = 5;
-/// The wait for a lock in a session that has other rows to go on with.
+/// The lock timeout of [`Marker::impatient`].
 const MOMENT: Duration = Duration::from_millis(250);
 /// The pause before the next check whether rows are visible.
 const UNSEEN_PAUSE: Duration = Duration::from_millis(5);
-/// After the first attempt, and twice as long after each more.
+/// The pause after the first attempt, doubled after each further attempt.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Marks or deletes rows once they were acked. One session of its own, off the path of events.
+/// Marks or deletes acked rows, in a session of its own.
 #[derive(Debug)]
 pub struct Marker {
     session: SqlSession,
-    /// By the outbox's index; none for one that nothing is written to.
+    /// By the outbox's index; none for an outbox without writes.
     writers: Vec<Option<Writer>>,
-    /// Where events wait that cannot be delivered yet, if they do.
     parked: Option<ParkedTable>,
-    /// How often a transaction is tried.
     attempts: u32,
-    /// Whether a cancelled call may have left a transaction open. Locked by each use of the session.
+    /// Whether a cancelled call can have left a transaction open. Locked by each use of the session.
     open: Mutex<bool>,
 }
 
-/// Rows to be written to in one transaction.
+/// The writes of one transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Rows whose events were acked.
+    /// Rows of acked events.
     pub acked: Vec<RowId>,
-    /// Rows whose events were given up.
+    /// Rows of events that were given up.
     pub failed: Vec<(RowId, Failure)>,
     /// Events to park.
     pub parked: Vec<Arc<Parked>>,
-    /// Parked events that were tried in vain.
+    /// Parked events whose retry failed.
     pub failed_again: Vec<FailedAgain>,
-    /// Ids of parked events that are parked no longer.
+    /// Ids of events that are no longer parked.
     pub unparked: Vec<i64>,
-    /// The lower halves of the ids of transactions that wrote them, which others may not see yet.
+    /// The lower halves of the ids of the rows' transactions, which other sessions may not see yet.
     pub xids: Vec<u32>,
 }
 
-/// Rows of one table and one statement.
+/// Rows of one statement.
 struct Part<'a> {
     writer: &'a Writer,
     written: &'a Written,
-    rows: Vec<Settled<'a>>,
+    rows: Vec<Outcome<'a>>,
 }
 
 impl Part<'_> {
-    /// Writes to these rows, and gives how many there were.
+    /// Writes to these rows, and returns their number.
     async fn write(&self, client: &Client) -> Result<u64, QueryError> {
         let Part { writer, written, rows } = self;
-        let values_at = |at: usize| rows.iter().map(|row| row.key.get(at).copied()).collect::<Vec<_>>();
-        let keys: Vec<Vec<Option<&str>>> = (0..*writer.key_values.end()).map(values_at).collect();
-        let failures: Vec<_> =
-            rows.iter().map(|row| row.outcome).filter_map(|of| Some((of.failure?, of.retry_in_ms))).collect();
-        let causes: Vec<&str> = failures.iter().map(|(failure, _)| failure.cause.as_str()).collect();
-        let classes: Vec<&str> = failures.iter().map(|(failure, _)| failure.class).collect();
-        let attempts = failures.iter().map(|(failure, _)| i32::try_from(failure.attempts).unwrap_or(i32::MAX));
-        let attempts: Vec<i32> = attempts.collect();
-        let waits_ms: Vec<Option<i64>> = failures.iter().map(|(_, wait_ms)| *wait_ms).collect();
+        let mut keys = vec![Vec::new(); *writer.key_values.end()];
+        for Outcome { row, .. } in rows {
+            let mut values = row.values();
+            for column in &mut keys {
+                let value = values.next().map(|value| text(written, value)).transpose();
+                column.push(value.map_err(QueryError::refused)?);
+            }
+        }
+        let failures = || rows.iter().filter_map(|row| row.failure);
+        let causes: Vec<&str> = failures().map(|failure| failure.cause.as_str()).collect();
+        let classes: Vec<&str> = failures().map(|failure| failure.class).collect();
+        let attempts: Vec<i32> = failures().map(|of| i32::try_from(of.attempts).unwrap_or(i32::MAX)).collect();
+        let waits_ms: Vec<Option<i64>> = rows.iter().map(|row| row.retry_in_ms).collect();
         let mut values: Vec<&(dyn ToSql + Sync)> = keys.iter().map(|key| key as &(dyn ToSql + Sync)).collect();
-        if !failures.is_empty() {
+        if !causes.is_empty() {
             values.extend([&causes as &(dyn ToSql + Sync), &classes, &attempts, &waits_ms]);
         }
         let answer = bounded(&written.doing, ANSWER_TIMEOUT, client.query(&written.statement, &values)).await;
@@ -109,22 +111,13 @@ impl Part<'_> {
         Ok(answer.len() as u64)
     }
 
-    /// The same failure, with whose fault it is.
     fn explained(&self, failed: QueryError) -> QueryError {
         let error = self.writer.explained(self.written, &failed);
         failed.with(error)
     }
 }
 
-/// A row that is written to.
-#[derive(Debug, Clone)]
-struct Settled<'a> {
-    /// The values of its key.
-    key: Vec<&'a str>,
-    outcome: Outcome<'a>,
-}
-
-/// A row of an event, and why the event failed, if it did.
+/// A row, and the failure of its event.
 #[derive(Debug, Clone, Copy)]
 struct Outcome<'a> {
     row: &'a RowId,
@@ -139,7 +132,7 @@ impl Marker {
         Marker::connect(&source.database, &source.slot, &config.outboxes, Parking::of(config)).await
     }
 
-    /// The same for a caller that has other rows to go on with: it waits for locks for a moment, and tries nothing twice.
+    /// The same for a caller with other rows to write: it has a short lock timeout, and makes one attempt.
     pub async fn impatient(config: &Config) -> Result<Option<Marker>> {
         const DOING: &str = "bounding waits for locks";
         let Some(marker) = Marker::of(config).await? else { return Ok(None) };
@@ -149,10 +142,10 @@ impl Marker {
         Ok(Some(Marker { attempts: 1, ..marker }))
     }
 
-    /// Opens the session, looks at the tables and prepares the statements; none where no outbox is written to.
+    /// Opens the session and prepares the statements; none where no outbox is written to.
     ///
-    /// Nothing is changed, no trigger fires. Once this returned, statements, columns and privileges were right. The session
-    /// looks names up in `pg_catalog` alone, so functions of the operator's own need their schema in `outbox.mark`.
+    /// Nothing is changed, no trigger fires. Statements, columns and privileges are checked. The session looks names up in
+    /// `pg_catalog` alone, so functions of the operator's own need their schema in `outbox.mark`.
     ///
     /// # Errors
     /// [`Kind::Config`] for an `outbox.mark` Postgres does not take, and for one that would move rows to another partition,
@@ -183,20 +176,20 @@ impl Marker {
         Ok(Some(Marker { session, writers, parked, attempts: ATTEMPTS, open: Mutex::new(false) }))
     }
 
-    /// Marks or deletes these rows, in one transaction, and gives how many were written.
+    /// Marks or deletes these rows, in one transaction, and returns the number of written rows.
     ///
-    /// Durable when it returns, whatever `synchronous_commit` says. Rows that are gone are no error, nor are those of
-    /// outboxes that are not written to. A row whose key or id has changed since is left as it is. What others' locks are in
-    /// the way of is tried again for some twenty seconds at most, or not at all by [`Marker::impatient`]. Memory: a copy of references. After an error nothing was
-    /// written, unless the connection broke while committing; doing it again is safe as far as the assignments are.
-    /// Safe to cancel: a transaction that was left open ends with the next call, or after a minute with the session.
+    /// Durable when it returns, whatever `synchronous_commit` is. Missing rows are no error, nor are rows of outboxes without writes.
+    /// A row whose key or id has changed since is not written. A transaction that locks block is tried again for some twenty seconds
+    /// at most, or not at all by [`Marker::impatient`]. After an error nothing was written, unless the connection broke during the
+    /// commit; a repetition is safe as far as the assignments are. Safe to cancel: the next call, or the server after a minute, ends
+    /// a transaction that was left open.
     ///
     /// # Errors
-    /// [`Kind::PostgresUnreachable`] where others stayed in the way, and for a lost connection: connect again.
+    /// [`Kind::PostgresUnreachable`] where other sessions kept their locks, and for a lost connection: connect again.
     /// [`Kind::Event`] for an id that is not UTF-8. Those of [`Marker::connect`] where the table changed, and
     /// [`Kind::Config`] where constraints or triggers of the table do not let the mark be.
     pub async fn settle(&self, batch: &Batch) -> Result<u64> {
-        let parts = self.parts(batch)?;
+        let parts = self.parts(batch);
         let moves = !batch.parked.is_empty() || !batch.unparked.is_empty() || !batch.failed_again.is_empty();
         if parts.is_empty() && !moves {
             return Ok(0);
@@ -221,15 +214,15 @@ impl Marker {
         }
     }
 
-    /// Waits until everybody sees what these transactions wrote, for as long as that takes.
+    /// Waits until these transactions are visible, without a limit.
     ///
-    /// The slot delivers a commit once it is in the log, and others see it a little later, or, where the commit waits for a
-    /// standby, much later: until then there is no row to be marked.
+    /// The slot delivers a commit as soon as it is in the WAL. Other sessions see it a little later, or much later where the commit
+    /// waits for a standby: until then there is no row to mark.
     async fn until_visible(&self, open: &mut MutexGuard<'_, bool>, xids: &[u32]) -> Result<()> {
         const DOING: &str = "looking whether others see the rows";
         const SQL: &str = "select pg_catalog.pg_current_snapshot()::text";
         if !xids.is_empty() {
-            // In a transaction that was left over, and failed, nothing is answered.
+            // A failed transaction refuses statements.
             self.end_left_over(open).await?;
         }
         while !xids.is_empty() {
@@ -251,12 +244,12 @@ impl Marker {
         self.session.client().is_closed()
     }
 
-    /// Waits for the end of the session and says why. Safe to cancel, to call again, and to hold while marking.
+    /// Waits for the end of the session. Safe to cancel and to call again.
     pub fn closed(&self) -> impl Future<Output = Ended> + Send + 'static {
         self.session.closed()
     }
 
-    /// Which events wait; none where none do.
+    /// All parked events.
     ///
     /// # Errors
     /// Those of the connection, and of a table that is gone or forbidden.
@@ -268,7 +261,7 @@ impl Marker {
         Ok(rows.iter().filter_map(|row| table.waiting(row).transpose()).collect::<Result<_, _>>()?)
     }
 
-    /// The first event of each aggregate that may be tried now, `limit` at most, without those in `except`.
+    /// The first event of each aggregate that is due for a retry, `limit` at most, without those in `except`.
     pub async fn due(&self, limit: i64, except: &[i64]) -> Result<Vec<Head>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
         let (_turn, client) = self.client().await?;
@@ -276,7 +269,7 @@ impl Marker {
         Ok(rows.iter().filter_map(|row| table.head(row).transpose()).collect::<Result<_, _>>()?)
     }
 
-    /// Events of an aggregate from `head` on, in their order, one at least and no more than `limit` says.
+    /// Events of an aggregate from `head` on, in their order, at least one and at most `limit`.
     ///
     /// # Errors
     /// As [`Marker::waiting`], and for a row of the table that makes no event.
@@ -290,7 +283,7 @@ impl Marker {
         Ok(rows.iter().map(|row| table.held(row, head.outbox)).collect::<Result<_, _>>()?)
     }
 
-    /// Outboxes in which setting a row to pending asks for a retry of the parked event.
+    /// Outboxes in which a row that is set to pending requests a retry of its parked event.
     pub fn asked_by_pending(&self) -> impl Iterator<Item = &str> {
         self.asks().map(|(outbox, _)| outbox)
     }
@@ -300,7 +293,7 @@ impl Marker {
         outboxes.filter_map(|(outbox, writer)| Some((outbox.as_str(), writer.as_ref()?.ask.as_ref()?)))
     }
 
-    /// Asks for a retry of parked events of such an outbox whose rows were set to pending; gives how many.
+    /// Requests a retry of parked events of such an outbox whose rows were set to pending; returns their number.
     ///
     /// # Errors
     /// As [`Marker::waiting`], and those of `outbox.pending`.
@@ -312,7 +305,7 @@ impl Marker {
         Ok(bounded(DOING, ANSWER_TIMEOUT, client.execute(statement, &[&table.slot, &outbox])).await?)
     }
 
-    /// Parked events that an operator asked to drop, without those in `except`: id, event, and why it was parked.
+    /// Parked events that an operator asked to drop, without those in `except`: id, event, and failure.
     pub async fn dropped(&self, limit: i64, except: &[i64]) -> Result<Vec<(i64, Waiting, Failure)>> {
         let Some(table) = &self.parked else { return Ok(Vec::new()) };
         let (_turn, client) = self.client().await?;
@@ -320,12 +313,12 @@ impl Marker {
         Ok(rows.iter().filter_map(|row| table.dropped_event(row).transpose()).collect::<Result<_, _>>()?)
     }
 
-    /// How many events of outboxes that are not configured [`Marker::waiting`] has dropped since this was asked last.
+    /// The number of events of outboxes that are not configured that [`Marker::waiting`] dropped since the last call.
     pub fn take_dropped(&self) -> u64 {
         self.parked.as_ref().map_or(0, |table| table.dropped.swap(0, Ordering::Relaxed))
     }
 
-    /// Whether the session answers, after an error of another call: with no transaction left over.
+    /// Whether the session answers, after an error of another call.
     pub async fn answers(&self) -> Result<()> {
         let (_turn, client) = self.client().await?;
         Ok(bounded("asking for a sign of life", ANSWER_TIMEOUT, client.batch_execute("select 1")).await?)
@@ -337,40 +330,32 @@ impl Marker {
         none_left_behind(client, config).await
     }
 
-    /// The session, alone and without a transaction left over, for as long as the guard is held.
+    /// The session, without an open transaction, for as long as the guard is held.
     async fn client(&self) -> Result<(MutexGuard<'_, bool>, &Client), QueryError> {
         let mut turn = self.open.lock().await;
         self.end_left_over(&mut turn).await?;
         Ok((turn, self.session.client()))
     }
 
-    /// The writes to each table, rows in the order of their keys: two sessions that mark the same rows wait for one another
-    /// and do not deadlock.
-    fn parts<'a>(&'a self, batch: &'a Batch) -> Result<Vec<Part<'a>>> {
+    /// The writes to each table, rows in the order of their keys, so that two sessions that mark the same rows do not deadlock.
+    fn parts<'a>(&'a self, batch: &'a Batch) -> Vec<Part<'a>> {
         let acked: Vec<_> = batch.acked.iter().map(|row| Outcome { row, failure: None, retry_in_ms: None }).collect();
-        let failed = batch.failed.iter();
-        let failed: Vec<_> =
-            failed.map(|(row, failure)| Outcome { row, failure: Some(failure), retry_in_ms: None }).collect();
-        let parked = batch.parked.iter().filter_map(|event| {
-            Some(Outcome { row: &event.row, failure: Some(event.tried()?), retry_in_ms: event.retry_in_ms })
-        });
-        let again = batch.failed_again.iter();
-        let again = again.map(|event| Outcome {
-            row: &event.row,
-            failure: Some(&event.failure),
-            retry_in_ms: event.retry_in_ms,
-        });
+        let outcome = |row, failure, retry_in_ms| Outcome { row, failure: Some(failure), retry_in_ms };
+        let failed: Vec<_> = batch.failed.iter().map(|(row, failure)| outcome(row, failure, None)).collect();
+        let parked =
+            batch.parked.iter().filter_map(|event| Some(outcome(&event.row, event.tried()?, event.retry_in_ms)));
+        let again = batch.failed_again.iter().map(|event| outcome(&event.row, &event.failure, event.retry_in_ms));
         let waiting: Vec<_> = parked.chain(again).collect();
         let mut parts = Vec::new();
         for (index, writer) in self.writers.iter().enumerate() {
             let Some(writer) = writer else { continue };
             for (written, rows) in [(&writer.acked, &acked), (&writer.failed, &failed), (&writer.waiting, &waiting)] {
                 if let Some(written) = written {
-                    parts.extend(written_to(writer, index, written, rows)?);
+                    parts.extend(written_to(writer, index, written, rows));
                 }
             }
         }
-        Ok(parts)
+        parts
     }
 
     async fn attempt(
@@ -412,7 +397,7 @@ impl Marker {
         Ok(count)
     }
 
-    /// A call that was cancelled may have left a transaction.
+    /// Ends the transaction of a cancelled call.
     async fn end_left_over(&self, open: &mut MutexGuard<'_, bool>) -> Result<(), QueryError> {
         if **open {
             bounded("giving up a transaction", ANSWER_TIMEOUT, self.session.client().batch_execute("rollback")).await?;
@@ -423,32 +408,22 @@ impl Marker {
 }
 
 /// The writes of one statement to rows of outbox `index`.
-fn written_to<'a>(
-    writer: &'a Writer,
-    index: usize,
-    written: &'a Written,
-    rows: &[Outcome<'a>],
-) -> Result<Vec<Part<'a>>> {
-    let of = rows.iter().filter(|outcome| outcome.row.outbox == index);
-    let of = of.map(|outcome| {
-        let key = outcome.row.values().map(|value| text(written, value)).collect::<Result<_>>()?;
-        Ok(Settled { key, outcome: *outcome })
-    });
-    let mut of = of.collect::<Result<Vec<_>>>()?;
-    // Nothing names the row of an event that was written, or parked, before its table had the columns of the key.
+fn written_to<'a>(writer: &'a Writer, index: usize, written: &'a Written, rows: &[Outcome<'a>]) -> Vec<Part<'a>> {
+    let mut of: Vec<Outcome<'a>> = rows.iter().filter(|outcome| outcome.row.outbox == index).copied().collect();
+    // An event that was written, or parked, before its table had the columns of the key has no key.
     let all = of.len();
-    of.retain(|row| writer.key_values.contains(&row.key.len()));
+    of.retain(|outcome| writer.key_values.contains(&outcome.row.values().count()));
     if of.len() < all {
         let (rows, table) = (all - of.len(), &writer.table);
         tracing::warn!(%table, rows, "while {}: rows are left as they are, for their events were written before the table had \
              the columns that name a row", written.doing);
     }
-    of.sort_by(|one, other| one.key.cmp(&other.key));
-    of.dedup_by(|row, before| row.key == before.key);
-    Ok(of.chunks(ROWS_PER_STATEMENT).map(|rows| Part { writer, written, rows: rows.to_vec() }).collect())
+    of.sort_by(|one, other| one.row.key.cmp(&other.row.key));
+    of.dedup_by(|row, before| row.row.key == before.row.key);
+    of.chunks(ROWS_PER_STATEMENT).map(|rows| Part { writer, written, rows: rows.to_vec() }).collect()
 }
 
-/// Events begin to wait, wait on, or have waited.
+/// Writes the changes of the parked events.
 async fn moved(client: &Client, table: &ParkedTable, batch: &Batch) -> Result<(), QueryError> {
     for events in together(&batch.parked, |event| event.bytes()) {
         pipelined(events.iter().map(|event| table.park(client, event))).await?;
@@ -459,7 +434,6 @@ async fn moved(client: &Client, table: &ParkedTable, batch: &Batch) -> Result<()
     if batch.unparked.is_empty() { Ok(()) } else { table.remove(client, &batch.unparked).await }
 }
 
-/// A value of a key as Postgres takes it.
 fn text<'a>(written: &Written, id: &'a [u8]) -> Result<&'a str> {
     str::from_utf8(id).map_err(|_| {
         let cause = format!(
@@ -470,11 +444,11 @@ fn text<'a>(written: &Written, id: &'a [u8]) -> Result<&'a str> {
     })
 }
 
-/// Statements that may be under way together, and the bytes of what they carry.
+/// Statements that are sent together, and their bytes.
 const TOGETHER: usize = 256;
 const TOGETHER_BYTES: usize = 1 << 20;
 
-/// Cuts `items`, in their order, into what may be sent together: each so many bytes.
+/// Cuts `items`, in their order, into parts that may be sent together.
 fn together<T>(items: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     let mut left = items;
     std::iter::from_fn(move || {
@@ -490,11 +464,10 @@ fn together<T>(items: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item =
     })
 }
 
-/// Sends all of them, in their order, and waits for all answers. Each is to send what it has when it is polled first, and
-/// nothing later.
+/// Sends all statements, in their order, and waits for all answers. Each sends everything when it is polled first.
 ///
 /// # Errors
-/// Of the first that failed: in a transaction those behind it came to nothing.
+/// That of the first failed statement: in a transaction, the later ones had no effect.
 async fn pipelined<F, E>(statements: impl Iterator<Item = F>) -> Result<(), E>
 where
     F: Future<Output = Result<(), E>>,

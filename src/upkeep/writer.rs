@@ -1,4 +1,4 @@
-//! The statements that write to the rows of one table, checked by Postgres, and the causes where they fail.
+//! The statements that write to the rows of one table, checked by Postgres, and their errors.
 
 use std::ops::RangeInclusive;
 
@@ -16,34 +16,32 @@ use crate::upkeep::ANSWER_TIMEOUT;
 #[derive(Debug, Clone)]
 pub(super) struct Writer {
     pub(super) table: TableName,
-    /// For a remedy: a role as SQL writes it.
+    /// Quoted, for a remedy.
     pub(super) role: String,
-    /// To rows that were acked.
+    /// Writes to rows of acked events.
     pub(super) acked: Option<Written>,
-    /// To rows whose events were given up.
+    /// Writes to rows of events that were given up.
     pub(super) failed: Option<Written>,
-    /// To rows whose events were tried and wait.
+    /// Writes to rows of events that were tried and parked.
     pub(super) waiting: Option<Written>,
-    /// Asks for retries of parked events whose rows were set to pending, where that has a meaning. `$1` the slot, `$2` the
-    /// outbox.
+    /// Requests retries of parked events whose rows were set to pending. `$1` the slot, `$2` the outbox.
     pub(super) ask: Option<Statement>,
-    /// How many values name a row, and how many there may be: the transaction that wrote it need not be known.
+    /// The least and the greatest number of values of a row key: the row's transaction need not be known.
     pub(super) key_values: RangeInclusive<usize>,
 }
 
-/// A statement, and whose it is.
 #[derive(Debug, Clone)]
 pub(super) struct Written {
     /// What follows "while" in errors.
     pub(super) doing: String,
-    /// The setting with the operator's assignments; none where rows are deleted.
+    /// The setting with the operator's assignments; none for deletes.
     pub(super) key: Option<&'static str>,
-    /// `$1` and on are arrays, one for each value that may name a row; behind them what is known of failures. Gives, of each row
-    /// that was written, the number of its key among them, and whether it is pending all the same.
+    /// `$1` and on are arrays, one for each value of a row key, then those of [`OF_FAILURES`]. Returns, of each written row, the
+    /// number of its key among them, and whether it is still pending.
     pub(super) statement: Statement,
 }
 
-/// The columns that stand for `:name` in an assignment for rows whose events failed, and their types.
+/// The columns for `:name` in an assignment for rows of failed events, and their types.
 const OF_FAILURES: [(&str, &str); 4] = [
     ("walrelay_error", "text"),
     ("walrelay_class", "text"),
@@ -51,11 +49,11 @@ const OF_FAILURES: [(&str, &str); 4] = [
     ("walrelay_wait_ms", "int8"),
 ];
 
-/// The columns that name a row, quoted, each with its type, and the table they are of.
+/// The table and the columns of its row key, quoted, each with its type.
 struct Rows {
     table: String,
     key: Vec<(String, String)>,
-    /// The column with the transaction that wrote the row.
+    /// The column with the row's transaction.
     transaction: Option<String>,
 }
 
@@ -70,7 +68,7 @@ impl Rows {
         Ok(Rows { table: quote_own_rows(name, table.is_partitioned())?, key, transaction })
     }
 
-    /// The statement that marks rows by their keys, or deletes them; `mark` may use what is in [`OF_FAILURES`].
+    /// The statement that marks rows by their keys, or deletes them; `mark` can use the columns of [`OF_FAILURES`].
     fn statement(&self, mark: Option<&str>, pending: Option<&str>, is_of_failures: bool) -> Sql {
         let keys = (0..*self.values().end()).map(|at| (format!("walrelay_key_{at}"), "text"));
         let failures = OF_FAILURES.iter().filter(|_| is_of_failures).map(|(name, of)| ((*name).to_owned(), *of));
@@ -99,7 +97,7 @@ impl Rows {
         }
     }
 
-    /// The condition that a row has these values for its key, by their number.
+    /// The condition that a row has these values of its key.
     fn is_row(&self, value: impl Fn(usize) -> String) -> String {
         let columns = self.key.iter().enumerate();
         let columns = columns.map(|(at, (column, of))| format!("{column} = {}::{of}", value(at)));
@@ -109,21 +107,19 @@ impl Rows {
         columns.chain(transaction).collect::<Vec<_>>().join(" and ")
     }
 
-    /// How many values there are.
     fn values(&self) -> RangeInclusive<usize> {
         self.key.len()..=self.key.len() + usize::from(self.transaction.is_some())
     }
 }
 
-/// A statement.
 struct Sql {
     text: String,
-    /// The same, so that the server looks at it and writes to no row.
+    /// The same, so that the server checks it and writes to no row.
     explain: String,
     parameters: usize,
 }
 
-/// An assignment for rows whose events failed, with what is put in for names.
+/// An assignment for rows of failed events, with the columns in place of `:name`.
 fn of_failures(mark: &str) -> String {
     const NEXT: &str = "(clock_timestamp() + walrelay_wait_ms * interval '1 millisecond')";
     let names = [
@@ -135,7 +131,7 @@ fn of_failures(mark: &str) -> String {
     with_values(mark, &names)
 }
 
-/// Prepares what is written to table `name` of `outbox`; `parks` where its events may have to wait.
+/// Prepares the statements for table `name` of `outbox`; `parks` where its events can be parked.
 pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableName, parks: bool) -> Result<Writer> {
     let table = Table::needed(client, name).await?;
     let rows = Rows::of(&table, name, outbox)?;
@@ -173,7 +169,6 @@ pub(super) async fn writer(client: &Client, outbox: &OutboxConfig, name: &TableN
     Ok(writer)
 }
 
-/// What marked rows as rows that wait had set them to something else than pending.
 async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName, rows: &Rows) -> Result<Statement> {
     let pending = outbox.upkeep.pending.as_deref().unwrap_or("false");
     let doing = format!("looking for rows of {name} that wait and are pending");
@@ -190,7 +185,7 @@ async fn ask_statement(client: &Client, outbox: &OutboxConfig, name: &TableName,
 }
 
 impl Writer {
-    /// A statement that Postgres takes, and this role may run.
+    /// A statement that Postgres accepts and the role may run.
     async fn written(
         &self,
         client: &Client,
@@ -219,7 +214,7 @@ impl Writer {
         Ok(written)
     }
 
-    /// Rows that stay pending would be published again and again.
+    /// Rows that stay pending would be published repeatedly.
     pub(super) fn leaves_pending(&self, written: &Written) -> Error {
         let key = written.key.unwrap_or_default();
         let cause = format!("rows of {} are pending after {key} as they were before", self.table);
@@ -227,7 +222,6 @@ impl Writer {
             .remedy(format!("let {key} set what outbox.pending looks at, such as status = 'PUBLISHED'"))
     }
 
-    /// Its key was unique when the session began.
     pub(super) fn not_one_row(&self, written: &Written) -> Error {
         let cause = format!("while {}: several rows of {} have the same key by now", written.doing, self.table);
         Error::new(Kind::Config, cause)
@@ -242,7 +236,7 @@ impl Writer {
         self.fault(&written.doing, written.key, failed)
     }
 
-    /// Why rows could not be written to, and whose fault it is.
+    /// The error of a failed statement.
     fn fault(&self, doing: &str, key: Option<&'static str>, failed: &QueryError) -> Error {
         let Writer { table, role, .. } = self;
         let error = failed.error();
@@ -256,7 +250,7 @@ impl Writer {
                     quoted_name(table.schema())
                 ))
             }
-            // The table publishes updates or deletes, and nothing tells its rows apart.
+            // The table publishes updates or deletes, and has no replica identity.
             ("55000", ..) => Error::new(Kind::Publication, error.cause()).remedy(
                 "a publication of updates and deletes wants a primary key: alter publication … set (publish = 'insert'); is \
                  enough for walrelay",
@@ -318,15 +312,15 @@ fn assigned(assignments: &str) -> Vec<String> {
     targets
 }
 
-/// Whether a row that was marked as one that waits is pending only where somebody set it so: `outbox.mark_waiting` sets a
-/// column that `outbox.pending` looks at.
+/// Whether a marked row of a parked event is pending only where an operator set it so: `outbox.mark_waiting` sets a column that
+/// `outbox.pending` uses.
 fn asks_by_pending(upkeep: &Upkeep) -> bool {
     let (Some(mark), Some(pending)) = (&upkeep.mark_waiting, &upkeep.pending) else { return false };
     let looked_at = names(pending);
     assigned(mark).iter().any(|column| looked_at.contains(column))
 }
 
-/// `sql` with what stands for each `:name` outside of text constants and quoted names; `::` is a cast.
+/// `sql` with the value for each `:name` outside of text constants and quoted names; `::` is a cast.
 fn with_values(sql: &str, values: &[(&str, &str)]) -> String {
     let (mut made, mut quote, mut before) = (String::with_capacity(sql.len()), None, ' ');
     let mut rest = sql;
@@ -355,34 +349,6 @@ fn with_values(sql: &str, values: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_mark_is_put_in_as_it_stands_and_rows_go_by_all_of_their_key() {
-        let key = vec![("\"id\"".to_owned(), "text".to_owned()), ("\"n\"".to_owned(), "bigint".to_owned())];
-        let rows =
-            Rows { table: r#"only "Sa"".les"."out box""#.to_owned(), key, transaction: Some("\"xid\"".to_owned()) };
-        let marks = rows.statement(Some("status = 'SENT', v = v + 1"), Some("status = 'NEW'"), false);
-        assert_eq!(
-            marks.text,
-            "update only \"Sa\"\".les\".\"out box\" set\nstatus = 'SENT', v = v + 1\n\
-             from unnest($1::text[], $2::text[], $3::text[]) with ordinality \
-             as walrelay_rows(walrelay_key_0, walrelay_key_1, walrelay_key_2, walrelay_row) \
-             where \"id\" = walrelay_key_0::text and \"n\" = walrelay_key_1::bigint \
-             and (walrelay_key_2 is null or \"xid\" = walrelay_key_2::xid8) \
-             returning walrelay_row, (status = 'NEW'\n)"
-        );
-        assert_eq!(marks.parameters, 3);
-        assert!(
-            marks.explain.contains("from unnest((select '{}')::text[], (select '{}')::text[], (select"),
-            "{}",
-            marks.explain
-        );
-        let deletes = rows.statement(None, None, false);
-        assert!(deletes.text.contains(r#"delete from only "Sa"".les"."out box" using unnest($1"#), "{}", deletes.text);
-        let failed = rows.statement(Some("e = walrelay_error"), None, true);
-        assert!(failed.text.contains("$3::text[], $4::text[], $5::text[], $6::int4[], $7::int8[])"), "{}", failed.text);
-        assert_eq!(failed.parameters, 7);
-    }
 
     #[test]
     fn a_mark_that_moves_rows_to_other_partitions_is_refused() {
@@ -435,11 +401,5 @@ mod tests {
             put("a = b::error, c = :errors, l = x[1:2], d = ':"),
             "a = b::error, c = :errors, l = x[1:2], d = ':"
         );
-    }
-
-    #[test]
-    fn names_of_a_partition_key_are_found_within_expressions() {
-        assert_eq!(names(r#"LIST (lower("Status"))"#), ["list", "lower", "Status"]);
-        assert_eq!(names("RANGE (created_at, (date_trunc('day', x)))"), ["range", "created_at", "date_trunc", "x"]);
     }
 }

@@ -7,7 +7,7 @@ use crate::config::layers::{Environment, Flags, Settings};
 use crate::config::{Config, DeliveryConfig};
 use crate::decode::{Value, wire};
 use crate::error::{Disposition, Kind};
-use crate::event::replay::COLUMNS;
+use crate::event::tests::COLUMNS;
 use crate::ledger::Ticket;
 use crate::position::{Lsn, Position};
 use crate::relay::pipeline::Pipeline;
@@ -135,7 +135,7 @@ async fn live(pipeline: &mut Pipeline<Failing>, row: &[Value<'_>]) -> Result<()>
 /// Lives follow one another as in [`Relay::run`]; gives what came of it, and the waits between.
 async fn driven(on_error: &str, (code, at): (RDKafkaErrorCode, At), row: &[Value<'_>]) -> (Came, Vec<Duration>) {
     let (mut relay, mut waits) = (relay(on_error), Vec::new());
-    relay.config.outboxes[0] = crate::event::replay::outbox();
+    relay.config.outboxes[0] = crate::event::tests::outbox();
     let setup = Setup::of(&relay.config);
     for _ in 0..LIVES {
         let (start, sink) = (Position::default(), Failing(code, at, Vec::new()));
@@ -315,7 +315,7 @@ async fn an_event_that_says_how_often_it_may_be_tried_is_tried_as_often() {
     for (max, retries) in [("1", 0), ("0", 0), ("-3", 0), ("2", 1), ("6", 5), ("many", ATTEMPTS)] {
         let mut relay = relay("stop");
         let outbox = &mut relay.config.outboxes[0];
-        *outbox = crate::event::replay::outbox();
+        *outbox = crate::event::tests::outbox();
         outbox.max_attempts = Some("max".to_owned());
         outbox.need_only_routed();
         let setup = Setup::of(&relay.config);
@@ -377,7 +377,7 @@ async fn where_the_topic_of_dead_letters_refuses_everything_waits_with_growing_p
 
 async fn no_letters(code: RDKafkaErrorCode, at: At) {
     let mut relay = relay("dead-letter");
-    relay.config.outboxes[0] = crate::event::replay::outbox();
+    relay.config.outboxes[0] = crate::event::tests::outbox();
     let retry = &mut relay.config.delivery.retry;
     (retry.cap, retry.jitter_percent) = (Duration::from_secs(8), 0);
     let health = relay.telemetry.health.clone();

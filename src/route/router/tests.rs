@@ -1,7 +1,7 @@
 use super::*;
 use crate::config::{RouteConfig, ValueConfig};
 use crate::error::Kind;
-use crate::event::lab::Lab;
+use crate::event::tests::Lab;
 
 /// Rows of a table with the default columns and some more.
 const COLUMNS: [&str; 7] = ["id", "aggregatetype", "aggregateid", "type", "payload", "tenant", "metadata"];

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, DuplexStream};
 
 use super::*;
@@ -405,9 +406,8 @@ async fn finishing_does_not_outlast_its_deadline() {
 
 fn said(sqlstate: &str, routine: &str) -> Result<()> {
     let source = SourceConfig { publication: "walrelay_orders".to_owned(), ..config() };
-    let [severity, sqlstate, message, routine] = ["WARNING", sqlstate, "canary", routine].map(str::to_owned);
-    let notice = Notice { severity, sqlstate, message, routine };
-    judge_notice(&notice, &source)
+    let [sqlstate, message, routine] = [sqlstate, "canary", routine].map(str::to_owned);
+    judge_notice(&Notice { sqlstate, message, routine }, &source)
 }
 
 #[test]
@@ -421,12 +421,29 @@ fn a_warning_that_changes_are_skipped_stops_the_relay_and_others_do_not() {
     for harmless in ["00000", "01000", "42704", ""] {
         said(harmless, "").unwrap();
     }
+    // An inactive or invalidated standby slot, and one that does not exist: the slot waits and skips nothing.
+    for sqlstate in ["55000", "22023"] {
+        said(sqlstate, "StandbySlotsHaveCaughtup").unwrap();
+    }
 }
 
 #[test]
-fn a_slot_that_waits_for_a_standby_skips_nothing_and_stops_nothing() {
-    // An inactive or invalidated standby slot, and one that does not exist.
-    for sqlstate in ["55000", "22023"] {
-        said(sqlstate, "StandbySlotsHaveCaughtup").unwrap();
+fn a_status_update_is_laid_out_as_documented() {
+    let status = Status { received: Lsn::new(0x0102), confirmed: Lsn::new(0x0304), reply_requested: true };
+    let frame = status_update(status, 946_684_800_000_005);
+    assert_eq!(frame[..6], [b'd', 0, 0, 0, 38, b'r']);
+    assert_eq!(frame[6..14], 0x0102_u64.to_be_bytes());
+    assert_eq!(frame[14..22], 0x0304_u64.to_be_bytes());
+    assert_eq!(frame[22..30], 0x0304_u64.to_be_bytes());
+    assert_eq!(frame[30..38], 5_i64.to_be_bytes());
+    assert_eq!(frame[38], 1);
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
+        let _ = copy_data(&body);
+        let _ = lsn_of(&body);
+        let _ = notice(&body);
     }
 }

@@ -1,9 +1,102 @@
-//! The decoder against messages it knows, and against every way of damaging them (P11).
+//! The decoder against messages it knows, and against every way to damage them (P11).
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+
+/// pgoutput messages as bytes: the server's side of the protocol, written independently of the decoder.
+pub(crate) mod wire {
+    use crate::decode::Value;
+
+    /// Microseconds from the Unix epoch to 2000-01-01 UTC.
+    pub(crate) const EPOCH_US: i64 = 946_684_800_000_000;
+
+    pub(crate) fn begin(commit_lsn: u64, committed_at_us: i64, xid: u32) -> Vec<u8> {
+        [
+            &b"B"[..],
+            &commit_lsn.to_be_bytes(),
+            &committed_at_us.wrapping_sub(EPOCH_US).to_be_bytes(),
+            &xid.to_be_bytes(),
+        ]
+        .concat()
+    }
+
+    pub(crate) fn commit(commit_lsn: u64, end_lsn: u64, committed_at_us: i64) -> Vec<u8> {
+        let time = committed_at_us.wrapping_sub(EPOCH_US).to_be_bytes();
+        [&b"C\0"[..], &commit_lsn.to_be_bytes(), &end_lsn.to_be_bytes(), &time].concat()
+    }
+
+    /// Columns of type `text`.
+    pub(crate) fn relation(oid: u32, schema: &str, table: &str, columns: &[&str]) -> Vec<u8> {
+        let columns: Vec<_> = columns.iter().map(|name| (*name, 25)).collect();
+        relation_of(oid, schema, table, &columns)
+    }
+
+    /// Columns with the OIDs of their types.
+    pub(crate) fn relation_of(oid: u32, schema: &str, table: &str, columns: &[(&str, u32)]) -> Vec<u8> {
+        let mut bytes = [&b"R"[..], &oid.to_be_bytes(), schema.as_bytes(), b"\0", table.as_bytes(), b"\0d"].concat();
+        bytes.extend(i16::try_from(columns.len()).unwrap().to_be_bytes());
+        for (name, type_oid) in columns {
+            bytes.push(0);
+            bytes.extend(name.as_bytes());
+            bytes.push(0);
+            bytes.extend(type_oid.to_be_bytes());
+            bytes.extend((-1_i32).to_be_bytes());
+        }
+        bytes
+    }
+
+    pub(crate) fn insert(relation: u32, values: &[Value<'_>]) -> Vec<u8> {
+        [&b"I"[..], &relation.to_be_bytes(), b"N", &tuple(values)].concat()
+    }
+
+    /// With a key, without the old row.
+    pub(crate) fn update(relation: u32, key: &[Value<'_>], values: &[Value<'_>]) -> Vec<u8> {
+        [&b"U"[..], &relation.to_be_bytes(), b"K", &tuple(key), b"N", &tuple(values)].concat()
+    }
+
+    pub(crate) fn delete(relation: u32, old: &[Value<'_>]) -> Vec<u8> {
+        [&b"D"[..], &relation.to_be_bytes(), b"O", &tuple(old)].concat()
+    }
+
+    pub(crate) fn truncate(relations: &[u32]) -> Vec<u8> {
+        let mut bytes = [&b"T"[..], &u32::try_from(relations.len()).unwrap().to_be_bytes(), b"\x01"].concat();
+        bytes.extend(relations.iter().flat_map(|relation| relation.to_be_bytes()));
+        bytes
+    }
+
+    pub(crate) fn data_type(oid: u32, schema: &str, name: &str) -> Vec<u8> {
+        [&b"Y"[..], &oid.to_be_bytes(), schema.as_bytes(), b"\0", name.as_bytes(), b"\0"].concat()
+    }
+
+    pub(crate) fn origin(lsn: u64, name: &str) -> Vec<u8> {
+        [&b"O"[..], &lsn.to_be_bytes(), name.as_bytes(), b"\0"].concat()
+    }
+
+    pub(crate) fn logical_message(lsn: u64, prefix: &str, content: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(content.len()).unwrap().to_be_bytes();
+        [&b"M\x01"[..], &lsn.to_be_bytes(), prefix.as_bytes(), b"\0", &length, content].concat()
+    }
+
+    fn tuple(values: &[Value<'_>]) -> Vec<u8> {
+        let mut bytes = i16::try_from(values.len()).unwrap().to_be_bytes().to_vec();
+        for value in values {
+            let (kind, content) = match value {
+                Value::Null => (b'n', None),
+                Value::Unchanged => (b'u', None),
+                Value::Text(content) => (b't', Some(content)),
+                Value::Binary(content) => (b'b', Some(content)),
+            };
+            bytes.push(kind);
+            if let Some(content) = content {
+                bytes.extend(u32::try_from(content.len()).unwrap().to_be_bytes());
+                bytes.extend(*content);
+            }
+        }
+        bytes
+    }
+}
 
 /// A message and its bytes: one of each tag, with every kind of value.
 fn one_of_each() -> Vec<(Vec<u8>, Message<'static>)> {
@@ -42,13 +135,11 @@ fn one_of_each() -> Vec<(Vec<u8>, Message<'static>)> {
     ]
 }
 
-/// The tuple of these values, living for ever.
 fn leak_tuple(values: &[Value<'_>]) -> Tuple<'static> {
     let bytes: &'static [u8] = wire::insert(0, values).leak();
-    Tuple::read(&mut cursor::Cursor::new(&bytes[6..])).unwrap()
+    Tuple::read(&mut Cursor::new(&bytes[6..])).unwrap()
 }
 
-/// Decodes and walks whatever came of it, as [`check`] does, and gives it back.
 fn decode_and_walk(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
     check(bytes);
     decode(bytes)
@@ -155,6 +246,31 @@ fn a_name_that_is_not_utf_8_is_an_error() {
     bytes[at] = 0xff;
     let error = decode_and_walk(&bytes).unwrap_err();
     assert_eq!((error.what, error.problem), ("a relation's table", Problem::NotUtf8));
+}
+
+#[test]
+fn a_short_read_names_the_offset_and_what_was_wanted() {
+    let mut cursor = Cursor::new(&[0, 0, 0, 7, 1, 2]);
+    assert_eq!(cursor.u32("a number"), Ok(7));
+    let error = cursor.i64("a time").unwrap_err();
+    assert_eq!(error, DecodeError { offset: 4, what: "a time", problem: Problem::Short { wanted: 8, left: 2 } });
+    assert_eq!(error.to_string(), "a time at byte 4 wants 8 bytes and 2 are left");
+    assert_eq!(cursor.rest(), [1, 2], "a failed read must not move");
+}
+
+#[test]
+fn a_tuple_that_claims_more_than_there_is_is_refused() {
+    for (bytes, offset) in [
+        (&b"\0\x02n"[..], 3),
+        (b"\0\x01t\x7f\xff\xff\xffx", 7),
+        (b"\0\x01t\xff\xff\xff\xffx", 3),
+        (b"\x80\0", 0),
+        (b"\0\x01x", 2),
+        (b"\0", 0),
+    ] {
+        let error = Tuple::read(&mut Cursor::new(bytes)).unwrap_err();
+        assert_eq!(error.offset, offset, "{bytes:?}: {error}");
+    }
 }
 
 proptest! {
