@@ -147,17 +147,11 @@ impl Layer {
     }
 
     /// Refuses the key at `path` where its value is `wrong` beside those of other keys.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] with the key, where its value is from, `cause` and `remedy`.
     pub(super) fn refuse_if(&self, wrong: bool, path: &str, cause: &str, remedy: &str) -> Result<()> {
         if wrong { Err(self.error(path, cause, remedy)) } else { Ok(()) }
     }
 
-    /// The key at `path`, which has to have a value.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] with how to set it.
+    /// Refuses a configuration without a value for the key at `path`.
     pub(super) fn required(&self, path: &str) -> Result<()> {
         if self.get(path).is_some() {
             return Ok(());
@@ -178,10 +172,6 @@ pub(super) struct Layers {
 
 impl Layers {
     /// Lays `overrides` over `file`.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] with file and line, variable or flag: not TOML, an unknown key, a key that is set twice, a value that
-    /// its key does not take, an `[[outbox]]` and an override that disagree.
     pub(super) fn read(file: &ConfigFile, overrides: &[Override]) -> Result<Layers> {
         let reader = Reader { file, overrides };
         let mut root = reader.parse()?;

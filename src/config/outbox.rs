@@ -2,8 +2,7 @@
 
 use super::file::Layer;
 use super::model::{Delete, KEYS, NullHeaders, Tombstone};
-use super::name::{IDENTIFIER_BYTES_MAX, TABLE_NAME, TOPIC_BYTES_MAX, is_plain};
-use super::sql::{is_closed, is_number};
+use super::name::{IDENTIFIER_BYTES_MAX, TABLE_NAME, TOPIC_BYTES_MAX, is_closed, is_number, is_plain};
 use super::{EventSource, MESSAGE_LSN, OutboxConfig, RouteConfig, Upkeep, ValueConfig};
 use crate::error::{Error, Kind, Result};
 use crate::template::Template;
@@ -172,7 +171,7 @@ fn value(layer: &Layer) -> Result<ValueConfig> {
 const OWN_HEADERS: &str = "walrelay-";
 
 /// Whether a header of this name is walrelay's own. None that a row brings is.
-pub fn is_own_header(name: &str) -> bool {
+pub(crate) fn is_own_header(name: &str) -> bool {
     name.get(..OWN_HEADERS.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(OWN_HEADERS))
 }
 
@@ -281,6 +280,7 @@ mod tests {
     fn what_is_meant_for_one_outbox_and_for_none_is_refused() {
         let table = [
             ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:2: \"a\\0b\" is no header's name"),
+            ("[route.headers]\n'' = 'x'", "w.toml:2: \"\" is no header's name"),
             ("[[outbox]]\ntable = 'a'\n[[outbox]]\ntable = 'public.a'", "two [[outbox]]es are public.a"),
             (
                 "[[outbox]]\ntable = 'a'\nmessage_prefix = 'b'",

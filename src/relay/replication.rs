@@ -263,7 +263,7 @@ impl ReplicationLoop<'_> {
             self.retrying.begin_due(self.pipeline.publisher.parking.count(), || self.pipeline.publisher.census(), now);
         }
         if self.checks.requeued.is_some() && self.may_look() && self.leaving.is_none() {
-            let every = self.process.config.source.poll.pending_interval;
+            let every = self.process.config.source.poll.pending_interval.duration();
             self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
         self.jobs.begin_tail(self.process.config, || self.pipeline.publisher.before.as_ref()?.unread());

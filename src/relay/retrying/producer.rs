@@ -6,8 +6,7 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
-use crate::config::delivery::max_attempts;
-use crate::config::{Config, OutboxConfig, RetryConfig};
+use crate::config::{Config, OutboxConfig, RetryConfig, max_attempts};
 use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use crate::event::RowId;
 use crate::event::{Place, Polled};
