@@ -21,14 +21,11 @@ const GROUP_OR_OTHERS_READ: u32 = 0o044;
 
 /// Where a value is from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// This flag.
+pub(crate) enum Origin {
     Flag(&'static str),
-    /// This environment variable.
     Variable(String),
     /// This line of this file.
     File {
-        /// The file, as named.
         path: String,
         /// The line, from 1.
         line: usize,
@@ -47,10 +44,8 @@ impl fmt::Display for Origin {
 
 /// A value and where it is from. The text may be a password's, so `Debug` does not show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Given {
-    /// The value.
+pub(crate) struct Given {
     pub text: Secret,
-    /// Where it is from.
     pub origin: Origin,
 }
 

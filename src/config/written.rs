@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use super::file::Layer;
-use super::layers::{Settings, is_secret_property};
+use super::layers::{Config, Settings, is_secret_property};
 use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, KEYS, tables};
-use super::{Config, MESSAGE_LSN};
+use super::outbox::MESSAGE_LSN;
 
 /// Properties whose values are worth seeing and cannot be secrets. Numbers and truth values are shown anyway.
 const SHOWN_PROPERTIES: &[&str] = &[
