@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -14,9 +14,52 @@ use std::time::Duration;
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
 
-mod keys;
-mod passfile;
-mod text;
+/// Keys that have an effect, and the variables of libpq that stand in for them.
+const USED: [(&str, &str); 21] = [
+    ("host", "PGHOST"),
+    ("hostaddr", "PGHOSTADDR"),
+    ("port", "PGPORT"),
+    ("user", "PGUSER"),
+    ("password", "PGPASSWORD"),
+    ("dbname", "PGDATABASE"),
+    ("passfile", "PGPASSFILE"),
+    ("options", "PGOPTIONS"),
+    ("connect_timeout", "PGCONNECT_TIMEOUT"),
+    ("sslmode", "PGSSLMODE"),
+    ("sslrootcert", "PGSSLROOTCERT"),
+    ("sslcert", "PGSSLCERT"),
+    ("sslkey", "PGSSLKEY"),
+    ("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION"),
+    ("channel_binding", "PGCHANNELBINDING"),
+    ("target_session_attrs", "PGTARGETSESSIONATTRS"),
+    ("keepalives", ""),
+    ("keepalives_idle", ""),
+    ("keepalives_interval", ""),
+    ("keepalives_count", ""),
+    ("tcp_user_timeout", ""),
+];
+
+/// Keys that may be there and change nothing that matters here. Sessions are named after their purpose.
+const IGNORED: &str = "application_name fallback_application_name client_encoding gssencmode gssdelegation gsslib krbsrvname \
+    load_balance_hosts max_protocol_version min_protocol_version ssl_max_protocol_version sslcertmode sslcompression \
+    sslkeylogfile sslsni";
+
+/// What to do about a key that cannot be left out without a loss of protection.
+fn refused(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "service" | "servicefile" => "service files are not read; write the connection out",
+        "replication" => "walrelay opens its replication session itself; leave it out",
+        "require_auth" => "it is not supported; channel_binding=require comes nearest",
+        "requirepeer" => "it is not supported; protect the socket's directory instead",
+        "sslcrl" | "sslcrldir" => "revocation lists are not supported",
+        "sslpassword" => "encrypted keys are not supported; protect the key's file instead",
+        "sslnegotiation" => "TLS is always negotiated the traditional way; leave it out",
+        "requiressl" => "it is obsolete; use sslmode",
+        "oauth_issuer" | "oauth_client_id" | "oauth_client_secret" | "oauth_scope" => "OAuth is not supported",
+        "scram_client_key" | "scram_server_key" => "give the password itself",
+        _ => return None,
+    })
+}
 
 /// Where and how to connect. `Debug` shows no password.
 #[derive(Debug, Clone)]
@@ -41,29 +84,26 @@ pub struct ConnInfo {
 
 /// One server to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
-    pub(crate) host: Host,
+pub(crate) struct Target {
+    pub host: Host,
     /// Part of the file's name for a Unix socket.
-    pub(crate) port: u16,
+    pub port: u16,
 }
 
-/// How one server is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Host {
-    /// Over TCP.
+pub(crate) enum Host {
     Tcp {
         /// Name or address; what a certificate has to name.
         name: String,
         /// Address to use instead of looking up `name`.
         address: Option<IpAddr>,
     },
-    /// Through a Unix socket in this directory. Never encrypted.
+    /// A Unix socket in this directory. Never encrypted.
     Unix(PathBuf),
 }
 
 impl Target {
-    /// Path of the Unix socket, where it is one.
-    pub fn socket_path(&self) -> Option<PathBuf> {
+    pub(crate) fn socket_path(&self) -> Option<PathBuf> {
         match &self.host {
             Host::Unix(directory) => Some(directory.join(format!(".s.PGSQL.{}", self.port))),
             Host::Tcp { .. } => None,
@@ -83,8 +123,7 @@ impl fmt::Display for Target {
 
 /// How much the connection is protected, in libpq's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SslMode {
-    /// No TLS.
+pub(crate) enum SslMode {
     Disable,
     /// TLS where the server has it, unverified; plain otherwise. `allow` means the same here.
     Prefer,
@@ -98,18 +137,16 @@ pub enum SslMode {
 
 /// Whether SCRAM is bound to the TLS channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChannelBinding {
-    /// Never.
+pub(crate) enum ChannelBinding {
     Disable,
     /// Where both sides can.
     Prefer,
-    /// Or no connection.
     Require,
 }
 
-/// Which authorities are trusted.
+/// The trusted authorities.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RootCert {
+pub(crate) enum RootCert {
     /// Those of a PEM file.
     File(PathBuf),
     /// Those of the operating system.
@@ -118,23 +155,18 @@ pub enum RootCert {
 
 /// TLS as configured; files are read when a connection is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsSettings {
-    /// How much protection.
+pub(crate) struct TlsSettings {
     pub mode: SslMode,
-    /// Trusted authorities.
     pub root: Option<RootCert>,
     /// Client certificate (PEM chain) and key (PEM).
     pub client: Option<(PathBuf, PathBuf)>,
-    /// Channel binding.
     pub channel_binding: ChannelBinding,
-    /// Refuse TLS 1.2.
     pub tls13_only: bool,
 }
 
-/// How a silent TCP peer is noticed by the kernel.
+/// How the kernel notices a silent TCP peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keepalive {
-    /// Whether probes are sent.
+pub(crate) struct Keepalive {
     pub enabled: bool,
     /// Silence before the first probe.
     pub idle: Duration,
@@ -152,32 +184,32 @@ impl ConnInfo {
     /// # Errors
     /// [`Kind::Config`], naming the key and never a value.
     pub fn parse(text: Option<&str>, env: &dyn Fn(&str) -> Option<String>) -> Result<ConnInfo> {
-        let mut settings = text::settings(text.unwrap_or_default())?;
-        keys::fill_from_environment(&mut settings, env);
-        assemble(&Settings(settings), env)
+        let mut settings = Settings(BTreeMap::new());
+        settings.read(text.unwrap_or_default().trim())?;
+        settings.fill_from(env);
+        assemble(&settings, env)
     }
 
     /// The password for `target`: the one given, or the matching line of the password file, read now.
     ///
     /// # Errors
     /// [`Kind::Config`] where others may read the password file.
-    pub fn password_for(&self, target: &Target) -> Result<Option<Secret>> {
+    pub(crate) fn password_for(&self, target: &Target) -> Result<Option<Secret>> {
         match (&self.password, &self.passfile) {
             (Some(password), _) => Ok(Some(password.clone())),
-            (None, Some(file)) => passfile::look_up(file, target, &self.database, &self.user),
+            (None, Some(file)) => password_in(file, target, &self.database, &self.user),
             (None, None) => Ok(None),
         }
     }
 
     /// `host:port/database as user`; several hosts with commas between them. Holds no secret.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let hosts: Vec<String> = self.targets.iter().map(Target::to_string).collect();
         format!("{}/{} as {}", hosts.join(","), self.database, self.user)
     }
 
-    /// What a network attacker could do with the way this connects; `None` where it is verified, or never leaves the
-    /// machine. For a warning at start.
-    pub fn weakness(&self) -> Option<&'static str> {
+    /// Why the connection is not protected against a network attacker; `None` where the server is verified or local.
+    pub(crate) fn weakness(&self) -> Option<&'static str> {
         let remote = self.targets.iter().any(|target| match &target.host {
             Host::Unix(_) => false,
             Host::Tcp { address: Some(address), .. } => !address.is_loopback(),
@@ -206,6 +238,101 @@ impl ConnInfo {
 struct Settings(BTreeMap<&'static str, String>);
 
 impl Settings {
+    /// Keys and values of `text`. Errors show no part of it but the name of a key.
+    fn read(&mut self, text: &str) -> Result<()> {
+        match ["postgresql://", "postgres://"].iter().find_map(|scheme| text.strip_prefix(scheme)) {
+            Some(rest) => self.uri(rest),
+            None if text.contains('=') => self.keywords(text),
+            // As `psql orders` does.
+            None => self.put("dbname", text.to_owned()),
+        }
+    }
+
+    /// `[user[:password]@][host[:port],…][/database][?key=value&…]`
+    fn uri(&mut self, rest: &str) -> Result<()> {
+        let user_info = rest.find(['@', '/']).filter(|at| rest.get(*at..).is_some_and(|tail| tail.starts_with('@')));
+        let rest = match user_info.and_then(|at| rest.split_at_checked(at)) {
+            None => rest,
+            Some((credentials, tail)) => {
+                let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+                self.put("user", decode(user)?)?;
+                self.put("password", decode(password)?)?;
+                tail.strip_prefix('@').unwrap_or(tail)
+            }
+        };
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, database) = place.split_once('/').unwrap_or((place, ""));
+        let mut hosts = Vec::new();
+        let mut ports = Vec::new();
+        for server in authority.split(',') {
+            let (host, port) = host_and_port(server)?;
+            hosts.push(decode(host)?);
+            ports.push(decode(port)?);
+        }
+        // A comma within a decoded host would add a server the ports know nothing of.
+        if hosts.iter().any(|host| host.contains(',')) {
+            return Err(bad("a host of the Postgres connection contains a comma"));
+        }
+        for (key, list) in [("host", hosts), ("port", ports)] {
+            self.put(key, if list.iter().all(String::is_empty) { String::new() } else { list.join(",") })?;
+        }
+        self.put("dbname", decode(database)?)?;
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) =
+                pair.split_once('=').ok_or_else(|| bad("a parameter of the Postgres connection has no value"))?;
+            match (decode(key)?.as_str(), decode(value)?) {
+                // JDBC's form, which libpq takes as well.
+                ("ssl", value) if value == "true" => self.put("sslmode", "require".to_owned())?,
+                (key, value) => self.put(key, value)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// `key = value key='quoted value'`, with backslash escapes in both.
+    fn keywords(&mut self, text: &str) -> Result<()> {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (key, after) =
+                rest.split_once('=').ok_or_else(|| bad("a key of the Postgres connection has no value"))?;
+            let (value, after) = value(after.trim_start())?;
+            self.put(key.trim_end(), value)?;
+            rest = after.trim_start();
+        }
+        Ok(())
+    }
+
+    /// Adds one key of a connection string; the last one of a kind counts.
+    fn put(&mut self, key: &str, value: String) -> Result<()> {
+        if let Some((name, _)) = USED.iter().find(|(name, _)| *name == key) {
+            self.0.insert(name, value);
+            return Ok(());
+        }
+        if IGNORED.split(' ').any(|name| name == key) {
+            return Ok(());
+        }
+        if let Some(why) = refused(key) {
+            return Err(bad(format_args!("{key} of the Postgres connection cannot be used")).remedy(why));
+        }
+        // What looks like a key may be a piece of a password that was not escaped.
+        let plain = key.len() <= 32 && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        let shown = if plain { key } else { "(not shown)" };
+        Err(bad(format_args!("the Postgres connection has an unknown key: {shown}"))
+            .remedy("see https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS"))
+    }
+
+    /// Fills in what the connection string left out.
+    fn fill_from(&mut self, env: &dyn Fn(&str) -> Option<String>) {
+        let host_is_given = self.get("host").or(self.get("hostaddr")).is_some();
+        for (name, variable) in USED {
+            // An address from elsewhere must not be paired with a name given here.
+            let foreign = matches!(name, "host" | "hostaddr") && host_is_given;
+            if !foreign && !variable.is_empty() && self.get(name).is_none() {
+                self.0.extend(env(variable).filter(|value| !value.is_empty()).map(|value| (name, value)));
+            }
+        }
+    }
+
     fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str).filter(|value| !value.is_empty())
     }
@@ -247,7 +374,7 @@ fn assemble(settings: &Settings, env: &dyn Fn(&str) -> Option<String>) -> Result
         connect_timeout: connect_timeout(settings)?,
         tls: tls(settings, home.as_deref())?,
         keepalive: keepalive(settings)?,
-        primary_only: keys::primary_only(settings.get("target_session_attrs"))?,
+        primary_only: primary_only(settings.get("target_session_attrs"))?,
     })
 }
 
@@ -328,7 +455,7 @@ fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
     let mode = match settings.get("sslmode") {
         None if system => SslMode::VerifyFull,
         None => SslMode::Prefer,
-        Some(mode) => keys::ssl_mode(mode)?,
+        Some(mode) => ssl_mode(mode)?,
     };
     if system && mode < SslMode::VerifyFull {
         return Err(bad("sslrootcert=system trusts every public authority, so only sslmode=verify-full protects")
@@ -346,8 +473,8 @@ fn tls(settings: &Settings, home: Option<&Path>) -> Result<TlsSettings> {
         (Some(_), None) => return Err(bad("a client certificate is given, but not its key").remedy("add sslkey=FILE")),
         (None, Some(_)) => return Err(bad("a client key is given, but no certificate").remedy("add sslcert=FILE")),
     };
-    let channel_binding = keys::channel_binding(settings.get("channel_binding"))?;
-    let tls13_only = keys::tls13_only(settings.get("ssl_min_protocol_version"))?;
+    let channel_binding = channel_binding(settings.get("channel_binding"))?;
+    let tls13_only = tls13_only(settings.get("ssl_min_protocol_version"))?;
     Ok(TlsSettings { mode, root, client, channel_binding, tls13_only })
 }
 
@@ -372,5 +499,370 @@ fn os_user(env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     by_uid.or_else(|| env("LOGNAME")).or_else(|| env("USER")).filter(|name| !name.is_empty())
 }
 
+fn ssl_mode(word: &str) -> Result<SslMode> {
+    match word {
+        "disable" => Ok(SslMode::Disable),
+        "allow" | "prefer" => Ok(SslMode::Prefer),
+        "require" => Ok(SslMode::Require),
+        "verify-ca" => Ok(SslMode::VerifyCa),
+        "verify-full" => Ok(SslMode::VerifyFull),
+        _ => Err(bad("sslmode is none of disable, allow, prefer, require, verify-ca, verify-full")),
+    }
+}
+
+fn channel_binding(word: Option<&str>) -> Result<ChannelBinding> {
+    match word {
+        Some("disable") => Ok(ChannelBinding::Disable),
+        None | Some("prefer") => Ok(ChannelBinding::Prefer),
+        Some("require") => Ok(ChannelBinding::Require),
+        Some(_) => Err(bad("channel_binding is none of disable, prefer, require")),
+    }
+}
+
+fn tls13_only(word: Option<&str>) -> Result<bool> {
+    match word.map(str::to_ascii_lowercase).as_deref() {
+        None | Some("tlsv1" | "tlsv1.1" | "tlsv1.2") => Ok(false),
+        Some("tlsv1.3") => Ok(true),
+        Some(_) => Err(bad("ssl_min_protocol_version is none of TLSv1, TLSv1.1, TLSv1.2, TLSv1.3")),
+    }
+}
+
+/// A relay needs a server that a slot advances on; standbys are left to `any`.
+fn primary_only(word: Option<&str>) -> Result<bool> {
+    match word {
+        None | Some("any") => Ok(false),
+        Some("read-write" | "primary") => Ok(true),
+        Some(_) => Err(bad("target_session_attrs of the Postgres connection is none of any, read-write, primary")),
+    }
+}
+
+fn host_and_port(server: &str) -> Result<(&str, &str)> {
+    let Some(bracketed) = server.strip_prefix('[') else {
+        return Ok(server.split_once(':').unwrap_or((server, "")));
+    };
+    let (address, rest) = bracketed
+        .split_once(']')
+        .ok_or_else(|| bad("a bracket of an IPv6 address in the Postgres connection is not closed"))?;
+    match rest.strip_prefix(':') {
+        Some(port) => Ok((address, port)),
+        None if rest.is_empty() => Ok((address, "")),
+        None => Err(bad("there is something between the IPv6 address and the port of the Postgres connection")),
+    }
+}
+
+fn decode(text: &str) -> Result<String> {
+    let error = || bad("a percent sign in the Postgres connection is not followed by two hexadecimal digits of UTF-8");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let mut digit = || rest.next().and_then(|byte| char::from(byte).to_digit(16));
+        match (digit(), digit()) {
+            (Some(high), Some(low)) => bytes.push(u8::try_from(high * 16 + low).map_err(|_| error())?),
+            _ => return Err(error()),
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| error())
+}
+
+/// One value off the front of `text`.
+fn value(text: &str) -> Result<(String, &str)> {
+    let (quoted, body) = text.strip_prefix('\'').map_or((false, text), |body| (true, body));
+    let mut value = String::new();
+    let mut chars = body.chars();
+    loop {
+        let before = chars.as_str();
+        match chars.next() {
+            Some('\'') if quoted => return Ok((value, chars.as_str())),
+            None if quoted => return Err(bad("a quote in the Postgres connection is not closed")),
+            None => return Ok((value, "")),
+            Some(space) if !quoted && space.is_whitespace() => return Ok((value, before)),
+            Some('\\') => value.extend(chars.next()),
+            Some(char) => value.push(char),
+        }
+    }
+}
+
+/// The password for this connection, if the password file exists and has one: `host:port:database:user:password`, the
+/// first line that matches. <https://www.postgresql.org/docs/current/libpq-pgpass.html>
+///
+/// # Errors
+/// [`Kind::Config`] where others may read the file: what is in it is no secret.
+fn password_in(file: &Path, target: &Target, database: &str, user: &str) -> Result<Option<Secret>> {
+    let Ok(metadata) = fs::metadata(file) else { return Ok(None) };
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    if metadata.permissions().mode() & 0o077 != 0 {
+        return Err(bad(format_args!("the password file {} can be read by others", file.display()))
+            .remedy(format_args!("chmod 600 {}", file.display())));
+    }
+    let text = fs::read_to_string(file)
+        .map_err(|error| bad(format_args!("the password file {} cannot be read: {error}", file.display())))?;
+    let host = match &target.host {
+        Host::Tcp { name, .. } => name.as_str(),
+        // A socket in the default directory goes by the name of the machine it is on.
+        Host::Unix(directory) if is_default(directory) => "localhost",
+        Host::Unix(directory) => directory.to_str().unwrap_or_default(),
+    };
+    let wanted = [host, &target.port.to_string(), database, user];
+    Ok(text.lines().find_map(|line| password_of(line, &wanted)).map(Secret::new))
+}
+
+fn is_default(directory: &Path) -> bool {
+    directory == Path::new("/var/run/postgresql") || directory == Path::new("/tmp")
+}
+
+fn password_of(line: &str, wanted: &[&str; 4]) -> Option<String> {
+    if line.starts_with('#') {
+        return None;
+    }
+    let mut rest = line;
+    for want in wanted {
+        let (field, after) = field(rest, true)?;
+        if rest.split(':').next() != Some("*") && field != *want {
+            return None;
+        }
+        rest = after;
+    }
+    let (password, _) = field(rest, false)?;
+    (!password.is_empty()).then_some(password)
+}
+
+/// One field with its escapes undone, and what follows its colon. Only the last field may lack the colon, and in it a
+/// colon that was not escaped is part of the password.
+fn field(text: &str, colon: bool) -> Option<(String, &str)> {
+    let mut value = String::new();
+    let mut chars = text.chars();
+    loop {
+        match chars.next() {
+            Some('\\') => value.extend(chars.next()),
+            Some(':') if colon => return Some((value, chars.as_str())),
+            Some(char) => value.push(char),
+            None if colon => return None,
+            None => return Some((value, "")),
+        }
+    }
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    fn parse_with(text: &str, variables: &[(&str, &str)]) -> Result<ConnInfo> {
+        let env = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        ConnInfo::parse(Some(text), &env)
+    }
+
+    fn parse(text: &str) -> ConnInfo {
+        parse_with(text, &[]).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    fn refusal(text: &str) -> String {
+        match parse_with(text, &[]) {
+            Ok(info) => panic!("{text} was taken as {info:?}"),
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Config);
+                format!("{} / {}", error.cause(), error.what_to_do().unwrap_or_default())
+            }
+        }
+    }
+
+    #[test]
+    fn both_forms_say_the_same() {
+        let forms = [
+            "postgres://ann:s%40:crt@db.example:6432/orders",
+            "postgresql://ann@db.example:6432/orders?password=s%40%3Acrt",
+            "host=db.example port=6432 user=ann password='s@:crt' dbname=orders",
+            r"host = db.example  port =6432 user= ann password=s@\:crt dbname='ord''ers'",
+        ];
+        for form in &forms[..3] {
+            let info = parse(form);
+            assert_eq!(info.describe(), "db.example:6432/orders as ann", "{form}");
+            let password = info.password_for(&info.targets[0]).unwrap().unwrap();
+            assert_eq!(password.expose(), "s@:crt", "{form}");
+        }
+        // A doubled quote ends the value in this form, and what follows is no key.
+        assert!(refusal(forms[3]).contains("no value"));
+    }
+
+    #[test]
+    fn hosts_are_kept_in_order_with_their_ports() {
+        for (text, described) in [
+            ("postgres://u@h1:1,h2:2/d", "h1:1,h2:2/d as u"),
+            ("postgres://u@h1,h2:7/d", "h1:5432,h2:7/d as u"),
+            ("host=h1,h2 port=7 user=u dbname=d", "h1:7,h2:7/d as u"),
+            ("host=h1,h2 port=7,8 user=u dbname=d", "h1:7,h2:8/d as u"),
+            ("postgres://u@[::1]:6000,[fe80::2]/d", "[::1]:6000,[fe80::2]:5432/d as u"),
+            ("postgres://u@%2Fvar%2Frun:6000/d", "/var/run:6000/d as u"),
+            ("postgres:///d?host=/run/pg&user=u", "/run/pg:5432/d as u"),
+            ("user=u hostaddr=10.0.0.1 dbname=d", "10.0.0.1:5432/d as u"),
+            ("postgres://u@h", "h:5432/u as u"),
+            ("host=h user=u keepalives=1 gssencmode=disable sslsni=0 client_encoding=auto", "h:5432/u as u"),
+        ] {
+            assert_eq!(parse(text).describe(), described, "{text}");
+        }
+        let target = parse("postgres:///d?host=/run/pg&user=u&port=77").targets[0].clone();
+        assert_eq!(target.socket_path(), Some(PathBuf::from("/run/pg/.s.PGSQL.77")));
+    }
+
+    #[test]
+    fn an_address_replaces_the_lookup_and_not_the_name() {
+        let info = parse("host=db.example hostaddr=10.0.0.1 user=u");
+        let address = Some("10.0.0.1".parse().unwrap());
+        assert_eq!(info.targets[0].host, Host::Tcp { name: "db.example".into(), address });
+    }
+
+    #[test]
+    fn variables_fill_in_what_is_missing_and_nothing_else() {
+        let variables = [
+            ("PGHOST", "env.example"),
+            ("PGPORT", "77"),
+            ("PGUSER", "env_user"),
+            ("PGPASSWORD", "env_password"),
+            ("PGDATABASE", "env_db"),
+            ("PGSSLMODE", "require"),
+            ("PGOPTIONS", "-c work_mem=1MB"),
+            ("PGCONNECT_TIMEOUT", "3"),
+        ];
+        let info = parse_with("", &variables).unwrap();
+        assert_eq!(info.describe(), "env.example:77/env_db as env_user");
+        assert_eq!(info.password_for(&info.targets[0]).unwrap().unwrap().expose(), "env_password");
+        assert_eq!(info.tls.mode, SslMode::Require);
+        assert_eq!(info.options.as_deref(), Some("-c work_mem=1MB"));
+        assert_eq!(info.connect_timeout, Duration::from_secs(3));
+        assert_eq!(parse_with("orders", &variables).unwrap().database, "orders");
+        let info = parse_with("postgres://ann:x@h:1/d?sslmode=disable", &variables).unwrap();
+        assert_eq!(info.describe(), "h:1/d as ann");
+        assert_eq!(info.tls.mode, SslMode::Disable);
+        let info = parse_with("host=h", &[("PGHOSTADDR", "10.9.9.9"), ("PGUSER", "u")]).unwrap();
+        assert_eq!(info.targets[0].host, Host::Tcp { name: "h".into(), address: None });
+    }
+
+    #[test]
+    fn what_cannot_be_obeyed_is_refused_by_name() {
+        for key in ["service", "sslcrl", "requirepeer", "require_auth", "replication", "sslnegotiation"] {
+            assert!(refusal(&format!("host=h user=u {key}=x")).contains(key));
+        }
+        assert!(refusal("host=h user=u hots=x").contains("hots"));
+        assert!(refusal("postgres://u@h/d?hots=x").contains("hots"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for text in [
+            "host=h port=0 user=u",
+            "host=h port=65536 user=u",
+            "host=h port=x user=u",
+            "host=a,b port=1,2,3 user=u",
+            "host=a,b hostaddr=10.0.0.1 user=u",
+            "hostaddr=name user=u",
+            "host='h user=u",
+            "host=h user",
+            "host=@abstract user=u",
+            "host=h user=u sslmode=full",
+            "host=h user=u connect_timeout=soon",
+            "host=h user=u channel_binding=maybe",
+            "host=h user=u target_session_attrs=standby",
+            "host=h user=u sslmode=verify-full",
+            "host=h user=u sslrootcert=system sslmode=require",
+            "host=h user=u sslcert=/x",
+            "postgres://u@[::1/d",
+            "postgres://u@[::1]x/d",
+            "postgres://u@h/d%2",
+            "postgres://u@h/%ff",
+            "postgres://u@h/%00",
+            "postgres://u@h/d?sslmode",
+            "postgres://u@a%2Cb/d",
+        ] {
+            refusal(text);
+        }
+    }
+
+    #[test]
+    fn no_error_and_no_debug_text_shows_a_secret() {
+        const CANARY: &str = "canary-7f";
+        let info = parse(&format!("postgres://u:{CANARY}@h/d"));
+        assert!(!format!("{info:?} {info:#?} {}", info.describe()).contains(CANARY));
+        for text in [
+            format!("postgres://u:{CANARY}/x@h:1/d"),
+            format!("postgres://u:p@{CANARY}:w@h/d"),
+            format!("host=h password='{CANARY}"),
+            format!("host=h password=a {CANARY}=b user=u"),
+            format!("host=h password=a {CANARY}"),
+            format!("postgres://u@h/d?password={CANARY}%"),
+            format!("postgres://u@h/d?{CANARY}=1"),
+        ] {
+            assert!(!refusal(&text).contains(CANARY), "{text}");
+        }
+    }
+
+    #[test]
+    fn trust_defaults_follow_libpq() {
+        let tls = |text: &str| parse(text).tls.clone();
+        assert_eq!(tls("host=h user=u").mode, SslMode::Prefer);
+        assert_eq!(tls("host=h user=u sslmode=allow").mode, SslMode::Prefer);
+        assert_eq!(tls("host=h user=u sslrootcert=system").mode, SslMode::VerifyFull);
+        assert_eq!(tls("postgres://u@h/d?ssl=true").mode, SslMode::Require);
+        assert!(tls("host=h user=u ssl_min_protocol_version=TLSv1.3").tls13_only);
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join(".postgresql")).unwrap();
+        for file in ["root.crt", "postgresql.crt", "postgresql.key"] {
+            std::fs::write(home.path().join(".postgresql").join(file), "").unwrap();
+        }
+        let info = parse_with("host=h user=u sslmode=verify-full", &[("HOME", home.path().to_str().unwrap())]).unwrap();
+        assert_eq!(info.tls.root, Some(RootCert::File(home.path().join(".postgresql/root.crt"))));
+        assert!(info.tls.client.is_some());
+    }
+
+    #[test]
+    fn a_connection_that_an_attacker_could_read_is_told_from_one_he_could_not() {
+        for (text, weak) in [
+            ("host=db user=u", true),
+            ("host=db user=u sslmode=require", true),
+            ("host=db user=u sslrootcert=system", false),
+            ("host=localhost user=u", false),
+            ("host=127.0.0.1 user=u sslmode=disable", false),
+            ("host=/run user=u", false),
+            ("host=/run,db user=u", true),
+        ] {
+            assert_eq!(parse(text).weakness().is_some(), weak, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_password_file_is_read_as_libpq_reads_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let lines = "# h:5432:d:u:comment\nshort:line\nother:*:*:*:wrong\nh:5433:*:*:port\nh:*:d:a\\:b:colon\\:\\\\end\n\
+                     h:*:d:u:first\nh:*:d:u:second\n*:*:*:w:wild:card\nlocalhost:*:d:s:socket\n";
+        std::fs::write(file.path(), lines).unwrap();
+        let path = file.path().to_str().unwrap();
+        let look_up = |text: &str| {
+            let info = parse(&format!("{text} passfile={path}"));
+            info.password_for(&info.targets[0]).map(|found| found.map(|password| password.expose().to_owned()))
+        };
+        assert_eq!(look_up("host=h dbname=d user=u").unwrap().as_deref(), Some("first"));
+        assert_eq!(look_up("host=h port=5433 dbname=d user=u").unwrap().as_deref(), Some("port"));
+        assert_eq!(look_up("host=h dbname=d user=a:b").unwrap().as_deref(), Some(r"colon:\end"));
+        assert_eq!(look_up("host=x dbname=y user=w").unwrap().as_deref(), Some("wild:card"));
+        assert_eq!(look_up("host=/tmp dbname=d user=s").unwrap().as_deref(), Some("socket"));
+        assert_eq!(look_up("host=x dbname=y user=z").unwrap(), None);
+        assert_eq!(look_up("host=h dbname=d user=u password=given").unwrap().as_deref(), Some("given"));
+        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o640)).unwrap();
+        let error = look_up("host=h dbname=d user=u").unwrap_err();
+        assert!(error.what_to_do().unwrap().starts_with("chmod 600"));
+        assert!(!error.cause().contains("first"));
+    }
+
+    #[test]
+    fn a_server_that_was_guessed_is_told_from_one_that_was_named() {
+        assert!(parse("host=db user=ann").names_server);
+        assert!(parse("hostaddr=10.0.0.1 user=ann").names_server);
+        assert!(parse_with("user=ann", &[("PGHOST", "db")]).unwrap().names_server);
+        assert!(!parse("postgres://ann@/shop").names_server);
+    }
+}

@@ -21,14 +21,11 @@ const GROUP_OR_OTHERS_READ: u32 = 0o044;
 
 /// Where a value is from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// This flag.
+pub(crate) enum Origin {
     Flag(&'static str),
-    /// This environment variable.
     Variable(String),
     /// This line of this file.
     File {
-        /// The file, as named.
         path: String,
         /// The line, from 1.
         line: usize,
@@ -47,10 +44,8 @@ impl fmt::Display for Origin {
 
 /// A value and where it is from. The text may be a password's, so `Debug` does not show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Given {
-    /// The value.
+pub(crate) struct Given {
     pub text: Secret,
-    /// Where it is from.
     pub origin: Origin,
 }
 
@@ -147,17 +142,11 @@ impl Layer {
     }
 
     /// Refuses the key at `path` where its value is `wrong` beside those of other keys.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] with the key, where its value is from, `cause` and `remedy`.
     pub(super) fn refuse_if(&self, wrong: bool, path: &str, cause: &str, remedy: &str) -> Result<()> {
         if wrong { Err(self.error(path, cause, remedy)) } else { Ok(()) }
     }
 
-    /// The key at `path`, which has to have a value.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] with how to set it.
+    /// Refuses a configuration without a value for the key at `path`.
     pub(super) fn required(&self, path: &str) -> Result<()> {
         if self.get(path).is_some() {
             return Ok(());
@@ -178,10 +167,6 @@ pub(super) struct Layers {
 
 impl Layers {
     /// Lays `overrides` over `file`.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] with file and line, variable or flag: not TOML, an unknown key, a key that is set twice, a value that
-    /// its key does not take, an `[[outbox]]` and an override that disagree.
     pub(super) fn read(file: &ConfigFile, overrides: &[Override]) -> Result<Layers> {
         let reader = Reader { file, overrides };
         let mut root = reader.parse()?;

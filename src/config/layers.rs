@@ -5,14 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use super::file::{ConfigFile, Given, Layer, Layers, Origin, Override};
-use super::model::{Guarantee, KEYS, LogFormat, OverBudget, how_to_set};
-use super::name::{IDENTIFIER_BYTES_MAX, TABLE_NAME, is_plain, is_topic};
-use super::outbox::outbox;
-use super::unit::exact_duration;
-use super::{
-    Backlog, Config, DeliveryConfig, KafkaConfig, Mode, OnError, OnLoss, OutboxConfig, PollConfig, ProcessConfig,
-    SinkKind, SlotName, SourceConfig, StateConfig, StoreKind, TableName, TransactionConfig,
+use super::model::{
+    Delivery, Guarantee, KEYS, LogFormat, Mode, OnError, OnLoss, OverBudget, PollConfig, ReadTails, SinkKind,
+    StateConfig, StoreKind, how_to_set,
 };
+use super::name::{IDENTIFIER_BYTES_MAX, SlotName, TABLE_NAME, TableName, is_plain, is_topic};
+use super::outbox::{OutboxConfig, outbox};
+use super::unit::exact_duration;
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Kind, Result};
 use crate::secret::Secret;
@@ -20,13 +19,217 @@ use crate::secret::Secret;
 /// Variables with this prefix set librdkafka properties: `WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD` is `sasl.password`.
 const KAFKA_PROPERTY_VARIABLE: &str = "WALRELAY_KAFKA_PROPERTY_";
 /// Variable that names the configuration file.
-pub const CONFIG_VARIABLE: &str = "WALRELAY_CONFIG";
+pub(crate) const CONFIG_VARIABLE: &str = "WALRELAY_CONFIG";
 /// What a broker's address may begin with.
 const BROKER_PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
 /// Properties that are `kafka.brokers` by another name.
 const BROKERS_PROPERTIES: [&str; 2] = ["bootstrap.servers", "metadata.broker.list"];
 /// The longest prefix of a transactional id: the rest is a system identifier and a slot's name.
 const TRANSACTIONAL_ID_PREFIX_BYTES_MAX: usize = 150;
+
+/// Everything `walrelay run` needs to know.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub source: SourceConfig,
+    /// Which of what the slot streams is an event, and where it goes. At least one; no two take the same events.
+    pub outboxes: Vec<OutboxConfig>,
+    pub sink: SinkKind,
+    pub kafka: KafkaConfig,
+    pub delivery: DeliveryConfig,
+    pub state: StateConfig,
+    pub process: ProcessConfig,
+}
+
+/// The server, the slot and the publication.
+#[derive(Debug, Clone)]
+pub struct SourceConfig {
+    /// How to reach the server, for SQL and for replication alike.
+    pub database: ConnInfo,
+    pub slot: SlotName,
+    /// The publication the slot streams. Default: `walrelay_SLOT`, the one `walrelay setup` creates.
+    pub publication: String,
+    /// `wal_sender_timeout` for our own session. The relay reports three times as often and declares the server
+    /// dead after this much silence.
+    pub wal_sender_timeout: Duration,
+    /// Whether messages of `pg_logical_emit_message` are wanted. Without it the server sends none.
+    pub messages: bool,
+    /// Upper bound on one message from the server; a larger row stops the relay with its LSN.
+    pub max_message_bytes: usize,
+    /// Whether rows come from the slot or are read from the table.
+    pub mode: Mode,
+    pub on_loss: OnLoss,
+    /// What of the rows that are there first is published; `None`: those pending where that is configured, else all.
+    pub backlog: Option<Backlog>,
+    pub max_retained_bytes: Option<u64>,
+    /// Whether a slot that keeps more is given up.
+    pub give_up_over_budget: bool,
+    pub poll: PollConfig,
+}
+
+#[cfg(test)]
+impl SourceConfig {
+    /// The defaults, with these.
+    pub(crate) fn sample(database: ConnInfo, slot: &str, publication: &str, max_message_bytes: usize) -> Self {
+        SourceConfig {
+            database,
+            slot: slot.parse().unwrap(),
+            publication: publication.to_owned(),
+            wal_sender_timeout: Duration::from_secs(10),
+            messages: false,
+            max_message_bytes,
+            mode: Mode::Slot,
+            on_loss: OnLoss::Recover,
+            backlog: None,
+            max_retained_bytes: None,
+            give_up_over_budget: false,
+            poll: PollConfig::default(),
+        }
+    }
+}
+
+/// Which of the rows that are there first are published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backlog {
+    All,
+    None,
+    Pending,
+    /// Those whose time is this or later: a timestamp as SQL reads it.
+    Since(String),
+}
+
+/// How much of the time a transaction may be open it may be filled for. The rest is for acks and the commit.
+const FILLING: u32 = 3;
+
+/// What becomes of events that cannot be delivered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeliveryConfig {
+    /// What follows where one cannot.
+    pub on_error: OnError,
+    /// The topic of dead letters.
+    pub dead_letter_topic: String,
+    /// How often, and when, what an operator can heal is tried again.
+    pub retry: RetryConfig,
+    /// Whether topics are read at start for what was published before a crash.
+    pub reads_tails: bool,
+    /// How events are committed, where they are to arrive exactly once.
+    pub transactions: Option<TransactionConfig>,
+}
+
+/// When what an operator can heal is tried again, before it counts as for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryConfig {
+    /// Tries after the first.
+    pub attempts: u32,
+    pub base: Duration,
+    /// By how much each wait is longer than the one before.
+    pub factor: u32,
+    pub cap: Duration,
+    /// By how much a wait may be shorter by chance, in percent of it.
+    pub jitter_percent: u32,
+}
+
+impl RetryConfig {
+    /// The same for an event that may be tried `max_attempts` times in all, if it says so; once it is tried whatever it says.
+    #[must_use]
+    pub fn within(self, max_attempts: Option<u32>) -> RetryConfig {
+        RetryConfig { attempts: max_attempts.map_or(self.attempts, |max| max.saturating_sub(1)), ..self }
+    }
+
+    /// How long to wait after so many tries have failed, the first of all among them; none where that was the last.
+    /// `chance` is below 1.
+    pub fn wait(&self, failed: u32, chance: f64) -> Option<Duration> {
+        if failed > self.attempts {
+            return None;
+        }
+        let longer = self.factor.checked_pow(failed.saturating_sub(1)).unwrap_or(u32::MAX);
+        let wait = self.base.checked_mul(longer).unwrap_or(self.cap).min(self.cap);
+        Some(wait.mul_f64(1.0 - chance * f64::from(self.jitter_percent.min(100)) / 100.0))
+    }
+}
+
+/// How often an event may be tried, by the text of its column; none where that is no whole number.
+pub(crate) fn max_attempts(text: &[u8]) -> Option<u32> {
+    let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    Some(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
+}
+
+impl Default for DeliveryConfig {
+    fn default() -> Self {
+        DeliveryConfig::from(&Delivery::default())
+    }
+}
+
+impl From<&Delivery> for DeliveryConfig {
+    /// Delivery without transactions.
+    fn from(model: &Delivery) -> Self {
+        DeliveryConfig {
+            on_error: model.on_error,
+            dead_letter_topic: model.dead_letter_topic.clone(),
+            retry: RetryConfig {
+                attempts: model.retry_attempts.number(u32::MAX),
+                base: model.retry_base.duration(),
+                factor: model.retry_factor.number(u32::MAX),
+                cap: model.retry_cap.duration(),
+                jitter_percent: model.retry_jitter_percent.number(100),
+            },
+            reads_tails: model.read_tails == ReadTails::AtStart,
+            transactions: None,
+        }
+    }
+}
+
+/// Where events and the position behind them are committed together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransactionConfig {
+    /// What the transactional id begins with. The server's system identifier and the slot follow.
+    pub id_prefix: String,
+    /// Events of one Kafka transaction.
+    pub max_events: u64,
+    /// How long events may wait for others that are committed with them.
+    pub interval: Duration,
+    /// How long the broker lets one be open: what readers wait for at most where a relay is gone and none takes over.
+    pub timeout: Duration,
+}
+
+impl TransactionConfig {
+    /// How long one may be filled at most, whatever comes.
+    pub fn filling_max(&self) -> Duration {
+        self.timeout / FILLING
+    }
+
+    /// The transactional id of the relays of this slot.
+    pub fn transactional_id(&self, system_identifier: &str, slot: &str) -> String {
+        format!("{}{system_identifier}-{slot}", self.id_prefix)
+    }
+}
+
+/// The producer.
+#[derive(Debug, Clone)]
+pub struct KafkaConfig {
+    /// `bootstrap.servers`.
+    pub brokers: String,
+    /// librdkafka properties as given, already checked against those that would break a promise.
+    pub properties: BTreeMap<String, Secret>,
+    /// Names of headers whose value is an event's id: what an error may name a row by. Other headers are never shown.
+    pub id_headers: Vec<String>,
+    /// Bytes of payload and key that may be in flight: the bound on memory (P4).
+    pub max_in_flight_bytes: usize,
+    /// Events that may be in flight.
+    pub max_in_flight_events: usize,
+}
+
+/// Logs, HTTP and stopping.
+#[derive(Debug, Clone)]
+pub struct ProcessConfig {
+    /// Where metrics and health are served, if anywhere.
+    pub http: Option<SocketAddr>,
+    /// How long a stop waits for acks.
+    pub shutdown_timeout: Duration,
+    /// Not ready when nothing was acked or confirmed for this long while there was something to do.
+    pub ready_within: Duration,
+    pub log_json: bool,
+    pub log_filter: String,
+}
 
 /// Values of flags, by the key's path.
 pub type Flags = BTreeMap<&'static str, String>;
@@ -75,18 +278,16 @@ impl Settings {
         Ok(Settings { base, outboxes, properties, warnings, environment })
     }
 
-    /// The value of the key at `path`, unless nobody sets it.
-    pub fn get(&self, path: &str) -> Option<&Given> {
+    pub(crate) fn get(&self, path: &str) -> Option<&Given> {
         self.base.get(path)
     }
 
-    /// Whether the file has `[[outbox]]`.
-    pub fn has_several_outboxes(&self) -> bool {
+    pub(crate) fn has_several_outboxes(&self) -> bool {
         !self.outboxes.is_empty()
     }
 
     /// What is allowed and the operator should know: for the log, without secrets.
-    pub fn warnings(&self) -> &[String] {
+    pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
@@ -115,8 +316,7 @@ impl Settings {
         Ok(config)
     }
 
-    /// How to reach the database.
-    pub fn database(&self) -> Result<ConnInfo> {
+    pub(crate) fn database(&self) -> Result<ConnInfo> {
         let variable = |name: &str| {
             let text = self.environment.get(name)?.expose();
             (!text.is_empty()).then(|| text.to_owned())
@@ -131,19 +331,17 @@ impl Settings {
         })
     }
 
-    /// The slot's name.
-    pub fn slot(&self) -> Result<SlotName> {
+    pub(crate) fn slot(&self) -> Result<SlotName> {
         self.base.required("slot.name")?;
         self.base.parsed("slot.name", "lower-case letters, digits and underscores, 63 at most")
     }
 
     /// The table that is named, or the default.
-    pub fn table(&self) -> Result<TableName> {
+    pub(crate) fn table(&self) -> Result<TableName> {
         self.base.parsed("outbox.table", TABLE_NAME)
     }
 
-    /// The server, the slot and the publication.
-    pub fn source(&self) -> Result<SourceConfig> {
+    pub(crate) fn source(&self) -> Result<SourceConfig> {
         let model = &self.base.model.slot;
         let slot = self.slot()?;
         let publication = self
@@ -157,7 +355,6 @@ impl Settings {
             return Err(Error::new(Kind::Config, cause)
                 .remedy(format_args!("set a shorter one: {}", how_to_set("slot.publication"))));
         }
-        let poll = &self.base.model.poll;
         Ok(SourceConfig {
             database: self.database()?,
             slot,
@@ -170,11 +367,7 @@ impl Settings {
             backlog: self.backlog()?,
             max_retained_bytes: model.max_retained_bytes.map(|bytes| bytes.number(u64::MAX)),
             give_up_over_budget: model.over_budget == OverBudget::GiveUp,
-            poll: PollConfig {
-                interval: poll.interval.duration(),
-                idle_interval: poll.idle_interval.duration(),
-                pending_interval: poll.pending_interval.duration(),
-            },
+            poll: self.base.model.poll.clone(),
         })
     }
 
@@ -196,7 +389,7 @@ impl Settings {
     }
 
     /// What becomes of events that cannot be delivered, and how the others are committed.
-    pub fn delivery(&self) -> Result<DeliveryConfig> {
+    pub(crate) fn delivery(&self) -> Result<DeliveryConfig> {
         let layer = &self.base;
         let model = &layer.model.delivery;
         layer.checked("delivery.dead_letter_topic", "1 to 249 of a-z A-Z 0-9 . _ -", is_topic)?;
@@ -503,7 +696,7 @@ fn holds_password(url: &str) -> bool {
 }
 
 /// The same of one that is to be repeated: what is written with % may be a password by another name.
-pub fn may_hold_password(url: &str) -> bool {
+pub(crate) fn may_hold_password(url: &str) -> bool {
     holds_password(url) || url.contains('%')
 }
 
@@ -542,12 +735,6 @@ mod tests {
         let settings = Settings::new(&Flags::new(), &none, None).unwrap();
         assert_eq!(settings.base.model.shutdown.timeout.duration(), Duration::from_secs(30));
         assert_eq!(settings.base.origin("shutdown.timeout"), "default");
-    }
-
-    #[test]
-    fn what_no_layer_has_is_absent() {
-        let settings = Settings::new(&Flags::new(), &Environment::new(), None).unwrap();
-        assert!(settings.get("slot.name").is_none() && settings.get("kafka.brokers").is_none());
     }
 
     #[test]
@@ -683,6 +870,10 @@ mod tests {
                 "w.toml:4: outbox.table: \"a.b.c\" is not a table name: it must be TABLE or SCHEMA.TABLE",
             ),
             ("outbox.columns.id = ''", "w.toml:4: outbox.columns.id cannot be \"\""),
+            (
+                "[kafka.properties]\nbootstrap.servers = 'x:1'",
+                "w.toml:5: bootstrap.servers is what walrelay calls kafka.brokers, and kafka.brokers is set too",
+            ),
         ];
         for (line, cause) in table {
             let error = config(line).unwrap_err();
@@ -729,15 +920,6 @@ mod tests {
     }
 
     #[test]
-    fn brokers_are_not_set_twice_over() {
-        let error = config("[kafka.properties]\nbootstrap.servers = 'x:1'").unwrap_err();
-        assert_eq!(
-            error.cause(),
-            "w.toml:5: bootstrap.servers is what walrelay calls kafka.brokers, and kafka.brokers is set too"
-        );
-    }
-
-    #[test]
     fn a_broker_is_no_page_of_the_web() {
         for (brokers, fits) in [
             ("b:9092, c:9092", true),
@@ -766,22 +948,122 @@ mod tests {
     }
 
     #[test]
-    fn a_header_has_a_name() {
-        for name in ["''", r#""a\u0000b""#] {
-            let error = config(&format!("[route.headers]\n{name} = 'x'")).unwrap_err();
-            assert!(
-                error.cause().starts_with("w.toml:5: ") && error.cause().ends_with("is no header's name"),
-                "{error}"
-            );
-        }
-    }
-
-    #[test]
     fn no_secret_is_in_the_debug_form() {
         let text = "database.url = 'postgres://u:canary1@h/d'\nslot.name = 'orders'\nkafka.brokers = 'b:9092'\n\
                     [kafka.properties]\nsasl.password = 'canary2'";
         let config = Settings::of(text).unwrap().config(false).unwrap();
         assert!(!format!("{config:?}").contains("canary"), "a password is in {config:?}");
         assert_eq!(config.kafka.properties["sasl.password"].expose(), "canary2");
+    }
+
+    fn refused(lines: &str) -> Error {
+        config(lines).unwrap_err()
+    }
+
+    #[test]
+    fn waits_and_topics_that_contradict_each_other_are_refused_with_both() {
+        for (lines, cause, remedy) in [
+            (
+                "delivery.retry_base = '10s'\ndelivery.retry_cap = '5s'",
+                "w.toml:4: delivery.retry_base is 10s, and delivery.retry_cap, the longest wait, is 5s (w.toml:5)",
+                "set delivery.retry_base to 5s or less, or raise delivery.retry_cap",
+            ),
+            (
+                "route.topic = 'walrelay-dead-letters'",
+                "events of public.outbox would go to topic walrelay-dead-letters, which is walrelay's own, for dead letters \
+                 (delivery.dead_letter_topic)",
+                "set route.topic to another one",
+            ),
+            (
+                "state.store = 'postgres'\nstate.topic = 'all'\nroute.topic = 'all'",
+                "events of public.outbox would go to topic all, which is walrelay's own, for its position (state.topic)",
+                "set route.topic to another one",
+            ),
+            (
+                "delivery.on_error = 'dead-letter'\ndelivery.dead_letter_topic = 'walrelay-state'",
+                "topic walrelay-state is that of the position, and cannot have dead letters",
+                "give delivery.dead_letter_topic another name",
+            ),
+        ] {
+            let error = refused(lines);
+            assert_eq!(
+                (error.kind(), error.cause(), error.what_to_do().as_deref()),
+                (Kind::Config, cause, Some(remedy)),
+                "{lines}"
+            );
+        }
+    }
+
+    #[test]
+    fn headers_with_walrelays_own_names_are_refused() {
+        for (lines, cause) in [
+            ("[route.headers]\nWalRelay-replay = 'x'", "w.toml:5: route.headers has \"WalRelay-replay\""),
+            ("route.id_header = 'walrelay-row-id'", "w.toml:4: route.id_header has \"walrelay-row-id\""),
+            ("route.position_header = 'walrelay-settled'", "w.toml:4: route.position_header has \"walrelay-settled\""),
+            ("[[outbox]]\ntable = 'a'\nroute.headers.walrelay-x = '1'", "w.toml:6: route.headers has \"walrelay-x\""),
+        ] {
+            let error = refused(lines);
+            assert!(error.cause().starts_with(cause) && error.what_to_do().is_some(), "{lines}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_row_says_how_often_it_is_tried_in_all_and_once_at_least() {
+        let retry = DeliveryConfig::default().retry;
+        for (text, tries) in [("3", 2), ("1", 0), ("0", 0), ("-7", 0), ("99999999999", u32::MAX - 1)] {
+            assert_eq!(retry.within(max_attempts(text.as_bytes())).attempts, tries, "{text}");
+        }
+        for text in ["", "three", "2.5", "3 ", "99999999999999999999"] {
+            assert_eq!(max_attempts(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(max_attempts(b"\xff"), None);
+        assert_eq!(retry.within(None), retry);
+    }
+
+    #[test]
+    fn exactly_once_is_asked_for_and_says_who_it_is() {
+        assert_eq!(config("").unwrap().delivery.transactions, None);
+        let transactions = config("delivery.guarantee = 'exactly-once'").unwrap().delivery.transactions.unwrap();
+        assert_eq!(transactions.transactional_id("7300", "orders"), "walrelay-7300-orders");
+        assert_eq!(transactions.timeout, Duration::from_secs(15));
+    }
+
+    #[test]
+    fn what_cannot_be_committed_together_is_refused_with_what_to_do() {
+        for (line, what) in [
+            ("delivery.guarantee = 'twice'", "delivery.guarantee cannot be"),
+            (
+                "delivery.guarantee = 'exactly-once'\nstate.store = 'postgres'",
+                "needs the position where the events are",
+            ),
+            ("delivery.guarantee = 'exactly-once'\nsink.kind = 'null'", "is done by Kafka's transactions"),
+            ("delivery.guarantee = 'exactly-once'\nstate.store = 'slot'", "needs the position where the events are"),
+            (
+                "delivery.guarantee = 'exactly-once'\ndelivery.on_error = 'park'",
+                "would be parked in Postgres beside it",
+            ),
+            ("delivery.guarantee = 'exactly-once'\noutbox.delete = 'acked'", "would be marked or deleted beside it"),
+            (
+                "delivery.guarantee = 'exactly-once'\noutbox.mark = 'done = true'",
+                "would be marked or deleted beside it",
+            ),
+            (
+                "delivery.guarantee = 'exactly-once'\ndelivery.transaction_interval = '5s'\n\
+                 delivery.transaction_timeout = '9s'",
+                "delivery.transaction_interval cannot be",
+            ),
+            (
+                "delivery.guarantee = 'exactly-once'\n[kafka.properties]\nsocket.timeout.ms = '60000'",
+                "socket.timeout.ms is longer",
+            ),
+            (
+                "delivery.guarantee = 'exactly-once'\ndelivery.transactional_id_prefix = 'a b'",
+                "delivery.transactional_id_prefix cannot be",
+            ),
+        ] {
+            let error = config(line).unwrap_err();
+            assert!(error.kind() == Kind::Config && error.cause().contains(what), "{line}: {error}");
+            assert!(error.what_to_do().is_some_and(|todo| !todo.is_empty()), "{line}: nothing to do");
+        }
     }
 }

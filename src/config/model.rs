@@ -29,20 +29,19 @@ pub(super) const KAFKA_PROPERTIES: &str = "kafka.properties";
 pub(super) struct Model {
     pub(super) database: Database,
     pub(super) slot: Slot,
-    pub(super) poll: Poll,
+    pub(super) poll: PollConfig,
     pub(super) outbox: Outbox,
     pub(super) route: Route,
     pub(super) format: Format,
     pub(super) sink: Sink,
     pub(super) kafka: Kafka,
     pub(super) delivery: Delivery,
-    pub(super) state: State,
+    pub(super) state: StateConfig,
     pub(super) http: Http,
     pub(super) log: Log,
     pub(super) shutdown: Shutdown,
 }
 
-/// `[database]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Database {
@@ -51,7 +50,6 @@ pub(super) struct Database {
     pub(super) url: Option<Secret>,
 }
 
-/// `[slot]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Slot {
@@ -111,16 +109,15 @@ pub enum OverBudget {
     GiveUp,
 }
 
-/// `[poll]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Poll {
+pub struct PollConfig {
     /// The wait between two reads while rows arrive. A fifth of a second: nobody notices it, for five small queries a second.
-    pub(super) interval: Bounded<Milliseconds, 200, 10, HOUR_MS>,
+    pub interval: Bounded<Milliseconds, 200, 10, HOUR_MS>,
     /// The wait once nothing came for a while. Two seconds: an idle table costs next to nothing.
-    pub(super) idle_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 10, HOUR_MS>,
+    pub idle_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 10, HOUR_MS>,
     /// How often the relay looks for pending rows while it streams. Two seconds: somebody waits for a row set to pending.
-    pub(super) pending_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 100, HOUR_MS>,
+    pub pending_interval: Bounded<Milliseconds, { 2 * SECOND_MS }, 100, HOUR_MS>,
 }
 
 /// `[outbox]`, and each `[[outbox]]` without its route and format.
@@ -211,7 +208,6 @@ impl Default for Columns {
     }
 }
 
-/// `[route]`.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Route {
@@ -263,7 +259,6 @@ pub(super) enum NullHeaders {
     Omit,
 }
 
-/// `[format]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Format {
@@ -285,7 +280,6 @@ pub(super) enum Tombstone {
     NullPayload,
 }
 
-/// `[sink]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Sink {
@@ -306,7 +300,6 @@ pub enum SinkKind {
     Null,
 }
 
-/// `[kafka]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Kafka {
@@ -318,7 +311,6 @@ pub(super) struct Kafka {
     pub(super) max_in_flight_events: Bounded<Count, 100_000, 1, 10_000_000>,
 }
 
-/// `[delivery]`.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Delivery {
@@ -402,21 +394,28 @@ pub enum Guarantee {
     ExactlyOnce,
 }
 
-/// `[state]`.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct State {
+pub struct StateConfig {
     /// Where the position is kept. Kafka: it needs no right to write in the database.
-    pub(super) store: StoreKind,
+    pub store: StoreKind,
     /// Topic of the Kafka store. One for all relays of a cluster; each has its own key.
-    pub(super) topic: String,
+    pub topic: String,
     /// Key in the store. Follows from the slot's name; two servers with slots of one name need two keys.
-    pub(super) key: String,
+    pub key: String,
+    /// Whether the slot's position and this server hold although they do not match what is stored. Only a flag sets this.
+    #[serde(skip)]
+    pub adopt_slot: bool,
 }
 
-impl Default for State {
+impl Default for StateConfig {
     fn default() -> Self {
-        State { store: StoreKind::Kafka, topic: "walrelay-state".to_owned(), key: String::new() }
+        StateConfig {
+            store: StoreKind::Kafka,
+            topic: "walrelay-state".to_owned(),
+            key: String::new(),
+            adopt_slot: false,
+        }
     }
 }
 
@@ -432,7 +431,6 @@ pub enum StoreKind {
     Slot,
 }
 
-/// `[http]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Http {
@@ -442,7 +440,6 @@ pub(super) struct Http {
     pub(super) ready_within: Bounded<Milliseconds, { 60 * SECOND_MS }, SECOND_MS, DAY_MS>,
 }
 
-/// `[log]`.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Log {
@@ -454,7 +451,7 @@ pub(super) struct Log {
 
 impl Default for Log {
     fn default() -> Self {
-        Log { format: LogFormat::Text, filter: "info".to_owned() }
+        Log { format: LogFormat::default(), filter: "info".to_owned() }
     }
 }
 
@@ -469,7 +466,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// `[shutdown]`.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Shutdown {
@@ -493,7 +489,7 @@ fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D)
 
 /// A key of the file that has one value.
 #[derive(Debug)]
-pub struct Key {
+pub(crate) struct Key {
     /// With the tables it is in: `slot.name`.
     pub path: String,
     /// Its flag, without the dashes, if it has one.
@@ -526,12 +522,12 @@ const FLAGS: [(&str, &str); 18] = [
 
 impl Key {
     /// The table and the name in it.
-    pub fn parts(&self) -> (&str, &str) {
+    pub(crate) fn parts(&self) -> (&str, &str) {
         self.path.rsplit_once('.').unwrap_or(("", &self.path))
     }
 
     /// The environment variable: the flag's name in capitals, or the key's where there is no flag.
-    pub fn variable(&self) -> String {
+    pub(crate) fn variable(&self) -> String {
         let name = self.flag.unwrap_or(&self.path);
         format!("WALRELAY_{}", name.replace(['.', '-'], "_").to_ascii_uppercase())
     }
@@ -546,7 +542,7 @@ pub(super) fn how_to_set(path: &str) -> String {
 }
 
 /// Every key with one value, in the order of the structs above.
-pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+pub(crate) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     let mut keys = Vec::new();
     if let Ok(defaults) = toml::Table::try_from(Model::default()) {
         collect_keys("", defaults, &mut keys);

@@ -1,14 +1,300 @@
 //! One outbox: from its settings to an [`OutboxConfig`].
 
+use std::fmt;
+use std::time::Duration;
+
 use super::file::Layer;
-use super::model::{Delete, KEYS, NullHeaders, Tombstone};
-use super::name::{IDENTIFIER_BYTES_MAX, TABLE_NAME, TOPIC_BYTES_MAX, is_plain};
-use super::sql::{is_closed, is_number};
-use super::{EventSource, MESSAGE_LSN, OutboxConfig, RouteConfig, Upkeep, ValueConfig};
+use super::model::{Columns, Delete, KEYS, NullHeaders, Route, Tombstone};
+use super::name::{IDENTIFIER_BYTES_MAX, TABLE_NAME, TOPIC_BYTES_MAX, TableName, is_closed, is_number, is_plain};
 use crate::error::{Error, Kind, Result};
 use crate::template::Template;
 
 const TEMPLATE_REMEDY: &str = "text with columns in braces, such as orders.{type|lower}; docs/mapping.md has all of it";
+
+/// What a column is called that every message has: where it stands in the log, `16/B374D848`. No two have the same.
+pub(crate) const MESSAGE_LSN: &str = "message_lsn";
+/// What a column is called that every message has: its prefix.
+pub(crate) const MESSAGE_PREFIX: &str = "message_prefix";
+/// What a column is called that every message has: its content, whatever it is.
+pub(crate) const MESSAGE_CONTENT: &str = "message_content";
+
+/// Where events are from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventSource {
+    /// Rows that are inserted into this table.
+    Table(TableName),
+    /// Messages of `pg_logical_emit_message(true, prefix, content)` with this prefix.
+    Messages(String),
+}
+
+impl EventSource {
+    pub(crate) fn table(&self) -> Option<&TableName> {
+        match self {
+            EventSource::Table(table) => Some(table),
+            EventSource::Messages(_) => None,
+        }
+    }
+
+    pub(crate) fn prefix(&self) -> Option<&String> {
+        match self {
+            EventSource::Table(_) => None,
+            EventSource::Messages(prefix) => Some(prefix),
+        }
+    }
+}
+
+impl fmt::Display for EventSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EventSource::Table(table) => write!(f, "{table}"),
+            EventSource::Messages(prefix) => write!(f, "messages with prefix {prefix:?}"),
+        }
+    }
+}
+
+/// One source of events, its columns, by the names of Debezium's Outbox Event Router unless told otherwise, and what
+/// becomes of an event.
+#[derive(Debug, Clone)]
+pub struct OutboxConfig {
+    /// The table, or the messages.
+    pub source: EventSource,
+    /// Column with the event's id.
+    pub id: String,
+    /// Column that selects the topic, unless the route says otherwise.
+    pub aggregate_type: String,
+    /// Column with the record's key, unless the route says otherwise.
+    pub aggregate_id: String,
+    /// Column with the event's type.
+    pub event_type: String,
+    /// Column with the record's value.
+    pub payload: String,
+    /// Column with how often the event is tried in all; NULL and none: as often as all others.
+    pub max_attempts: Option<String>,
+    /// Every column that is needed, each once. A column's index is its *place*; place 0 is the id's. Those of the row key
+    /// alone come last.
+    pub columns: Vec<String>,
+    /// What names exactly one row of the table; none where nothing does, or nobody looked.
+    pub row_key: Option<RowKey>,
+    /// How the table itself is read and kept.
+    pub upkeep: Upkeep,
+    /// Where events go.
+    pub route: RouteConfig,
+}
+
+/// What names one row of a table and the event it is: the event's id, the columns of a unique index, and the transaction that
+/// wrote the row, where a column has it.
+///
+/// The id and the transaction are among them also where the index would do: a row whose key was used again is another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowKey {
+    /// Places of the id and of the index' columns, the id's first.
+    pub places: Vec<usize>,
+    /// Place of the column with the transaction.
+    pub transaction: Option<usize>,
+    /// How many of the outbox's columns are there for this alone.
+    pub added: usize,
+}
+
+/// How an outbox table itself is read and kept. SQL is the operator's own, and put into statements as it stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Upkeep {
+    /// SQL condition: which rows were not published yet.
+    pub pending: Option<String>,
+    /// SQL expressions as in `ORDER BY`: the order of events of one aggregate.
+    pub order_by: Option<String>,
+    /// Column with the event's time.
+    pub time: Option<String>,
+    /// SQL assignments as in `UPDATE … SET`, once a row was acked.
+    pub mark: Option<String>,
+    /// SQL assignments for a row whose event was given up; `:error`, `:class` and `:attempts` are put in.
+    pub mark_failed: Option<String>,
+    /// SQL assignments for a row whose event was tried and waits; `:next_attempt_at` is put in, too.
+    pub mark_waiting: Option<String>,
+    /// Whether a row is deleted once it was acked.
+    pub delete: bool,
+    /// How long published rows are kept.
+    pub retention: Option<Duration>,
+    /// Channel that says there are new rows.
+    pub notify: Option<String>,
+}
+
+impl Upkeep {
+    /// Whether something is done to a row once it was acked.
+    pub fn writes(&self) -> bool {
+        self.delete || self.mark.is_some()
+    }
+
+    /// Whether the table itself tells which of its rows were not published.
+    pub fn says_for_itself(&self) -> bool {
+        self.pending.is_some() || self.delete
+    }
+
+    /// Whether anything is ever done to a row.
+    pub fn writes_any(&self) -> bool {
+        self.writes() || self.mark_failed.is_some() || self.mark_waiting.is_some()
+    }
+}
+
+impl OutboxConfig {
+    pub(crate) fn place(&self, column: &str) -> Option<usize> {
+        self.columns.iter().position(|known| known == column)
+    }
+
+    /// This column is needed too.
+    pub fn need(&mut self, column: &str) {
+        if self.place(column).is_none() {
+            self.columns.push(column.to_owned());
+        }
+    }
+
+    /// Rows are named by these columns, of a unique index, the id, and the column with their transaction, if there is one.
+    pub fn name_rows_by(&mut self, index: &[String], transaction: Option<&str>) {
+        self.columns.truncate(self.routed_columns().len());
+        let (routed, mut places) = (self.columns.len(), vec![0]);
+        for column in index {
+            self.need(column);
+            places.extend(self.place(column).filter(|place| *place > 0));
+        }
+        let transaction = transaction.and_then(|column| {
+            self.need(column);
+            self.place(column)
+        });
+        self.row_key = Some(RowKey { places, transaction, added: self.columns.len() - routed });
+    }
+
+    /// The columns that the id and the route need.
+    pub fn routed_columns(&self) -> &[String] {
+        let added = self.row_key.as_ref().map_or(0, |key| key.added);
+        self.columns.get(..self.columns.len().saturating_sub(added)).unwrap_or_default()
+    }
+
+    /// The columns that name a row, the id first and its transaction last: the id alone where there is no row key.
+    pub fn key_columns(&self) -> impl Iterator<Item = &String> {
+        self.index_columns().chain(self.transaction_column())
+    }
+
+    /// Those without the transaction.
+    pub fn index_columns(&self) -> impl Iterator<Item = &String> {
+        self.key_places().iter().filter_map(|place| self.columns.get(*place))
+    }
+
+    pub(crate) fn key_places(&self) -> &[usize] {
+        self.row_key.as_ref().map_or(&[0], |key| &key.places)
+    }
+
+    /// The column with the transaction that wrote a row, where it is part of the row key.
+    pub fn transaction_column(&self) -> Option<&String> {
+        self.columns.get(self.row_key.as_ref()?.transaction?)
+    }
+
+    /// The columns that the id and the route need are those that are needed.
+    pub fn need_only_routed(&mut self) {
+        self.row_key = None;
+        self.columns = vec![self.id.clone()];
+        let route = &self.route;
+        let templates = [Some(&route.topic), route.key.as_ref(), route.headers_from.as_ref()].into_iter().flatten();
+        let headers = route.headers.iter().map(|(_, template)| template);
+        let columns = templates.chain(headers).flat_map(Template::columns).map(str::to_owned);
+        let columns = columns.chain(route.partition.clone()).chain(route.timestamp.clone());
+        let columns = columns.chain(self.max_attempts.clone());
+        for column in columns.chain(route.value.columns().into_iter().map(str::to_owned)).collect::<Vec<_>>() {
+            self.need(&column);
+        }
+    }
+}
+
+/// How an event becomes a record.
+#[derive(Debug, Clone)]
+pub struct RouteConfig {
+    /// The topic: `outbox.event.{aggregatetype}` by default.
+    pub topic: Template,
+    /// The key: `{aggregateid}` by default. `None`: no record has one, and no order is kept.
+    pub key: Option<Template>,
+    /// Name of the header that carries the event's id: `id` by default. `None`: there is none.
+    pub id_header: Option<String>,
+    /// Name of the header that carries where the event is from: `walrelay-position` by default. `None`: there is none.
+    pub position_header: Option<String>,
+    /// Column with the partition; NULL leaves it to the key.
+    pub partition: Option<String>,
+    /// Column with the record's timestamp; NULL is when it is produced.
+    pub timestamp: Option<String>,
+    /// Further headers, in this order. No name holds NUL.
+    pub headers: Vec<(String, Template)>,
+    /// A JSON object whose members become headers behind those, unless one of that name is there.
+    pub headers_from: Option<Template>,
+    /// Whether a header whose value is NULL is left out.
+    pub omit_null_headers: bool,
+    pub value: ValueConfig,
+    /// Topics no event may go to: walrelay's own, for its position and for dead letters.
+    pub reserved_topics: Vec<String>,
+}
+
+/// What a record's value is made of.
+#[derive(Debug, Clone)]
+pub enum ValueConfig {
+    /// One template, `{payload}` by default; NULL is a tombstone.
+    Template(Template),
+    /// A JSON object with these members, in this order.
+    Envelope {
+        members: Vec<(String, Template)>,
+        /// The column that, where it is NULL, makes the record a tombstone.
+        tombstone: Option<String>,
+    },
+}
+
+impl ValueConfig {
+    pub(crate) fn columns(&self) -> Vec<&str> {
+        match self {
+            ValueConfig::Template(template) => template.columns().collect(),
+            ValueConfig::Envelope { members, tombstone } => {
+                let members = members.iter().flat_map(|(_, template)| template.columns());
+                members.chain(tombstone.as_deref()).collect()
+            }
+        }
+    }
+}
+
+impl Default for OutboxConfig {
+    /// The table and columns of Debezium's Outbox Event Router, so that its tables work as they are.
+    fn default() -> Self {
+        let columns = Columns::default();
+        let mut outbox = OutboxConfig {
+            source: EventSource::Table(TableName::debezium()),
+            id: columns.id,
+            aggregate_type: columns.aggregatetype,
+            aggregate_id: columns.aggregateid,
+            event_type: columns.r#type,
+            payload: columns.payload,
+            max_attempts: None,
+            columns: Vec::new(),
+            row_key: None,
+            upkeep: Upkeep::default(),
+            route: RouteConfig::default(),
+        };
+        outbox.need_only_routed();
+        outbox
+    }
+}
+
+impl Default for RouteConfig {
+    /// The topics, keys and the header of Debezium's Outbox Event Router, so that its consumers work as they are.
+    fn default() -> Self {
+        let (columns, route) = (Columns::default(), Route::default());
+        RouteConfig {
+            topic: Template::prefixed(&route.topic_prefix, &columns.aggregatetype),
+            key: Some(Template::column(&columns.aggregateid)),
+            id_header: Some(route.id_header),
+            position_header: Some(route.position_header),
+            partition: None,
+            timestamp: None,
+            headers: Vec::new(),
+            headers_from: None,
+            omit_null_headers: false,
+            value: ValueConfig::Template(Template::column(&columns.payload)),
+            reserved_topics: Vec::new(),
+        }
+    }
+}
 
 /// Where events of one outbox are from, and where they go.
 pub(super) fn outbox(layer: &Layer) -> Result<OutboxConfig> {
@@ -172,7 +458,7 @@ fn value(layer: &Layer) -> Result<ValueConfig> {
 const OWN_HEADERS: &str = "walrelay-";
 
 /// Whether a header of this name is walrelay's own. None that a row brings is.
-pub fn is_own_header(name: &str) -> bool {
+pub(crate) fn is_own_header(name: &str) -> bool {
     name.get(..OWN_HEADERS.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(OWN_HEADERS))
 }
 
@@ -281,6 +567,7 @@ mod tests {
     fn what_is_meant_for_one_outbox_and_for_none_is_refused() {
         let table = [
             ("[route.headers]\n\"a\\u0000b\" = 'x'", "w.toml:2: \"a\\0b\" is no header's name"),
+            ("[route.headers]\n'' = 'x'", "w.toml:2: \"\" is no header's name"),
             ("[[outbox]]\ntable = 'a'\n[[outbox]]\ntable = 'public.a'", "two [[outbox]]es are public.a"),
             (
                 "[[outbox]]\ntable = 'a'\nmessage_prefix = 'b'",

@@ -17,7 +17,7 @@ const UNITS: [(&str, u64); 5] = [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB
 /// Bytes from `32MiB`, `32 MB`, `1024` (plain bytes). `None` where it is none of that or does not fit.
 ///
 /// Units: `B`, `kB`/`MB`/`GB`/`TB` by the thousand, `KiB`/`MiB`/`GiB`/`TiB` by 1024, in any case.
-pub fn parse_bytes(text: &str) -> Option<u64> {
+pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at_checked(digits_end)?;
@@ -33,13 +33,13 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
 }
 
 /// Bytes so that [`parse_bytes`] reads the same number back.
-pub fn exact_bytes(bytes: u64) -> String {
+pub(crate) fn exact_bytes(bytes: u64) -> String {
     let (name, unit) = UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)).unwrap_or(&("B", 1));
     format!("{}{name}", bytes / unit)
 }
 
 /// Bytes for people: three digits at most, `1.5 MiB`.
-pub fn human_bytes(bytes: u64) -> String {
+pub(crate) fn human_bytes(bytes: u64) -> String {
     let (name, unit) = UNITS.iter().find(|(_, unit)| bytes >= *unit).unwrap_or(&("B", 1));
     let tenths = bytes / (unit / 10).max(1);
     if *unit > 1 && tenths < 100 {
@@ -49,12 +49,12 @@ pub fn human_bytes(bytes: u64) -> String {
 }
 
 /// A duration from `10s`, `1m 30s`, `500ms`. A number without unit is `None`: nobody knows what was meant.
-pub fn parse_duration(text: &str) -> Option<Duration> {
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     humantime::parse_duration(text.trim()).ok()
 }
 
 /// A duration so that [`parse_duration`] reads the same one back, in the units people type: `30d`, `1m 30s`.
-pub fn exact_duration(duration: Duration) -> String {
+pub(crate) fn exact_duration(duration: Duration) -> String {
     // Months and years are fractions of days, which nobody types: days are the largest unit.
     const DAY_SECONDS: u64 = 24 * 3600;
     let (days, rest) = (duration.as_secs() / DAY_SECONDS, duration.as_secs() % DAY_SECONDS);
@@ -78,7 +78,7 @@ pub(crate) trait Unit {
 
 /// Milliseconds, from a duration with its unit.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Milliseconds;
+pub struct Milliseconds;
 
 impl Unit for Milliseconds {
     const EXAMPLE: &'static str = "a duration such as 10s";
@@ -126,7 +126,7 @@ impl Unit for Count {
 
 /// A number of the configuration in the unit `U`: where nobody sets it `DEFAULT`, and never outside `MIN..=MAX`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounded<U, const DEFAULT: u64, const MIN: u64, const MAX: u64>(u64, PhantomData<U>);
+pub struct Bounded<U, const DEFAULT: u64, const MIN: u64, const MAX: u64>(u64, PhantomData<U>);
 
 impl<U, const DEFAULT: u64, const MIN: u64, const MAX: u64> Bounded<U, DEFAULT, MIN, MAX> {
     /// The number, or `max` where its type is too small.

@@ -21,7 +21,7 @@ mod topic;
 
 use serde::Serialize;
 
-use crate::config::draft::Draft;
+use crate::config::written::Draft;
 use crate::error::{Error, Kind, Result};
 use given::Given;
 

@@ -21,7 +21,6 @@ pub struct Table {
     pub kind: String,
     /// `relpersistence`: `p`, `u` for unlogged, `t` for temporary.
     pub persistence: String,
-    /// The role of the session.
     pub role: String,
     /// Whether the role has the rights of its owner.
     pub owned: bool,
@@ -54,15 +53,11 @@ pub struct Column {
     pub type_modifier: i32,
     #[serde(flatten)]
     pub base: BaseType,
-    /// Whether it is declared `NOT NULL`.
     pub not_null: bool,
-    /// Whether it is an identity column.
     pub is_identity: bool,
     /// Whether it is computed from others, and so not in a stream.
     pub generated: bool,
-    /// Its default as SQL, where it has one.
     pub default: Option<String>,
-    /// Whether it is the primary key, or a part of it.
     pub in_primary_key: bool,
     /// Whether no two rows have the same value of it alone.
     pub unique: bool,
@@ -137,7 +132,6 @@ impl Table {
         found.ok_or_else(|| no_table(name, "this database", NextCommand::new("setup")))
     }
 
-    /// Whether it is a table, and no view or other relation.
     pub fn is_table(&self) -> bool {
         matches!(self.kind.as_str(), "r" | "p")
     }
@@ -219,7 +213,6 @@ impl Column {
         self.form() == Form::Integer
     }
 
-    /// Whether it is a timestamp, with or without a time zone.
     pub fn is_timestamp(&self) -> bool {
         matches!(self.form(), Form::Timestamptz | Form::Timestamp)
     }
@@ -255,7 +248,6 @@ impl Column {
         self.base.name == "xid8" && default.strip_prefix("pg_catalog.").unwrap_or(default) == "pg_current_xact_id()"
     }
 
-    /// Its name and type, for people.
     pub fn described(&self) -> String {
         let mut text = format!("{}: {}", self.name, self.type_name);
         let more = [
@@ -290,7 +282,6 @@ pub(crate) fn no_column<'a>(name: &TableName, wanted: &str, there: impl Iterator
 
 #[cfg(test)]
 impl Column {
-    /// A column of a type of Postgres' own, for tests.
     pub(crate) fn of(name: &str, base: &str) -> Column {
         let (base_oid, base_type) = match base {
             "int8" => (20, "bigint"),
@@ -319,7 +310,6 @@ impl Column {
         }
     }
 
-    /// The same with a default.
     pub(crate) fn with_default(self, sql: &str) -> Column {
         Column { default: Some(sql.to_owned()), ..self }
     }

@@ -32,10 +32,7 @@ pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// `text` as a string constant, whatever `standard_conforming_strings` says.
-///
-/// # Errors
-/// [`Kind::Config`] for a text that holds NUL.
+/// `text`, which holds no NUL, as a string constant, whatever `standard_conforming_strings` says.
 pub(crate) fn quote_literal(text: &str) -> Result<String> {
     without_nul(text)?;
     let quoted = text.replace('\'', "''");
@@ -48,9 +45,6 @@ pub(crate) fn quote_literal(text: &str) -> Result<String> {
 /// The server parses the literal first and then splits the list as it does any list of identifiers, folding what is
 /// not quoted. The replication grammar knows no escape strings: a backslash stands for itself in its literals.
 /// <https://www.postgresql.org/docs/current/protocol-logical-replication.html>
-///
-/// # Errors
-/// [`Kind::Config`] for a name that is empty or holds NUL.
 pub(crate) fn publication_list_literal<'a>(publications: impl IntoIterator<Item = &'a str>) -> Result<String> {
     let names: Vec<String> = publications.into_iter().map(quote_ident).collect::<Result<_>>()?;
     Ok(format!("'{}'", names.join(",").replace('\'', "''")))

@@ -44,14 +44,11 @@ pub(crate) struct WalSession<S = Transport> {
     messages: bool,
 }
 
-/// What `IDENTIFY_SYSTEM` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SystemIdentity {
     /// Given at initdb, kept by every physical copy.
     pub system_identifier: String,
-    /// The timeline it is on.
     pub timeline: u32,
-    /// Up to where its log is flushed.
     pub xlogpos: Lsn,
 }
 
@@ -68,9 +65,7 @@ pub(crate) struct NewSlot {
 /// that does not exist there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TimelineSwitch {
-    /// The timeline that ended.
     pub timeline: u32,
-    /// Where it ended.
     pub switch_lsn: Lsn,
 }
 
@@ -151,9 +146,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     }
 
     /// The timelines before `timeline` and where each ended, oldest first. The first timeline has none before it.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds; the server keeps no history of timelines it never heard of.
     pub(crate) async fn timeline_history(&mut self, timeline: u32) -> Result<Vec<TimelineSwitch>> {
         if timeline <= 1 {
             return Ok(Vec::new());
@@ -162,7 +154,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         self.ask(act, &format!("TIMELINE_HISTORY {timeline}"), |rows| parse_history(&text_at(rows, 1)?)).await
     }
 
-    /// The server's process for this session.
     pub(crate) async fn backend_pid(&mut self) -> Result<i32> {
         let act = While::Querying("asking for the session's pid");
         self.ask(act, "SELECT pg_catalog.pg_backend_pid()", |rows| text_at(rows, 0)?.parse().ok()).await
@@ -194,10 +185,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
         read(&rows).ok_or_else(|| fault::protocol(act, format_args!("the answer to {statement} is not as documented")))
     }
 
-    /// Drops the slot.
-    ///
     /// # Errors
-    /// [`fault`]'s kinds; [`Kind::SlotActive`] while a session streams from the slot.
+    /// [`Kind::SlotActive`] while a session streams from the slot.
     pub(crate) async fn drop_slot(&mut self) -> Result<()> {
         let command = format!("DROP_REPLICATION_SLOT {}", quote_ident(self.slot.as_str())?);
         self.session.query(While::Starting(self.slot.as_str()), &command).await.map(|_| ())
@@ -207,9 +196,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> WalSession<S> {
     ///
     /// Always at 0/0: a position passed here is obeyed even where it skips what was never delivered, so the
     /// server decides by what the slot has confirmed.
-    ///
-    /// # Errors
-    /// [`fault`]'s kinds while [`While::Starting`].
     pub(crate) async fn start(self, publication: &str) -> Result<(S, Inbox, SlotName)> {
         let command = format!(
             "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {}{})",

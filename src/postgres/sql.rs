@@ -15,8 +15,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use crate::conninfo::{ChannelBinding, ConnInfo, Target};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
-use crate::postgres::socket::Socket;
-use crate::postgres::transport::{self, Login, Opened};
+use crate::postgres::transport::{self, Login, Opened, Socket};
 
 /// What decides how values are written and how long a statement may wait, whatever role and database say.
 /// Settings this server does not know are left out by it.
@@ -50,7 +49,6 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// What happened.
     pub fn error(&self) -> &Error {
         match self {
             Ended::Shutdown(error) | Ended::Lost(error) => error,

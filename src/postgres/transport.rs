@@ -1,6 +1,12 @@
 //! Sockets to a server, up to the point where TLS is agreed on or ruled out.
+//!
+//! The kernel wakes whoever waits for events of a socket at each message that arrives, wanted or not, and the sender pays
+//! for it: a walsender, which sends each row by itself, once per row. A reader that knows that more will be there in a
+//! moment has its socket unwatched, reads without waiting, and has the socket watched again where it finds nothing.
 
-use std::io;
+use std::io::{self, Read, Write};
+use std::net::TcpStream as BareStream;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -13,22 +19,37 @@ use tokio_rustls::rustls::ClientConfig;
 use crate::conninfo::{ConnInfo, Host, Keepalive, SslMode, Target};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::fault::{self, While};
-use crate::postgres::socket::{Socket, Unwatch, Watching};
 use crate::postgres::tls;
 
 /// A byte stream to a server.
 #[derive(Debug)]
 pub(crate) enum Transport {
-    /// As it is.
     Plain(Socket),
-    /// Encrypted.
     Tls(Box<TlsStream<Socket>>),
+}
+
+/// A byte stream that can be left unwatched.
+pub(crate) trait Unwatch {
+    /// From now on nothing that arrives wakes anybody, up to the first read or write that cannot be done at once.
+    fn unwatch(&mut self);
+
+    /// Whether a read that gives less than it could has given all there is: to ask again would only have it watched.
+    fn is_unwatched(&self) -> bool;
+}
+
+/// A connected socket. It does not block. A Unix socket has the same type: it is only read, written and shut down, which
+/// the operating system does alike for all stream sockets.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Watched(TcpStream),
+    Unwatched(BareStream),
+    /// Closed, because the runtime did not take the socket or let it go. The error is given once.
+    Lost(Option<io::Error>),
 }
 
 /// A socket whose server has said whether it does TLS.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// The socket; nothing but the negotiation has passed it.
     pub socket: Socket,
     /// Set where the TLS handshake comes next: its configuration, and the name the certificate should have.
     pub tls: Option<(ClientConfig, String)>,
@@ -108,7 +129,10 @@ async fn open(info: &ConnInfo, target: &Target, config: Option<&ClientConfig>) -
 
 async fn dial(info: &ConnInfo, target: &Target) -> io::Result<Socket> {
     let (name, address) = match (target.socket_path(), &target.host) {
-        (Some(path), _) => return UnixStream::connect(path).await.map(|stream| Socket::Unix(Watching::On(stream))),
+        (Some(path), _) => {
+            let stream = UnixStream::connect(path).await?;
+            return Ok(Socket::Watched(over_unix(stream)?));
+        }
         (None, Host::Tcp { name, address }) => (name.as_str(), *address),
         (None, Host::Unix(_)) => return Err(io::ErrorKind::InvalidInput.into()),
     };
@@ -122,12 +146,16 @@ async fn dial(info: &ConnInfo, target: &Target) -> io::Result<Socket> {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
                 keep_alive(&stream, info.keepalive)?;
-                return Ok(Socket::Tcp(Watching::On(stream)));
+                return Ok(Socket::Watched(stream));
             }
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+fn over_unix(stream: UnixStream) -> io::Result<TcpStream> {
+    TcpStream::from_std(BareStream::from(OwnedFd::from(stream.into_std()?)))
 }
 
 fn keep_alive(stream: &TcpStream, keepalive: Keepalive) -> io::Result<()> {
@@ -170,6 +198,88 @@ pub(super) fn answered(act: While<'_>, mode: SslMode, answer: u8) -> Result<bool
     }
 }
 
+impl Socket {
+    fn watched(&mut self) -> io::Result<Pin<&mut TcpStream>> {
+        *self = match std::mem::replace(self, Socket::Lost(None)) {
+            Socket::Unwatched(bare) => Socket::Watched(TcpStream::from_std(bare)?),
+            other @ (Socket::Watched(_) | Socket::Lost(_)) => other,
+        };
+        match self {
+            Socket::Watched(stream) => Ok(Pin::new(stream)),
+            Socket::Lost(error) => Err(error.take().unwrap_or_else(|| io::ErrorKind::NotConnected.into())),
+            Socket::Unwatched(_) => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// What `act` does at once, where the socket is unwatched and that can be done.
+    fn at_once<T>(&self, mut act: impl FnMut(&BareStream) -> io::Result<T>) -> Option<io::Result<T>> {
+        let Socket::Unwatched(bare) = self else { return None };
+        loop {
+            match act(bare) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                done => return Some(done),
+            }
+        }
+    }
+}
+
+impl Unwatch for Socket {
+    fn unwatch(&mut self) {
+        *self = match std::mem::replace(self, Socket::Lost(None)) {
+            Socket::Watched(stream) => {
+                stream.into_std().map_or_else(|error| Socket::Lost(Some(error)), Socket::Unwatched)
+            }
+            other @ (Socket::Unwatched(_) | Socket::Lost(_)) => other,
+        };
+    }
+
+    fn is_unwatched(&self) -> bool {
+        matches!(self, Socket::Unwatched(_))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.at_once(|mut bare| bare.read(buffer.initialize_unfilled())) {
+            Some(read) => Poll::Ready(read.map(|bytes| buffer.advance(bytes))),
+            None => self.watched()?.poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.at_once(|mut bare| bare.write(bytes)) {
+            Some(written) => Poll::Ready(written),
+            None => self.watched()?.poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A socket holds nothing back.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.watched()?.poll_shutdown(cx)
+    }
+}
+
+/// Both directions of a byte stream.
+trait Duplex: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Duplex for S {}
+
+impl Transport {
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut dyn Duplex> {
+        match self.get_mut() {
+            Transport::Plain(stream) => Pin::new(stream),
+            Transport::Tls(stream) => Pin::new(stream),
+        }
+    }
+}
+
 impl Unwatch for Transport {
     fn unwatch(&mut self) {
         match self {
@@ -186,32 +296,89 @@ impl Unwatch for Transport {
 
 impl AsyncRead for Transport {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Transport::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Transport::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
-        }
+        self.stream().poll_read(cx, buffer)
     }
 }
 
 impl AsyncWrite for Transport {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Transport::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Transport::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
+        self.stream().poll_write(cx, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Transport::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Transport::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
+        self.stream().poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Transport::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Transport::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        self.stream().poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    async fn pairs() -> Vec<(Socket, Socket)> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let far = listener.accept().await.unwrap().0;
+        let (left, right) = UnixStream::pair().unwrap();
+        let unix = |stream| Socket::Watched(over_unix(stream).unwrap());
+        vec![(Socket::Watched(near), Socket::Watched(far)), (unix(left), unix(right))]
+    }
+
+    #[tokio::test]
+    async fn what_arrives_unwatched_is_read_and_what_is_to_come_is_waited_for() {
+        for (mut near, mut far) in pairs().await {
+            for round in 0..3_u8 {
+                far.write_all(&[round; 5]).await.unwrap();
+                near.unwatch();
+                assert!(near.is_unwatched());
+                let mut bytes = [0; 5];
+                timeout(SOON, near.read_exact(&mut bytes)).await.unwrap().unwrap();
+                assert_eq!(bytes, [round; 5]);
+                // Nothing is there any more, so it has to be told of what comes.
+                let wait = near.read_u8();
+                let (read, written) = tokio::join!(timeout(SOON, wait), async {
+                    tokio::task::yield_now().await;
+                    far.write_all(&[9]).await
+                });
+                written.unwrap();
+                assert_eq!(read.unwrap().unwrap(), 9);
+                assert!(!near.is_unwatched());
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_written_unwatched_arrives_however_much_it_is() {
+        for (mut near, mut far) in pairs().await {
+            near.unwatch();
+            near.write_all(b"status").await.unwrap();
+            assert!(near.is_unwatched(), "there was room");
+            let much = vec![7; 16 << 20];
+            let mut arrived = vec![0; 6 + much.len()];
+            let (written, read) = tokio::join!(near.write_all(&much), timeout(SOON, far.read_exact(&mut arrived)));
+            written.unwrap();
+            read.unwrap().unwrap();
+            assert!(arrived.starts_with(b"status") && arrived.ends_with(&much));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_is_seen_unwatched() {
+        for (mut near, mut far) in pairs().await {
+            near.unwatch();
+            far.shutdown().await.unwrap();
+            drop(far);
+            assert_eq!(timeout(SOON, near.read(&mut [0; 8])).await.unwrap().unwrap(), 0);
         }
     }
 }

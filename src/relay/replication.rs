@@ -235,8 +235,8 @@ impl ReplicationLoop<'_> {
             return;
         }
         if self.requeued.is_some() && !is_leaving {
-            let (settled, every) = (self.pipeline.publisher.completed(), config.source.poll.pending_interval);
-            self.jobs.begin_watch(&self.session, settled, every, now);
+            let every = config.source.poll.pending_interval.duration();
+            self.jobs.begin_watch(&self.session, self.pipeline.publisher.completed(), every, now);
         }
         if self.pipeline.trail.wants_pair() {
             self.jobs.begin_pair(&self.session, self.pipeline.publisher.counts().acked, now);

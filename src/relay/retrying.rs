@@ -20,8 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use self::producer::{Refusal, RetryProducer, Sent, replay_instead};
-use crate::config::Config;
-use crate::config::delivery::max_attempts;
+use crate::config::{Config, max_attempts};
 use crate::error::{Disposition, Error, Kind, NextCommand, Remedy, Result};
 use crate::event::{Place, RowId, Shown, Via};
 use crate::failpoint;

@@ -395,7 +395,8 @@ impl Work<'_> {
                 oldest.report(self.telemetry, measured.oldest_transaction.as_ref());
             }
             empty = if read > 0 { 0 } else { empty.saturating_add(1) };
-            let wait = if empty > IDLE_AFTER { source.poll.idle_interval } else { source.poll.interval };
+            let idle = empty > IDLE_AFTER;
+            let wait = if idle { source.poll.idle_interval.duration() } else { source.poll.interval.duration() };
             if source.mode != Mode::Poll && looked_at.elapsed() >= SLOT_INTERVAL {
                 looked_at = Instant::now();
                 let oldest = self.control.wal_position().await?.oldest_transaction.map(|oldest| oldest.pid);

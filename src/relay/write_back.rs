@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::config::delivery::max_attempts;
-use crate::config::{OutboxConfig, SlotName};
+use crate::config::{OutboxConfig, SlotName, max_attempts};
 use crate::event::{Event, Place, RowId, Shown};
 use crate::position::{Lsn, Position};
 use crate::upkeep::parked::Parked;

@@ -19,8 +19,7 @@ use crate::position::Lsn;
 use crate::postgres::fault::{self, WAITS_FOR_STANDBY, While};
 use crate::postgres::replication::{WalSession, check_parameter};
 use crate::postgres::session::{reported, unexpected};
-use crate::postgres::socket::Unwatch;
-use crate::postgres::transport::Transport;
+use crate::postgres::transport::{Transport, Unwatch};
 use crate::postgres::wire::{Cursor, Frame, FrameError, Inbox, parameter_status};
 
 /// Type and length.

@@ -5,8 +5,7 @@ use tokio_postgres::types::Type;
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::postgres::own_table::OwnTable;
-use crate::postgres::query::{QUERY_TIMEOUT, QueryError, bounded, one_text};
+use crate::postgres::query::{OwnTable, QUERY_TIMEOUT, QueryError, bounded, one_text};
 use crate::postgres::sql::SqlSession;
 use crate::source::control::Control;
 use crate::state::Stored;

@@ -2,7 +2,7 @@
 
 use super::Known;
 use super::guess::{self, Guess, Guesses, Role};
-use crate::config::draft::Draft;
+use crate::config::written::Draft;
 use crate::config::{SlotName, TableName};
 use crate::postgres::catalog::{Column, Form};
 use crate::template::Template;

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use tokio_postgres::{Client, Statement};
 
-use crate::config::sql::{Piece, pieces};
+use crate::config::name::{Piece, pieces};
 use crate::config::{OutboxConfig, TableName, Upkeep};
 use crate::error::{Error, Kind, Result};
 use crate::postgres::catalog::Table;

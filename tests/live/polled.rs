@@ -6,9 +6,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
-use walrelay::config::OutboxConfig;
-use walrelay::config::file::ConfigFile;
-use walrelay::config::layers::{Environment, Flags, Settings};
+use walrelay::config::{ConfigFile, Environment, Flags, OutboxConfig, Settings};
 use walrelay::conninfo::ConnInfo;
 use walrelay::error::{Error, Kind};
 use walrelay::event::{Place, Polled, Via};

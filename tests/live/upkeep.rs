@@ -7,9 +7,7 @@ mod mark;
 mod xid_column;
 
 use tokio::runtime::{Builder, Runtime};
-use walrelay::config::OutboxConfig;
-use walrelay::config::file::ConfigFile;
-use walrelay::config::layers::{Environment, Flags, Settings};
+use walrelay::config::{ConfigFile, Environment, Flags, OutboxConfig, Settings};
 use walrelay::conninfo::ConnInfo;
 
 use crate::support::servers::Postgres;

@@ -8,7 +8,7 @@ use crate::cli::load::Loaded;
 use crate::cli::output::{Outcome, error_lines, note, print, print_report, warn};
 use crate::cli::sql::{Session, is_about_value};
 use crate::cli::{CheckArgs, flags};
-use crate::config::effective::effective;
+use crate::config::written::effective;
 use crate::config::{Config, OutboxConfig, TableName};
 use crate::decode::Column;
 use crate::error::{Error, Kind, Result};

@@ -1,5 +1,6 @@
 use super::*;
-use crate::config::{RouteConfig, ValueConfig};
+use crate::config::ValueConfig;
+use crate::config::outbox::RouteConfig;
 use crate::error::Kind;
 use crate::event::tests::Lab;
 

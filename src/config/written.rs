@@ -1,11 +1,11 @@
-//! The effective configuration for people: TOML with where each value is from, and without secrets.
+//! Configuration files that walrelay writes: the effective one, and those that commands draft.
 
 use std::fmt::Write;
 
 use super::file::Layer;
-use super::layers::{Settings, is_secret_property};
+use super::layers::{Config, Settings, is_secret_property};
 use super::model::{ENVELOPE, HEADERS, KAFKA_PROPERTIES, KEYS, tables};
-use super::{Config, MESSAGE_LSN};
+use super::outbox::MESSAGE_LSN;
 
 /// Properties whose values are worth seeing and cannot be secrets. Numbers and truth values are shown anyway.
 const SHOWN_PROPERTIES: &[&str] = &[
@@ -27,7 +27,7 @@ const OF_OUTBOX: [&str; 3] = ["outbox", "route", "format"];
 
 /// The effective configuration as a file would have it. The database's connection string and properties that could be
 /// secrets are `***`; where the connection leads is in a comment.
-pub fn effective(settings: &Settings, config: &Config) -> String {
+pub(crate) fn effective(settings: &Settings, config: &Config) -> String {
     let mut text = format!(
         "# Database: {}\n# Publication: {:?}\n# Position stored under: {:?}\n",
         config.source.database.describe(),
@@ -126,6 +126,89 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
     writeln!(text, "{what}").unwrap_or_default();
 }
 
+/// What the file is to hold, in the order in which it was put in.
+#[derive(Debug, Default)]
+pub(crate) struct Draft {
+    lines: Vec<Line>,
+}
+
+#[derive(Debug)]
+struct Line {
+    table: &'static str,
+    text: String,
+}
+
+impl Draft {
+    /// Sets the key at `path`.
+    pub(crate) fn set(&mut self, path: &'static str, value: &str) {
+        let (table, key) = parts(path);
+        self.lines.push(Line { table, text: format!("{key} = {}", one_line(value)) });
+    }
+
+    /// Adds a comment on the key at `path`: that it has to be set, or why it is as it is.
+    pub(crate) fn note(&mut self, path: &'static str, comment: &str) {
+        let (table, _) = parts(path);
+        self.lines.push(Line { table, text: commented(comment) });
+    }
+
+    /// The same of a header.
+    pub(crate) fn note_header(&mut self, comment: &str) {
+        self.lines.push(Line { table: HEADERS, text: commented(comment) });
+    }
+
+    /// Adds a header by name; `false` where there is one of that name.
+    pub(crate) fn header(&mut self, name: &str, template: &str) -> bool {
+        self.named(HEADERS, name, template)
+    }
+
+    /// Adds a member of the envelope by name; `false` where there is one of that name.
+    pub(crate) fn member(&mut self, name: &str, template: &str) -> bool {
+        self.named(ENVELOPE, name, template)
+    }
+
+    /// Adds a property of librdkafka by name; `false` where there is one of that name.
+    pub(crate) fn property(&mut self, name: &str, value: &str) -> bool {
+        self.named(KAFKA_PROPERTIES, name, value)
+    }
+
+    fn named(&mut self, table: &'static str, name: &str, value: &str) -> bool {
+        let start = format!("{} = ", one_line(name));
+        if self.lines.iter().any(|line| line.table == table && line.text.starts_with(&start)) {
+            return false;
+        }
+        self.lines.push(Line { table, text: format!("{start}{}", one_line(value)) });
+        true
+    }
+
+    /// The file, with `heading` as its first lines, each a comment.
+    pub(crate) fn toml(&self, heading: &str) -> String {
+        let mut text = heading.lines().map(|line| commented(line) + "\n").collect::<String>();
+        for table in tables() {
+            let lines: Vec<&str> =
+                self.lines.iter().filter(|line| line.table == table).map(|line| line.text.as_str()).collect();
+            if !lines.is_empty() {
+                text.push_str(&format!("\n[{table}]\n{}\n", lines.join("\n")));
+            }
+        }
+        text
+    }
+}
+
+fn parts(path: &'static str) -> (&'static str, &'static str) {
+    path.rsplit_once('.').unwrap_or(("", path))
+}
+
+/// A line of a comment: what could end the line, or hide a part of it, is a blank.
+fn commented(comment: &str) -> String {
+    format!("# {}", comment.replace(char::is_control, " "))
+}
+
+/// A basic string of TOML on one line, good for keys and values: <https://toml.io/en/v1.0.0#string>. It is a string of JSON
+/// without DEL.
+fn one_line(text: &str) -> String {
+    serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007F")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,5 +240,27 @@ mod tests {
         let text = effective(&first, &first.config(false).unwrap());
         let again = Settings::of(&text).unwrap();
         assert_eq!(format!("{:?}", again.outboxes().unwrap()), format!("{:?}", first.outboxes().unwrap()), "{text}");
+    }
+
+    #[test]
+    fn whatever_is_put_in_is_what_the_reader_finds() {
+        let odd = "a \"b\" \\ c\nd\te\u{7f}\u{1} ü ''' \"\"\"";
+        let mut draft = Draft::default();
+        assert!(draft.header(odd, odd) && draft.header("x.y", "{a}") && !draft.header(odd, "again"));
+        draft.set("slot.name", odd);
+        draft.note("kafka.brokers", "brokers = …\nlinger = 1");
+        assert!(draft.property("linger.ms", "5"));
+        let settings = Settings::of(&draft.toml("two\nlines")).unwrap();
+        let headers: Vec<_> = settings
+            .base
+            .model
+            .route
+            .headers
+            .iter()
+            .map(|(name, text)| (name.as_str(), text.as_str().unwrap()))
+            .collect();
+        assert_eq!(headers, [(odd, odd), ("x.y", "{a}")]);
+        assert_eq!(settings.get("slot.name").unwrap().text.expose(), odd);
+        assert_eq!(settings.properties["linger.ms"].text.expose(), "5");
     }
 }
