@@ -746,7 +746,7 @@ impl<S: Sink> Publisher<S> {
         verdict: &Verdict,
     ) -> Result<()> {
         let rows = &self.outboxes.get(id.row.outbox).ok_or_else(no_such_outbox)?.rows;
-        let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts());
+        let (class, cause, attempts) = (verdict.error.kind().class(), verdict.error.cause(), verdict.error.attempts);
         let write_back = rows.on_failed(&id.row, Failure { class, cause: cause.to_owned(), attempts });
         let unsent = InFlight { write_back, ..InFlight::new(event.place, event.committed_at_us, event.xid) };
         let (outbox, row, place) = (rows.outbox.as_str(), Shown::of(id.row.id()), event.place);
@@ -894,7 +894,7 @@ fn limit_attempts(deliveries: &mut [Delivery], ledger: &Ledger<Option<Box<InFlig
         {
             let event = ledger.event(*ticket).and_then(Option::as_deref);
             let max = event.and_then(|event| event.max_attempts);
-            *error = error.clone().within(max);
+            error.max_attempts = max;
         }
     }
 }
