@@ -577,7 +577,8 @@ mod tests {
         };
         let start = reconcile(Some(&stored_at(1, at(300))), &now, &added, Lsn::new(900), &[], false).unwrap();
         assert!(start.notes.iter().any(|note| note.contains("an outbox is new")), "{:?}", start.notes);
-        let halfway = reconcile(Some(&stored_at(1, partly(300, 320))), &now, &added, Lsn::new(900), &[], false).unwrap();
+        let halfway =
+            reconcile(Some(&stored_at(1, partly(300, 320))), &now, &added, Lsn::new(900), &[], false).unwrap();
         assert_eq!(halfway.position, at(300), "an index counts events of all outboxes");
         assert!(halfway.notes.iter().any(|note| note.contains("come again")), "{:?}", halfway.notes);
         let two = Stored { table_oids: vec![12, 99], ..stored_at(1, at(300)) };

@@ -67,7 +67,7 @@ pub struct KafkaSink {
 }
 
 impl KafkaSink {
-    /// Makes the producer. Connects in the background: see [`KafkaSink::connection`] and [`KafkaSink::missing`].
+    /// Makes the producer. Connects in the background.
     ///
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
@@ -157,7 +157,7 @@ impl KafkaSink {
         }
     }
 
-    /// Moves what is to be reported; whether there was anything.
+    /// Appends the deliveries; false where there were none.
     fn take_reports(&mut self, into: &mut Vec<Delivery>) -> bool {
         mem::swap(&mut self.spare, &mut *self.inner.shared.reports());
         let mut any = !self.spare.acked.is_empty() || !self.spare.refused.is_empty();

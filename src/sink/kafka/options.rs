@@ -94,10 +94,6 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The producer's options.
-    ///
-    /// # Errors
-    /// [`Kind::Config`]: see [`check_properties`].
     pub(super) fn producer(config: &KafkaConfig) -> Result<Options> {
         check_properties(&config.properties)?;
         let mut client = ClientConfig::new();

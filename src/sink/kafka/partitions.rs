@@ -67,12 +67,10 @@ impl KeyPartitioner {
         self.expected.store(count.unwrap_or_default(), Ordering::Relaxed);
     }
 
-    /// How many partitions the topic has, if librdkafka has said so.
     pub(super) fn count(&self, topic: &str) -> Option<i32> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
     }
 
-    /// Changes with any count.
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -269,7 +267,6 @@ impl Openings {
         }
     }
 
-    /// The record was sent.
     pub(super) fn sent(&mut self, destination: Destination, ticket: Ticket, partitioner: &KeyPartitioner) {
         let Some(topic) = self.topics.get_mut(destination.topic) else { return };
         // A count that has just changed may have placed it elsewhere.

@@ -186,7 +186,6 @@ pub(crate) struct Redactor {
 }
 
 impl Redactor {
-    /// Knows the secrets among librdkafka properties, by the properties' names.
     pub(crate) fn new(properties: &BTreeMap<String, Secret>) -> Self {
         let is_secret = |name: &str| SECRET_PARTS.iter().any(|part| name.contains(part));
         Redactor::of(properties.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value))
@@ -202,7 +201,6 @@ impl Redactor {
         Redactor { secrets }
     }
 
-    /// `text` without any secret.
     pub(crate) fn clean(&self, text: &str) -> String {
         let mut clean = text.to_owned();
         for secret in &self.secrets {

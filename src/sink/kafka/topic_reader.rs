@@ -42,7 +42,6 @@ const AHEAD_KIB: &str = "8192";
 /// By partition, the offsets to read.
 pub(crate) type Spans = BTreeMap<i32, Range<i64>>;
 
-/// A header's name and value.
 pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
 
 /// One record of a topic.
@@ -77,7 +76,6 @@ impl<'m> Message<'m> {
 /// A topic and its cluster, as the metadata have them.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// Ids of the brokers.
     pub(crate) brokers: Vec<i32>,
     /// Ids of the topic's partitions; none where there is no such topic.
     pub(crate) partitions: Vec<i32>,
@@ -96,9 +94,9 @@ pub(crate) enum Isolation {
 
 /// Reads topics. Up to 8 MiB of records are fetched ahead.
 pub(crate) struct TopicReader {
-    /// There until the reader is dropped.
+    /// Set until the reader is dropped.
     client: Option<BaseConsumer<Listening>>,
-    /// When all of the reading has to be done.
+    /// The time by which all reading has to be done.
     deadline: Option<Instant>,
 }
 
@@ -106,9 +104,6 @@ impl TopicReader {
     /// Makes a reader, which is in no group, commits nothing and creates no topic. `options` are those of
     /// [`Options::reader`]. Without a `deadline`, a question to the brokers may take 15 s, and reading gives up after 30 s
     /// of silence.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] where no client can be made.
     pub(crate) fn open(mut options: Options, isolation: Isolation, deadline: Option<Instant>) -> Result<TopicReader> {
         let level = match isolation {
             Isolation::ReadCommitted => "read_committed",
@@ -130,9 +125,6 @@ impl TopicReader {
     }
 
     /// The topic's partitions and replicas, and the brokers. Does not create the topic.
-    ///
-    /// # Errors
-    /// [`Kind::KafkaUnreachable`], [`Kind::KafkaRefused`] and [`Kind::TopicRefused`].
     pub(crate) fn layout(&self, topic: &str) -> Result<Layout> {
         use RDKafkaErrorCode as Code;
         let asked = self.client()?.fetch_metadata(Some(topic), self.time_left(topic, ASK_TIMEOUT)?);
