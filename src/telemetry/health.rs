@@ -159,20 +159,17 @@ impl Health {
 
 /// What the relay writes and the HTTP server reads. Clones share it; no call blocks for long.
 #[derive(Debug, Clone)]
-pub struct HealthHandle {
-    ready_within: Duration,
-    shared: Arc<Mutex<Health>>,
-}
+pub struct HealthHandle(Arc<Mutex<Health>>);
 
 impl HealthHandle {
     /// Nothing is known yet: not ready.
     pub fn new(ready_within: Duration) -> Self {
-        HealthHandle { ready_within, shared: Arc::new(Mutex::new(Health { ready_within, ..Health::default() })) }
+        HealthHandle(Arc::new(Mutex::new(Health { ready_within, ..Health::default() })))
     }
 
     /// How often the relay has to report at least, so that it does not pass for silent.
     pub fn report_every(&self) -> Duration {
-        self.ready_within / 3
+        self.health().ready_within / 3
     }
 
     /// One turn of the relay's loop: whether events are in flight or wait to be sent, and whether anything was acked or
@@ -235,7 +232,7 @@ impl HealthHandle {
 
     fn health(&self) -> MutexGuard<'_, Health> {
         // A panic elsewhere leaves at worst one of several assignments undone, and the next report does it again.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
