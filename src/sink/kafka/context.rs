@@ -10,7 +10,7 @@ use std::time::Duration;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
+use rdkafka::message::{Headers as _, Message as _};
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tokio::sync::{Notify, oneshot};
 
@@ -222,9 +222,11 @@ impl ProducerContext<KeyPartitioner> for Context {
             Ok(message) => (Some(UNKNOWN_OFFSET), message),
             Err((error, message)) => (Some(code(error)), message),
         };
+        let record_bytes = message.payload_len() + message.key_len();
         if opaque & AWAITED != 0 {
             // The record's partition is one that was seen.
-            let error = code.map(|code| faults::explain(faults::of_known(code), subject(message)));
+            let subject = || Subject::of_record(message.topic(), message.partition(), record_bytes);
+            let error = code.map(|code| faults::explain(faults::of_known(code), subject()));
             if let Some(sender) = self.shared.awaited().remove(&opaque) {
                 // The sender of the record may have gone; the record is where it is.
                 sender.send(error.map_or(Ok(()), Err)).ok();
@@ -241,7 +243,7 @@ impl ProducerContext<KeyPartitioner> for Context {
                 code: faults::of_record(self.shared.denied.reason(message.topic(), code), opaque & CHOSEN != 0),
                 topic: message.topic().to_owned(),
                 partition: message.partition(),
-                record_bytes: message.payload_len() + message.key_len(),
+                record_bytes,
                 label: id.and_then(|header| self.label(header.key, header.value)),
             };
             if self.is_apart && faults::kind(failure.code).disposition() == Disposition::GiveUp {
@@ -308,11 +310,6 @@ fn refuses_connection(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     let of_sasl = [Code::SaslAuthenticationFailed, Code::UnsupportedSASLMechanism, Code::IllegalSASLState];
     code == Code::Authentication || code == Code::SSL || of_sasl.contains(&code)
-}
-
-fn subject<'a>(message: &'a BorrowedMessage<'_>) -> Subject<'a> {
-    let record_bytes = Some(message.payload_len() + message.key_len());
-    Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes, ..Subject::default() }
 }
 
 /// Writes a line of librdkafka's log to ours, with secrets taken out. An error of librdkafka is a warning here, because

@@ -18,6 +18,13 @@ pub(crate) struct Subject<'a> {
     pub(crate) transactional_id: Option<&'a str>,
 }
 
+impl<'a> Subject<'a> {
+    pub(crate) fn of_record(topic: &'a str, partition: i32, record_bytes: usize) -> Subject<'a> {
+        let (topic, partition, record_bytes) = (Some(topic), Some(partition), Some(record_bytes));
+        Subject { topic, partition, record_bytes, ..Subject::default() }
+    }
+}
+
 /// Codes that mean the same to an operator. [`explain`] fills in `{or_another}`, `{topic}` and `{transactional_id}`.
 struct Fault {
     codes: &'static [RDKafkaErrorCode],
@@ -353,12 +360,7 @@ mod tests {
 
     #[test]
     fn an_error_names_topic_partition_size_and_what_to_do() {
-        let subject = Subject {
-            topic: Some("outbox.event.order"),
-            partition: Some(3),
-            record_bytes: Some(2_000_000),
-            ..Subject::default()
-        };
+        let subject = Subject::of_record("outbox.event.order", 3, 2_000_000);
         let error = explain(MessageSizeTooLarge, subject);
         assert!(error.cause().contains("(topic outbox.event.order, partition 3, 2000000 bytes)"), "{error}");
         assert!(error.what_to_do().unwrap().contains("max.message.bytes of topic outbox.event.order"));

@@ -214,13 +214,8 @@ impl KafkaSink {
     }
 
     fn explain(&self, failure: &Failure, alone: bool) -> Error {
-        let subject = Subject {
-            topic: Some(&failure.topic),
-            partition: Some(failure.partition),
-            record_bytes: Some(failure.record_bytes),
-            alone,
-            ..Subject::default()
-        };
+        let of = Subject::of_record(&failure.topic, failure.partition, failure.record_bytes);
+        let subject = Subject { alone, ..of };
         let error = faults::explain(failure.code, subject);
         let is_plain = error.kind().halts() || error.kind() == Kind::TopicRefused;
         let error = if is_plain { error } else { self.inner.fatal(subject).unwrap_or(error) };

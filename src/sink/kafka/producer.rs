@@ -495,9 +495,7 @@ impl Producer {
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
             return Ok(None);
         }
-        let record_bytes = Some(key.len() + value.len());
-        let subject = Subject { topic: Some(topic), partition: Some(partition), record_bytes, ..Subject::default() };
-        Err(inner.refusal(&error, subject))
+        Err(inner.refusal(&error, Subject::of_record(topic, partition, key.len() + value.len())))
     }
 
     /// The producer, unless it was closed.
