@@ -4,10 +4,11 @@
 //! the one table from kind to consequence, exhaustive on purpose: a new kind cannot forget to choose.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 
 use crate::position::Lsn;
 
-/// What becomes of the relay.
+/// The consequence of an error for the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
     /// It heals by itself, or somebody is already at it: try again with back-off, for as long as it takes.
@@ -71,7 +72,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What becomes of the relay.
+    /// The consequence for the relay.
     pub const fn disposition(self) -> Disposition {
         match self {
             Kind::PostgresUnreachable | Kind::SlotActive | Kind::KafkaUnreachable => Disposition::Retry,
@@ -333,8 +334,9 @@ impl fmt::Display for NextCommand {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Fields>);
 
+/// The fields of an [`Error`]. The public ones are for the relay alone: nothing shows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Fields {
+pub struct Fields {
     kind: Kind,
     /// Where it happened, or what was being done.
     subject: Option<String>,
@@ -342,9 +344,12 @@ struct Fields {
     cause: String,
     remedy: Option<Remedy>,
     topic: Option<String>,
-    attempts: u32,
-    max_attempts: Option<u32>,
-    record_bytes: Option<usize>,
+    /// How often the topic was tried by now.
+    pub attempts: u32,
+    /// How often the event may be tried, where the event says so itself.
+    pub max_attempts: Option<u32>,
+    /// The size of a record that was refused for its size, or was sent with one that was.
+    pub record_bytes: Option<usize>,
 }
 
 /// The result of anything an operator can be told about.
@@ -366,24 +371,24 @@ impl Error {
         }))
     }
 
-    /// What the operator can do.
+    /// Replaces the remedy.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<Remedy>) -> Self {
-        self.0.remedy = Some(remedy.into());
+        self.remedy = Some(remedy.into());
         self
     }
 
-    /// The same with `remedy` where it has none of its own.
+    /// Adds `remedy` unless there is one.
     #[must_use]
     pub fn or_remedy(mut self, remedy: impl Into<Remedy>) -> Self {
-        self.0.remedy.get_or_insert_with(|| remedy.into());
+        self.remedy.get_or_insert_with(|| remedy.into());
         self
     }
 
-    /// The same with each command of its remedy, or of its kind's, as `complete` makes it.
+    /// Replaces each command in the remedy of the error, or of its kind, by `complete` of it.
     #[must_use]
     pub fn with_commands(mut self, complete: impl Fn(NextCommand) -> NextCommand) -> Self {
-        self.0.remedy = self.0.remedy.take().or_else(|| self.0.kind.remedy()).map(|Remedy(parts)| {
+        self.remedy = self.remedy.take().or_else(|| self.kind.remedy()).map(|Remedy(parts)| {
             let completed = parts.into_iter().map(|part| match part {
                 Part::Command(command) => Part::Command(complete(command)),
                 Part::Text(text) => Part::Text(text),
@@ -393,105 +398,69 @@ impl Error {
         self
     }
 
-    /// The same, of another kind.
+    /// Replaces the kind and keeps the remedy of the former kind.
     #[must_use]
     pub fn with_kind(mut self, kind: Kind) -> Self {
-        self.0.remedy = self.any_remedy();
-        self.0.kind = kind;
+        self.remedy = self.any_remedy();
+        self.kind = kind;
         self
     }
 
-    /// Says where it happened, or what was being done; in front of what was said of that so far.
+    /// Says where it happened, or what was being done, in front of the subject so far.
     #[must_use]
     pub fn about(mut self, subject: impl fmt::Display) -> Self {
-        self.0.subject = Some(match &self.0.subject {
+        self.subject = Some(match &self.subject {
             Some(inner) => format!("{subject}: {inner}"),
             None => subject.to_string(),
         });
         self
     }
 
-    /// Says why it happened, behind what happened.
+    /// Adds the reason behind the cause.
     #[must_use]
     pub fn because(mut self, reason: impl fmt::Display) -> Self {
-        self.0.cause = format!("{}: {reason}", self.0.cause);
+        self.cause = format!("{}: {reason}", self.cause);
         self
     }
 
-    /// Says which row it happened to; `row` is fit to be shown. A row that is known stays.
+    /// Names the row, unless it is known; `row` is fit to be shown.
     #[must_use]
     pub fn of_row(mut self, row: impl fmt::Display) -> Self {
-        self.0.row.get_or_insert_with(|| row.to_string());
+        self.row.get_or_insert_with(|| row.to_string());
         self
     }
 
-    /// Says which event it happened to, where only its place is known.
+    /// Names the event of which only the place is known.
     #[must_use]
     pub fn of_event(self, commit_lsn: Lsn, index: u64) -> Self {
         self.about(format_args!("event at index {index} of the transaction at {commit_lsn}"))
     }
 
-    /// The topic that refuses records.
+    /// Names the topic that refuses records.
     #[must_use]
     pub fn of_topic(mut self, topic: &str) -> Self {
-        self.0.topic = Some(topic.to_owned());
+        self.topic = Some(topic.to_owned());
         self
     }
 
-    /// The topic that refuses records, where that is what happened.
+    /// The topic that refuses records, if one does.
     pub fn topic(&self) -> Option<&str> {
-        self.0.topic.as_deref()
+        self.topic.as_deref()
     }
 
-    /// How often that was tried by now.
-    #[must_use]
-    pub fn after(mut self, attempts: u32) -> Self {
-        self.0.attempts = attempts;
-        self
-    }
-
-    /// How often the event it happened to may be tried, where that says so itself.
-    #[must_use]
-    pub fn within(mut self, max_attempts: Option<u32>) -> Self {
-        self.0.max_attempts = max_attempts;
-        self
-    }
-
-    /// The record was refused for its size, this, or what it was sent with for theirs.
-    #[must_use]
-    pub fn of_bytes(mut self, record_bytes: usize) -> Self {
-        self.0.record_bytes = Some(record_bytes);
-        self
-    }
-
-    /// See [`Error::of_bytes`].
-    pub fn record_bytes(&self) -> Option<usize> {
-        self.0.record_bytes
-    }
-
-    /// See [`Error::after`].
-    pub fn attempts(&self) -> u32 {
-        self.0.attempts
-    }
-
-    /// See [`Error::within`].
-    pub fn max_attempts(&self) -> Option<u32> {
-        self.0.max_attempts
-    }
-
-    /// What kind it is.
+    /// See [`Kind`].
     pub fn kind(&self) -> Kind {
-        self.0.kind
+        self.kind
     }
 
-    /// What happened, in one line, without the row and the place it happened to.
+    /// What happened, in one line, without row and subject.
     pub fn cause(&self) -> &str {
-        &self.0.cause
+        &self.cause
     }
 
     /// What to do, where a person can do something: always where one has to.
     pub fn any_remedy(&self) -> Option<Remedy> {
-        self.0.remedy.clone().or_else(|| self.0.kind.remedy().filter(|_| self.0.kind.halts()))
+        self.remedy.clone().or_else(|| self.kind.remedy().filter(|_| self.kind.halts()))
     }
 
     /// [`Error::any_remedy`], as text.
@@ -500,15 +469,29 @@ impl Error {
     }
 }
 
+impl Deref for Error {
+    type Target = Fields;
+
+    fn deref(&self) -> &Fields {
+        &self.0
+    }
+}
+
+impl DerefMut for Error {
+    fn deref_mut(&mut self) -> &mut Fields {
+        &mut self.0
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(subject) = &self.0.subject {
+        if let Some(subject) = &self.subject {
             write!(f, "{subject}: ")?;
         }
-        if let Some(row) = &self.0.row {
+        if let Some(row) = &self.row {
             write!(f, "row {row}: ")?;
         }
-        f.write_str(&self.0.cause)
+        f.write_str(&self.cause)
     }
 }
 

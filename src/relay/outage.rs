@@ -100,7 +100,7 @@ impl Outage {
         let in_vain = quarantine.in_vain();
         let is_batch = std::mem::replace(&mut self.in_vain, in_vain) < in_vain;
         let is_record = error.kind() == Kind::RecordTooLarge;
-        let record_bytes = error.record_bytes().filter(|_| is_record).or_else(|| is_batch.then_some(0));
+        let record_bytes = error.record_bytes.filter(|_| is_record).or_else(|| is_batch.then_some(0));
         if let Some(bytes) = record_bytes.and_then(|record_bytes| self.batches.refused(record_bytes)) {
             config.kafka.properties.insert(BATCH_SIZE.to_owned(), Secret::new(bytes.to_string()));
             tracing::warn!(
@@ -178,7 +178,7 @@ fn refused_by(
     let (slot, delivery) = (&config.source.slot, &config.delivery);
     // There is nothing else to be done with a dead letter.
     let is_of_letters = delivery.on_error == OnError::DeadLetter && topic == delivery.dead_letter_topic;
-    let max_attempts = if is_of_letters { Some(u32::MAX) } else { error.max_attempts() };
+    let max_attempts = if is_of_letters { Some(u32::MAX) } else { error.max_attempts };
     let retry = delivery.retry.within(max_attempts);
     let (tries, wait) = quarantine.topics.refused(topic, &retry, Instant::now(), fastrand::f64());
     let wait_ms = wait.map(|wait| wait.as_millis());

@@ -684,7 +684,7 @@ impl<S: Sink> Publisher<S> {
     #[cold]
     fn give_up(&mut self, mut event: InFlight, record: OwnedRecord, verdict: &Verdict) -> Result<()> {
         let Some(id) = event.id.take() else { return Err(verdict.error.clone()) };
-        let (class, attempts) = (verdict.error.kind().class(), verdict.error.attempts());
+        let (class, attempts) = (verdict.error.kind().class(), verdict.error.attempts);
         let failure = Failure { class, cause: verdict.error.cause().to_owned(), attempts };
         if let Some(parked) = event.parks.take() {
             self.quarantine.forget(&id);
@@ -796,7 +796,7 @@ fn limit_attempts(deliveries: &mut [Delivery], ledger: &Ledger<Option<Box<InFlig
         {
             let event = ledger.event(*ticket).and_then(Option::as_deref);
             let max = event.and_then(|event| event.max_attempts);
-            *error = error.clone().within(max);
+            error.max_attempts = max;
         }
     }
 }

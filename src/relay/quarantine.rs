@@ -343,9 +343,10 @@ impl Topics {
     }
 
     /// The next event for `topic` is given up for this reason, and so are all others for so long from then on.
-    pub fn give_up(&mut self, topic: &str, error: Error, lasting: Duration) {
+    pub fn give_up(&mut self, topic: &str, mut error: Error, lasting: Duration) {
         let tries = self.refusing.get(topic).map_or(1, |of| of.tries);
-        self.note(topic, GivenUp { error: error.after(tries), spell: Window::For(lasting) });
+        error.attempts = tries;
+        self.note(topic, GivenUp { error, spell: Window::For(lasting) });
     }
 
     /// The next event for `topic` is given up for this reason; the table of parked events says what becomes of others.
@@ -371,7 +372,7 @@ impl Topics {
             Window::For(_) => false,
             Window::Until(until) => now >= *until,
         };
-        if is_over || !suffices(error.attempts()) {
+        if is_over || !suffices(error.attempts) {
             self.given_up.remove(topic);
             return None;
         }

@@ -1,23 +1,18 @@
-//! Where records go: what a sink is, and those there are.
-//!
-//! The relay knows [`Sink`] and [`AnySink`]. Another bus is a folder beside `kafka` and a variant here.
+//! The sinks. The relay knows [`Sink`] and [`AnySink`]; another bus is a folder beside `kafka` and a variant here.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-pub mod kafka;
-mod null;
-mod partitioning;
+pub(crate) mod kafka;
 mod stdout;
 
 pub use kafka::KafkaSink;
 pub use kafka::options::Transactional;
+pub(crate) use kafka::partitions::{hash, partition};
 pub use kafka::producer::Producer;
-pub use kafka::tail::RECORDS_MAX as READ_BACK_RECORDS_MAX;
-pub use null::NullSink;
-pub(crate) use partitioning::{hash, partition};
+pub(crate) use kafka::topic_reader::RECORDS_MAX as READ_BACK_RECORDS_MAX;
 pub use stdout::StdoutSink;
 
 use crate::config::{Config, SinkKind};
@@ -25,14 +20,14 @@ use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
 use crate::route::Record;
 
-/// What a record with two headers costs in memory beside its own bytes until it is acked: librdkafka's message and list of
-/// headers with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured.
-pub const RECORD_COST_BYTES: usize = 512;
+/// Memory for a record with two headers beside its own bytes until it is acked: librdkafka's message and list of headers
+/// with what its allocator adds, and a ticket. From `rd_kafka_msg_t` and `rd_kafka_header_t`, and as measured.
+pub(crate) const RECORD_COST_BYTES: usize = 512;
 
-/// Topics of Kafka's own. To a transaction the brokers deny them like those one has no right to.
+/// Kafka's own topics, which take no records from anybody. The brokers deny them to a transaction like topics without a
+/// right.
 const INTERNAL_TOPICS: [&str; 3] = ["__consumer_offsets", "__transaction_state", "__share_group_state"];
 
-/// Whether it is one of Kafka's own, which take no records from anybody.
 pub(crate) fn is_internal(topic: &str) -> bool {
     INTERNAL_TOPICS.contains(&topic)
 }
@@ -55,7 +50,7 @@ pub enum Connection {
     Refused(Error),
 }
 
-/// What became of one record.
+/// The result for one record.
 #[derive(Debug)]
 pub enum Delivery {
     /// The broker has it, as durably as `acks=all` makes it.
@@ -111,9 +106,7 @@ pub enum AnySink {
     Null(NullSink),
 }
 
-/// What the relay asks of a sink beside records: to be kept apart from the sink, which one task owns. Cheap to clone.
-///
-/// A handle does not keep the sink alive.
+/// A handle on a sink, which one task owns. Cheap to clone; does not keep the sink alive.
 #[derive(Debug, Clone)]
 pub enum SinkHandle {
     /// Kafka's producer.
@@ -124,9 +117,6 @@ pub enum SinkHandle {
 
 impl AnySink {
     /// Makes the sink. Connects in the background.
-    ///
-    /// # Errors
-    /// Those of [`KafkaSink::connect`].
     pub fn connect(config: &Config) -> Result<AnySink> {
         Ok(match config.sink {
             SinkKind::Kafka => AnySink::from(KafkaSink::connect(&config.kafka)?),
@@ -136,10 +126,7 @@ impl AnySink {
     }
 
     /// The same for asking on behalf of another: it does not log what it finds.
-    ///
-    /// # Errors
-    /// Those of [`KafkaSink::for_asking`].
-    pub fn for_asking(config: &Config) -> Result<AnySink> {
+    pub(crate) fn for_asking(config: &Config) -> Result<AnySink> {
         match config.sink {
             SinkKind::Kafka => Ok(AnySink::from(KafkaSink::for_asking(&config.kafka)?)),
             SinkKind::Stdout | SinkKind::Null => AnySink::connect(config),
@@ -149,33 +136,27 @@ impl AnySink {
     /// Makes a sink that writes in transactions, where no older one of this id can write any more.
     ///
     /// # Errors
-    /// Those of [`KafkaSink::transactional`]; [`Kind::Bug`] where the bus has no transactions: the configuration allows
-    /// none there.
-    pub async fn transactional(config: &Config, of: &Transactional) -> Result<AnySink> {
+    /// Those of [`KafkaSink::transactional`]; [`Kind::Bug`] where the bus has no transactions.
+    pub(crate) async fn transactional(config: &Config, of: &Transactional) -> Result<AnySink> {
         match config.sink {
             SinkKind::Kafka => Ok(AnySink::from(KafkaSink::transactional(&config.kafka, of).await?)),
             SinkKind::Stdout | SinkKind::Null => Err(Error::new(Kind::Bug, "transactions without Kafka")),
         }
     }
 
-    /// The handle on this sink.
-    pub fn handle(&self) -> SinkHandle {
+    pub(crate) fn handle(&self) -> SinkHandle {
         match self {
             AnySink::Kafka(sink) => SinkHandle::Kafka(sink.producer()),
             AnySink::Stdout(_) | AnySink::Null(_) => SinkHandle::Local,
         }
     }
 
-    /// Whether the bus answers.
-    pub fn is_up(&self) -> bool {
-        match self {
-            AnySink::Kafka(sink) => sink.connection() == Connection::Up,
-            AnySink::Stdout(_) | AnySink::Null(_) => true,
-        }
+    pub(crate) fn is_up(&self) -> bool {
+        *self.watch_connection().borrow() == Connection::Up
     }
 
-    /// The same, to be woken at each change.
-    pub fn watch_connection(&self) -> watch::Receiver<Connection> {
+    /// Whether the bus answers, to be woken at each change.
+    pub(crate) fn watch_connection(&self) -> watch::Receiver<Connection> {
         match self {
             AnySink::Kafka(sink) => sink.watch_connection(),
             AnySink::Stdout(_) | AnySink::Null(_) => watch::channel(Connection::Up).1,
@@ -183,10 +164,7 @@ impl AnySink {
     }
 
     /// Asks which of `topics` are not there. Creates none.
-    ///
-    /// # Errors
-    /// Those of [`KafkaSink::missing`].
-    pub async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
+    pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         match self {
             AnySink::Kafka(sink) => sink.missing(topics, timeout).await,
             AnySink::Stdout(_) | AnySink::Null(_) => Ok(Vec::new()),
@@ -194,7 +172,7 @@ impl AnySink {
     }
 
     /// Gives up what was not acked and frees the sink. Dropping does the same without waiting for the end.
-    pub async fn close(self) {
+    pub(crate) async fn close(self) {
         match self {
             AnySink::Kafka(sink) => sink.close().await,
             AnySink::Stdout(_) | AnySink::Null(_) => {}
@@ -202,11 +180,8 @@ impl AnySink {
     }
 }
 
-/// Shows `take` the newest records of `topic`; see [`kafka::tail::read_back`]. Blocks.
-///
-/// # Errors
-/// Those of [`kafka::tail::read_back`].
-pub fn read_back(
+/// Shows `take` the newest records of `topic`; see [`kafka::topic_reader::read_back`]. Blocks.
+pub(crate) fn read_back(
     config: &Config,
     topic: &str,
     deadline: Instant,
@@ -214,7 +189,8 @@ pub fn read_back(
 ) -> Result<()> {
     match config.sink {
         SinkKind::Kafka => {
-            kafka::tail::read_back(kafka::options::Options::reader(&config.kafka)?, topic, deadline, take)
+            let options = kafka::options::Options::reader(&config.kafka)?;
+            kafka::topic_reader::read_back(options, topic, deadline, take)
         }
         SinkKind::Stdout | SinkKind::Null => Ok(()),
     }
@@ -255,7 +231,7 @@ impl Sink for AnySink {
 
 impl SinkHandle {
     /// Gives up everything that was not acked, and says how many records that was; none where there were none.
-    pub fn give_up(&self) -> Option<usize> {
+    pub(crate) fn give_up(&self) -> Option<usize> {
         match self {
             SinkHandle::Kafka(producer) => producer.give_up(),
             SinkHandle::Local => None,
@@ -263,7 +239,7 @@ impl SinkHandle {
     }
 
     /// Waits until the bus has refused us for some seconds on end, and says why.
-    pub async fn unusable(&self) -> Error {
+    pub(crate) async fn unusable(&self) -> Error {
         match self {
             SinkHandle::Kafka(producer) => producer.unusable().await,
             SinkHandle::Local => std::future::pending().await,
@@ -271,13 +247,30 @@ impl SinkHandle {
     }
 
     /// The producer, for a position that is kept in Kafka.
-    ///
-    /// # Errors
-    /// [`Kind::Bug`]: this is no sink of Kafka's, and the configuration allows no position there.
-    pub fn kafka(self) -> Result<Producer> {
+    pub(crate) fn kafka(self) -> Result<Producer> {
         match self {
             SinkHandle::Kafka(producer) => Ok(producer),
             SinkHandle::Local => Err(Error::new(Kind::Bug, "a position in Kafka, and events elsewhere")),
         }
+    }
+}
+
+/// Keeps nothing and acks each record as it comes: to measure the path before the bus.
+#[derive(Debug, Default)]
+pub struct NullSink {
+    taken: Vec<Ticket>,
+}
+
+impl Sink for NullSink {
+    fn enqueue(&mut self, _: &Record<'_>, ticket: Ticket) -> Result<(), EnqueueError> {
+        self.taken.push(ticket);
+        Ok(())
+    }
+
+    async fn deliveries(&mut self, into: &mut Vec<Delivery>) {
+        if self.taken.is_empty() {
+            std::future::pending().await
+        }
+        into.extend(self.taken.drain(..).map(Delivery::Acked));
     }
 }

@@ -10,12 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::config::{KafkaConfig, StateConfig};
 use crate::error::{Error, Kind, Result};
 use crate::sink::Producer;
-use crate::sink::kafka::admin::TopicAdmin;
 use crate::sink::kafka::options::Options;
-use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicReader};
+use crate::sink::kafka::topic_reader::{Isolation, Layout, TopicAdmin, TopicReader};
 use crate::state::Stored;
 
-/// The partition; the topic has no other.
+/// The only partition of the topic.
 const PARTITION: i32 = 0;
 
 /// Keeps one [`Stored`] in a Kafka topic. With a transactional producer, a store commits the records that were sent before.
@@ -27,14 +26,13 @@ pub(crate) struct KafkaStore {
 }
 
 impl KafkaStore {
-    /// Looks at the topic and creates it where it is missing.
+    /// Looks at the topic and creates it where it is missing. May take up to half a minute. Nothing is retried.
     ///
-    /// Needs the right to describe and read it, and to create topics only where it is missing. May take up to half a
-    /// minute. Nothing is retried.
+    /// Needs the right to describe and read the topic, and to create topics only where it is missing.
     ///
     /// # Errors
-    /// [`Kind::KafkaUnreachable`]; [`Kind::KafkaRefused`] where the topic is not fit to keep a position or cannot be
-    /// created, with the command that helps; [`Kind::Config`] for properties librdkafka cannot work with.
+    /// [`Kind::KafkaRefused`] where the topic is not fit to keep a position or cannot be created, with the command that
+    /// helps.
     pub(crate) async fn open(config: &KafkaConfig, state: &StateConfig, producer: Producer) -> Result<KafkaStore> {
         let options = Options::reader(config)?;
         let name = state.topic.clone();
@@ -42,7 +40,6 @@ impl KafkaStore {
         Ok(KafkaStore { config: config.clone(), topic: state.topic.clone(), key: state.key.clone(), producer })
     }
 
-    /// The newest stored value, if there is one.
     pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
         let options = Options::reader(&self.config)?;
         let (topic, key) = (self.topic.clone(), self.key.clone());
@@ -63,18 +60,21 @@ impl KafkaStore {
 
 /// The newest record of this key, for those who have no producer; none where there is no topic. Creates nothing.
 pub(super) async fn load(config: &KafkaConfig, state: &StateConfig) -> Result<Option<Stored>> {
-    let (asking, reading) = (Options::reader(config)?, Options::reader(config)?);
+    let options = Options::reader(config)?;
     let (topic, key) = (state.topic.clone(), state.key.clone());
-    let read = tokio::task::spawn_blocking(move || match exists(asking, &topic)? {
-        true => newest(reading, &topic, key.as_bytes()),
-        false => Ok(None),
+    let read = tokio::task::spawn_blocking(move || {
+        let reader = TopicReader::open(options.clone(), Isolation::ReadCommitted, None)?;
+        match look(&reader, &topic)?.partitions.is_empty() {
+            true => Ok(None),
+            false => newest(options, &topic, key.as_bytes()),
+        }
     });
     let value = read.await.map_err(|error| Error::new(Kind::Bug, error))??;
     value.map(|value| decode(&value, &state.topic, &state.key)).transpose()
 }
 
-/// Runs what blocks off the runtime. Where Kafka refuses us meanwhile, that is the better explanation; the work then
-/// ends by its own deadline.
+/// Runs `work`, which blocks, off the runtime. Where Kafka refuses us meanwhile, that is the better explanation; the work
+/// then ends by its own deadline.
 async fn blocking<T: Send + 'static>(
     producer: &Producer,
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -119,12 +119,6 @@ fn create_missing(admin: &TopicAdmin, reader: &TopicReader, topic: &str) -> Resu
         seen = look(reader, topic)?;
     }
     verify(admin, topic, &seen)
-}
-
-/// Whether there is such a topic.
-fn exists(options: Options, topic: &str) -> Result<bool> {
-    let reader = TopicReader::open(options, Isolation::ReadCommitted, None)?;
-    Ok(!look(&reader, topic)?.partitions.is_empty())
 }
 
 fn look(reader: &TopicReader, topic: &str) -> Result<Layout> {
@@ -361,21 +355,15 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_layout_is_refused_even_if_it_would_parse() {
+    fn the_first_layout_with_its_one_table_is_read_and_a_newer_one_is_refused_even_if_it_would_parse() {
         let value = String::from_utf8(encode(&stored(1)).unwrap()).unwrap();
-        let newer = value.replace("\"version\":3", "\"version\":4");
-        let error = decode(newer.as_bytes(), "t", "k").unwrap_err();
-        assert_eq!(error.kind(), Kind::KafkaRefused);
-        assert!(error.cause().contains("layout 4"), "{error}");
-    }
-
-    #[test]
-    fn the_first_layout_with_its_one_table_is_read() {
-        let value = String::from_utf8(encode(&stored(1)).unwrap()).unwrap();
-        let first =
-            value.replace("\"version\":3", "\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
+        let of = |version: &str| value.replace("\"version\":3", version);
+        let first = of("\"version\":1").replace("\"table_oids\":[16390]", "\"table_oid\":16390");
         assert_ne!(first, value);
         assert_eq!(decode(first.as_bytes(), "t", "k"), Ok(stored(1)));
+        let error = decode(of("\"version\":4").as_bytes(), "t", "k").unwrap_err();
+        assert_eq!(error.kind(), Kind::KafkaRefused);
+        assert!(error.cause().contains("layout 4"), "{error}");
     }
 
     const TOPIC: &str = "walrelay.state";
@@ -425,16 +413,6 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_follows_a_damaged_record_heals_it() {
-        let lab = lab(1);
-        let mut store = open(&lab, "orders").await.unwrap();
-        lab.sink.producer().deliver(TOPIC, PARTITION, b"orders", b"damaged").await.unwrap();
-        assert_eq!(store.load().await.unwrap_err().kind(), Kind::KafkaRefused);
-        store.store(&stored(7)).await.unwrap();
-        assert_eq!(store.load().await, Ok(Some(stored(7))));
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
     async fn a_topic_with_more_than_one_partition_keeps_no_position() {
         let lab = lab(2);
         let error = open(&lab, "orders").await.err().unwrap();
@@ -444,14 +422,17 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_tombstone_forgets_the_position() {
+    async fn a_damaged_record_is_an_error_until_the_next_store_and_a_tombstone_forgets_the_position() {
         let lab = lab(1);
         let mut store = open(&lab, "orders").await.unwrap();
+        lab.sink.producer().deliver(TOPIC, PARTITION, b"orders", b"damaged").await.unwrap();
+        assert_eq!(store.load().await.unwrap_err().kind(), Kind::KafkaRefused);
         store.store(&stored(7)).await.unwrap();
+        assert_eq!(store.load().await, Ok(Some(stored(7))));
         let producer: BaseProducer =
             ClientConfig::new().set("bootstrap.servers", &lab.config.brokers).create().unwrap();
         producer.send(BaseRecord::<[u8], [u8]>::to(TOPIC).partition(PARTITION).key(b"orders")).unwrap();
-        producer.flush(std::time::Duration::from_secs(30)).unwrap();
+        producer.flush(Duration::from_secs(30)).unwrap();
         assert_eq!(store.load().await, Ok(None));
     }
 }

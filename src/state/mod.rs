@@ -28,7 +28,7 @@ pub struct Stored {
     #[serde(flatten)]
     pub server: ServerIdentity,
     pub slot: String,
-    /// Up to where everything was delivered.
+    /// Everything up to here was delivered.
     pub position: Position,
     /// OID of the publication, to notice one recreated while the relay was away.
     pub publication_oid: u32,
@@ -55,7 +55,6 @@ pub struct Stored {
 /// Rows that have to be read from the table before the slot is streamed, and how far that has come.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CatchUp {
-    /// Which.
     pub rows: Rows,
     /// Transactions beyond this snapshot are the slot's. None: the slot was not made yet.
     pub until: Option<Snapshot>,
@@ -78,25 +77,21 @@ impl Stored {
 }
 
 impl CatchUp {
-    /// These rows, from the first on.
     pub fn new(rows: Rows, until: Option<Snapshot>) -> CatchUp {
         CatchUp { rows, until, table_oid: 0, order: None, after: None }
     }
 }
 
-/// Which rows of the tables are to be read.
+/// The rows of the tables that are to be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rows {
-    /// All: nothing was published before.
     All,
-    /// None: what is there does not matter.
     None,
-    /// Those that are pending.
     Pending,
-    /// Those of this time or later.
+    /// Rows of this time or later.
     Since(String),
-    /// Those that `published` does not have.
+    /// Rows that `published` does not have.
     Unpublished,
 }
 

@@ -32,16 +32,12 @@ pub(crate) struct PostgresStore {
 }
 
 impl PostgresStore {
-    /// Opens the store, and creates the table where it is missing and we may.
-    ///
-    /// # Errors
-    /// [`Kind::PostgresRefused`] with the SQL for a role that may; [`Kind::PostgresUnreachable`].
+    /// Opens the store, and creates the table where it is missing and the role may.
     pub(crate) async fn open(control: Control, key: impl Into<String>) -> Result<PostgresStore> {
         control.ask(|session| async move { POSITIONS.prepare(session.client()).await }).await?;
         Ok(PostgresStore { control, key: key.into() })
     }
 
-    /// The newest stored value, if there is one.
     pub(crate) async fn load(&mut self) -> Result<Option<Stored>> {
         let key = self.key.clone();
         let text = self.control.ask(|session| async move { text(session.client(), &key).await }).await?;
@@ -86,16 +82,12 @@ async fn store(client: &Client, key: &str, value: &str) -> Result<(), QueryError
 
 /// A trigger or rule can drop a row without an error: the position would not be stored.
 fn written(rows: u64) -> Result<(), QueryError> {
-    match rows {
-        1 => Ok(()),
-        _ => Err(QueryError::refused(
-            Error::new(
-                Kind::PostgresUnfit,
-                format!("while storing the position: {rows} rows were written instead of 1"),
-            )
-            .remedy("remove the triggers and rules of table walrelay.position"),
-        )),
+    if rows == 1 {
+        return Ok(());
     }
+    let cause = format!("while storing the position: {rows} rows were written instead of 1");
+    let remedy = "remove the triggers and rules of table walrelay.position";
+    Err(QueryError::refused(Error::new(Kind::PostgresUnfit, cause).remedy(remedy)))
 }
 
 fn read(key: &str, text: &str) -> Result<Stored> {

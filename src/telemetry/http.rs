@@ -1,4 +1,4 @@
-//! Metrics and health over HTTP: four pages, read-only, no configuration and no names of rows on any of them.
+//! Metrics and health over HTTP: three pages, read-only, no configuration and no names of rows on any of them.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,7 +17,6 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use super::Telemetry;
-use crate::clock::now_us;
 use crate::error::{Error, Kind, Result};
 
 /// Rest after a connection that could not be accepted, as where there are no file descriptors.
@@ -87,7 +86,6 @@ async fn serve_within(limits: Limits, listener: TcpListener, telemetry: Telemetr
 
 fn router(telemetry: Telemetry) -> Router {
     Router::new()
-        .route("/", get(overview))
         .route("/metrics", get(metrics_text))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
@@ -113,7 +111,7 @@ async fn alive() -> &'static str {
 }
 
 async fn not_found() -> (StatusCode, &'static str) {
-    (StatusCode::NOT_FOUND, "not found; there are /, /metrics, /healthz and /readyz\n")
+    (StatusCode::NOT_FOUND, "not found; there are /metrics, /healthz and /readyz\n")
 }
 
 async fn metrics_text(State(telemetry): State<Telemetry>) -> Response {
@@ -132,38 +130,6 @@ async fn ready(State(telemetry): State<Telemetry>) -> Response {
         }
     };
     (status, [(header::CONTENT_TYPE, "application/json")], format!("{line}\n")).into_response()
-}
-
-async fn overview(State(telemetry): State<Telemetry>) -> Response {
-    let Telemetry { metrics, health } = telemetry;
-    let readiness = match health.not_ready() {
-        None => "ready".to_owned(),
-        Some(reason) => escape_html(&format!("not ready: {reason}")),
-    };
-    let lag_bytes = metrics.lag_bytes().map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
-    let rows = [
-        ("events acked", metrics.acked_events.get().to_string()),
-        ("events in flight", metrics.in_flight_events.get().to_string()),
-        ("bytes in flight", metrics.in_flight_bytes.get().to_string()),
-        ("lag, bytes of WAL", lag_bytes),
-        ("lag, seconds", format!("{:.3}", metrics.lag_seconds(now_us()))),
-    ];
-    let rows: String = rows
-        .iter()
-        .map(|(name, value)| format!("<tr><th align=left>{name}</th><td align=right>{value}</td></tr>\n"))
-        .collect();
-    let version = env!("CARGO_PKG_VERSION");
-    let page = format!(
-        "<!doctype html>\n<html lang=en><head><meta charset=utf-8><title>walrelay</title></head><body>\n\
-         <h1>walrelay {version}</h1>\n<p>{readiness}</p>\n<table>\n{rows}</table>\n\
-         <p><a href=/metrics>/metrics</a> <a href=/readyz>/readyz</a> <a href=/healthz>/healthz</a></p>\n\
-         </body></html>\n"
-    );
-    ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response()
-}
-
-fn escape_html(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
@@ -204,20 +170,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_four_pages_answer_and_nothing_else_does() {
+    async fn the_three_pages_answer_and_nothing_else_does() {
         let server = start(Limits::default()).await;
         server.telemetry.metrics.acked_events.inc_by(42);
         let (status, text) = ask(server.addr, "GET", "/metrics").await;
         assert_eq!(status, 200);
         assert!(text.contains("walrelay_acked_events_total 42\n"), "{text}");
         assert_eq!(ask(server.addr, "GET", "/healthz").await, (200, "alive\n".to_owned()));
-        let (status, page) = ask(server.addr, "GET", "/").await;
-        assert_eq!(status, 200);
-        assert!(page.contains(">42<") && page.contains("href=/metrics"), "{page}");
         assert_eq!(ask(server.addr, "HEAD", "/metrics").await, (200, String::new()));
         assert_eq!(ask(server.addr, "POST", "/metrics").await.0, 405);
-        assert_eq!(ask(server.addr, "DELETE", "/").await.0, 405);
-        for path in ["/debug/pprof", "/config", "/metrics/", "/..%2f"] {
+        for path in ["/", "/debug/pprof", "/config", "/metrics/", "/..%2f"] {
             assert_eq!(ask(server.addr, "GET", path).await.0, 404, "{path}");
         }
     }
@@ -234,9 +196,8 @@ mod tests {
         }
         server.telemetry.health.report(false, false);
         assert_eq!(ask(server.addr, "GET", "/readyz").await, (200, "{\"ready\":true}\n".to_owned()));
-        server.telemetry.health.halted("no slot \"<b>\"");
+        server.telemetry.health.halted("no slot");
         assert_eq!(ask(server.addr, "GET", "/readyz").await.0, 503);
-        assert!(ask(server.addr, "GET", "/").await.1.contains("no slot &quot;&lt;b&gt;&quot;"));
     }
 
     #[tokio::test]

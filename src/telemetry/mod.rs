@@ -16,9 +16,9 @@ pub use metrics::Metrics;
 /// One of the two ends the relay is connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// Where events come from.
+    /// The source.
     Postgres,
-    /// Where they go.
+    /// The sink.
     Kafka,
 }
 

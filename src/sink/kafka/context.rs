@@ -1,33 +1,37 @@
 //! What librdkafka calls back into: delivery reports, errors, logs. Runs on the producer's polling thread.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
+use rdkafka::message::{Headers as _, Message as _};
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tokio::sync::{Notify, oneshot};
 
+use super::connection::Tracker;
 use super::faults::{self, Subject, code};
-use super::log_lines::{self, Denied, Doubt};
 use super::options::Options;
 use super::partitions::KeyPartitioner;
-use super::tracker::Tracker;
+use super::properties::Redactor;
 use crate::error::{Disposition, Error, Kind, Result};
 use crate::event::Shown;
 use crate::ledger::Ticket;
+use crate::route::Record;
+use crate::sink::is_internal;
 
-/// What an ack without an offset stands for: librdkafka infers one from the ack of a later batch, or from Kafka taking
-/// the record for a copy. Both are guesses, and a guess is no delivery (P1).
+/// An ack without an offset: librdkafka infers one from the ack of a later batch, or from Kafka taking the record for a
+/// copy. Both are guesses, and a guess is no delivery (P1).
 const UNKNOWN_OFFSET: RDKafkaErrorCode = RDKafkaErrorCode::NoOffset;
 
 /// Marks the opaque of a record whose sender waits for it itself; all others are tickets.
 const AWAITED: usize = 1 << (usize::BITS - 1);
-/// Marks that of a record which chose its partition itself.
+/// Marks the opaque of a record that chose its partition itself.
 const CHOSEN: usize = 1 << (usize::BITS - 2);
 
 /// One record that was not delivered.
@@ -38,18 +42,11 @@ pub(super) struct Failure {
     pub(super) topic: String,
     pub(super) partition: i32,
     pub(super) record_bytes: usize,
-    /// What the record is found by, if it says.
+    /// The event's id, where the record has it in a header.
     pub(super) label: Option<Shown>,
 }
 
-impl Failure {
-    pub(super) fn subject(&self) -> Subject<'_> {
-        let (topic, record_bytes) = (Some(self.topic.as_str()), Some(self.record_bytes));
-        Subject { topic, partition: Some(self.partition), record_bytes, ..Subject::default() }
-    }
-}
-
-/// Delivery reports nobody has taken yet.
+/// Delivery reports that the sink has not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     pub(super) acked: Vec<Ticket>,
@@ -64,40 +61,67 @@ impl Reports {
     }
 }
 
+/// How far the life of a producer has come. No state is ever left for an earlier one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// Takes records.
+    Running,
+    /// A record was not delivered, or a transaction is not known to be committed: nothing behind it is taken.
+    Failed,
+    /// The sink is gone, and the producer is being freed.
+    Closing,
+}
+
 /// Shared between the sink and the polling threads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) tracker: Tracker,
-    /// The last thing librdkafka said about why no broker answers.
-    last_error: Mutex<Option<String>>,
-    /// The producer is on its way to its end.
-    pub(super) closing: AtomicBool,
+    life: AtomicU8,
     reports: Mutex<Reports>,
-    /// Woken when the first report lies there; one task waits.
+    /// Woken by the first report; one task waits.
     pub(super) wake: Notify,
-    /// A record was not delivered: none behind it may be taken.
-    pub(super) failed: AtomicBool,
-    /// Why something of this producer may reach a broker late. The first doubt stays.
+    /// Why a record of this producer may reach a broker late. The first doubt stays.
     pub(super) doubt: OnceLock<Doubt>,
-    /// Topics that no transaction of this producer may have.
     denied: Denied,
     /// Records librdkafka has taken and not reported on. Its own count includes log lines nobody has polled.
     pub(super) outstanding: AtomicUsize,
-    /// Whether anything was reported since somebody looked.
+    /// Whether anything was reported since the probe looked.
     pub(super) reported: AtomicBool,
     /// The first topic a record was sent to.
-    topic: OnceLock<String>,
+    pub(super) topic: OnceLock<String>,
     awaited: Mutex<HashMap<usize, oneshot::Sender<Result<()>>>>,
     next_awaited: AtomicUsize,
 }
 
 impl Shared {
     pub(super) fn new(quiet: bool) -> Shared {
-        Shared { tracker: Tracker::new(quiet), ..Shared::default() }
+        Shared {
+            tracker: Tracker::new(quiet),
+            life: AtomicU8::new(Life::Running as u8),
+            reports: Mutex::default(),
+            wake: Notify::new(),
+            doubt: OnceLock::new(),
+            denied: Denied::default(),
+            outstanding: AtomicUsize::new(0),
+            reported: AtomicBool::new(false),
+            topic: OnceLock::new(),
+            awaited: Mutex::default(),
+            next_awaited: AtomicUsize::new(0),
+        }
     }
 
-    pub(super) fn last_error(&self) -> MutexGuard<'_, Option<String>> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Goes on to `life`, unless the producer is further already.
+    pub(super) fn advance(&self, life: Life) {
+        self.life.fetch_max(life as u8, Ordering::AcqRel);
+    }
+
+    /// Whether the producer takes no more records.
+    pub(super) fn has_ended(&self) -> bool {
+        self.life.load(Ordering::Acquire) >= Life::Failed as u8
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.life.load(Ordering::Acquire) == Life::Closing as u8
     }
 
     pub(super) fn note_doubt(&self, doubt: Option<Doubt>) {
@@ -118,19 +142,13 @@ impl Shared {
         (opaque, receiver)
     }
 
-    /// A record is to be sent to this topic.
-    pub(super) fn sends_to(&self, topic: &str) {
-        self.topic.get_or_init(|| topic.to_owned());
-    }
-
-    /// A topic that records are sent to, once there was one.
-    pub(super) fn topic(&self) -> Option<&str> {
-        self.topic.get().map(String::as_str)
-    }
-
     /// The record with this opaque was not taken after all.
     pub(super) fn forget(&self, opaque: usize) {
         self.awaited().remove(&opaque);
+    }
+
+    pub(super) fn sends_to(&self, topic: &str) {
+        self.topic.get_or_init(|| topic.to_owned());
     }
 
     fn awaited(&self) -> MutexGuard<'_, HashMap<usize, oneshot::Sender<Result<()>>>> {
@@ -154,9 +172,9 @@ pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
     pub(super) options: Options,
     /// Asks the probe to look whether a broker still answers; dropped with the producer, which ends the probe.
-    pub(super) suspicion: SyncSender<()>,
+    suspicion: SyncSender<()>,
     pub(super) partitioner: KeyPartitioner,
-    /// Whether what is refused ends nothing.
+    /// Whether a refused record leaves the producer running.
     is_apart: bool,
 }
 
@@ -171,15 +189,20 @@ impl Context {
         Context { is_apart: true, ..Context::new(shared, options, self.suspicion.clone()) }
     }
 
-    fn label(&self, message: &BorrowedMessage<'_>) -> Option<Shown> {
-        let headers = message.headers()?;
-        let first = (headers.count() > 0).then(|| headers.get(0))?;
-        self.label_in(first.key, first.value)
+    /// Why librdkafka did not take `record` after it was enqueued.
+    pub(super) fn failure(&self, record: &Record<'_>, ticket: Ticket, error: &KafkaError) -> Failure {
+        Failure {
+            ticket,
+            code: faults::of_record(code(error), record.partition.is_some()),
+            topic: record.topic.to_owned(),
+            partition: record.partition.unwrap_or(-1),
+            record_bytes: record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len),
+            label: record.headers.first().and_then(|(name, value)| self.label(name, *value)),
+        }
     }
 
-    /// What a person finds the row by, in a record's first header: the event's id comes first where it comes at all, and
-    /// no other header is shown (P11).
-    pub(super) fn label_in(&self, name: &str, value: Option<&[u8]>) -> Option<Shown> {
+    /// The event's id in a record's first header: it comes first where it comes at all, and no other header is shown (P11).
+    fn label(&self, name: &str, value: Option<&[u8]>) -> Option<Shown> {
         value.filter(|_| self.options.id_headers.iter().any(|id| id == name)).map(Shown::of)
     }
 }
@@ -199,13 +222,14 @@ impl ProducerContext<KeyPartitioner> for Context {
             Ok(message) => (Some(UNKNOWN_OFFSET), message),
             Err((error, message)) => (Some(code(error)), message),
         };
+        let record_bytes = message.payload_len() + message.key_len();
         if opaque & AWAITED != 0 {
             // The record's partition is one that was seen.
-            let error = code.map(|code| faults::explain(faults::of_known(code), subject(message)));
-            let outcome = error.map_or(Ok(()), Err);
+            let subject = || Subject::of_record(message.topic(), message.partition(), record_bytes);
+            let error = code.map(|code| faults::explain(faults::of_known(code), subject()));
             if let Some(sender) = self.shared.awaited().remove(&opaque) {
-                // Whoever waited has gone; the record is where it is.
-                sender.send(outcome).ok();
+                // The sender of the record may have gone; the record is where it is.
+                sender.send(error.map_or(Ok(()), Err)).ok();
             }
             return;
         }
@@ -213,14 +237,19 @@ impl ProducerContext<KeyPartitioner> for Context {
         let mut reports = self.shared.reports();
         let first = reports.is_empty();
         if let Some(code) = code {
-            let record_bytes = message.payload_len() + message.key_len();
-            let (topic, partition) = (message.topic().to_owned(), message.partition());
-            let code = faults::of_record(self.shared.denied.reason(&topic, code), opaque & CHOSEN != 0);
-            let failure = Failure { ticket, code, topic, partition, record_bytes, label: self.label(message) };
-            if self.is_apart && faults::kind(code).disposition() == Disposition::GiveUp {
+            let id = message.headers().filter(|headers| headers.count() > 0).map(|headers| headers.get(0));
+            let failure = Failure {
+                ticket,
+                code: faults::of_record(self.shared.denied.reason(message.topic(), code), opaque & CHOSEN != 0),
+                topic: message.topic().to_owned(),
+                partition: message.partition(),
+                record_bytes,
+                label: id.and_then(|header| self.label(header.key, header.value)),
+            };
+            if self.is_apart && faults::kind(failure.code).disposition() == Disposition::GiveUp {
                 reports.refused.push(failure);
             } else {
-                self.shared.failed.store(true, Ordering::Release);
+                self.shared.advance(Life::Failed);
                 reports.failed.push(failure);
             }
         } else {
@@ -238,19 +267,17 @@ impl ProducerContext<KeyPartitioner> for Context {
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        // What is for debugging says it of connections that were ended on purpose.
+        // Lines for debugging say the same of connections that were ended on purpose.
         if (level as i32) < RDKafkaLogLevel::Debug as i32 {
             self.shared.note_doubt(Doubt::of_line(facility, text));
             self.shared.denied.note(facility, text);
         }
         // The one property librdkafka calls experimental is set on purpose; warning of it at each start alarms for nothing.
         let known = facility == "CONFWARN" && text.contains("enable.gapless.guarantee");
-        // What is given up when a producer ends is known, and sounds like a disaster in librdkafka's words.
-        let unheard = known
-            || self.options.quiet
-            || level as i32 > self.options.heard as i32
-            || self.shared.closing.load(Ordering::Relaxed);
-        log_lines::write(&self.options.redactor, if unheard { RDKafkaLogLevel::Debug } else { level }, facility, text);
+        // The records that a closing producer gives up are known, and sound like a disaster in librdkafka's words.
+        let unheard =
+            known || self.options.quiet || level as i32 > self.options.heard as i32 || self.shared.is_closing();
+        write_log(&self.options.redactor, if unheard { RDKafkaLogLevel::Debug } else { level }, facility, text);
     }
 
     fn stats_raw(&self, statistics: &[u8]) {
@@ -258,7 +285,7 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        if self.shared.closing.load(Ordering::Relaxed) {
+        if self.shared.is_closing() {
             return;
         }
         let reason = self.options.redactor.clean(reason);
@@ -271,7 +298,7 @@ impl ClientContext for Context {
         }
         // That all are down says less than why one of them is.
         if code != RDKafkaErrorCode::AllBrokersDown {
-            *self.shared.last_error() = Some(reason);
+            self.shared.tracker.note_error(reason);
         }
         // Full means that the probe has been asked already.
         self.suspicion.try_send(()).ok();
@@ -285,24 +312,189 @@ fn refuses_connection(code: RDKafkaErrorCode) -> bool {
     code == Code::Authentication || code == Code::SSL || of_sasl.contains(&code)
 }
 
-fn subject<'a>(message: &'a BorrowedMessage<'_>) -> Subject<'a> {
-    let record_bytes = Some(message.payload_len() + message.key_len());
-    Subject { topic: Some(message.topic()), partition: Some(message.partition()), record_bytes, ..Subject::default() }
+/// Writes a line of librdkafka's log to ours, with secrets taken out. An error of librdkafka is a warning here, because
+/// librdkafka goes on.
+pub(super) fn write_log(redactor: &Redactor, level: RDKafkaLogLevel, facility: &str, text: &str) {
+    use RDKafkaLogLevel as Level;
+    match level {
+        Level::Emerg | Level::Alert | Level::Critical => {
+            tracing::error!(target: "librdkafka", facility, "{}", redactor.clean(text));
+        }
+        Level::Error | Level::Warning => tracing::warn!(target: "librdkafka", facility, "{}", redactor.clean(text)),
+        Level::Notice | Level::Info => tracing::info!(target: "librdkafka", facility, "{}", redactor.clean(text)),
+        Level::Debug => {
+            if tracing::enabled!(target: "librdkafka", tracing::Level::DEBUG) {
+                tracing::debug!(target: "librdkafka", facility, "{}", redactor.clean(text));
+            }
+        }
+    }
+}
+
+/// Facility of the lines that say of a topic that a transaction may not have it.
+const DENIED_FACILITY: &str = "ADDPARTS";
+/// The text in front of the topic's name, and the text behind it.
+const AROUND: (&str, &str) = ("Failed to add partition \"", "\" [");
+/// The end of such a line.
+const DENIED: &str = "Topic authorization failed";
+
+/// Topics that were denied to a producer: the brokers keep their partitions out of a transaction.
+///
+/// librdkafka gives the whole transaction up then, and says of every record in it that it was purged. Only a line of its log
+/// names the topic.
+#[derive(Debug, Default)]
+struct Denied(Mutex<HashSet<String>>);
+
+impl Denied {
+    /// Takes in a line of librdkafka's log.
+    fn note(&self, facility: &str, line: &str) {
+        if facility == DENIED_FACILITY
+            && line.ends_with(DENIED)
+            && let Some((_, after)) = line.split_once(AROUND.0)
+            && let Some((topic, _)) = after.split_once(AROUND.1)
+        {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(topic.to_owned());
+        }
+    }
+
+    /// Why a record for `topic` was not delivered, where librdkafka's reason is `code`.
+    fn reason(&self, topic: &str, code: RDKafkaErrorCode) -> RDKafkaErrorCode {
+        use RDKafkaErrorCode as Code;
+        let is_purged = matches!(code, Code::PurgeQueue | Code::PurgeInflight);
+        if !is_purged || !self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(topic) {
+            return code;
+        }
+        if is_internal(topic) { Code::InvalidTopic } else { Code::TopicAuthorizationFailed }
+    }
+}
+
+/// A commit is answered within milliseconds. One that took this long may have been sent twice, and no line says so.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// Facility of the lines in which librdkafka says that a connection has ended.
+const ENDED_FACILITY: &str = "FAIL";
+/// How the end of such a line says that the connection was one over which requests went.
+const IN_USE: [&str; 2] = ["in state UP", "in state REAUTH"];
+/// A part of all such lines.
+const IN_STATE: &str = "in state ";
+
+/// Why a producer is not to begin another transaction, although its last one is known to be committed: a request of that
+/// one may still be on its way.
+///
+/// librdkafka sends a commit again when the connection breaks before the answer. The request that went down with that
+/// connection may reach the coordinator late. Without KIP-890 nothing tells it from the commit of the transaction which that
+/// producer has open by then: it would end that one, with half of its records. A new producer has a new epoch, which fences
+/// late requests.
+///
+/// librdkafka does not say which requests it sends again. It says that a connection broke, in a line of its log, and the
+/// second time within half a minute it says nothing. So one such line is enough for all that comes after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// A connection broke that requests may have gone down with.
+    Broke,
+    /// A commit took this long.
+    Slow(Duration),
+}
+
+impl Doubt {
+    /// The doubt that follows from a line of librdkafka's log.
+    fn of_line(facility: &str, line: &str) -> Option<Doubt> {
+        let in_use = || !line.contains(IN_STATE) || IN_USE.iter().any(|state| line.contains(state));
+        (facility == ENDED_FACILITY && in_use()).then_some(Doubt::Broke)
+    }
+
+    /// The doubt that follows from a commit that took so long.
+    pub(super) fn of_commit(took: Duration) -> Option<Doubt> {
+        (took >= SLOW).then_some(Doubt::Slow(took))
+    }
+}
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Doubt::Broke => f.write_str("a connection to a broker broke"),
+            Doubt::Slow(took) => write!(f, "a commit took {} ms", took.as_millis()),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use RDKafkaErrorCode::{
+        InvalidTopic, MessageSizeTooLarge, PurgeInflight, PurgeQueue, TopicAuthorizationFailed as Denial,
+    };
+
     use super::*;
 
     #[test]
     fn tickets_and_awaited_records_never_share_an_opaque() {
-        let shared = Shared::new(false);
-        let (awaited, _) = shared.await_one();
+        let (awaited, _) = Shared::new(false).await_one();
         assert_ne!(awaited & AWAITED, 0);
         assert_eq!(opaque(Ticket(7), false).unwrap(), 7);
         assert_eq!(opaque(Ticket(7), true).unwrap(), 7 | CHOSEN);
         for ticket in [u64::MAX, AWAITED as u64, CHOSEN as u64] {
             assert_eq!(opaque(Ticket(ticket), false).unwrap_err().kind(), Kind::Bug);
         }
+    }
+
+    #[test]
+    fn a_producer_that_ended_never_runs_again() {
+        let shared = Shared::new(false);
+        for (life, has_ended, is_closing) in [
+            (Life::Running, false, false),
+            (Life::Failed, true, false),
+            (Life::Running, true, false),
+            (Life::Closing, true, true),
+            (Life::Failed, true, true),
+        ] {
+            shared.advance(life);
+            assert_eq!((shared.has_ended(), shared.is_closing()), (has_ended, is_closing), "{life:?}");
+        }
+    }
+
+    #[test]
+    fn of_the_records_of_a_transaction_those_of_a_denied_topic_say_why_it_failed() {
+        let denied = Denied::default();
+        let line = |topic: &str, why: &str| {
+            format!(
+                "[thrd:main]: TxnCoordinator/1: Failed to add partition \"{topic}\" [0] to transaction: Broker: {why}"
+            )
+        };
+        denied.note("ADDPARTS", &line("mail", "Operation not attempted"));
+        denied.note("TXNERR", &line("mail", DENIED));
+        denied.note("ADDPARTS", "Topic authorization failed");
+        denied.note("ADDPARTS", &line("orders", DENIED));
+        denied.note("ADDPARTS", &line("__consumer_offsets", DENIED));
+        for (topic, code, reason) in [
+            ("orders", PurgeQueue, Denial),
+            ("orders", PurgeInflight, Denial),
+            ("orders", MessageSizeTooLarge, MessageSizeTooLarge),
+            ("__consumer_offsets", PurgeQueue, InvalidTopic),
+            ("mail", PurgeQueue, PurgeQueue),
+        ] {
+            assert_eq!(denied.reason(topic, code), reason, "{topic} {code:?}");
+        }
+    }
+
+    #[test]
+    fn a_connection_that_broke_in_use_and_a_slow_commit_are_doubts_and_a_connection_never_made_is_none() {
+        for line in [
+            "[thrd:TxnCoordinator]: TxnCoordinator: 127.0.0.1:9092: Disconnected: connection closed by peer (after 7ms in state UP)",
+            "[thrd:b:1/1]: b:1/1: 1 request(s) timed out: disconnect (average rtt 1.2ms) (after 60009ms in state UP)",
+            "[thrd:b:1/1]: b:1/1: Receive failed: Connection reset by peer (after 9ms in state UP, 3 identical error(s) suppressed)",
+            "[thrd:b:1/1]: b:1/1: Disconnected (after 9ms in state REAUTH)",
+            "a line that was cut off",
+        ] {
+            assert_eq!(Doubt::of_line("FAIL", line), Some(Doubt::Broke), "{line}");
+            assert_eq!(Doubt::of_line("CONFWARN", line), None);
+        }
+        for line in [
+            "[thrd:b:1/1]: b:1/1: Connect to ipv4#127.0.0.1:1 failed: Connection refused (after 0ms in state CONNECT)",
+            "[thrd:b:1/1]: b:1/1: Failed to resolve 'b:1': Name or service not known (after 1ms in state TRY_CONNECT)",
+            "[thrd:b:1/1]: b:1/1: Disconnected: verify that security.protocol is right (after 1ms in state APIVERSION_QUERY)",
+        ] {
+            assert_eq!(Doubt::of_line("FAIL", line), None, "{line}");
+        }
+        assert_eq!(Doubt::of_commit(SLOW - Duration::from_millis(1)), None);
+        assert_eq!(Doubt::of_commit(SLOW), Some(Doubt::Slow(SLOW)));
     }
 }

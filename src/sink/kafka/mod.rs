@@ -2,32 +2,25 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`producer`] | the producer, its transactions, and a handle on it for the position |
-//! | `client`, `context` | librdkafka's clients and their threads; what librdkafka calls back into |
-//! | `partitions` | how many there are, and why the first record of each travels alone |
-//! | [`options`], [`properties`] | what librdkafka is told, and what nobody may tell it |
-//! | [`faults`], `log_lines` | error code to what becomes of the relay; what only librdkafka's log says |
-//! | `tracker`, `probe` | whether Kafka answers; the thread that asks |
-//! | `topic_reader`, [`tail`] | reading: topics between known offsets, and the newest records of a topic |
-//! | `admin` | creating topics, and their settings |
+//! | `producer` | librdkafka's producers, transactions, and a handle for the position |
+//! | `context` | librdkafka's callbacks: delivery reports, errors, log lines |
+//! | `partitions` | the partition of a key, and why the first record of a partition travels alone |
+//! | `options`, `properties` | what librdkafka is told, and what nobody may tell it |
+//! | `faults` | error code to what becomes of the relay |
+//! | `connection` | whether Kafka answers; the thread that asks |
+//! | `topic_reader` | readers of topics, and the client that creates topics |
 
-pub(crate) mod admin;
-mod client;
+mod connection;
 mod context;
-pub mod faults;
-mod log_lines;
-pub mod options;
-mod partitions;
-mod probe;
-pub mod producer;
-pub mod properties;
-pub mod tail;
+pub(crate) mod faults;
+pub(crate) mod options;
+pub(crate) mod partitions;
+pub(crate) mod producer;
+pub(crate) mod properties;
 pub(crate) mod topic_reader;
-mod tracker;
 
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -35,14 +28,14 @@ use rdkafka::producer::Producer as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use context::{Context, Failure, Reports, Shared, opaque};
-use faults::{Subject, code};
+use connection::Probe;
+use context::{Context, Failure, Life, Reports, Shared, opaque};
+use faults::Subject;
 use options::{Options, Transactional};
-use partitions::{Openings, Release, Waiting};
-use probe::Probe;
+use partitions::{Openings, Release, Waiting, hash};
 use producer::{FULL_RETRY, Inner, Producer};
 
-use super::{Connection, Delivery, EnqueueError, Sink, hash};
+use super::{Connection, Delivery, EnqueueError, Sink};
 use crate::config::KafkaConfig;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::Ticket;
@@ -55,7 +48,7 @@ const RECORD_OVERHEAD_BYTES: usize = 61 + 40;
 const HEADER_OVERHEAD_BYTES: usize = 10;
 
 /// A failure brings others with it. They are collected for this long, so that the one that says most comes first.
-const SETTLE: Duration = Duration::from_millis(100);
+const COLLECTING: Duration = Duration::from_millis(100);
 
 /// How long [`KafkaSink::close`] waits for librdkafka's threads, which may be inside a call of the operating system.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -63,7 +56,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The producer. Made in a Tokio runtime; holds one polling thread and one that looks whether Kafka answers.
 pub struct KafkaSink {
     inner: Arc<Inner>,
-    openings: Openings<OwnedRecord>,
+    openings: Openings,
     /// Counts records without a key, which go to each partition in turn.
     turn: u32,
     /// Swapped with the vectors the polling thread fills, so that no report allocates.
@@ -74,7 +67,7 @@ pub struct KafkaSink {
 }
 
 impl KafkaSink {
-    /// Makes the producer. Connects in the background: see [`KafkaSink::connection`] and [`KafkaSink::missing`].
+    /// Makes the producer. Connects in the background.
     ///
     /// # Errors
     /// [`Kind::Config`]: a property is refused, or librdkafka cannot work with one.
@@ -83,10 +76,7 @@ impl KafkaSink {
     }
 
     /// The same for asking on behalf of another: it does not log what it finds.
-    ///
-    /// # Errors
-    /// As [`KafkaSink::connect`].
-    pub fn for_asking(config: &KafkaConfig) -> Result<KafkaSink> {
+    pub(super) fn for_asking(config: &KafkaConfig) -> Result<KafkaSink> {
         Self::with_options(Options { quiet: true, ..Options::producer(config)? })
     }
 
@@ -132,13 +122,12 @@ impl KafkaSink {
         Producer::of(&self.inner)
     }
 
-    /// Whether Kafka answers.
-    pub fn connection(&self) -> Connection {
+    pub(crate) fn connection(&self) -> Connection {
         self.inner.shared.tracker.now()
     }
 
-    /// The same, to be woken at each change.
-    pub fn watch_connection(&self) -> watch::Receiver<Connection> {
+    /// Whether Kafka answers, to be woken at each change.
+    pub(crate) fn watch_connection(&self) -> watch::Receiver<Connection> {
         self.inner.shared.tracker.subscribe()
     }
 
@@ -146,7 +135,7 @@ impl KafkaSink {
     ///
     /// # Errors
     /// [`Kind::KafkaUnreachable`] when none answers within `timeout`; [`Kind::KafkaRefused`] when one refuses us.
-    pub async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
+    pub(crate) async fn missing(&self, topics: &[&str], timeout: Duration) -> Result<Vec<String>> {
         let inner = Arc::clone(&self.inner);
         let asked = tokio::task::spawn_blocking(move || inner.metadata(None, timeout));
         let metadata = tokio::select! {
@@ -168,13 +157,14 @@ impl KafkaSink {
         }
     }
 
-    /// Moves what is to be reported; whether there was anything.
+    /// Appends the deliveries; false where there were none.
     fn take_reports(&mut self, into: &mut Vec<Delivery>) -> bool {
         mem::swap(&mut self.spare, &mut *self.inner.shared.reports());
         let mut any = !self.spare.acked.is_empty() || !self.spare.refused.is_empty();
         self.openings.at(Instant::now());
-        let releasable = self.openings.acked(&self.spare.acked);
-        self.release(releasable);
+        for topic in self.openings.acked(&self.spare.acked) {
+            self.release(topic);
+        }
         into.extend(self.spare.acked.drain(..).map(Delivery::Acked));
         for failure in mem::take(&mut self.spare.refused) {
             into.push(Delivery::Refused(failure.ticket, self.explain(&failure, true)));
@@ -182,7 +172,7 @@ impl KafkaSink {
         self.failures.append(&mut self.spare.failed);
         if !self.failures.is_empty() {
             let now = Instant::now();
-            if *self.report_failures_at.get_or_insert(now + SETTLE) <= now {
+            if *self.report_failures_at.get_or_insert(now + COLLECTING) <= now {
                 any = true;
                 self.report_failures(into);
             }
@@ -190,40 +180,28 @@ impl KafkaSink {
         any
     }
 
-    /// Sends what waits in these topics, as far as it can go.
-    fn release(&mut self, topics: Vec<usize>) {
-        if topics.is_empty() || self.inner.shared.failed.load(Ordering::Acquire) {
+    /// Sends the records that wait in this topic, as far as their partitions are open.
+    fn release(&mut self, topic: usize) {
+        if self.inner.shared.has_ended() {
             return;
         }
         let context = self.inner.client.context();
-        let partitioner = &context.partitioner;
-        for topic in topics {
-            self.openings.release(topic, partitioner, |waiting, destination| {
-                partitioner.expect(destination.count, waiting.hash);
-                let sent = waiting.record.with_record(|record| self.inner.send_event(record, waiting.ticket));
-                match sent {
-                    Ok(()) => Release::Sent,
-                    Err(error) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) => Release::Full,
-                    Err(error) => {
-                        self.inner.shared.failed.store(true, Ordering::Release);
-                        let failure = |record: &Record<'_>| Failure {
-                            ticket: waiting.ticket,
-                            code: faults::of_record(code(&error), record.partition.is_some()),
-                            topic: record.topic.to_owned(),
-                            partition: record.partition.unwrap_or(-1),
-                            record_bytes: record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len),
-                            label: record.headers.first().and_then(|(name, value)| context.label_in(name, *value)),
-                        };
-                        self.failures.push(waiting.record.with_record(failure));
-                        Release::Failed
-                    }
+        self.openings.release(topic, &context.partitioner, |waiting, destination| {
+            context.partitioner.expect(destination.count, waiting.hash);
+            waiting.record.with_record(|record| match self.inner.send_event(record, waiting.ticket) {
+                Ok(()) => Release::Sent,
+                Err(error) if is_full(&error) => Release::Full,
+                Err(error) => {
+                    self.inner.shared.advance(Life::Failed);
+                    self.failures.push(context.failure(record, waiting.ticket, &error));
+                    Release::Failed
                 }
-            });
-        }
+            })
+        });
         self.full |= self.openings.is_held_up();
     }
 
-    /// What stops the relay first; of a batch that was refused for its size, the largest record first.
+    /// Reports the failure first that stops the relay; of a batch that was refused for its size, the largest record first.
     fn report_failures(&mut self, into: &mut Vec<Delivery>) {
         self.failures.sort_by_key(|failure| {
             let kind = faults::kind(failure.code);
@@ -236,7 +214,8 @@ impl KafkaSink {
     }
 
     fn explain(&self, failure: &Failure, alone: bool) -> Error {
-        let subject = Subject { alone, ..failure.subject() };
+        let of = Subject::of_record(&failure.topic, failure.partition, failure.record_bytes);
+        let subject = Subject { alone, ..of };
         let error = faults::explain(failure.code, subject);
         let is_plain = error.kind().halts() || error.kind() == Kind::TopicRefused;
         let error = if is_plain { error } else { self.inner.fatal(subject).unwrap_or(error) };
@@ -248,7 +227,7 @@ impl KafkaSink {
 
     /// Refuses a record that can never be sent. The hash that chooses the record's partition, otherwise.
     fn admit(&mut self, record: &Record<'_>, ticket: Ticket) -> Result<u32, EnqueueError> {
-        if self.inner.shared.failed.load(Ordering::Acquire) {
+        if self.inner.shared.has_ended() {
             return Err(EnqueueError::Finished);
         }
         if let Some(error) = self.too_large(record) {
@@ -303,7 +282,7 @@ impl Sink for KafkaSink {
             self.openings.sent(destination, ticket, partitioner);
             return Ok(());
         };
-        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
+        if is_full(&error) {
             self.full = true;
             return Err(EnqueueError::Full);
         }
@@ -343,6 +322,10 @@ impl Sink for KafkaSink {
             }
         }
     }
+}
+
+fn is_full(error: &KafkaError) -> bool {
+    error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull)
 }
 
 impl Drop for KafkaSink {

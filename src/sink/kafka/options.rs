@@ -1,4 +1,4 @@
-//! From the configuration to what librdkafka is told.
+//! From the configuration to librdkafka's properties.
 
 use std::ffi::CString;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 
 use super::properties::{Redactor, check_files, check_properties};
 
-/// What the promises need; no property may change it.
+/// Properties on which the promises rest; no operator may change them.
 const FIXED: &[(&str, &str)] = &[
     // Retries neither duplicate nor reorder.
     ("enable.idempotence", "true"),
@@ -74,33 +74,27 @@ pub struct Transactional {
     pub timeout: Duration,
 }
 
-/// What librdkafka is told, and what the sink itself needs to know of it.
+/// The properties of a client, and the settings of the sink beside them.
 #[derive(Clone)]
-pub struct Options {
-    /// The producer's configuration.
-    pub client: ClientConfig,
-    /// The servers that are asked for the cluster at first.
+pub(crate) struct Options {
+    pub(super) client: ClientConfig,
+    /// The bootstrap servers.
     pub(super) servers: CString,
     /// The largest record taken, in bytes: key, value, headers and what Kafka adds.
-    pub message_max_bytes: usize,
-    /// Takes secrets out of what librdkafka says.
-    pub redactor: Redactor,
-    /// What is said aloud of librdkafka's log.
+    pub(super) message_max_bytes: usize,
+    pub(super) redactor: Redactor,
+    /// Lines of librdkafka's log beyond this level are written at the level debug.
     pub(super) heard: RDKafkaLogLevel,
-    /// Whether a client that only asks on behalf of another logs what it finds at the level debug alone.
+    /// Whether the client only asks on behalf of another, and logs at the level debug alone.
     pub(super) quiet: bool,
     /// Names of headers that hold an event's id.
-    pub id_headers: Vec<String>,
-    /// Of a producer that writes in transactions.
+    pub(super) id_headers: Vec<String>,
+    /// Set for a producer that writes in transactions.
     pub(super) transactional: Option<Transactional>,
 }
 
 impl Options {
-    /// The producer's options.
-    ///
-    /// # Errors
-    /// [`Kind::Config`]: see [`check_properties`].
-    pub fn producer(config: &KafkaConfig) -> Result<Options> {
+    pub(super) fn producer(config: &KafkaConfig) -> Result<Options> {
         check_properties(&config.properties)?;
         let mut client = ClientConfig::new();
         for (name, value) in DEFAULTS {
@@ -122,14 +116,11 @@ impl Options {
     }
 
     /// The same for a producer that writes in transactions.
-    ///
-    /// # Errors
-    /// As [`Options::producer`].
-    pub fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<Options> {
+    pub(super) fn transactional(config: &KafkaConfig, of: &Transactional) -> Result<Options> {
         let mut options = Options::producer(config)?;
         options.client.set("transactional.id", &of.id);
         options.client.set("transaction.timeout.ms", of.timeout.as_millis().to_string());
-        // That a connection broke is a line of the log, and has to be heard of.
+        // A line of the log says that a connection broke: see `Doubt`.
         options.client.set("log.connection.close", "true");
         if (options.client.log_level as i32) < RDKafkaLogLevel::Info as i32 {
             options.client.set_log_level(RDKafkaLogLevel::Info);
@@ -144,11 +135,8 @@ impl Options {
         self
     }
 
-    /// Options for a client that only reads, describes and creates: the same brokers, seen with the same eyes.
-    ///
-    /// # Errors
-    /// [`Kind::Config`]: see [`check_properties`].
-    pub fn reader(config: &KafkaConfig) -> Result<Options> {
+    /// Options for a client that only reads, describes and creates.
+    pub(crate) fn reader(config: &KafkaConfig) -> Result<Options> {
         check_properties(&config.properties)?;
         let mut client = ClientConfig::new();
         client.set("client.id", "walrelay");
@@ -161,8 +149,8 @@ impl Options {
         finish(client, config)
     }
 
-    /// What librdkafka says when it cannot make a client of these options.
-    pub fn creation_error(&self, error: &KafkaError) -> Error {
+    /// The error where librdkafka cannot make a client of these options.
+    pub(super) fn creation_error(&self, error: &KafkaError) -> Error {
         // The library's own text for a property holds its value.
         let cause = if let KafkaError::ClientConfig(_, text, name, _) = error {
             format!("{name}: {text}")
@@ -210,7 +198,7 @@ fn finish(mut client: ClientConfig, config: &KafkaConfig) -> Result<Options> {
 }
 
 /// Names the settings that make a connection weaker than it looks, for a warning at start.
-pub fn weakened(config: &KafkaConfig) -> Vec<String> {
+pub(crate) fn weakened(config: &KafkaConfig) -> Vec<String> {
     let weak = [("ssl.endpoint.identification.algorithm", "none"), ("enable.ssl.certificate.verification", "false")];
     let is_set = |(name, value): &&(&str, &str)| {
         config.properties.get(*name).is_some_and(|given| given.expose().eq_ignore_ascii_case(value))

@@ -19,10 +19,34 @@ use rdkafka::producer::Partitioner;
 use tokio::time::Instant;
 
 use crate::ledger::Ticket;
-use crate::sink::{hash, partition};
+use crate::route::OwnedRecord;
+
+/// Which of `count` partitions a key with this hash belongs to, as Java clients have it (`Utils.toPositive`).
+pub(crate) fn partition(hash: u32, count: i32) -> i32 {
+    i32::try_from(hash & 0x7fff_ffff).unwrap_or(0).checked_rem(count).unwrap_or(0)
+}
+
+/// Murmur2 as `org.apache.kafka.common.utils.Utils` has it, which is where Java clients put their keys.
+pub(crate) fn hash(key: &[u8]) -> u32 {
+    const SEED: u32 = 0x9747_b28c;
+    const M: u32 = 0x5bd1_e995;
+    let mut words = key.chunks_exact(4);
+    let length = u32::try_from(key.len()).unwrap_or(u32::MAX);
+    let mut hash = words.by_ref().fold(SEED ^ length, |hash, word| {
+        let word = word.try_into().map_or(0, u32::from_le_bytes).wrapping_mul(M);
+        hash.wrapping_mul(M) ^ (word ^ (word >> 24)).wrapping_mul(M)
+    });
+    let rest = words.remainder();
+    if !rest.is_empty() {
+        let tail = rest.iter().rev().fold(0, |tail, byte| tail << 8 | u32::from(*byte));
+        hash = (hash ^ tail).wrapping_mul(M);
+    }
+    hash = (hash ^ (hash >> 13)).wrapping_mul(M);
+    hash ^ (hash >> 15)
+}
 
 /// librdkafka's partitioner: asked of each record without a partition of its own, on whichever thread knows first how
-/// many partitions its topic has. What it was told is there for the sink to read, which cannot ask librdkafka.
+/// many partitions its topic has. The sink, which cannot ask librdkafka, reads the counts here.
 ///
 /// One word of memory and one name per topic that was produced to; librdkafka keeps more of each.
 #[derive(Debug, Default)]
@@ -30,7 +54,7 @@ pub(super) struct KeyPartitioner {
     counts: Mutex<HashMap<String, i32>>,
     /// Goes up with every change to `counts`.
     version: AtomicU64,
-    /// What the record being sent is expected to find: where it does, there is nothing to note. 0 where nothing is.
+    /// The count that the sink knows for the record being sent, 0 where it knows none: nothing is noted where it is the same.
     expected: AtomicI32,
     /// Where a record without a key goes, counted modulo the partitions.
     turn: AtomicU32,
@@ -43,12 +67,10 @@ impl KeyPartitioner {
         self.expected.store(count.unwrap_or_default(), Ordering::Relaxed);
     }
 
-    /// How many partitions the topic has, if librdkafka has said so.
     pub(super) fn count(&self, topic: &str) -> Option<i32> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
     }
 
-    /// Changes with any count.
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -89,33 +111,33 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Topic<R> {
+struct Topic {
     /// How many partitions there are, once librdkafka has told.
     count: Option<i32>,
     /// One for each partition that was met.
     partitions: Vec<State>,
     /// Whether a record is on its way that was sent without knowing how many there are.
     unplaced: bool,
-    waiting: VecDeque<Waiting<R>>,
+    waiting: VecDeque<Waiting>,
 }
 
 /// A record that waits for its partition to be opened.
 #[derive(Debug)]
-pub(super) struct Waiting<R> {
+pub(super) struct Waiting {
     pub(super) ticket: Ticket,
-    /// Of its key.
+    /// The hash of the record's key.
     pub(super) hash: u32,
     /// The partition that was chosen by the row, if one was.
     pub(super) given: Option<i32>,
-    pub(super) record: R,
+    pub(super) record: OwnedRecord,
 }
 
-/// What became of a record that waited.
+/// The result of offering a record that waited.
 pub(super) enum Release {
     Sent,
-    /// Not now, and so none behind it.
+    /// The queue is full: neither this record nor any behind it is sent now.
     Full,
-    /// Never, and so none behind it.
+    /// The record can never be sent, and so none behind it.
     Failed,
 }
 
@@ -131,9 +153,9 @@ pub(super) struct Destination {
 
 /// Which partitions are open to a producer, and the records that wait for the others.
 #[derive(Debug)]
-pub(super) struct Openings<R> {
+pub(super) struct Openings {
     names: HashMap<String, usize>,
-    topics: Vec<Topic<R>>,
+    topics: Vec<Topic>,
     /// Topics in which a release ended before all that could go had gone: nothing may overtake what is left.
     held_up: Vec<usize>,
     /// Records that open a partition, until they are acked.
@@ -143,7 +165,7 @@ pub(super) struct Openings<R> {
     now: Instant,
 }
 
-impl<R> Openings<R> {
+impl Openings {
     pub(super) fn new(now: Instant) -> Self {
         Openings {
             names: HashMap::new(),
@@ -155,7 +177,7 @@ impl<R> Openings<R> {
         }
     }
 
-    /// The time is told when acks are taken, not asked for each record.
+    /// Sets the time. The sink does so when it takes acks, and not for each record.
     pub(super) fn at(&mut self, now: Instant) {
         self.now = now;
     }
@@ -173,7 +195,13 @@ impl<R> Openings<R> {
         self.refresh(partitioner);
         let index = match self.names.get(topic) {
             Some(index) => *index,
-            None => self.add(topic, partitioner),
+            None => {
+                let index = self.topics.len();
+                self.names.insert(topic.to_owned(), index);
+                let (count, partitions, waiting) = (partitioner.count(topic), Vec::new(), VecDeque::new());
+                self.topics.push(Topic { count, partitions, unplaced: false, waiting });
+                index
+            }
         };
         self.destination_in(index, hash, given).filter(|_| !self.held_up.contains(&index))
     }
@@ -195,7 +223,7 @@ impl<R> Openings<R> {
     }
 
     /// The record has no destination yet: it is sent by a later release.
-    pub(super) fn wait(&mut self, topic: &str, waiting: Waiting<R>) {
+    pub(super) fn wait(&mut self, topic: &str, waiting: Waiting) {
         let topic = self.names.get(topic).and_then(|index| self.topics.get_mut(*index));
         if let Some(topic) = topic {
             topic.waiting.push_back(waiting);
@@ -212,7 +240,7 @@ impl<R> Openings<R> {
         &mut self,
         index: usize,
         partitioner: &KeyPartitioner,
-        mut send: impl FnMut(&Waiting<R>, Destination) -> Release,
+        mut send: impl FnMut(&Waiting, Destination) -> Release,
     ) {
         self.held_up.retain(|held_up| *held_up != index);
         let Some(topic) = self.topics.get_mut(index) else { return };
@@ -239,7 +267,6 @@ impl<R> Openings<R> {
         }
     }
 
-    /// The record was sent.
     pub(super) fn sent(&mut self, destination: Destination, ticket: Ticket, partitioner: &KeyPartitioner) {
         let Some(topic) = self.topics.get_mut(destination.topic) else { return };
         // A count that has just changed may have placed it elsewhere.
@@ -275,18 +302,6 @@ impl<R> Openings<R> {
         opened
     }
 
-    fn add(&mut self, topic: &str, partitioner: &KeyPartitioner) -> usize {
-        let index = self.topics.len();
-        self.names.insert(topic.to_owned(), index);
-        self.topics.push(Topic {
-            count: partitioner.count(topic),
-            partitions: Vec::new(),
-            unplaced: false,
-            waiting: VecDeque::new(),
-        });
-        index
-    }
-
     /// Takes over how many partitions the topics have, where that has changed.
     fn refresh(&mut self, partitioner: &KeyPartitioner) {
         let version = partitioner.version();
@@ -306,11 +321,12 @@ impl<R> Openings<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::route::Record;
 
     const TOPIC: &str = "t";
 
     struct Lab {
-        openings: Openings<u64>,
+        openings: Openings,
         partitioner: KeyPartitioner,
         sent: u64,
     }
@@ -342,8 +358,8 @@ mod tests {
             match destination {
                 Some(destination) => self.openings.sent(destination, Ticket(ticket), &self.partitioner),
                 None => {
-                    let waiting = Waiting { ticket: Ticket(ticket), hash, given: None, record: ticket };
-                    self.openings.wait(TOPIC, waiting);
+                    let record = OwnedRecord::of(&Record { topic: TOPIC, ..Record::default() });
+                    self.openings.wait(TOPIC, Waiting { ticket: Ticket(ticket), hash, given: None, record });
                 }
             }
             destination.is_some()
@@ -363,7 +379,7 @@ mod tests {
                 if released.len() == room {
                     return Release::Full;
                 }
-                released.push(waiting.record);
+                released.push(waiting.ticket.0);
                 Release::Sent
             });
         }
@@ -381,21 +397,6 @@ mod tests {
         for _ in 0..3 {
             assert!(lab.send(1).is_some() && lab.send(2).is_some(), "open from now on");
         }
-    }
-
-    #[test]
-    fn of_a_topic_nobody_knows_one_record_finds_out() {
-        let mut lab = Lab::with(6);
-        lab.partitioner = KeyPartitioner::default();
-        let first = lab.send(1).expect("the first goes");
-        lab.told(2);
-        assert!(lab.send(1).is_none() && lab.send(2).is_none(), "where the first lies is not known");
-        lab.openings.acked(&[first]);
-        let opens = lab.send(1).expect("opens its partition");
-        assert!(lab.send(1).is_none());
-        assert!(lab.send(2).is_some(), "the other partition");
-        lab.openings.acked(&[opens]);
-        assert!(lab.send(1).is_some());
     }
 
     #[test]
@@ -491,25 +492,19 @@ mod tests {
     }
 
     #[test]
-    fn a_count_is_noted_once_and_again_when_it_changes() {
-        let partitioner = KeyPartitioner::default();
-        let ask = |count| partitioner.partition("t", Some(b"abc"), count, |_| true);
-        assert_eq!((partitioner.count("t"), partitioner.version()), (None, 0));
-        assert_eq!(ask(6), partition(hash(b"abc"), 6));
-        assert_eq!((partitioner.count("t"), partitioner.version()), (Some(6), 1));
-        partitioner.expect(Some(6), 0);
-        ask(6);
-        assert_eq!(partitioner.version(), 1);
-        ask(7);
-        assert_eq!((partitioner.count("t"), partitioner.version()), (Some(7), 2));
-    }
-
-    #[test]
-    fn a_record_without_a_key_goes_where_it_was_expected() {
-        let partitioner = KeyPartitioner::default();
-        for hash in [0, 5, 6, u32::MAX] {
-            partitioner.expect(Some(6), hash);
-            assert_eq!(partitioner.partition("t", None, 6, |_| true), partition(hash, 6));
+    fn keys_hash_as_javas_do() {
+        // The vectors of Kafka's own UtilsTest.testMurmur2, and the empty key.
+        let vectors: [(&[u8], i32); 7] = [
+            (b"21", -973_932_308),
+            (b"foobar", -790_332_482),
+            (b"a-little-bit-long-string", -985_981_536),
+            (b"a-little-bit-longer-string", -1_486_304_829),
+            (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58_897_971),
+            (b"abc", 479_470_107),
+            (b"", 0x106e_08d9),
+        ];
+        for (key, expected) in vectors {
+            assert_eq!(hash(key), expected.cast_unsigned(), "{}", String::from_utf8_lossy(key));
         }
     }
 }

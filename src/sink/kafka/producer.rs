@@ -1,5 +1,10 @@
 //! librdkafka's producer: owned by the sink, borrowed by whoever else has a record to deliver through it.
 //!
+//! `rdkafka`'s own `ThreadedProducer` polls for 100 ms at a time whether or not anything is on its way, and asks the clock
+//! without a pause for the last millisecond of each: a hundredth of a core, idle or not. Here nothing is polled while nothing
+//! is on its way, but for a producer with transactions: a broken connection under a commit has to be known before the next
+//! transaction begins (see [`Doubt`]), and after the acks nothing counts as on its way.
+//!
 //! In transactions, records and the position behind them become visible together, and of two producers with one
 //! transactional id only the younger may write. A transaction begins with the first record after a commit. Whatever goes
 //! wrong with one ends its producer, and so does what may have gone wrong unseen: librdkafka does not have KIP-890, so a
@@ -11,21 +16,23 @@
 //! sent when nothing else is in flight, and nothing is sent before it is reported. So a refusal leaves no gap, and librdkafka
 //! goes on with a new epoch. The order of such a record among others is kept by waiting, not by sequence numbers.
 
-use std::sync::atomic::Ordering;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rdkafka::bindings;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::metadata::Metadata;
-use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, PurgeConfig};
 use tokio::sync::{oneshot, watch};
 
-use super::client::PolledProducer;
-use super::context::{Context, Shared, opaque};
+use super::context::{Context, Doubt, Life, Shared, opaque};
 use super::faults::{self, Subject, code};
-use super::log_lines::Doubt;
 use super::options::Options;
+use super::partitions::KeyPartitioner;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint;
 use crate::ledger::Ticket;
@@ -35,21 +42,127 @@ use crate::sink::Connection;
 /// How long a full queue is left alone before the same record is offered again.
 pub(super) const FULL_RETRY: Duration = Duration::from_millis(1);
 
-/// What is waited for metadata at first, before looking whether anybody still wants them.
+/// How long one poll waits for reports. Nothing interrupts it, and dropping the producer waits for its end.
+const POLL: Duration = Duration::from_millis(100);
+/// How often a client that has no record on its way is polled for errors.
+const LOOK: Duration = Duration::from_millis(100);
+/// The first time-out of a question for metadata, before a look whether anybody still wants them.
 const METADATA_FIRST_SLICE: Duration = Duration::from_millis(500);
-/// How long an answer of the coordinator is waited for before looking whether anybody still wants the answer.
+/// The time-out of a question to the coordinator, before a look whether anybody still wants the answer.
 const COORDINATOR_SLICE: Duration = Duration::from_secs(1);
 /// How long a coordinator has to end what another producer left open: longer than an election of it.
 const INIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two looks whether every record of a transaction is acked: a small part of what a commit takes.
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
-/// How long giving up an open transaction may take. Whoever comes next does it otherwise, or the coordinator in its time.
+/// How long giving up an open transaction may take. The next producer does it otherwise, or the coordinator in its time.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// With what a record is refused that would begin a transaction while something of an earlier one may come late.
+/// The refusal of a record that would begin a transaction while a request of an earlier one may come late.
 const DOUBTFUL: RDKafkaErrorCode = RDKafkaErrorCode::State;
 
-/// librdkafka's producer and what belongs to it.
+type Client = BaseProducer<Context, KeyPartitioner>;
+
+/// librdkafka's producer, whose reports are given to its [`Context`] on a thread of its own. Dropping it gives up what was not
+/// acked, and waits for the thread.
+pub(super) struct PolledProducer {
+    client: Arc<Client>,
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PolledProducer {
+    fn new(context: Context) -> Result<PolledProducer, KafkaError> {
+        let always = context.options.transactional.is_some();
+        let config = context.options.client.clone();
+        let client: Arc<Client> = Arc::new(config.create_with_context(context)?);
+        let ends = Arc::new(AtomicBool::new(false));
+        let (polled, told) = (Arc::clone(&client), Arc::clone(&ends));
+        let thread = thread::Builder::new()
+            .name("kafka-poll".to_owned())
+            .spawn(move || poll(&polled, always, &told))
+            .map_err(|error| KafkaError::ClientCreation(format!("no thread can be started: {error}")))?;
+        Ok(PolledProducer { client, ends, thread: Some(thread) })
+    }
+
+    /// Hands one record to librdkafka, which copies it. The record is counted first: its report can come at once.
+    fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
+        let outstanding = &self.context().shared.outstanding;
+        outstanding.fetch_add(1, Ordering::Relaxed);
+        if let Err((error, _)) = self.client.send(record) {
+            outstanding.fetch_sub(1, Ordering::Relaxed);
+            return Err(error);
+        }
+        self.wake();
+        Ok(())
+    }
+
+    /// Whether librdkafka knows of no broker of the cluster: none has answered yet, or all are forgotten.
+    ///
+    /// An answer in which a broker names no brokers, as one does that has just started or was fenced, makes librdkafka drop
+    /// every broker, bootstrap servers included. Its own recovery then does not start, whatever `metadata.recovery.*` says,
+    /// and nobody is asked ever again (confluentinc/librdkafka#5301). Records stay in the queue meanwhile with their sequence
+    /// numbers, and are sent once a broker is known.
+    #[expect(unsafe_code, reason = "the rdkafka crate has no safe call for these functions of librdkafka")]
+    fn knows_no_broker(&self) -> bool {
+        let handle = self.client.client().native_ptr();
+        let mut count = 0;
+        // SAFETY: the handle is valid while the client is borrowed. The ids are an allocation of librdkafka that nobody else
+        // has, and are freed once, by librdkafka.
+        unsafe {
+            let ids = bindings::rd_kafka_brokers_learned_ids(handle, &raw mut count);
+            bindings::rd_kafka_mem_free(handle, ids.cast());
+        }
+        count == 0
+    }
+
+    /// Gives librdkafka its bootstrap servers once more. A server that is known already gets no second thread.
+    ///
+    /// librdkafka keeps a copy of the list for each call: do not call this all the time.
+    #[expect(unsafe_code, reason = "the rdkafka crate has no safe call for this function of librdkafka")]
+    fn add_servers(&self) {
+        let (handle, servers) = (self.client.client().native_ptr(), &self.context().options.servers);
+        // SAFETY: the handle is valid while the client is borrowed, and may be used by any thread. librdkafka copies the list.
+        unsafe {
+            bindings::rd_kafka_brokers_add(handle, servers.as_ptr());
+        }
+    }
+
+    fn wake(&self) {
+        self.thread.iter().for_each(|thread| thread.thread().unpark());
+    }
+}
+
+impl Deref for PolledProducer {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Drop for PolledProducer {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        self.wake();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that polls a Kafka producer has panicked");
+        }
+    }
+}
+
+/// A wake-up before the look at what is on its way is not lost: it ends the next pause at once.
+fn poll(client: &Client, always: bool, ends: &AtomicBool) {
+    while !ends.load(Ordering::Relaxed) {
+        // Errors and other events of librdkafka are counted among them once they are there.
+        if always || client.in_flight_count() > 0 {
+            client.poll(POLL);
+        } else {
+            thread::park_timeout(LOOK);
+        }
+    }
+}
+
+/// librdkafka's producers and their shared state, until both are freed.
 pub(super) struct Inner {
     pub(super) client: PolledProducer,
     pub(super) shared: Arc<Shared>,
@@ -91,7 +204,7 @@ impl Inner {
             None => PolledProducer::new(self.client.context().apart())?,
         };
         client.context().partitioner.expect(None, hash);
-        let sent = self.counted(&client, record);
+        let sent = client.send(record);
         *apart = Some(client);
         sent
     }
@@ -100,18 +213,10 @@ impl Inner {
         if self.is_transactional() {
             self.begin_transaction()?;
         }
-        self.counted(&self.client, record)
+        self.client.send(record)
     }
 
-    /// A record is counted first: its report can come before `send` returns.
-    fn counted(&self, client: &PolledProducer, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
-        self.shared.outstanding.fetch_add(1, Ordering::Relaxed);
-        client.send(record).inspect_err(|_| {
-            self.shared.outstanding.fetch_sub(1, Ordering::Relaxed);
-        })
-    }
-
-    /// What a failed `send` means for this record.
+    /// The meaning of a failed `send` for this record.
     pub(super) fn refusal(&self, error: &KafkaError, subject: Subject<'_>) -> Error {
         if matches!(error, KafkaError::Nul(_)) {
             return Error::new(Kind::Record, "a topic name holds a NUL character").remedy("correct the aggregate type");
@@ -152,15 +257,15 @@ impl Inner {
         let deadline = Instant::now() + INIT_TIMEOUT;
         loop {
             let Err(error) = self.client.init_transactions(COORDINATOR_SLICE) else { return Ok(()) };
-            let waits = matches!(&error, KafkaError::Transaction(error) if error.is_retriable());
-            if !waits || Instant::now() > deadline || self.shared.closing.load(Ordering::Relaxed) {
+            let goes_on = matches!(&error, KafkaError::Transaction(error) if error.is_retriable());
+            if !goes_on || Instant::now() > deadline || self.shared.is_closing() {
                 let id = self.options().transactional.as_ref().map_or("", |of| &of.id);
                 return Err(self.transaction_error(&error).about(format_args!("transactional id {id}")));
             }
         }
     }
 
-    /// Waits for the acks of what was sent, then commits. Blocks.
+    /// Waits for the acks of the transaction's records, then commits. Blocks.
     ///
     /// On an error the producer takes no further records: nobody knows what became of the transaction.
     fn commit_transaction(&self) -> Result<()> {
@@ -175,26 +280,22 @@ impl Inner {
             });
             match waited {
                 Ok(()) => break Ok(()),
-                Err(error) if Instant::now() > deadline || self.has_ended() || !is_under_way(&error) => {
+                Err(error) if Instant::now() > deadline || self.shared.has_ended() || !is_under_way(&error) => {
                     break Err(error);
                 }
                 // The library's own wait looks ten times a second.
-                Err(KafkaError::Flush(_)) => std::thread::sleep(FLUSH_PAUSE),
+                Err(KafkaError::Flush(_)) => thread::sleep(FLUSH_PAUSE),
                 // The commit goes on, and is waited for again. Only librdkafka itself sends it again: see `Doubt`.
                 Err(_) => {}
             }
         };
         if let Err(error) = committed {
-            self.shared.failed.store(true, Ordering::Release);
+            self.shared.advance(Life::Failed);
             return Err(self.transaction_error(&error).about("the transaction is not known to be committed"));
         }
         self.shared.note_doubt(asked_at.and_then(|asked_at| Doubt::of_commit(asked_at.elapsed())));
         *self.in_transaction() = false;
         Ok(())
-    }
-
-    fn has_ended(&self) -> bool {
-        self.shared.failed.load(Ordering::Acquire) || self.shared.closing.load(Ordering::Relaxed)
     }
 
     fn transaction_error(&self, error: &KafkaError) -> Error {
@@ -216,11 +317,11 @@ impl Inner {
         let metadata = self.fetch_metadata(topic, timeout).map_err(|error| match self.shared.tracker.now() {
             Connection::Refused(error) => error,
             Connection::Up | Connection::Down { .. } => {
-                let because = self.shared.last_error().clone().unwrap_or_else(|| code(&error).to_string());
+                let because = self.shared.tracker.last_error().unwrap_or_else(|| code(&error).to_string());
                 Error::new(Kind::KafkaUnreachable, format!("no Kafka broker answers: {because}")).remedy(faults::REACH)
             }
         })?;
-        // One that has just started, or was fenced, knows of none. Nobody could be sent anything.
+        // A broker that has just started, or was fenced, knows of none. No record could be sent to any.
         if metadata.brokers().is_empty() {
             let what = "a Kafka broker answers, and knows of none that is ready, itself included";
             return Err(Error::new(Kind::KafkaUnreachable, what).remedy("look at the log of Kafka's controllers"));
@@ -237,7 +338,7 @@ impl Inner {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let answer = self.client.client().fetch_metadata(topic, slice.min(left));
-            if answer.is_ok() || slice >= left || self.shared.closing.load(Ordering::Relaxed) {
+            if answer.is_ok() || slice >= left || self.shared.is_closing() {
                 return answer;
             }
             slice *= 2;
@@ -249,35 +350,23 @@ impl Inner {
         self.client.knows_no_broker() || self.apart().as_ref().is_some_and(PolledProducer::knows_no_broker)
     }
 
-    /// Has librdkafka ask these servers for the cluster again.
+    /// Has librdkafka ask the bootstrap servers for the cluster again.
     pub(super) fn add_servers(&self) {
         self.client.add_servers();
-        if let Some(client) = &*self.apart() {
-            client.add_servers();
-        }
-    }
-
-    /// See [`Producer::give_up`].
-    fn give_up(&self) -> Option<usize> {
-        let records = Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
-        self.shared.failed.store(true, Ordering::Release);
-        self.purge();
-        Some(records)
+        self.apart().iter().for_each(PolledProducer::add_servers);
     }
 
     fn purge(&self) {
         let all = || PurgeConfig::default().queue().inflight().non_blocking();
         self.client.purge(all());
-        if let Some(client) = &*self.apart() {
-            client.purge(all());
-        }
+        self.apart().iter().for_each(|client| client.purge(all()));
     }
 
     /// Ends the producer on a thread of its own: gives up what is queued or in flight, then frees it.
     ///
     /// Requests on the wire may still be written by the broker: they extend what it has of this producer without a gap.
     pub(super) fn retire(self: Arc<Inner>) {
-        self.shared.closing.store(true, Ordering::Relaxed);
+        self.shared.advance(Life::Closing);
         let mut inner = self;
         let end = move || {
             if *inner.in_transaction()
@@ -292,10 +381,10 @@ impl Inner {
                     Ok(last) => return drop(last),
                     Err(shared) => inner = shared,
                 }
-                std::thread::sleep(Duration::from_millis(10));
+                thread::sleep(Duration::from_millis(10));
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("kafka-close".to_owned()).spawn(end) {
+        if let Err(error) = thread::Builder::new().name("kafka-close".to_owned()).spawn(end) {
             tracing::warn!(%error, "no thread to close the producer on; closing it here");
         }
     }
@@ -318,14 +407,13 @@ fn for_librdkafka<'a>(record: &Record<'a>, ticket: Ticket) -> Result<BaseRecord<
     })
 }
 
-/// Whether what was asked for is still being done.
+/// Whether the flush or the commit is still being done.
 fn is_under_way(error: &KafkaError) -> bool {
     let is_timeout = code(error) == RDKafkaErrorCode::OperationTimedOut;
     let goes_on = matches!(error, KafkaError::Transaction(error) if error.is_retriable());
     is_timeout && (goes_on || matches!(error, KafkaError::Flush(_)))
 }
 
-/// What became of a record, for whoever waits for it.
 type Reply = oneshot::Receiver<Result<()>>;
 
 /// A handle on the sink's producer for records that are not events: the position. Cheap to clone.
@@ -345,9 +433,6 @@ impl Producer {
     /// Delivers one record and waits for the broker's ack, as long as that takes.
     ///
     /// A cancelled call leaves the record on its way.
-    ///
-    /// # Errors
-    /// Why it was not delivered; the table in [`faults`] says what kind that is.
     pub async fn deliver(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<()> {
         let reply = self.sent(topic, partition, key, value).await?;
         reply.await.unwrap_or_else(|_| Err(closed()))
@@ -375,9 +460,13 @@ impl Producer {
     /// Gives up everything that Kafka has not acked, and says how many records that was; none where there were none. The
     /// producer takes no more from here on, and is good for nothing but to be closed.
     ///
-    /// What the operating system has been handed already goes its way, and may still be written by a broker.
+    /// Requests that the operating system has may still be written by a broker.
     pub fn give_up(&self) -> Option<usize> {
-        self.inner.upgrade()?.give_up()
+        let inner = self.inner.upgrade()?;
+        let records = Some(self.shared.outstanding.load(Ordering::Relaxed)).filter(|records| *records > 0)?;
+        self.shared.advance(Life::Failed);
+        inner.purge();
+        Some(records)
     }
 
     /// Waits until Kafka has refused us for some seconds on end, and says why.
@@ -385,7 +474,7 @@ impl Producer {
         self.shared.tracker.unusable().await
     }
 
-    /// Hands one record to librdkafka, once there is room; the receiver is told what became of it.
+    /// Hands one record to librdkafka, once its queue is not full; the receiver is told what became of it.
     async fn sent(&self, topic: &str, partition: i32, key: &[u8], value: &[u8]) -> Result<Reply> {
         loop {
             match self.offer(topic, partition, key, value)? {
@@ -406,14 +495,12 @@ impl Producer {
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) {
             return Ok(None);
         }
-        let record_bytes = Some(key.len() + value.len());
-        let subject = Subject { topic: Some(topic), partition: Some(partition), record_bytes, ..Subject::default() };
-        Err(inner.refusal(&error, subject))
+        Err(inner.refusal(&error, Subject::of_record(topic, partition, key.len() + value.len())))
     }
 
     /// The producer, unless it was closed.
     fn alive(&self) -> Result<Arc<Inner>> {
-        self.inner.upgrade().filter(|_| !self.shared.closing.load(Ordering::Relaxed)).ok_or_else(closed)
+        self.inner.upgrade().filter(|_| !self.shared.is_closing()).ok_or_else(closed)
     }
 }
 

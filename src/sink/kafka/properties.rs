@@ -91,7 +91,7 @@ const ALIASES: &[[&str; 2]] = &[
 /// # Errors
 /// [`Kind::Config`] naming the property and the reason, never its value. Files a property names are opened only when
 /// the producer is created.
-pub fn check_properties(properties: &BTreeMap<String, Secret>) -> Result<()> {
+pub(crate) fn check_properties(properties: &BTreeMap<String, Secret>) -> Result<()> {
     for (name, value) in properties {
         if let Some(why) = refusal(name, value) {
             return Err(Error::new(Kind::Config, format!("the Kafka property {name} cannot be set: {why}"))
@@ -180,14 +180,13 @@ const SECRET_CHARS_MIN: usize = 4;
 
 /// Replaces the values of secret properties in any text by `***`. Costs nothing where no secret is configured.
 #[derive(Clone, Default)]
-pub struct Redactor {
+pub(crate) struct Redactor {
     /// Longest first, so that a secret inside another one does not leave the rest of it visible.
     secrets: Vec<Secret>,
 }
 
 impl Redactor {
-    /// Knows the secrets among librdkafka properties, by the properties' names.
-    pub fn new(properties: &BTreeMap<String, Secret>) -> Self {
+    pub(crate) fn new(properties: &BTreeMap<String, Secret>) -> Self {
         let is_secret = |name: &str| SECRET_PARTS.iter().any(|part| name.contains(part));
         Redactor::of(properties.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value))
     }
@@ -202,8 +201,7 @@ impl Redactor {
         Redactor { secrets }
     }
 
-    /// `text` without any secret.
-    pub fn clean(&self, text: &str) -> String {
+    pub(crate) fn clean(&self, text: &str) -> String {
         let mut clean = text.to_owned();
         for secret in &self.secrets {
             if clean.contains(secret.expose()) {
@@ -289,12 +287,8 @@ mod tests {
         let redactor = Redactor::new(&properties);
         assert_eq!(redactor.clean("user relay, password=hunter22!"), "user relay, password=***!");
         assert_eq!(redactor.clean("bad line MIIEabcd"), "bad line ***");
-    }
-
-    #[test]
-    fn a_value_too_short_to_protect_anything_does_not_eat_the_text() {
-        let properties = BTreeMap::from([("sasl.password".to_owned(), Secret::new("a"))]);
-        assert_eq!(Redactor::new(&properties).clean("a broker"), "a broker");
+        let short = BTreeMap::from([("sasl.password".to_owned(), Secret::new("a"))]);
+        assert_eq!(Redactor::new(&short).clean("a broker"), "a broker", "a short value protects nothing");
     }
 
     fn checked_files(given: &[(&str, &str)]) -> Result<()> {

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -144,32 +145,23 @@ fn numbers(records: &[Read]) -> Vec<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_record_is_acked_once_and_lies_in_the_topic_in_order() {
-    let cluster = cluster(1);
-    let mut sink = sink(&cluster);
-    let deliveries = open(&mut sink).await;
-    enqueue_numbers(&mut sink, OPENED..2_000);
-    let deliveries = delivered_too(&mut sink, deliveries, 2_000).await;
-    assert_eq!(acked(&deliveries), (0..2_000).collect::<Vec<_>>());
-    assert_eq!(numbers(&read(&cluster, 1, 2_000)), (0..2_000).collect::<Vec<_>>());
-    assert_eq!(sink.connection(), Connection::Up);
-    sink.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn null_and_empty_keys_values_and_headers_stay_what_they_are() {
-    let cluster = cluster(1);
+async fn all_parts_of_a_record_arrive_and_null_and_empty_differ() {
+    let cluster = cluster(3);
     let mut sink = sink(&cluster);
     let headers: &[(&str, Option<&[u8]>)] = &[("id", Some(b"1")), ("empty", Some(b"")), ("null", None)];
-    sink.enqueue(&Record { topic: TOPIC, ..Record::default() }, Ticket(0)).unwrap();
+    let given = Record { topic: TOPIC, partition: Some(2), ..Record::default() };
+    sink.enqueue(&given, Ticket(0)).unwrap();
     delivered(&mut sink, 1).await;
-    sink.enqueue(&Record { headers, ..record(b"", b"") }, Ticket(1)).unwrap();
+    let full = Record { headers, timestamp_ms: Some(1_714_979_289_123), partition: Some(2), ..record(b"", b"") };
+    sink.enqueue(&full, Ticket(1)).unwrap();
     delivered(&mut sink, 1).await;
-    let records = read(&cluster, 1, 2);
+    let records = read(&cluster, 3, 2);
     assert_eq!((&records[0].key, &records[0].value, records[0].headers.len()), (&None, &None, 0));
     assert_eq!((&records[1].key, &records[1].value), (&Some(Vec::new()), &Some(Vec::new())));
     let expected = [("id", Some(b"1".to_vec())), ("empty", Some(Vec::new())), ("null", None)];
     assert_eq!(records[1].headers, expected.map(|(name, value)| (name.to_owned(), value)));
+    assert_eq!((records[0].partition, records[1].partition), (2, 2));
+    assert_eq!(records[1].timestamp_ms, Some(1_714_979_289_123));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -338,7 +330,7 @@ async fn keys_go_where_java_puts_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn waiting_for_deliveries_can_be_cancelled_without_losing_one() {
+async fn every_record_is_acked_once_and_in_order_however_often_waiting_is_cancelled() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
     let mut deliveries = open(&mut sink).await;
@@ -354,6 +346,9 @@ async fn waiting_for_deliveries_can_be_cancelled_without_losing_one() {
     };
     tokio::time::timeout(PATIENCE, all).await.unwrap();
     assert_eq!(acked(&deliveries), (0..200).collect::<Vec<_>>());
+    assert_eq!(numbers(&read(&cluster, 1, 200)), (0..200).collect::<Vec<_>>());
+    assert_eq!(sink.connection(), Connection::Up);
+    sink.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -389,15 +384,6 @@ async fn a_check_names_missing_topics_and_an_unreachable_broker() {
     let error = nobody.missing(&[], Duration::from_millis(300)).await.unwrap_err();
     assert_eq!(error.kind(), Kind::KafkaUnreachable);
     assert!(matches!(nobody.connection(), Connection::Down { .. }));
-}
-
-#[test]
-fn a_file_that_a_property_names_and_that_is_missing_is_a_fault_of_the_configuration() {
-    let config =
-        config("127.0.0.1:9".to_owned(), &[("security.protocol", "ssl"), ("ssl.ca.location", "/nowhere/ca.pem")]);
-    let error = KafkaSink::connect(&config).err().unwrap();
-    assert_eq!(error.kind(), Kind::Config);
-    assert!(error.cause().contains("ssl.ca.location"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -457,20 +443,6 @@ async fn records_without_a_key_go_to_every_partition() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_may_have_a_partition_and_a_timestamp_of_its_own() {
-    let cluster = cluster(3);
-    let mut sink = sink(&cluster);
-    for ticket in 0..10 {
-        let own = Record { partition: Some(2), timestamp_ms: Some(1_714_979_289_123), ..record(b"o-1", b"x") };
-        sink.enqueue(&own, Ticket(ticket)).unwrap();
-    }
-    delivered(&mut sink, 10).await;
-    for read in read(&cluster, 3, 10) {
-        assert_eq!((read.partition, read.timestamp_ms), (2, Some(1_714_979_289_123)));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_not_there_is_a_refusal() {
     let cluster = cluster(1);
     let mut sink = sink(&cluster);
@@ -490,19 +462,6 @@ async fn a_partition_that_is_not_there_is_a_refusal() {
 async fn transactional(cluster: &Cluster) -> Result<KafkaSink> {
     let of = Transactional { id: "walrelay-7-orders".to_owned(), timeout: Duration::from_secs(10) };
     KafkaSink::transactional(&config(cluster.bootstrap_servers(), &[]), &of).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_committed_ends_one_transaction_and_the_next_record_begins_another() {
-    let cluster = cluster(1);
-    let mut sink = transactional(&cluster).await.unwrap();
-    for number in 0..3 {
-        enqueue_numbers(&mut sink, number..number + 1);
-        assert_eq!(acked(&delivered(&mut sink, 1).await), [number]);
-        sink.producer().commit(TOPIC, 0, b"position", b"behind it").await.unwrap();
-    }
-    // A position alone.
-    sink.producer().commit(TOPIC, 0, b"position", b"alone").await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,5 @@
-//! Reads topics between known offsets, in no consumer group. Blocks; meant for a thread of its own.
+//! Clients beside the producer: readers of topics, in no consumer group, and one that creates topics. All calls block;
+//! meant for a thread of its own in a Tokio runtime.
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -6,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
@@ -13,16 +15,19 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _, Message as _};
 use rdkafka::metadata::{MetadataBroker, MetadataPartition};
 use rdkafka::{Offset, TopicPartitionList};
+use tokio::runtime::Handle;
 
-use super::client::close_aside;
+use super::context::write_log;
 use super::faults::{self, Subject, code};
-use super::log_lines;
 use super::options::Options;
 use super::properties::Redactor;
 use crate::error::{Error, Kind, Result};
+use crate::route::Record;
 
 /// How long one question to the brokers may take.
 const ASK_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long one answer of the admin client may take.
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Reading gives up after this long without a record or the end of a partition.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one call of librdkafka waits for a record.
@@ -37,7 +42,6 @@ const AHEAD_KIB: &str = "8192";
 /// By partition, the offsets to read.
 pub(crate) type Spans = BTreeMap<i32, Range<i64>>;
 
-/// A header's name and value.
 pub(crate) type Header<'m> = (&'m str, Option<&'m [u8]>);
 
 /// One record of a topic.
@@ -72,7 +76,6 @@ impl<'m> Message<'m> {
 /// A topic and its cluster, as the metadata have them.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// Ids of the brokers.
     pub(crate) brokers: Vec<i32>,
     /// Ids of the topic's partitions; none where there is no such topic.
     pub(crate) partitions: Vec<i32>,
@@ -91,9 +94,9 @@ pub(crate) enum Isolation {
 
 /// Reads topics. Up to 8 MiB of records are fetched ahead.
 pub(crate) struct TopicReader {
-    /// There until the reader is dropped.
+    /// Set until the reader is dropped.
     client: Option<BaseConsumer<Listening>>,
-    /// When all of the reading has to be done.
+    /// The time by which all reading has to be done.
     deadline: Option<Instant>,
 }
 
@@ -101,9 +104,6 @@ impl TopicReader {
     /// Makes a reader, which is in no group, commits nothing and creates no topic. `options` are those of
     /// [`Options::reader`]. Without a `deadline`, a question to the brokers may take 15 s, and reading gives up after 30 s
     /// of silence.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] where no client can be made.
     pub(crate) fn open(mut options: Options, isolation: Isolation, deadline: Option<Instant>) -> Result<TopicReader> {
         let level = match isolation {
             Isolation::ReadCommitted => "read_committed",
@@ -125,9 +125,6 @@ impl TopicReader {
     }
 
     /// The topic's partitions and replicas, and the brokers. Does not create the topic.
-    ///
-    /// # Errors
-    /// [`Kind::KafkaUnreachable`], [`Kind::KafkaRefused`] and [`Kind::TopicRefused`].
     pub(crate) fn layout(&self, topic: &str) -> Result<Layout> {
         use RDKafkaErrorCode as Code;
         let asked = self.client()?.fetch_metadata(Some(topic), self.time_left(topic, ASK_TIMEOUT)?);
@@ -288,6 +285,16 @@ impl TopicReader {
     }
 }
 
+/// Ends a Kafka client on a thread of its own. Closing a consumer waits for librdkafka's threads, and those were seen to
+/// wait for ever now and then (confluentinc/librdkafka#3470, #4884). The caller does not wait with them. Where no thread
+/// can be had the client is closed here.
+fn close_aside<C: Send + 'static>(client: C) {
+    let started = std::thread::Builder::new().name("kafka-close".to_owned()).spawn(move || drop(client));
+    if let Err(error) = started {
+        tracing::debug!(%error, "a Kafka client was closed without a thread of its own");
+    }
+}
+
 impl Drop for TopicReader {
     fn drop(&mut self) {
         if let Some(client) = self.client.take() {
@@ -297,20 +304,20 @@ impl Drop for TopicReader {
 }
 
 /// Logs what librdkafka says, and keeps why a broker refuses the client.
-pub(super) struct Listening {
+struct Listening {
     redactor: Redactor,
     refusal: Mutex<Option<Error>>,
 }
 
 impl Listening {
-    pub(super) fn new(redactor: Redactor) -> Listening {
+    fn new(redactor: Redactor) -> Listening {
         Listening { redactor, refusal: Mutex::new(None) }
     }
 }
 
 impl ClientContext for Listening {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        log_lines::write(&self.redactor, level, facility, text);
+        write_log(&self.redactor, level, facility, text);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -349,4 +356,193 @@ fn heals(error: &KafkaError) -> bool {
 fn is_young(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(code(error), Code::LeaderNotAvailable | Code::NotLeaderForPartition | Code::UnknownPartition)
+}
+
+/// Creates topics, and asks for their settings. Close it with [`TopicAdmin::close`].
+pub(crate) struct TopicAdmin(AdminClient<Listening>);
+
+impl TopicAdmin {
+    /// `options` are those of [`Options::reader`].
+    pub(crate) fn open(options: &Options) -> Result<TopicAdmin> {
+        let context = Listening::new(options.redactor.clone());
+        let client = options.client.create_with_context(context);
+        client.map(TopicAdmin).map_err(|error| options.creation_error(&error))
+    }
+
+    /// Creates a topic with one partition. False where the topic exists: another client may have been faster.
+    pub(crate) fn create(&self, topic: &str, replicas: usize, settings: &[(&str, &str)]) -> Result<bool> {
+        let replication = TopicReplication::Fixed(i32::try_from(replicas).unwrap_or(1));
+        let new = settings.iter().fold(NewTopic::new(topic, 1, replication), |new, (name, value)| new.set(name, value));
+        let options = AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).operation_timeout(Some(ADMIN_TIMEOUT));
+        let created = Handle::current().block_on(self.0.create_topics([&new], &options));
+        let explain = |code| faults::explain(code, Subject { topic: Some(topic), ..Subject::default() });
+        match created.map_err(|error| explain(code(&error)))?.into_iter().next() {
+            Some(Ok(_)) => Ok(true),
+            Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(false),
+            Some(Err((_, code))) => Err(explain(code)),
+            None => Err(Error::new(Kind::KafkaUnreachable, format!("no answer to the creation of topic {topic}"))),
+        }
+    }
+
+    /// A setting of a topic, or why it is not known. `broker` is the id of any broker: asked by default is the controller,
+    /// which may be out of reach.
+    pub(crate) fn setting(&self, topic: &str, name: &str, broker: Option<i32>) -> Result<String, String> {
+        let options = AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT)).broker_id(broker);
+        let resource = ResourceSpecifier::Topic(topic);
+        let asked = Handle::current().block_on(self.0.describe_configs([&resource], &options));
+        let results = asked.map_err(|error: KafkaError| code(&error).to_string())?;
+        let described = results.into_iter().next().and_then(Result::ok);
+        let value = described.and_then(|described| described.get(name)?.value.clone());
+        // The client library keeps a refusal to itself and leaves the settings out.
+        value.ok_or_else(|| "the Kafka user may not see its settings (DescribeConfigs)".to_owned())
+    }
+
+    pub(crate) fn close(self) {
+        close_aside(self.0);
+    }
+}
+
+/// The first look at a partition: more than one gets of a relay between two stores, and a single fetch.
+const WINDOW: i64 = 1_000;
+/// How much larger each further look is.
+const GROWTH: i64 = 4;
+/// Offsets looked at, in all partitions together: half of what may be in flight by default, and a second's reading.
+pub(crate) const RECORDS_MAX: i64 = 50_000;
+/// Bytes of records looked at: large records must not make a start wait for long.
+const BYTES_MAX: usize = 64 << 20;
+
+/// Shows `take` the newest records of every partition of `topic` that are committed, at most [`RECORDS_MAX`] of them, and is
+/// told of each whether it is one of those looked for. Those of a partition are shown in windows that go back, each window
+/// in order, until the older half of one has none that is looked for: others may write in between. A topic that does not
+/// exist has no records. Nothing is created or committed.
+///
+/// # Errors
+/// [`Kind::KafkaRefused`](crate::error::Kind) or `TopicRefused` where the topic may not be read; `KafkaUnreachable` where it
+/// could not be by `deadline`. What was shown until then stays true.
+pub(crate) fn read_back(
+    options: Options,
+    topic: &str,
+    deadline: Instant,
+    take: &mut dyn FnMut(&Record<'_>) -> bool,
+) -> Result<()> {
+    let reader = TopicReader::open(options, Isolation::ReadCommitted, Some(deadline))?;
+    let spans = reader.spans(topic)?;
+    let mut partitions: Vec<Partition> = spans.into_iter().map(|(id, span)| Partition::new(id, span)).collect();
+    let (mut window, mut left, mut bytes) = (WINDOW, RECORDS_MAX, 0);
+    while let Some(looked_at) = look_back(&mut partitions, window, left) {
+        let spans: Spans = partitions.iter().map(|partition| (partition.id, partition.from..partition.to)).collect();
+        reader.read(topic, &spans, &mut |message| {
+            let (key, value) = (message.key, message.value);
+            bytes += value.map_or(0, <[u8]>::len) + key.map_or(0, <[u8]>::len);
+            if let Some(headers) = &message.headers
+                && take(&Record { topic, key, value, headers, partition: Some(message.partition), timestamp_ms: None })
+                && let Some(partition) = partitions.iter_mut().find(|partition| partition.id == message.partition)
+            {
+                partition.oldest.get_or_insert(message.offset);
+            }
+            if bytes > BYTES_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        if bytes > BYTES_MAX {
+            return Ok(());
+        }
+        partitions.iter_mut().for_each(Partition::looked_at);
+        left -= looked_at;
+        window = window.saturating_mul(GROWTH);
+    }
+    Ok(())
+}
+
+/// A partition, and what of it was looked at.
+#[derive(Debug)]
+struct Partition {
+    id: i32,
+    low: i64,
+    /// Everything from here on was looked at.
+    from: i64,
+    /// Where the window ends that is looked at now.
+    to: i64,
+    /// The oldest record in the window that was looked for.
+    oldest: Option<i64>,
+    enough: bool,
+}
+
+impl Partition {
+    fn new(id: i32, span: Range<i64>) -> Partition {
+        Partition { id, low: span.start, from: span.end, to: span.end, oldest: None, enough: span.is_empty() }
+    }
+
+    /// A window of it was looked at, if there was one.
+    fn looked_at(&mut self) {
+        let middle = self.from + (self.to - self.from) / 2;
+        self.enough |= self.oldest.is_none_or(|oldest| oldest >= middle);
+    }
+}
+
+/// Moves every partition that is not done one window back, as far as that is `left` for all; `None` when nothing is to be
+/// looked at any more.
+fn look_back(partitions: &mut [Partition], window: i64, left: i64) -> Option<i64> {
+    let open = |partition: &Partition| !partition.enough && partition.from > partition.low;
+    let count = partitions.iter().filter(|partition| open(partition)).count();
+    let window = window.min(left / i64::try_from(count).ok().filter(|count| *count > 0)?);
+    if window <= 0 {
+        return None;
+    }
+    let mut looked_at = 0;
+    for partition in partitions.iter_mut() {
+        // One that is done has nothing left to come.
+        partition.to = partition.from;
+        if open(partition) {
+            partition.from = partition.low.max(partition.to - window);
+            looked_at += partition.to - partition.from;
+        }
+        partition.oldest = None;
+    }
+    Some(looked_at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partition(id: i32, low: i64, high: i64) -> Partition {
+        Partition::new(id, low..high)
+    }
+
+    fn windows(partitions: &[Partition]) -> Vec<(i64, i64)> {
+        partitions.iter().map(|partition| (partition.from, partition.to)).collect()
+    }
+
+    #[test]
+    fn a_partition_is_done_when_the_older_half_of_a_window_has_nothing_that_is_looked_for() {
+        for (oldest, enough) in [(None, true), (Some(9_500), true), (Some(9_499), false), (Some(9_000), false)] {
+            let mut one = [partition(0, 0, 10_000)];
+            look_back(&mut one, 1_000, 50_000);
+            one[0].oldest = oldest;
+            one[0].looked_at();
+            assert_eq!(one[0].enough, enough, "{oldest:?}");
+        }
+    }
+
+    #[test]
+    fn each_window_ends_where_the_last_began_until_one_was_enough_or_the_beginning_is_reached() {
+        let mut all = [partition(0, 0, 10_000), partition(1, 9_500, 10_000), partition(2, 7, 7)];
+        assert_eq!(look_back(&mut all, 1_000, 50_000), Some(1_500));
+        assert_eq!(windows(&all), [(9_000, 10_000), (9_500, 10_000), (7, 7)]);
+        assert_eq!(look_back(&mut all, 4_000, 48_500), Some(4_000));
+        assert_eq!(windows(&all), [(5_000, 9_000), (9_500, 9_500), (7, 7)]);
+        all[0].enough = true;
+        assert_eq!(look_back(&mut all, 16_000, 44_500), None);
+    }
+
+    #[test]
+    fn all_partitions_together_stay_below_the_bound() {
+        let mut all: Vec<_> = (0..1_000).map(|id| partition(id, 0, 1_000_000)).collect();
+        let (mut left, mut window) = (RECORDS_MAX, WINDOW);
+        while let Some(looked_at) = look_back(&mut all, window, left) {
+            left -= looked_at;
+            window *= GROWTH;
+        }
+        assert_eq!(left, 0);
+        assert!(all.iter().all(|partition| partition.from == 999_950));
+    }
 }
