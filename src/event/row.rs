@@ -6,7 +6,7 @@ use super::content::Content;
 use super::error::Fault;
 use crate::config::{OutboxConfig, RowKey};
 use crate::decode::{Column, Relation, Tuple, Value};
-use crate::template::{ColumnType, TypedValues, Values};
+use crate::template::{ColumnType, Values};
 
 /// One row, or one message, by place: the place of a column is its index in [`crate::config::OutboxConfig::columns`],
 /// wherever it stands in the table at the time. Values are the text Postgres sent, borrowed from the receive buffer
@@ -74,7 +74,12 @@ impl<'a> Row<'a> {
     }
 }
 
-impl TypedValues for Row<'_> {
+impl Values for Row<'_> {
+    #[inline]
+    fn value(&self, place: usize) -> Option<&[u8]> {
+        self.get(place)
+    }
+
     #[inline]
     fn column_type(&self, place: usize) -> ColumnType {
         match &self.0 {
@@ -88,13 +93,6 @@ impl TypedValues for Row<'_> {
             Of::Table(..) => true,
             Of::Message(content) => content.is_checked(place),
         }
-    }
-}
-
-impl Values for Row<'_> {
-    #[inline]
-    fn value(&self, place: usize) -> Option<&[u8]> {
-        self.get(place)
     }
 }
 

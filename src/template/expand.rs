@@ -8,9 +8,8 @@ use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-use super::kind::{double, quoted};
-use crate::template::json::Ordered;
-use crate::template::value::Needed;
+use super::connect::{double, quoted};
+use super::json::Ordered;
 
 /// What is nested deeper stays a text. Each level is read again by the one above it.
 const DEPTH_MAX: usize = 200;
@@ -20,7 +19,7 @@ const DEPTH_MAX: usize = 200;
 const BYTES_MAX: usize = 64 << 20;
 /// How many members may be looked for while elements of arrays are made alike, likewise.
 const WORK_MAX: usize = 4 << 20;
-const TOO_MUCH: Needed =
+const TOO_MUCH: &str =
     "JSON whose objects in arrays are more alike: filled with each other's members it is too large";
 
 /// What all values in one place have in common.
@@ -42,7 +41,7 @@ enum Shape {
 ///
 /// # Errors
 /// It is an object or array that is not JSON, or comes to far more than it is.
-pub(in crate::template) fn expand(text: &str, nulls: bool) -> Result<String, Needed> {
+pub(super) fn expand(text: &str, nulls: bool) -> Result<String, &'static str> {
     if !text.starts_with(['{', '[']) {
         return Ok(quoted(text));
     }
@@ -144,7 +143,7 @@ fn merged(before: Shape, other: Shape, work: &mut usize) -> Option<Shape> {
 
 /// # Errors
 /// It comes to more than `bytes_max`.
-fn write(value: &RawValue, shape: &Shape, bytes_max: usize, json: &mut String) -> Result<(), Needed> {
+fn write(value: &RawValue, shape: &Shape, bytes_max: usize, json: &mut String) -> Result<(), &'static str> {
     let text = value.get();
     if json.len() > bytes_max {
         return Err(TOO_MUCH);
@@ -199,4 +198,41 @@ fn members(text: &str) -> Vec<(Cow<'_, str>, &RawValue)> {
 
 fn elements(text: &str) -> Vec<&RawValue> {
     serde_json::from_str(text).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_that_is_not_or_too_deep_does_no_harm() {
+        assert_eq!(expand("{", false), Err("JSON"));
+        assert_eq!(expand("", false).as_deref(), Ok("\"\""));
+        let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(expand(&deep, false).unwrap(), format!("\"{deep}\""));
+        let shallow = format!("{}1{}", "[".repeat(100), "]".repeat(100));
+        assert_eq!(expand(&shallow, false), Ok(shallow));
+        assert_eq!(expand(r#"{"a": 1, "b": 2, "a": 3}"#, false).as_deref(), Ok(r#"{"a":3,"b":2}"#));
+    }
+
+    #[test]
+    fn objects_in_an_array_with_nothing_in_common_do_not_exhaust_memory() {
+        let array = |count: usize| {
+            let objects: Vec<String> = (0..count).map(|number| format!("{{\"member-{number}\":{number}}}")).collect();
+            format!("[{}]", objects.join(","))
+        };
+        assert!(expand(&array(100), false).unwrap().len() > 100 * 100 * 10);
+        for too_many in [2_500, 200_000] {
+            assert!(expand(&array(too_many), false).is_err(), "{too_many}");
+        }
+        let alike = format!("[{}]", vec![r#"{"a":1,"b":{"c":"x"},"d":[{"e":1}]}"#; 100_000].join(","));
+        assert_eq!(expand(&alike, false).as_deref(), Ok(alike.as_str()));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_panics(text in r#"[\[{][\[\]{}:, "a\\u1-]{0,40}|\PC*"#) {
+            let _expanded = expand(&text, true);
+        }
+    }
 }
