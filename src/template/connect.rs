@@ -495,6 +495,38 @@ pub(super) fn quoted(text: &str) -> String {
     quoted
 }
 
+/// A valid JSON string, escaped likewise. One half of a surrogate pair stays so.
+pub(super) fn requoted(string: &str) -> String {
+    let mut quoted = String::with_capacity(string.len());
+    quoted.push('"');
+    let inside = string.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(string);
+    let mut characters = inside.chars();
+    while let Some(c) = characters.next() {
+        let escaped = if c == '\\' { characters.next() } else { None };
+        let c = match escaped {
+            None => c,
+            Some('b') => '\u{8}',
+            Some('f') => '\u{c}',
+            Some('n') => '\n',
+            Some('r') => '\r',
+            Some('t') => '\t',
+            Some('u') => {
+                let digits: String = characters.by_ref().take(4).collect();
+                let unit = u32::from_str_radix(&digits, 16).unwrap_or_default();
+                let Some(c) = char::from_u32(unit) else {
+                    push_unit(&mut quoted, unit);
+                    continue;
+                };
+                c
+            }
+            Some(c) => c,
+        };
+        push_escaped(&mut quoted, c);
+    }
+    quoted.push('"');
+    quoted
+}
+
 fn push_escaped(quoted: &mut String, c: char) {
     match c {
         '"' => quoted.push_str("\\\""),
