@@ -9,21 +9,17 @@ use crate::template::{Ordered, text_of};
 
 /// Class of the transform that is carried.
 const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
-/// Where an option of the router starts.
 pub(super) const ROUTER_PREFIX: &str = "router.";
-/// Where an option of the producer starts.
 pub(super) const PRODUCER_PREFIX: &str = "producer.override.";
 /// The option with the login's name and password in it.
 pub(super) const LOGIN: &str = "producer.override.sasl.jaas.config";
 
-/// Whose configuration it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Connect,
     Server,
 }
 
-/// An option of the file.
 pub(super) struct Written {
     /// Its name by our set of names.
     pub(super) name: String,
@@ -75,12 +71,10 @@ impl Given {
         given
     }
 
-    /// The router's alias, if there is a router.
     pub(super) fn router(&self) -> Option<&str> {
         self.router.as_deref()
     }
 
-    /// Whether the file has it.
     pub(super) fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }

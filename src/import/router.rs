@@ -257,7 +257,7 @@ fn plain_value(
             carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
         }
         (Converter::Unknown, _) => unknown_value(carrying, "StringConverter"),
-        (Converter::Bytes, _) if given_delegate(carrying.given) => {
+        (Converter::Bytes, _) if carrying.given.has("value.converter.delegate.converter.type") => {
             let why = "carried as of a bytea, whose bytes go out as they are. A payload of another type was what the \
                        delegate made of it";
             let what_to_do = "connect('json')|default('null') in format.value, if the payload is json, jsonb or text";
@@ -265,11 +265,6 @@ fn plain_value(
         }
         (Converter::Text | Converter::Bytes | Converter::Json { .. }, _) => {}
     }
-}
-
-/// Whether values that are no bytes go to another converter.
-fn given_delegate(given: &Given) -> bool {
-    given.has("value.converter.delegate.converter.type")
 }
 
 fn unknown_value(carrying: &mut Carrying<'_>, as_if: &str) {
@@ -408,7 +403,6 @@ fn replaced(
     Ok(out)
 }
 
-/// Where a column goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Header,
