@@ -12,7 +12,7 @@ use super::error::Fault;
 use super::{Event, Place};
 use crate::config::{MESSAGE_CONTENT, MESSAGE_LSN, MESSAGE_PREFIX, OutboxConfig, RowKey};
 use crate::decode::{self, Column, Insert, LogicalMessage, Message, Relation, Tuple, Value};
-use crate::template::{ColumnType, TypedValues, Values, text_of};
+use crate::template::{ColumnType, Values, text_of};
 
 /// The values of one row or message, by the index of the column in [`OutboxConfig::columns`]. Values are the text of Postgres, borrowed
 /// from the receive buffer where possible.
@@ -76,7 +76,12 @@ impl<'a> Row<'a> {
     }
 }
 
-impl TypedValues for Row<'_> {
+impl Values for Row<'_> {
+    #[inline]
+    fn value(&self, place: usize) -> Option<&[u8]> {
+        self.get(place)
+    }
+
     #[inline]
     fn column_type(&self, place: usize) -> ColumnType {
         match &self.0 {
@@ -90,13 +95,6 @@ impl TypedValues for Row<'_> {
             Of::Table(..) => true,
             Of::Message(content) => content.is_checked(place),
         }
-    }
-}
-
-impl Values for Row<'_> {
-    #[inline]
-    fn value(&self, place: usize) -> Option<&[u8]> {
-        self.get(place)
     }
 }
 

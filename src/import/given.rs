@@ -1,23 +1,25 @@
-//! The options of a file by one set of names, whichever form it has.
+//! The options of a file by one set of names, whichever form it has: Kafka Connect's JSON or properties, or Debezium
+//! Server's properties.
 //!
 //! Names are Kafka Connect's. Those of the Outbox Event Router start with `router.` instead of its alias, and those of
 //! the producer with `producer.override.`.
 
+use crate::error::{Error, Kind, Result};
+use crate::template::{Ordered, text_of};
+
 /// Class of the transform that is carried.
 const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
-/// Where an option of the router starts.
 pub(super) const ROUTER_PREFIX: &str = "router.";
-/// Where an option of the producer starts.
 pub(super) const PRODUCER_PREFIX: &str = "producer.override.";
+/// The option with the login's name and password in it.
+pub(super) const LOGIN: &str = "producer.override.sasl.jaas.config";
 
-/// Whose configuration it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Connect,
     Server,
 }
 
-/// An option of the file.
 pub(super) struct Written {
     /// Its name by our set of names.
     pub(super) name: String,
@@ -34,7 +36,16 @@ pub(super) struct Given {
 }
 
 impl Given {
-    pub(super) fn new(options: Vec<(String, String)>) -> Given {
+    /// Reads a file called `path`.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with the line, without any value.
+    pub(super) fn read(path: &str, text: &str) -> Result<Given> {
+        let is_json = text.trim_start().starts_with('{');
+        Ok(Given::new(if is_json { of_json(path, text)? } else { of_properties(path, text)? }))
+    }
+
+    fn new(options: Vec<(String, String)>) -> Given {
         let is_server = options.iter().any(|(name, _)| name.starts_with("debezium."));
         let form = if is_server { Form::Server } else { Form::Connect };
         let options = options.into_iter().map(|(written, value)| {
@@ -60,12 +71,10 @@ impl Given {
         given
     }
 
-    /// The router's alias, if there is a router.
     pub(super) fn router(&self) -> Option<&str> {
         self.router.as_deref()
     }
 
-    /// Whether the file has it.
     pub(super) fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
@@ -149,4 +158,176 @@ fn name_of_server(written: &str) -> String {
         return if more.is_empty() { format!("{of}.converter") } else { format!("{of}.converter.{more}") };
     }
     rest.to_owned()
+}
+
+/// The options of Kafka Connect's JSON, `{"name": …, "config": {…}}` or the map alone, in the order of the file. `null` is
+/// an option that is not set.
+fn of_json(path: &str, text: &str) -> Result<Vec<(String, String)>> {
+    // Only the line: the error's own text may quote a value.
+    let not_json = |error: serde_json::Error| {
+        Error::new(Kind::Config, format!("{path}:{}: this is not JSON as Kafka Connect takes it", error.line()))
+            .remedy("name a file with one object: the connector's options, or its name and config")
+    };
+    let outer = serde_json::from_str::<Ordered<'_>>(text).map_err(not_json)?.0;
+    let config = outer.iter().find(|(name, value)| name == "config" && value.get().starts_with('{'));
+    let members = match config {
+        Some((_, config)) => serde_json::from_str::<Ordered<'_>>(config.get()).map_err(not_json)?.0,
+        None => outer,
+    };
+    let mut options = Vec::new();
+    for (name, value) in members {
+        if value.get().starts_with(['{', '[']) {
+            return Err(Error::new(Kind::Config, format!("{path}: {name} is neither text nor a number"))
+                .remedy("an option of Kafka Connect is a text, a number, or true or false"));
+        }
+        let value = text_of(value.get()).map_err(not_json)?;
+        options.extend(value.map(|value| (name.into_owned(), value.into_owned())));
+    }
+    Ok(options)
+}
+
+/// The options of Java's `.properties` in the order of the file; of two with one name the second counts, as in Java:
+/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/util/Properties.html>.
+fn of_properties(path: &str, text: &str) -> Result<Vec<(String, String)>> {
+    let mut options: Vec<(String, String)> = Vec::new();
+    for (number, line) in logical_lines(text) {
+        let malformed = || {
+            Error::new(Kind::Config, format!("{path}:{number}: \\u is not followed by four hexadecimal digits"))
+                .remedy("write a backslash as \\\\")
+        };
+        let (name, value) = split(&line);
+        let (name, value) = (unescaped(name).ok_or_else(malformed)?, unescaped(value).ok_or_else(malformed)?);
+        options.retain(|(known, _)| *known != name);
+        options.push((name, value));
+    }
+    Ok(options)
+}
+
+const BLANKS: [char; 3] = [' ', '\t', '\u{c}'];
+
+/// Lines without comments and blank ones, with those that a backslash continues put together, still escaped.
+fn logical_lines(text: &str) -> Vec<(usize, String)> {
+    let text = text.replace("\r\n", "\n").replace('\r', "\n");
+    let mut lines: Vec<(usize, String)> = Vec::new();
+    let mut continues = false;
+    for (number, line) in (1..).zip(text.split('\n')) {
+        let line = line.trim_start_matches(BLANKS);
+        if !continues && (line.is_empty() || line.starts_with(['#', '!'])) {
+            continue;
+        }
+        let slashes = line.chars().rev().take_while(|&c| c == '\\').count();
+        let goes_on = slashes % 2 == 1;
+        let line = if goes_on { line.get(..line.len() - 1).unwrap_or_default() } else { line };
+        match lines.last_mut() {
+            Some((_, before)) if continues => before.push_str(line),
+            _ => lines.push((number, line.to_owned())),
+        }
+        continues = goes_on;
+    }
+    lines
+}
+
+/// Name and value: between them one `=` or `:`, or blanks alone.
+fn split(line: &str) -> (&str, &str) {
+    let mut escaped = false;
+    let end = line.find(|c| {
+        let ends = !escaped && (matches!(c, '=' | ':') || BLANKS.contains(&c));
+        escaped = !escaped && c == '\\';
+        ends
+    });
+    let (name, rest) = line.split_at(end.unwrap_or(line.len()));
+    let rest = rest.trim_start_matches(BLANKS);
+    let rest = rest.strip_prefix(['=', ':']).unwrap_or(rest);
+    (name, rest.trim_start_matches(BLANKS))
+}
+
+/// `None`: a `\u` without its four digits.
+fn unescaped(text: &str) -> Option<String> {
+    let mut units: Vec<u16> = Vec::new();
+    let mut characters = text.chars();
+    let push = |units: &mut Vec<u16>, c: char| units.extend_from_slice(c.encode_utf16(&mut [0; 2]));
+    while let Some(c) = characters.next() {
+        if c != '\\' {
+            push(&mut units, c);
+            continue;
+        }
+        match characters.next() {
+            None => {}
+            Some('t') => units.push(0x09),
+            Some('n') => units.push(0x0a),
+            Some('r') => units.push(0x0d),
+            Some('f') => units.push(0x0c),
+            Some('u') => {
+                let digits: String = characters.by_ref().take(4).collect();
+                let hexadecimal = digits.len() == 4 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+                units.push(hexadecimal.then(|| u16::from_str_radix(&digits, 16).ok()).flatten()?);
+            }
+            Some(other) => push(&mut units, other),
+        }
+    }
+    // Two halves of one character may have been written apart.
+    Some(String::from_utf16_lossy(&units))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_are_read_in_the_order_of_the_file() {
+        let wanted = [("z", "1"), ("a", "true"), ("m", "x")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        for text in [
+            r#"{"z": 1, "a": true, "none": null, "m": "x"}"#,
+            r#"{"name": "n", "config": {"z": "1", "a": "true", "m": "x"}, "tasks": []}"#,
+        ] {
+            assert_eq!(of_json("f", text).unwrap(), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_refused_without_a_value() {
+        for text in [
+            "{\"database.password\": \"canary\"",
+            "{\"database.password\": \"canary\"]}",
+            r#"{"a": {"b": "canary"}}"#,
+            r#"{"config": "canary", "a": ["canary"]}"#,
+        ] {
+            let error = of_json("f.json", text).unwrap_err();
+            assert_eq!(error.kind(), Kind::Config);
+            assert!(!format!("{error:?}").contains("canary"), "{error:?}");
+            assert!(error.what_to_do().is_some());
+        }
+    }
+
+    #[test]
+    fn properties_are_read_as_java_reads_them() {
+        for (text, wanted) in [
+            ("a=1\nb:2\nc 3\nd = 4\ne\t:\t5\n", &[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "5")][..]),
+            ("a==1\nb=:2\nc: =3\nd", &[("a", "=1"), ("b", ":2"), ("c", "=3"), ("d", "")]),
+            (r"a\=b\:c\ d=e=f:g", &[("a=b:c d", "e=f:g")]),
+            ("jaas=x required user=\"u\";", &[("jaas", "x required user=\"u\";")]),
+            ("trailing = blanks stay  \n", &[("trailing", "blanks stay  ")]),
+            // Comments and blank lines.
+            ("# a=1\n  ! b=2\n\n \t\n#c\\\nd=4\r\ne=5\rf=6", &[("d", "4"), ("e", "5"), ("f", "6")]),
+            ("a=1 # no comment", &[("a", "1 # no comment")]),
+            // A backslash at the end of a line.
+            ("a=x,\\\n   y,\\\n\tz\nb=2", &[("a", "x,y,z"), ("b", "2")]),
+            ("a=x\\\n#y\nb=2", &[("a", "x#y"), ("b", "2")]),
+            ("a=ends with \\\\\nb=2", &[("a", "ends with \\"), ("b", "2")]),
+            ("a=1\\", &[("a", "1")]),
+            ("a=\\\r\n  b", &[("a", "b")]),
+            // Escapes.
+            (r"a=\t\n\f\r\\\q", &[("a", "\t\n\u{c}\r\\q")]),
+            (r"a=public\\.outbox", &[("a", r"public\.outbox")]),
+            ("a=public\\.outbox", &[("a", "public.outbox")]),
+            (r"a=\u00e4\ud83d\ude00", &[("a", "ä😀")]),
+            ("a=1\nb=2\na=3", &[("b", "2"), ("a", "3")]),
+        ] {
+            let read = of_properties("f", text).unwrap();
+            let read: Vec<_> = read.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            assert_eq!(read, wanted, "{text:?}");
+        }
+        let error = of_properties("f.properties", "x=1\na=canary\\u00g0").unwrap_err();
+        assert!(error.cause().starts_with("f.properties:2: ") && !format!("{error:?}").contains("canary"), "{error:?}");
+    }
 }

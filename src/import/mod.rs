@@ -2,22 +2,18 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `json`, `properties` | text to options |
-//! | `given` | options by one set of names, whichever form they came in |
+//! | `given` | a file to options by one set of names, whichever form it has |
 //! | `options` | every option known, and what becomes of it |
-//! | `database`, `router`, `topic`, `kafka` | the meaning of those that are carried |
+//! | `connections` | those that say where Postgres and Kafka are |
+//! | `router` | those that say what records look like: the router's and the converters' |
 //!
 //! Nothing of Debezium is needed to read it; what it does with an option was seen on the wire. No option's value is
 //! shown unless it is known to be harmless: any of them may be a password.
 
-mod database;
+mod connections;
 mod given;
-mod json;
-mod kafka;
 mod options;
-mod properties;
 mod router;
-mod topic;
 
 use serde::Serialize;
 
@@ -95,15 +91,13 @@ impl Import {
 /// [`Kind::Config`], without any value of the file: it cannot be read, or is no connector of an outbox in Postgres.
 pub(crate) fn import(path: &str, text: &str) -> Result<Import> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let options =
-        if text.trim_start().starts_with('{') { json::read(path, text) } else { properties::read(path, text) };
-    let given = Given::new(options?);
+    let given = Given::read(path, text)?;
     of_an_outbox(path, &given)?;
     let mut carrying = Carrying { given: &given, left: Vec::new(), draft: Draft::default() };
     options::sort_out(&mut carrying);
-    database::carry(&mut carrying);
+    connections::carry(&mut carrying);
     router::carry(&mut carrying);
-    kafka::carry(&mut carrying);
+    connections::carry_kafka(&mut carrying);
     let Carrying { mut left, draft, .. } = carrying;
     left.sort_by_key(|left| given.place(&left.option));
     Ok(Import { toml: draft.toml(HEADING), left })
@@ -145,7 +139,5 @@ impl Carrying<'_> {
     }
 }
 
-#[cfg(test)]
-mod conformance;
 #[cfg(test)]
 mod tests;

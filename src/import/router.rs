@@ -1,11 +1,16 @@
 //! The Outbox Event Router and the converters: topic, key, headers, value.
 
+use regex::Regex;
+
 use super::Carrying;
 use super::Effect::{Differs, MayDiffer, NoEffect, ToDo};
 use super::given::{Form, Given};
-use super::topic;
 use crate::template::Template;
 
+/// The router's default of `route.topic.regex`.
+const REGEX: &str = "(?<routedByValue>.*)";
+/// The router's default of `route.topic.replacement`.
+const REPLACEMENT: &str = "outbox.event.${routedByValue}";
 const PLACEMENT: &str = "router.table.fields.additional.placement";
 const EXPAND: &str = "router.table.expand.json.payload";
 const KEY: &str = "key.converter";
@@ -53,15 +58,15 @@ pub(super) fn carry(carrying: &mut Carrying<'_>) {
 fn route(carrying: &mut Carrying<'_>, column: &str) {
     const NAME: &str = "router.route.topic.replacement";
     let given = carrying.given;
-    let regex = given.or("router.route.topic.regex", topic::REGEX);
-    let replacement = given.or(NAME, topic::REPLACEMENT).unwrap_or(topic::REPLACEMENT);
+    let regex = given.or("router.route.topic.regex", REGEX);
+    let replacement = given.or(NAME, REPLACEMENT).unwrap_or(REPLACEMENT);
     // Quarkus takes ${…} for a variable unless it is escaped.
     let replacement = match given.form {
         Form::Server => replacement.replace("$${", "${").replace("\\${", "${"),
         Form::Connect => replacement.to_owned(),
     };
     let Some(regex) = regex else { return };
-    match topic::template(column, regex, &replacement) {
+    match topic(column, regex, &replacement) {
         Ok(template) => carrying.draft.set("route.topic", &template),
         Err(why) => {
             let name = if given.has("router.route.topic.regex") { "router.route.topic.regex" } else { NAME };
@@ -252,7 +257,7 @@ fn plain_value(
             carrying.left(VALUE, Differs, why, ASK_CONSUMERS);
         }
         (Converter::Unknown, _) => unknown_value(carrying, "StringConverter"),
-        (Converter::Bytes, _) if given_delegate(carrying.given) => {
+        (Converter::Bytes, _) if carrying.given.has("value.converter.delegate.converter.type") => {
             let why = "carried as of a bytea, whose bytes go out as they are. A payload of another type was what the \
                        delegate made of it";
             let what_to_do = "connect('json')|default('null') in format.value, if the payload is json, jsonb or text";
@@ -260,11 +265,6 @@ fn plain_value(
         }
         (Converter::Text | Converter::Bytes | Converter::Json { .. }, _) => {}
     }
-}
-
-/// Whether values that are no bytes go to another converter.
-fn given_delegate(given: &Given) -> bool {
-    given.has("value.converter.delegate.converter.type")
 }
 
 fn unknown_value(carrying: &mut Carrying<'_>, as_if: &str) {
@@ -280,7 +280,129 @@ fn expanded(carrying: &mut Carrying<'_>) {
     carrying.left(EXPAND, NoEffect, why, "");
 }
 
-/// Where a column goes.
+/// The template of the topic for the values of `column`, of `route.topic.regex` and `route.topic.replacement`, which are
+/// Java's. A value that the expression matches as a whole is replaced, any other stays as it is:
+/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.base/java/util/regex/Matcher.html>.
+///
+/// # Errors
+/// Why there is none, for people.
+fn topic(column: &str, regex: &str, replacement: &str) -> Result<String, String> {
+    let only_javas =
+        || "the regular expression has something only Java's have, such as (?=…), (?<!…) or a++".to_owned();
+    let regex = &of_java(regex).ok_or_else(only_javas)?;
+    let compiled = Regex::new(&format!("^(?:{regex})$")).map_err(|_| only_javas())?;
+    let field = Template::column(column).source().to_owned();
+    let template = if is_everything(regex) {
+        replaced(replacement, &compiled, &['{', '}'], |_| field.clone())?
+    } else {
+        let to = replaced(replacement, &compiled, &['$'], |group| format!("${{{group}}}"))?;
+        let quoted = |text: &str| text.replace('\'', "''");
+        let first = if finds_the_whole(regex) { "" } else { ", 'first'" };
+        format!("{}|match('{}', '{}'{first})}}", field.trim_end_matches('}'), quoted(regex), quoted(&to))
+    };
+    template.parse::<Template>().map(|_| template).map_err(|error| error.to_string())
+}
+
+/// The expression with Java's ASCII classes written out, which have all of Unicode here. `None`: a quantifier is
+/// possessive, which the engine here would take for a repetition of a repetition.
+fn of_java(regex: &str) -> Option<String> {
+    let mut out = String::with_capacity(regex.len());
+    let mut characters = regex.chars();
+    let (mut in_class, mut after_quantifier) = (false, false);
+    while let Some(c) = characters.next() {
+        let is_quantifier = !in_class && matches!(c, '*' | '+' | '?' | '}');
+        if after_quantifier && c == '+' {
+            return None;
+        }
+        after_quantifier = is_quantifier && !out.ends_with('(');
+        match c {
+            '\\' => match characters.next() {
+                Some('d') => out.push_str("[0-9]"),
+                Some('D') => out.push_str("[^0-9]"),
+                Some('w') => out.push_str("[0-9A-Za-z_]"),
+                Some('W') => out.push_str("[^0-9A-Za-z_]"),
+                Some('s') => out.push_str(r"[ \t\n\x0B\f\r]"),
+                Some('S') => out.push_str(r"[^ \t\n\x0B\f\r]"),
+                other => {
+                    out.push('\\');
+                    out.extend(other);
+                }
+            },
+            c => {
+                in_class = c == '[' || (in_class && c != ']');
+                out.push(c);
+            }
+        }
+    }
+    Some(out)
+}
+
+/// Whether the first place that the expression finds in a text is the whole text, wherever it matches that.
+///
+/// Java tests the whole, and then replaces the first place: with an alternative, a reluctant quantifier or several
+/// quantifiers this can be less.
+fn finds_the_whole(regex: &str) -> bool {
+    let quantifiers = regex.replace("(?", "(").matches(['*', '+', '?', '{']).count();
+    let takes_the_rest = [".*", ".+"].iter().any(|end| regex.trim_end_matches(')').ends_with(end));
+    !regex.contains('|') && (quantifiers <= 1 || takes_the_rest)
+}
+
+/// Whether it matches any text, and every group it has is the whole of it.
+fn is_everything(regex: &str) -> bool {
+    let inside = regex.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).unwrap_or(regex);
+    let inside = match inside.strip_prefix("?<").and_then(|rest| rest.split_once('>')) {
+        Some((name, rest)) if name.chars().all(char::is_alphanumeric) => rest,
+        _ => inside,
+    };
+    inside == ".*"
+}
+
+/// A replacement with each group as `group` writes it, and in the text between them the characters `doubled` twice.
+///
+/// `$1` takes as many digits as there are groups for, `${name}` a name, and a backslash makes the next character plain.
+fn replaced(
+    replacement: &str,
+    regex: &Regex,
+    doubled: &[char],
+    group: impl Fn(&str) -> String,
+) -> Result<String, String> {
+    let groups = regex.captures_len();
+    let mut out = String::new();
+    let mut characters = replacement.chars().peekable();
+    while let Some(c) = characters.next() {
+        let plain = match c {
+            '\\' => characters.next(),
+            '$' => None,
+            c => Some(c),
+        };
+        if c != '$' {
+            out.extend(plain.into_iter().flat_map(|c| std::iter::repeat_n(c, 1 + usize::from(doubled.contains(&c)))));
+            continue;
+        }
+        if characters.next_if_eq(&'{').is_some() {
+            let name: String = characters.by_ref().take_while(|&c| c != '}').collect();
+            if !regex.capture_names().flatten().any(|known| known == name) {
+                return Err(format!("the replacement names a group {name:?}, which is not there"));
+            }
+            out.push_str(&group(&name));
+            continue;
+        }
+        let mut number: Option<usize> = None;
+        while let Some(digit) = characters.peek().and_then(|c| c.to_digit(10)) {
+            let longer = number.unwrap_or(0).saturating_mul(10).saturating_add(digit as usize);
+            if number.is_some() && longer >= groups {
+                break;
+            }
+            number = Some(longer);
+            characters.next();
+        }
+        let number = number.filter(|number| *number < groups);
+        let number = number.ok_or("the replacement has a $ without a group that is there")?;
+        out.push_str(&group(&number.to_string()));
+    }
+    Ok(out)
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Header,
@@ -375,20 +497,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_and_triples_are_read_in_order() {
-        let placed =
-            |column: &str, place, alias: &str| Ok(Placed { column: column.to_owned(), place, alias: alias.to_owned() });
-        assert_eq!(
-            placements("type:header:eventType, tenant:HEADER,v:envelope:version,part:partition"),
-            [
-                placed("type", Place::Header, "eventType"),
-                placed("tenant", Place::Header, "tenant"),
-                placed("v", Place::Envelope, "version"),
-                placed("part", Place::Partition, "part"),
-            ]
-        );
-        for wrong in ["type", "type:nowhere", ":header", "a:header:b:c"] {
-            assert_eq!(placements(wrong), [Err(wrong.to_owned())]);
+    fn an_expression_of_java_is_a_template() {
+        for (column, regex, replacement, wanted) in [
+            // What replaces everything is text around the column.
+            ("aggregatetype", REGEX, REPLACEMENT, "outbox.event.{aggregatetype}"),
+            ("type", "(.*)", "outbox.event.$1", "outbox.event.{type}"),
+            ("type", "(.*)", "$1-v1.{x}", "{type}-v1.{{x}}"),
+            ("type", "(.*)", "$12", "{type}2"),
+            ("type", ".*", "all", "all"),
+            ("type", ".*", "a\\$b.$0", "a$b.{type}"),
+            ("Odd Col", "(.*)", "$1", "{\"Odd Col\"}"),
+            // What matches a part is a match.
+            ("type", "(.*)Created", "c16.$1", "{type|match('(.*)Created', 'c16.${1}')}"),
+            ("type", "(?<a>.*)_(?<b>.*)", "${b}.${a}x", "{type|match('(?<a>.*)_(?<b>.*)', '${b}.${a}x')}"),
+            ("type", "(.*)'s", "$1's\\$", "{type|match('(.*)''s', '${1}''s$$')}"),
+            (
+                "type",
+                "(a)(b)(c)(d)(e)(f)(g)(h)(i)(j)(k)",
+                "$11$12",
+                "{type|match('(a)(b)(c)(d)(e)(f)(g)(h)(i)(j)(k)', '${11}${1}2')}",
+            ),
+            // Classes are ASCII.
+            ("type", r"(\w+)\.v", "x", r"{type|match('([0-9A-Za-z_]+)\.v', 'x')}"),
+            ("type", r"[\d.]*", "x", r"{type|match('[[0-9].]*', 'x')}"),
+            ("type", r"\\d", "x", r"{type|match('\\d', 'x')}"),
+            // What may find a part replaces the first.
+            ("type", "a|ab", "x", "{type|match('a|ab', 'x', 'first')}"),
+            ("type", "(.*?)", "x", "{type|match('(.*?)', 'x', 'first')}"),
+            ("type", "a?(ab)?", "x", "{type|match('a?(ab)?', 'x', 'first')}"),
+        ] {
+            assert_eq!(topic(column, regex, replacement).as_deref(), Ok(wanted), "{regex} {replacement}");
+        }
+        for (regex, replacement) in [
+            ("(?=a).*", "x"),
+            ("a++b", "x"),
+            ("[a]*+", "x"),
+            ("(.*)", "$2"),
+            ("(.*)", "${x}"),
+            ("(.*)", "a$"),
+            ("(", "x"),
+        ] {
+            assert!(topic("c", regex, replacement).is_err(), "{regex} {replacement}");
         }
     }
 }

@@ -4,46 +4,39 @@ use super::Record;
 use crate::config::SlotName;
 use crate::event::Place;
 
-/// Header of a dead letter: what kind of fault it was, in a word.
-pub const CLASS_HEADER: &str = "walrelay-error-class";
-/// What happened, in a line.
-pub const ERROR_HEADER: &str = "walrelay-error";
-/// How often it was tried, in decimal.
-pub const ATTEMPTS_HEADER: &str = "walrelay-attempts";
-/// The topic it was for; not there where the row has none.
-pub const TOPIC_HEADER: &str = "walrelay-original-topic";
-/// The slot it came by.
-pub const SLOT_HEADER: &str = "walrelay-slot";
-/// The table, or the messages, it is from.
-pub const OUTBOX_HEADER: &str = "walrelay-outbox";
-/// The row's id.
-pub const ROW_HEADER: &str = "walrelay-row-id";
-/// Where it stands in the log: `COMMIT_LSN:INDEX`.
-pub const PLACE_HEADER: &str = "walrelay-original-position";
-/// There where the row chose its partition: which.
-pub const PARTITION_HEADER: &str = "walrelay-original-partition";
-/// There where the row chose the record's time: milliseconds since the Unix epoch.
-pub const TIMESTAMP_HEADER: &str = "walrelay-original-timestamp";
-/// There where the value could not be taken along: its bytes, in decimal.
-pub const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
+/// The kind of the fault, in a word.
+pub(crate) const CLASS_HEADER: &str = "walrelay-error-class";
+pub(crate) const ERROR_HEADER: &str = "walrelay-error";
+/// The number of attempts, in decimal.
+pub(crate) const ATTEMPTS_HEADER: &str = "walrelay-attempts";
+/// Absent if the row makes no topic.
+pub(crate) const TOPIC_HEADER: &str = "walrelay-original-topic";
+pub(crate) const SLOT_HEADER: &str = "walrelay-slot";
+/// The table, or the messages, of the event.
+pub(crate) const OUTBOX_HEADER: &str = "walrelay-outbox";
+pub(crate) const ROW_HEADER: &str = "walrelay-row-id";
+/// `COMMIT_LSN:INDEX`.
+pub(crate) const PLACE_HEADER: &str = "walrelay-original-position";
+/// Present if the row chose its partition.
+pub(crate) const PARTITION_HEADER: &str = "walrelay-original-partition";
+/// Present if the row chose the record's time: milliseconds since the Unix epoch.
+pub(crate) const TIMESTAMP_HEADER: &str = "walrelay-original-timestamp";
+/// Present if the dead letter omits the value: its bytes, in decimal.
+pub(crate) const OMITTED_HEADER: &str = "walrelay-omitted-value-bytes";
 
 /// Why there is a dead letter, and of what.
 #[derive(Debug, Clone, Copy)]
-pub struct Reason<'a> {
-    /// The slot.
-    pub slot: &'a SlotName,
+pub(crate) struct Reason<'a> {
+    pub(crate) slot: &'a SlotName,
     /// The table, or the messages, as people call it.
-    pub outbox: &'a str,
+    pub(crate) outbox: &'a str,
     /// The row's id.
-    pub row: &'a [u8],
-    /// Where the event stands.
-    pub place: Place,
-    /// What kind of fault it was.
-    pub class: &'a str,
-    /// What happened.
-    pub cause: &'a str,
-    /// How often it was tried.
-    pub attempts: u32,
+    pub(crate) row: &'a [u8],
+    pub(crate) place: Place,
+    /// The kind of the fault, in a word.
+    pub(crate) class: &'a str,
+    pub(crate) cause: &'a str,
+    pub(crate) attempts: u32,
 }
 
 /// A copy of a [`Record`].
@@ -88,7 +81,7 @@ impl OwnedRecord {
     /// empty where the row has none. Its time is when it is produced: one the row chose may be what is wrong with it, or
     /// so old that the letter would be deleted at once.
     #[must_use]
-    pub fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
+    pub(crate) fn into_dead_letter(mut self, topic: &str, reason: &Reason<'_>) -> OwnedRecord {
         let original = std::mem::replace(&mut self.topic, topic.to_owned());
         let (partition, timestamp_ms) = (self.partition.take(), self.timestamp_ms.take());
         let mut header = |name: &str, value: Vec<u8>| self.headers.push((name.to_owned(), Some(value)));
@@ -126,7 +119,6 @@ mod tests {
     use super::*;
     use crate::event::Via;
     use crate::position::Lsn;
-    use crate::route::{OwnedRecord, Record};
 
     #[test]
     fn a_dead_letter_is_the_record_and_why_it_is_one() {

@@ -4,13 +4,11 @@
 //! stands, the key is the aggregate id, the event's id is a header, and the value is the payload's text. Topic, key and
 //! further headers are templates over the row's columns.
 
-pub mod dead_letter;
+pub(crate) mod dead_letter;
 mod router;
-mod topic;
 
 pub use dead_letter::OwnedRecord;
-pub use router::{REPLAY_HEADER, RouteError, RouteProblem, Routed, Router};
-pub use topic::TopicProblem;
+pub use router::{REPLAY_HEADER, Router};
 
 /// What is handed to the sink; borrowed, because the sink copies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,49 +1,44 @@
 //! The router: templates bound to places, the record they make of an event, and the errors.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 use serde_json::Map;
 
-use super::topic::Topics;
-use super::{OwnedRecord, Record, TopicProblem};
+use super::{OwnedRecord, Record};
 use crate::config::outbox::is_own_header;
 use crate::config::{OutboxConfig, SlotName, ValueConfig};
 use crate::error::{Error, Kind};
 use crate::event::{Event, Place, Row, Shown, Via};
 use crate::template::{Bound, RenderError, Template, UnknownColumn, bytea, members, timestamp};
 
-/// A template and where its columns are.
-#[derive(Debug)]
-struct Route {
-    template: Template,
-    bound: Bound,
-}
-
 /// Makes records of events.
 #[derive(Debug)]
 pub struct Router {
-    topic: Route,
-    /// The one place that makes the topic, if it is one.
-    selector: Option<usize>,
-    key: Option<Route>,
-    headers: Vec<(String, Route)>,
-    headers_from: Option<Route>,
-    omit_null_headers: bool,
-    id_header: Option<String>,
-    position_header: Option<String>,
-    /// `SYSTEM_IDENTIFIER:TIMELINE:`, and behind it the place of the event that was routed last.
-    position: String,
-    /// Length of what is the same for every event.
-    origin: usize,
-    partition: Option<usize>,
-    timestamp: Option<usize>,
+    topics: Topics,
+    key: Option<Bound>,
+    headers: Headers,
+    partition: Option<Bound>,
+    timestamp: Option<Bound>,
     value: Value,
-    reserved_topics: Vec<String>,
     /// Names of the needed columns by place, for errors.
     columns: Vec<String>,
-    topics: Topics,
+}
+
+/// The headers of every record.
+#[derive(Debug)]
+struct Headers {
+    id: Option<String>,
+    position: Option<String>,
+    /// `SYSTEM_IDENTIFIER:TIMELINE:`, and behind it the place of the event that was routed last.
+    position_value: String,
+    /// Length of what is the same for every event.
+    origin_bytes: usize,
+    named: Vec<(String, Bound)>,
+    /// The JSON object whose members are headers.
+    members: Option<Bound>,
+    omit_null: bool,
 }
 
 /// Header of an event that was published before and is again because somebody asked for it. Its value is `1`.
@@ -99,44 +94,44 @@ impl Router {
     /// A template needs a column that `outbox` does not list as needed.
     pub fn new(outbox: &OutboxConfig) -> Result<Self, UnknownColumn> {
         let config = &outbox.route;
-        let bind = |template: &Template| {
-            let bound = template.bind(|column| outbox.place(column))?;
-            Ok(Route { template: template.clone(), bound })
+        let bind = |template: &Template| template.bind(|column| outbox.place(column));
+        let bind_column = |column: &str| bind(&Template::column(column));
+        let bind_named = |(name, template): &(String, Template)| Ok((name.clone(), bind(template)?));
+        let value = match &config.value {
+            ValueConfig::Template(template) => Value::One(bind(template)?),
+            ValueConfig::Envelope { members, tombstone } => {
+                let member = |(name, template): &(String, Template)| {
+                    Ok((format!("{}:", serde_json::Value::from(name.as_str())), bind(template)?))
+                };
+                Value::Envelope {
+                    members: members.iter().map(member).collect::<Result<_, _>>()?,
+                    tombstone: tombstone.as_deref().map(bind_column).transpose()?,
+                }
+            }
         };
-        let topic = bind(&config.topic)?;
-        let mut places = topic.bound.places();
-        let selector = places.next().filter(|first| places.all(|place| place == *first));
-        drop(places);
-        let headers = config.headers.iter().map(|(name, template)| Ok((name.clone(), bind(template)?)));
-        let place = |column: &str| {
-            let unknown = || Template::column(column).source().to_owned();
-            outbox.place(column).ok_or_else(|| UnknownColumn { template: unknown(), column: column.to_owned() })
-        };
-        let value = Value::new(&config.value, |template| Ok(bind(template)?.bound), place)?;
         Ok(Router {
-            selector,
-            topic,
+            topics: Topics::new(bind(&config.topic)?, config.reserved_topics.clone()),
             key: config.key.as_ref().map(bind).transpose()?,
-            headers: headers.collect::<Result<_, _>>()?,
-            headers_from: config.headers_from.as_ref().map(bind).transpose()?,
-            omit_null_headers: config.omit_null_headers,
-            id_header: config.id_header.clone(),
-            position_header: config.position_header.clone(),
-            position: String::new(),
-            origin: 0,
-            partition: config.partition.as_deref().map(place).transpose()?,
-            timestamp: config.timestamp.as_deref().map(place).transpose()?,
+            headers: Headers {
+                id: config.id_header.clone(),
+                position: config.position_header.clone(),
+                position_value: String::new(),
+                origin_bytes: 0,
+                named: config.headers.iter().map(bind_named).collect::<Result<_, _>>()?,
+                members: config.headers_from.as_ref().map(bind).transpose()?,
+                omit_null: config.omit_null_headers,
+            },
+            partition: config.partition.as_deref().map(bind_column).transpose()?,
+            timestamp: config.timestamp.as_deref().map(bind_column).transpose()?,
             value,
-            reserved_topics: config.reserved_topics.clone(),
             columns: outbox.columns.clone(),
-            topics: Topics::default(),
         })
     }
 
     /// Events come from this server and timeline from here on.
     pub fn set_origin(&mut self, system_identifier: &str, timeline: u32) {
-        self.position = format!("{system_identifier}:{timeline}:");
-        self.origin = self.position.len();
+        self.headers.position_value = format!("{system_identifier}:{timeline}:");
+        self.headers.origin_bytes = self.headers.position_value.len();
     }
 
     /// The record of `event`. By default it allocates nothing for an aggregate type that came before.
@@ -145,68 +140,65 @@ impl Router {
     /// [`RouteError`]: there is no topic, Kafka does not take it, or a value does not fit its template.
     #[inline]
     pub fn route<'s>(&'s mut self, event: &'s Event<'s>) -> Result<Routed<'s>, RouteError> {
-        if self.position_header.is_some() {
-            self.position.truncate(self.origin);
-            // Writing to a String does not fail.
-            let from_table = if event.place.via == Via::Slot { "" } else { "t" };
-            write!(self.position, "{}:{from_table}{}", event.place.commit_lsn, event.place.index).unwrap_or_default();
-        }
-        let known = self.selector.and_then(|place| self.topics.find(event.row.get(place)));
+        self.headers.set_place(event.place);
+        let known = self.topics.selector.and_then(|place| self.topics.find(event.row.get(place)));
         let number = match known {
             Some(number) => number,
             None => self.topic(event)?,
         };
-        let render = |route: &'s Route| {
-            route.bound.render(&event.row).map_err(|error| self.unfit(event, &route.template, error))
-        };
+        self.record(event, number).map_err(|error| self.unfit(event, error))
+    }
+
+    fn record<'s>(&'s self, event: &'s Event<'s>, topic: usize) -> Result<Routed<'s>, RenderError> {
+        let row = &event.row;
         let key = match &self.key {
-            Some(route) => render(route)?,
+            Some(bound) => bound.render(row)?,
             None => None,
         };
-        let mut more = Vec::with_capacity(self.headers.len());
-        for (name, route) in &self.headers {
-            more.push((Cow::Borrowed(name.as_str()), render(route)?));
+        let headers = &self.headers;
+        let mut more = Vec::with_capacity(headers.named.len());
+        for (name, bound) in &headers.named {
+            more.push((Cow::Borrowed(name.as_str()), bound.render(row)?));
         }
         let mut left_out = None;
-        if let Some(route) = &self.headers_from {
-            more.extend(self.members(route, event, &mut left_out)?);
+        if let Some(bound) = &headers.members {
+            more.extend(headers.of_members(bound, row, &mut left_out)?);
         }
-        if self.omit_null_headers {
+        if headers.omit_null {
             more.retain(|(_, value)| value.is_some());
         }
         let (mut fixed, mut fixed_count) = ([("", None); 3], 0);
-        let id = self.id_header.as_deref().map(|name| (name, Some(event.id())));
-        let position = self.position_header.as_deref().map(|name| (name, Some(self.position.as_bytes())));
+        let id = headers.id.as_deref().map(|name| (name, Some(event.id())));
+        let position = headers.position.as_deref().map(|name| (name, Some(headers.position_value.as_bytes())));
         let replay = (event.place.via == Via::Replay).then_some((REPLAY_HEADER, Some(&b"1"[..])));
         for (slot, header) in fixed.iter_mut().zip(id.into_iter().chain(position).chain(replay)) {
             *slot = header;
             fixed_count += 1;
         }
-        let number_in = |place: Option<usize>, needed, read: fn(&Row<'_>, usize) -> Option<i64>| match place {
-            Some(place) if event.row.get(place).is_some() => {
-                let number = read(&event.row, place);
-                number.map(Some).ok_or_else(|| self.unreadable(event, place, needed))
-            }
-            _ => Ok(None),
-        };
-        let partition = number_in(self.partition, "the number of a partition", partition_in)?;
-        let timestamp_ms = number_in(self.timestamp, "a time since 1970", timestamp_ms_in)?;
-        let value = self.value.render(&event.row).map_err(|(template, error)| self.unfit(event, template, error))?;
-        let partition = partition.and_then(|partition| i32::try_from(partition).ok());
-        let topic = self.topics.name(number);
-        Ok(Routed { topic, key, value, fixed, fixed_count, more, partition, timestamp_ms, left_out })
+        let partition = number(self.partition.as_ref(), row, "the number of a partition", partition_in)?;
+        Ok(Routed {
+            topic: self.topics.name(topic),
+            key,
+            value: self.value.render(row)?,
+            fixed,
+            fixed_count,
+            more,
+            partition: partition.and_then(|partition| i32::try_from(partition).ok()),
+            timestamp_ms: number(self.timestamp.as_ref(), row, "a time since 1970", timestamp_ms_in)?,
+            left_out,
+        })
     }
 
     /// What is known of an event that cannot be routed: its key, if it has one, and for a value the needed columns as a
     /// JSON object of texts. The topic is empty.
     pub fn unrouted(&self, event: &Event<'_>) -> OwnedRecord {
-        let key = self.key.as_ref().and_then(|route| route.bound.render(&event.row).ok().flatten());
+        let key = self.key.as_ref().and_then(|bound| bound.render(&event.row).ok().flatten());
         let text = |bytes: &[u8]| serde_json::Value::from(String::from_utf8_lossy(bytes));
         let columns = self.columns.iter().enumerate();
         let row: Map<String, serde_json::Value> = columns
             .map(|(place, name)| (name.clone(), event.row.get(place).map_or(serde_json::Value::Null, text)))
             .collect();
-        let id = self.id_header.iter().map(|name| (name.clone(), Some(event.id().to_vec())));
+        let id = self.headers.id.iter().map(|name| (name.clone(), Some(event.id().to_vec())));
         OwnedRecord {
             topic: String::new(),
             key: key.map(|key| key.into_owned()),
@@ -220,45 +212,65 @@ impl Router {
     /// The number of the event's topic, which has not been met before.
     #[cold]
     fn topic(&mut self, event: &Event<'_>) -> Result<usize, RouteError> {
-        let template = &self.topic.template;
-        let rendered = self.topic.bound.render(&event.row).map_err(|error| self.unfit(event, template, error))?;
+        let bound = &self.topics.bound;
+        let rendered = bound.render(&event.row).map_err(|error| self.unfit(event, error))?;
         let Some(topic) = rendered else {
-            let mut places = self.topic.bound.places();
-            let column = self.column(places.find(|place| event.row.get(*place).is_none()).unwrap_or_default());
-            let problem = RouteProblem::NoTopic { template: template.source().to_owned(), column };
-            return Err(error(event, problem));
+            let null = bound.places().find(|place| event.row.get(*place).is_none());
+            let column = self.column(null.unwrap_or_default());
+            return Err(error(event, RouteProblem::NoTopic { template: bound.source().to_owned(), column }));
         };
-        let made_of = self.selector.map_or(Some(topic.as_ref()), |place| event.row.get(place));
-        if let Some(number) = self.topics.find(made_of) {
+        let selected = self.topics.selector.map(|place| event.row.get(place));
+        if let Some(number) = self.topics.find(selected.unwrap_or(Some(topic.as_ref()))) {
             return Ok(number);
         }
-        let learned = self.topics.learn(made_of, &topic, &self.reserved_topics);
-        learned.map_err(|problem: TopicProblem| {
-            let (template, topic) = (template.source().to_owned(), Shown::of(&topic));
-            error(event, RouteProblem::Topic { template, topic, problem })
+        let topic = topic.into_owned();
+        self.topics.learn(selected.unwrap_or(Some(topic.as_slice())), &topic).map_err(|problem| {
+            let template = self.topics.bound.source().to_owned();
+            error(event, RouteProblem::Topic { template, topic: Shown::of(&topic), problem })
         })
     }
 
-    /// The headers that are members of a JSON object, without those that are there by name or are walrelay's own.
-    fn members(
+    fn column(&self, place: usize) -> String {
+        self.columns.get(place).cloned().unwrap_or_default()
+    }
+
+    #[cold]
+    fn unfit(&self, event: &Event<'_>, problem: RenderError) -> RouteError {
+        let RenderError { template, place, needed } = problem;
+        error(event, RouteProblem::Value { template, column: self.column(place), needed })
+    }
+}
+
+impl Headers {
+    /// Puts the place of an event into the header with its position.
+    #[inline]
+    fn set_place(&mut self, place: Place) {
+        if self.position.is_some() {
+            self.position_value.truncate(self.origin_bytes);
+            // Writing to a String does not fail.
+            let from_table = if place.via == Via::Slot { "" } else { "t" };
+            write!(self.position_value, "{}:{from_table}{}", place.commit_lsn, place.index).unwrap_or_default();
+        }
+    }
+
+    /// The headers that are members of a JSON object, without those that have a header's name or a reserved name.
+    fn of_members(
         &self,
-        route: &Route,
-        event: &Event<'_>,
+        bound: &Bound,
+        row: &Row<'_>,
         left_out: &mut Option<String>,
-    ) -> Result<Vec<MadeHeader<'static>>, RouteError> {
-        let unfit = |error| self.unfit(event, &route.template, error);
-        let Some(object) = route.bound.render(&event.row).map_err(unfit)? else { return Ok(Vec::new()) };
-        let place = route.bound.places().next().unwrap_or_default();
-        let members = members(&object).map_err(|needed| unfit(RenderError { place, needed }))?;
-        let named = [self.id_header.as_deref(), self.position_header.as_deref()].into_iter().flatten();
-        let named: Vec<_> = named.chain(self.headers.iter().map(|(name, _)| name.as_str())).collect();
+    ) -> Result<Vec<MadeHeader<'static>>, RenderError> {
+        let Some(object) = bound.render(row)? else { return Ok(Vec::new()) };
+        let not = |needed| bound.error(bound.places().next().unwrap_or_default(), needed);
+        let members = members(&object).map_err(not)?;
+        let named = [self.id.as_deref(), self.position.as_deref()].into_iter().flatten();
+        let named: Vec<_> = named.chain(self.named.iter().map(|(name, _)| name.as_str())).collect();
         let mut headers = Vec::with_capacity(members.len());
         let mut seen = HashSet::with_capacity(members.len());
         // Of members with one name the last counts, as in `jsonb`.
         for (name, value) in members.into_iter().rev() {
             if name.contains('\0') {
-                let needed = "a JSON object without NUL in the names of its members";
-                return Err(unfit(RenderError { place, needed }));
+                return Err(not("a JSON object without NUL in the names of its members"));
             }
             if is_own_header(&name) {
                 *left_out = Some(name.into_owned());
@@ -272,23 +284,19 @@ impl Router {
         headers.reverse();
         Ok(headers)
     }
+}
 
-    fn column(&self, place: usize) -> String {
-        self.columns.get(place).cloned().unwrap_or_default()
-    }
-
-    #[cold]
-    fn unreadable(&self, event: &Event<'_>, place: usize, needed: &'static str) -> RouteError {
-        let column = self.column(place);
-        self.unfit(event, &Template::column(&column), RenderError { place, needed })
-    }
-
-    #[cold]
-    fn unfit(&self, event: &Event<'_>, template: &Template, problem: RenderError) -> RouteError {
-        let RenderError { place, needed } = problem;
-        let problem =
-            RouteProblem::Value { template: template.source().to_owned(), column: self.column(place), needed };
-        error(event, problem)
+/// The number that `read` finds in the column; `None` where it is NULL or there is none.
+fn number(
+    column: Option<&Bound>,
+    row: &Row<'_>,
+    needed: &'static str,
+    read: fn(&Row<'_>, usize) -> Option<i64>,
+) -> Result<Option<i64>, RenderError> {
+    let Some((bound, place)) = column.and_then(|bound| Some((bound, bound.column()?))) else { return Ok(None) };
+    match row.get(place) {
+        Some(_) => read(row, place).map(Some).ok_or_else(|| bound.error(place, needed)),
+        None => Ok(None),
     }
 }
 
@@ -318,45 +326,21 @@ fn timestamp_ms_in(row: &Row<'_>, place: usize) -> Option<i64> {
 /// The reason for which an event has no record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RouteProblem {
-    /// Kafka does not take the topic.
     #[error("template {template:?} makes topic {topic}, which {problem}")]
-    Topic {
-        /// The template as it was written.
-        template: String,
-        /// What it makes of the row.
-        topic: Shown,
-        /// What is wrong with that.
-        problem: TopicProblem,
-    },
-    /// There is no topic: a column that selects it is NULL.
+    Topic { template: String, topic: Shown, problem: TopicProblem },
+    /// A column that selects the topic is NULL.
     #[error("column {column} is NULL, and template {template:?} needs it for the topic")]
-    NoTopic {
-        /// The template as it was written.
-        template: String,
-        /// The column.
-        column: String,
-    },
-    /// A value is not what a template needs.
+    NoTopic { template: String, column: String },
     #[error("column {column} is not {needed}, which template {template:?} needs")]
-    Value {
-        /// The template as it was written.
-        template: String,
-        /// The column.
-        column: String,
-        /// What it should be.
-        needed: &'static str,
-    },
+    Value { template: String, column: String, needed: &'static str },
 }
 
 /// An event cannot be routed. The position stays before it: it is not skipped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}, row {id}: {problem}")]
 pub struct RouteError {
-    /// The event.
-    pub place: Place,
-    /// The row's id.
-    pub id: Shown,
-    /// What is wrong with it.
+    place: Place,
+    id: Shown,
     pub problem: RouteProblem,
 }
 
@@ -387,64 +371,42 @@ impl RouteError {
 /// OID of `bytea`, whose text form is not what was written.
 const BYTEA: u32 = 17;
 
-/// Templates bound to places.
+/// The templates of a value.
 #[derive(Debug)]
-pub(super) enum Value {
-    One(Template, Bound),
+enum Value {
+    One(Bound),
     Envelope {
         /// A member's name as JSON with its colon, and its template.
-        members: Vec<(String, Template, Bound)>,
-        /// The place that, where it is NULL, makes a tombstone.
-        tombstone: Option<usize>,
+        members: Vec<(String, Bound)>,
+        /// The column that, where it is NULL, makes a tombstone.
+        tombstone: Option<Bound>,
     },
 }
 
 impl Value {
-    /// Binds by `bind`, which binds templates, and `place`, which finds columns.
-    ///
-    /// # Errors
-    /// Those of `bind` and `place`.
-    pub(super) fn new<E>(
-        config: &ValueConfig,
-        bind: impl Fn(&Template) -> Result<Bound, E>,
-        place: impl Fn(&str) -> Result<usize, E>,
-    ) -> Result<Value, E> {
-        Ok(match config {
-            ValueConfig::Template(template) => Value::One(template.clone(), bind(template)?),
-            ValueConfig::Envelope { members, tombstone } => {
-                let member = |(name, template): &(String, Template)| {
-                    let name = format!("{}:", serde_json::Value::from(name.as_str()));
-                    Ok((name, template.clone(), bind(template)?))
-                };
-                Value::Envelope {
-                    members: members.iter().map(member).collect::<Result<_, E>>()?,
-                    tombstone: tombstone.as_deref().map(place).transpose()?,
-                }
-            }
-        })
-    }
-
     /// The value of a row; `None` is a tombstone. A column as it stands is not copied.
     ///
     /// # Errors
     /// The template that a value does not fit.
     #[inline]
-    pub(super) fn render<'s>(&'s self, row: &'s Row<'s>) -> Result<Option<Cow<'s, [u8]>>, (&'s Template, RenderError)> {
+    fn render<'s>(&'s self, row: &'s Row<'s>) -> Result<Option<Cow<'s, [u8]>>, RenderError> {
         match self {
-            Value::One(template, bound) => match bound.column() {
-                Some(place) if row.type_oid(place) == BYTEA => bytes(row, place).map_err(|error| (template, error)),
-                Some(place) => Ok(row.get(place).map(Cow::Borrowed)),
-                None => bound.render(row).map_err(|error| (template, error)),
+            Value::One(bound) => match bound.column() {
+                Some(place) if row.type_oid(place) == BYTEA => {
+                    let bytes = row.get(place).map(bytea).transpose();
+                    Ok(bytes.map_err(|needed| bound.error(place, needed))?.map(Cow::Owned))
+                }
+                _ => bound.render(row),
             },
-            Value::Envelope { tombstone: Some(place), .. } if row.get(*place).is_none() => Ok(None),
+            Value::Envelope { tombstone: Some(column), .. } if column.render(row)?.is_none() => Ok(None),
             Value::Envelope { members, .. } => {
                 let mut object = vec![b'{'];
-                for (number, (name, template, bound)) in members.iter().enumerate() {
+                for (number, (name, bound)) in members.iter().enumerate() {
                     if number > 0 {
                         object.push(b',');
                     }
                     object.extend_from_slice(name.as_bytes());
-                    bound.append_json(row, &mut object).map_err(|error| (template, error))?;
+                    bound.append_json(row, &mut object)?;
                 }
                 object.push(b'}');
                 Ok(Some(Cow::Owned(object)))
@@ -453,12 +415,470 @@ impl Value {
     }
 }
 
-/// The bytes of a `bytea`, which are not its text.
-fn bytes<'s>(row: &Row<'s>, place: usize) -> Result<Option<Cow<'s, [u8]>>, RenderError> {
-    let Some(text) = row.get(place) else { return Ok(None) };
-    let needed = "bytea in hexadecimal form";
-    bytea(text).map(|bytes| Some(Cow::Owned(bytes))).ok_or(RenderError { place, needed })
+/// Kafka's limit, so that a partition's directory and its suffixes fit a file name.
+const TOPIC_BYTES_MAX: usize = 249;
+
+/// Why a name cannot be a topic's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TopicProblem {
+    #[error("is empty")]
+    Empty,
+    #[error("is one of the names . and .., which Kafka refuses")]
+    Dots,
+    #[error("is one of walrelay's own topics, for its position and for dead letters")]
+    Reserved,
+    #[error("has {bytes} bytes, and Kafka takes at most {TOPIC_BYTES_MAX}")]
+    TooLong { bytes: usize },
+    #[error("holds other characters than a-z, A-Z, 0-9, dot, underscore and hyphen, which are all Kafka takes")]
+    Characters,
+}
+
+/// `name` as a topic, if Kafka takes it.
+///
+/// The rule is that of `org.apache.kafka.common.internals.Topic`: 1 to 249 of `[a-zA-Z0-9._-]`, not `.`, not `..`.
+fn checked(name: &[u8]) -> Result<&str, TopicProblem> {
+    let bytes = name.len();
+    if bytes > TOPIC_BYTES_MAX {
+        return Err(TopicProblem::TooLong { bytes });
+    }
+    let legal = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    if !name.iter().all(legal) {
+        return Err(TopicProblem::Characters);
+    }
+    match std::str::from_utf8(name) {
+        Err(_) => Err(TopicProblem::Characters),
+        Ok("") => Err(TopicProblem::Empty),
+        Ok("." | "..") => Err(TopicProblem::Dots),
+        Ok(topic) => Ok(topic),
+    }
+}
+
+/// How many topics are kept ready. Beyond it all are forgotten and made again as they come: what makes them comes from
+/// rows, and rows must not be able to grow memory (P4, P11). Far more topics than an outbox should have.
+const TOPICS_MAX: usize = 1024;
+
+/// Topics by what makes them: the one column of the template, or the topic itself where there are several.
+#[derive(Debug)]
+struct Topics {
+    bound: Bound,
+    /// The one place that makes the topic, if it is one.
+    selector: Option<usize>,
+    reserved: Vec<String>,
+    topics: Vec<String>,
+    known: HashMap<Box<[u8]>, usize>,
+    /// The one that NULL makes.
+    of_null: Option<usize>,
+}
+
+impl Topics {
+    fn new(bound: Bound, reserved: Vec<String>) -> Topics {
+        let mut places = bound.places();
+        let selector = places.next().filter(|first| places.all(|place| place == *first));
+        drop(places);
+        Topics { bound, selector, reserved, topics: Vec::new(), known: HashMap::new(), of_null: None }
+    }
+
+    /// Which topic this makes, if it came before; `None` is NULL.
+    #[inline]
+    fn find(&self, made_of: Option<&[u8]>) -> Option<usize> {
+        match made_of {
+            Some(made_of) => self.known.get(made_of).copied(),
+            None => self.of_null,
+        }
+    }
+
+    /// The topic with this number.
+    #[inline]
+    fn name(&self, number: usize) -> &str {
+        self.topics.get(number).map_or("", String::as_str)
+    }
+
+    /// Keeps `topic`, which is made of `made_of`, if Kafka takes it.
+    #[cold]
+    fn learn(&mut self, made_of: Option<&[u8]>, topic: &[u8]) -> Result<usize, TopicProblem> {
+        let topic = checked(topic)?;
+        if self.reserved.iter().any(|reserved| reserved == topic) {
+            return Err(TopicProblem::Reserved);
+        }
+        if self.topics.len() >= TOPICS_MAX {
+            self.topics.clear();
+            self.known.clear();
+            self.of_null = None;
+        }
+        let number = self.topics.len();
+        self.topics.push(topic.to_owned());
+        match made_of {
+            Some(made_of) => {
+                self.known.insert(made_of.into(), number);
+            }
+            None => self.of_null = Some(number),
+        }
+        Ok(number)
+    }
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::outbox::RouteConfig;
+    use crate::event::tests::Lab;
+
+    /// Rows of a table with the default columns and some more.
+    const COLUMNS: [&str; 7] = ["id", "aggregatetype", "aggregateid", "type", "payload", "tenant", "metadata"];
+
+    type Values = [Option<&'static str>; COLUMNS.len()];
+
+    const ROW: Values = [
+        Some("7"),
+        Some("Order.v1"),
+        Some("o-1"),
+        Some("Placed"),
+        Some(r#"{"b": 1, "a": 12.50}"#),
+        None,
+        Some(r#"{"traceparent": "00-ab", "n": 1}"#),
+    ];
+
+    /// What became of a row: topic, key, value, headers.
+    type Outcome = (String, Option<String>, Option<String>, Vec<(String, Option<String>)>);
+
+    struct Routes {
+        outbox: OutboxConfig,
+        router: Router,
+    }
+
+    impl Routes {
+        fn new(change: impl FnOnce(&mut RouteConfig)) -> Routes {
+            let reserved_topics = vec!["outbox.event.state".to_owned()];
+            let route = RouteConfig { reserved_topics, ..RouteConfig::default() };
+            let mut outbox = OutboxConfig { route, ..OutboxConfig::default() };
+            change(&mut outbox.route);
+            outbox.need_only_routed();
+            let router = Router::new(&outbox).unwrap();
+            Routes { outbox, router }
+        }
+
+        fn route(&mut self, values: &[Option<&str>]) -> Result<Outcome, RouteError> {
+            let lab = Lab::new(&self.outbox, &COLUMNS, values);
+            let event = lab.event();
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            self.router.route(&event).map(|routed| {
+                routed.with_record(|record| {
+                    let headers = record.headers.iter().map(|(name, value)| ((*name).to_owned(), value.map(text)));
+                    (record.topic.to_owned(), record.key.map(text), record.value.map(text), headers.collect())
+                })
+            })
+        }
+    }
+
+    fn with(place: usize, value: Option<&'static str>) -> Values {
+        let mut row = ROW;
+        row[place] = value;
+        row
+    }
+
+    fn template(text: &str) -> Template {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_record_is_what_debezium_makes_of_the_row() {
+        let mut routes = Routes::new(|_| {});
+        for _ in 0..2 {
+            let (topic, key, value, headers) = routes.route(&ROW).unwrap();
+            assert_eq!(topic, "outbox.event.Order.v1");
+            assert_eq!((key.as_deref(), value.as_deref()), (Some("o-1"), ROW[4]));
+            let header = |name: &str, value: &str| (name.to_owned(), Some(value.to_owned()));
+            assert_eq!(headers, [header("id", "7"), header("walrelay-position", "0/64:3")]);
+        }
+    }
+
+    #[test]
+    fn null_is_no_key_and_no_value_and_empty_is_both() {
+        for text in [None, Some("")] {
+            let mut row = with(2, text);
+            row[4] = text;
+            let (_, key, value, _) = Routes::new(|_| {}).route(&row).unwrap();
+            assert_eq!((key.as_deref(), value.as_deref()), (text, text));
+            let mut constant = Routes::new(|route| (route.topic, route.key) = (template("all-events"), None));
+            let (topic, key, ..) = constant.route(&row).unwrap();
+            assert_eq!((topic.as_str(), key), ("all-events", None));
+        }
+    }
+
+    #[test]
+    fn aggregate_types_are_kept_apart() {
+        let mut routes = Routes::new(|_| {});
+        for _ in 0..2 {
+            for name in ["order", "Order", "", "customer"] {
+                assert_eq!(routes.route(&with(1, Some(name))).unwrap().0, format!("outbox.event.{name}"));
+            }
+        }
+    }
+
+    #[test]
+    fn topic_key_and_headers_are_what_their_templates_say() {
+        let mut routes = Routes::new(|route| {
+            route.topic = template("{type|lower}-out-{tenant|default('none')}");
+            route.key = Some(template("{aggregatetype}/{aggregateid}"));
+            route.position_header = None;
+            route.headers = vec![
+                ("eventType".to_owned(), template("{type}")),
+                ("tenant".to_owned(), template("{tenant}")),
+                ("traceparent".to_owned(), template("{metadata.traceparent}")),
+            ];
+        });
+        for _ in 0..2 {
+            let (topic, key, _, headers) = routes.route(&ROW).unwrap();
+            assert_eq!((topic.as_str(), key.as_deref()), ("placed-out-none", Some("Order.v1/o-1")));
+            let header = |name: &str, value: Option<&str>| (name.to_owned(), value.map(str::to_owned));
+            let expected = [
+                header("id", Some("7")),
+                header("eventType", Some("Placed")),
+                header("tenant", None),
+                header("traceparent", Some("00-ab")),
+            ];
+            assert_eq!(headers, expected);
+        }
+        assert_eq!(routes.route(&with(5, Some("acme"))).unwrap().0, "placed-out-acme");
+        assert_eq!(routes.route(&with(2, None)).unwrap().1, None, "a NULL in it makes the whole key NULL");
+    }
+
+    #[test]
+    fn a_type_that_makes_no_topic_is_an_error_that_names_the_row_and_shows_nothing_raw() {
+        let hostile = format!("a\n\x1b[2J{}", "x".repeat(100_000));
+        let mut row: Vec<Option<&str>> = ROW.to_vec();
+        (row[0], row[1]) = (Some("7\x01"), Some(hostile.as_str()));
+        let error = Routes::new(|_| {}).route(&row).unwrap_err();
+        let RouteProblem::Topic { problem: TopicProblem::TooLong { bytes }, .. } = error.problem else {
+            panic!("{error}")
+        };
+        assert_eq!(bytes, 13 + hostile.len());
+        let error = error.into_error(&"orders".parse().unwrap());
+        assert_eq!(error.kind(), Kind::Event);
+        let start = "slot orders: event at index 3 of the transaction at 0/64, row \"7\\u{1}\": template \
+                     \"outbox.event.{aggregatetype}\" makes topic \"outbox.event.a\\n\\u{1b}[2Jxxx";
+        let text = error.to_string();
+        assert!(text.starts_with(start) && text.ends_with(error.cause()), "{text}");
+        assert!(text.len() < 500 && !text.contains(char::is_control), "{text}");
+        let advance =
+            "select pg_replication_slot_advance('orders', '0/64'::pg_lsn + 1), and start once with --adopt-slot";
+        assert!(error.what_to_do().unwrap().contains(advance), "{error}");
+    }
+
+    #[test]
+    fn what_a_route_needs_and_does_not_get_is_named() {
+        let mut routes = Routes::new(|route| route.headers = vec![("n".to_owned(), template("{metadata.n|lower}"))]);
+        let error = routes.route(&with(1, None)).unwrap_err();
+        let expected =
+            "column aggregatetype is NULL, and template \"outbox.event.{aggregatetype}\" needs it for the topic";
+        assert_eq!(error.problem.to_string(), expected);
+        let error = routes.route(&with(6, Some("no json"))).unwrap_err();
+        assert_eq!(
+            error.problem.to_string(),
+            "column metadata is not JSON, which template \"{metadata.n|lower}\" needs"
+        );
+        let error = routes.route(&with(1, Some("state"))).unwrap_err();
+        assert!(matches!(error.problem, RouteProblem::Topic { problem: TopicProblem::Reserved, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_column_that_is_not_needed_by_the_table_is_named() {
+        let route = RouteConfig { topic: template("{nowhere}"), ..RouteConfig::default() };
+        let outbox = OutboxConfig { route, ..OutboxConfig::default() };
+        assert_eq!(Router::new(&outbox).unwrap_err().column, "nowhere");
+    }
+
+    #[test]
+    fn a_value_may_be_a_template() {
+        let mut routes = Routes::new(|route| route.value = ValueConfig::Template(template("{payload|strip('b')}")));
+        assert_eq!(routes.route(&ROW).unwrap().2.as_deref(), Some(r#"{"a": 12.50}"#));
+        assert_eq!(routes.route(&with(4, None)).unwrap().2, None);
+        let error = routes.route(&with(4, Some("[]"))).unwrap_err();
+        let expected = "column payload is not a JSON object, which template \"{payload|strip('b')}\" needs";
+        assert_eq!(error.problem.to_string(), expected);
+    }
+
+    #[test]
+    fn an_envelope_is_an_object_of_what_was_named_in_its_order() {
+        let member = |(name, text): (&str, &str)| (name.to_owned(), template(text));
+        let members = [
+            ("id", "{id}"),
+            ("a \"quoted\" name", "{type}"),
+            ("data", "{payload|json}"),
+            ("tenant", "{tenant}"),
+            ("n", "{metadata.n}"),
+        ];
+        let mut routes = Routes::new(|route| {
+            let members = members.map(member).to_vec();
+            route.value = ValueConfig::Envelope { members, tombstone: Some("payload".to_owned()) };
+        });
+        let expected = r#"{"id":"7","a \"quoted\" name":"Placed","data":{"b": 1, "a": 12.50},"tenant":null,"n":1}"#;
+        assert_eq!(routes.route(&ROW).unwrap().2.as_deref(), Some(expected));
+        assert_eq!(routes.route(&with(4, None)).unwrap().2, None, "a tombstone was asked for");
+    }
+
+    #[test]
+    fn a_bytea_is_the_bytes_that_were_written() {
+        let mut routes = Routes::new(|_| {});
+        let mut route = |payload: &'static str| {
+            let lab = Lab::of_type(17, &routes.outbox, &COLUMNS, &with(4, Some(payload)));
+            let event = lab.event();
+            let routed = routes.router.route(&event).map_err(|error| error.problem.to_string())?;
+            Ok::<_, String>(routed.with_record(|record| record.value.map(<[u8]>::to_vec)))
+        };
+        assert_eq!(route("\\x0001feFF"), Ok(Some(vec![0, 1, 0xfe, 0xff])));
+        assert_eq!(route("\\x"), Ok(Some(Vec::new())));
+        for bad in ["\\x0", "\\xzz", "\\000", ""] {
+            assert!(route(bad).unwrap_err().contains("column payload is not bytea in hexadecimal form"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_record_says_where_it_is_from_unless_that_is_switched_off() {
+        let mut routes = Routes::new(|_| {});
+        routes.router.set_origin("7412345678901234567", 2);
+        let last = |routes: &mut Routes| routes.route(&ROW).unwrap().3.pop();
+        let expected = Some(("walrelay-position".to_owned(), Some("7412345678901234567:2:0/64:3".to_owned())));
+        assert_eq!((last(&mut routes), last(&mut routes)), (expected.clone(), expected));
+        let mut silent = Routes::new(|route| (route.id_header, route.position_header) = (None, None));
+        assert_eq!(silent.route(&ROW).unwrap().3, []);
+    }
+
+    #[test]
+    fn partition_and_timestamp_are_taken_from_their_columns() {
+        let mut routes = Routes::new(|route| {
+            (route.partition, route.timestamp) = (Some("type".to_owned()), Some("tenant".to_owned()));
+        });
+        let mut route = |type_oid, partition, timestamp| {
+            let mut row = with(3, partition);
+            row[5] = timestamp;
+            let lab = Lab::of_type(type_oid, &routes.outbox, &COLUMNS, &row);
+            let event = lab.event();
+            let routed = routes.router.route(&event).map_err(|error| error.problem.to_string())?;
+            Ok::<_, String>(routed.with_record(|record| (record.partition, record.timestamp_ms)))
+        };
+        assert_eq!(route(25, Some("3"), Some("2024-05-06 05:08:09.123456+00")), Ok((Some(3), Some(1_714_972_089_123))));
+        assert_eq!(route(20, None, Some("1714979289123")), Ok((None, Some(1_714_979_289_123))));
+        assert_eq!(route(25, None, None), Ok((None, None)));
+        for partition in ["-1", "100000", "x", ""] {
+            let error = route(25, Some(partition), None).unwrap_err();
+            assert_eq!(error, "column type is not the number of a partition, which template \"{type}\" needs");
+        }
+        for timestamp in ["infinity", "1969-12-31 00:00:00+00", ""] {
+            let error = route(25, None, Some(timestamp)).unwrap_err();
+            assert_eq!(error, "column tenant is not a time since 1970, which template \"{tenant}\" needs");
+        }
+    }
+
+    #[test]
+    fn members_of_a_json_object_are_headers_unless_one_of_that_name_is_there() {
+        let mut routes = Routes::new(|route| {
+            route.headers = vec![("tenant".into(), template("{type}"))];
+            route.headers_from = Some(template("{metadata}"));
+        });
+        let object = r#"{"traceparent": "00-ab", "tenant": "other", "id": "other", "n": 1, "o": {"a": 1}, "n": 12.50, "none": null}"#;
+        let headers = routes.route(&with(6, Some(object))).unwrap().3;
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
+        let expected =
+            [("traceparent", Some("00-ab")), ("o", Some(r#"{"a": 1}"#)), ("n", Some("12.50")), ("none", None)];
+        assert_eq!(headers[headers.len() - 4..], expected);
+        assert_eq!(headers.iter().filter(|(name, _)| matches!(*name, "id" | "tenant")).count(), 2);
+        let fewer = routes.route(&with(6, None)).unwrap().3.len();
+        assert_eq!(fewer, headers.len() - 4, "no object, no headers");
+        for (object, needed) in
+            [("[1]", "a JSON object"), ("x", "a JSON object"), (r#"{"a\u0000b": 1}"#, "without NUL")]
+        {
+            let error = routes.route(&with(6, Some(object))).unwrap_err().to_string();
+            assert!(error.contains("column metadata is not a JSON object") && error.contains(needed), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_row_has_a_header_that_is_walrelays_own() {
+        let mut routes = Routes::new(|route| {
+            route.headers_from = Some(template("{metadata}"));
+            // What is not there by name is not to be had that way.
+            route.position_header = None;
+        });
+        let object = r#"{"walrelay-position": "7:1:0/64:3", "a": "1", "Walrelay-Replay": "1", "walrelay-settled": "replayed",
+                         "walrelay-error-class": "x", "walrelay": "2", "x-walrelay-replay": "3"}"#;
+        let row = with(6, Some(object));
+        let headers = routes.route(&row).unwrap().3;
+        let names: Vec<_> = headers.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["id", "a", "walrelay", "x-walrelay-replay"]);
+        let lab = Lab::new(&routes.outbox, &COLUMNS, &row);
+        let event = lab.event();
+        assert_eq!(routes.router.route(&event).unwrap().left_out(), Some("walrelay-position"));
+        assert_eq!(routes.router.route(&Lab::new(&routes.outbox, &COLUMNS, &ROW).event()).unwrap().left_out(), None);
+    }
+
+    #[test]
+    fn headers_that_are_null_may_be_left_out() {
+        let mut routes = Routes::new(|route| {
+            route.headers = vec![("type".into(), template("{type}")), ("metadata".into(), template("{metadata}"))];
+            route.omit_null_headers = true;
+        });
+        let headers = routes.route(&with(6, None)).unwrap().3;
+        assert!(headers.iter().any(|(name, _)| name == "type") && !headers.iter().any(|(name, _)| name == "metadata"));
+    }
+
+    #[test]
+    fn what_null_makes_is_not_taken_for_what_that_text_makes() {
+        for null_first in [true, false] {
+            let mut routes = Routes::new(|route| route.topic = template("orders.{tenant|default('none')}"));
+            let mut topic = |tenant| routes.route(&with(5, tenant)).unwrap().0;
+            for _ in 0..2 {
+                let rows = [(None, "orders.none"), (Some("orders.none"), "orders.orders.none")];
+                for (tenant, expected) in rows.iter().cycle().skip(usize::from(!null_first)).take(2) {
+                    assert_eq!(topic(*tenant), *expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_topic_is_what_kafka_takes_and_nothing_else() {
+        for good in ["outbox.event.Order.v2_a-1", "outbox.event.", "...", &"y".repeat(249)] {
+            assert_eq!(checked(good.as_bytes()), Ok(good));
+        }
+        assert_eq!(checked(b""), Err(TopicProblem::Empty));
+        assert_eq!(checked(b"."), Err(TopicProblem::Dots));
+        assert_eq!(checked(b".."), Err(TopicProblem::Dots));
+        assert_eq!(checked("y".repeat(250).as_bytes()), Err(TopicProblem::TooLong { bytes: 250 }));
+        for bad in [&b"a b"[..], b"a/b", b"a\0", b"a\n", "ä".as_bytes(), b"\xff", b"../x", b"a:b", b"a,b"] {
+            assert_eq!(checked(bad), Err(TopicProblem::Characters), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_an_illegal_topic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(topic) = checked(&bytes) {
+                prop_assert!((1..=249).contains(&topic.len()) && topic != "." && topic != "..");
+                prop_assert!(topic.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)));
+                prop_assert_eq!(topic.as_bytes(), &bytes);
+            }
+        }
+    }
+
+    fn topics() -> Topics {
+        Topics::new(template("all").bind(|_| None).unwrap(), Vec::new())
+    }
+
+    #[test]
+    fn ten_thousand_topics_do_not_grow_memory_and_what_is_refused_is_not_kept() {
+        let mut topics = topics();
+        for round in 0..2 {
+            for number in 0..10_000 {
+                let name = format!("type-{number}");
+                let at = topics.find(Some(name.as_bytes()));
+                let at = at.unwrap_or_else(|| topics.learn(Some(name.as_bytes()), name.as_bytes()).unwrap());
+                assert_eq!(topics.name(at), name, "round {round}");
+                assert!(topics.topics.len() <= TOPICS_MAX && topics.known.len() == topics.topics.len());
+                topics.learn(Some(format!("{name}!").as_bytes()), b"a b").unwrap_err();
+            }
+        }
+    }
+}

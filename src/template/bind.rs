@@ -2,16 +2,21 @@
 
 use std::borrow::Cow;
 
-use super::Part;
+use super::connect::ColumnType;
 use super::function::Function;
-use super::json;
-use super::value::ColumnType;
+use super::{Field, Part, json};
 
-/// OIDs of types whose text is JSON, or nearly: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>
-mod oid {
-    pub(super) const BOOL: u32 = 16;
-    pub(super) const NUMBERS: [u32; 7] = [20, 21, 23, 26, 700, 701, 1700];
-    pub(super) const JSON: [u32; 2] = [114, 3802];
+/// The values of a row and their types, by place.
+pub trait Values {
+    /// The text form of the value, as Postgres sent it; `None` is NULL.
+    fn value(&self, place: usize) -> Option<&[u8]>;
+
+    fn column_type(&self, place: usize) -> ColumnType;
+
+    /// Whether a value of type `json` was found to be JSON, as Postgres finds for a column.
+    fn is_checked(&self, _place: usize) -> bool {
+        true
+    }
 }
 
 /// A column the template needs is not there.
@@ -24,117 +29,89 @@ pub struct UnknownColumn {
 }
 
 /// Why a row does not fit a template.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderError {
-    /// Where the value stands.
+    /// The template as it was written.
+    pub template: String,
+    /// The place of the value.
     pub place: usize,
     /// What it should be: UTF-8 text, JSON, a timestamp.
     pub needed: &'static str,
 }
 
-/// The values of a row: `None` where the one in that place is NULL.
-pub trait Values {
-    /// The text form of the value in this place, as Postgres sent it.
-    fn value(&self, place: usize) -> Option<&[u8]>;
-}
-
-/// The values of a row whose types are known.
-pub trait TypedValues: Values {
-    /// The type of the column in this place.
-    fn column_type(&self, place: usize) -> ColumnType;
-
-    /// Whether a value of type `json` in this place was found to be JSON, as Postgres finds for a column.
-    fn is_checked(&self, _place: usize) -> bool {
-        true
-    }
-}
-
 /// A template bound to a table: columns are places.
 #[derive(Debug, Clone)]
 pub struct Bound {
-    kind: Kind,
-}
-
-#[derive(Debug, Clone)]
-enum Kind {
-    /// Text alone.
-    Constant(String),
-    /// One column as it is: nothing is copied, and it need not be UTF-8.
-    Column(usize),
-    Parts(Vec<BoundPart>),
-}
-
-#[derive(Debug, Clone)]
-enum BoundPart {
-    Text(String),
-    Field { place: usize, path: Vec<String>, functions: Vec<Function> },
+    source: String,
+    parts: Vec<Part<usize>>,
 }
 
 impl Bound {
-    /// `find` says where a column stands.
+    /// Binds a template; `place` gives the place of a column.
     pub(super) fn new(
-        parts: &[Part],
-        find: impl Fn(&str) -> Result<usize, UnknownColumn>,
+        source: &str,
+        parts: &[Part<String>],
+        place: impl Fn(&str) -> Option<usize>,
     ) -> Result<Bound, UnknownColumn> {
-        let bound = |part: &Part| match part {
-            Part::Text(text) => Ok(BoundPart::Text(text.clone())),
-            Part::Field(field) => Ok(BoundPart::Field {
-                place: find(&field.column)?,
-                path: field.path.clone(),
-                functions: field.functions.clone(),
-            }),
-        };
-        let kind = match parts {
-            [] => Kind::Constant(String::new()),
-            [Part::Text(text)] => Kind::Constant(text.clone()),
-            [Part::Field(field)] if field.path.is_empty() && field.functions.is_empty() => {
-                Kind::Column(find(&field.column)?)
+        let bound = |part: &Part<String>| match part {
+            Part::Text(text) => Ok(Part::Text(text.clone())),
+            Part::Field(Field { column, path, functions }) => {
+                let unknown = || UnknownColumn { template: source.to_owned(), column: column.clone() };
+                let column = place(column).ok_or_else(unknown)?;
+                Ok(Part::Field(Field { column, path: path.clone(), functions: functions.clone() }))
             }
-            parts => Kind::Parts(parts.iter().map(bound).collect::<Result<_, _>>()?),
         };
-        Ok(Bound { kind })
+        Ok(Bound { source: source.to_owned(), parts: parts.iter().map(bound).collect::<Result<_, _>>()? })
+    }
+
+    /// The template as it was written.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The place of the one column this is as it stands, if it is that.
     pub fn column(&self) -> Option<usize> {
-        if let Kind::Column(place) = self.kind { Some(place) } else { None }
+        match self.parts.as_slice() {
+            [Part::Field(field)] if field.path.is_empty() && field.functions.is_empty() => Some(field.column),
+            _ => None,
+        }
     }
 
     /// The places it reads.
     pub fn places(&self) -> impl Iterator<Item = usize> {
-        let (one, many) = match &self.kind {
-            Kind::Constant(_) => (None, [].as_slice()),
-            Kind::Column(place) => (Some(*place), [].as_slice()),
-            Kind::Parts(parts) => (None, parts.as_slice()),
-        };
-        one.into_iter().chain(many.iter().filter_map(|part| match part {
-            BoundPart::Text(_) => None,
-            BoundPart::Field { place, .. } => Some(*place),
-        }))
+        self.parts.iter().filter_map(|part| match part {
+            Part::Text(_) => None,
+            Part::Field(field) => Some(field.column),
+        })
     }
 
-    /// The value for a row; `None` is NULL. Allocates only where it is put together.
+    /// The error that the value in `place` is not what is `needed`.
+    pub fn error(&self, place: usize, needed: &'static str) -> RenderError {
+        RenderError { template: self.source.clone(), place, needed }
+    }
+
+    /// The value for a row; `None` is NULL. Allocates only where it is put together: a column as it is need not be UTF-8.
     ///
     /// # Errors
     /// [`RenderError`]: which value is not what the template needs.
-    pub fn render<'v>(&'v self, values: &'v impl TypedValues) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
-        match &self.kind {
-            Kind::Constant(text) => Ok(Some(Cow::Borrowed(text.as_bytes()))),
-            Kind::Column(place) => Ok(values.value(*place).map(Cow::Borrowed)),
-            Kind::Parts(parts) => {
-                let mut rendered = String::new();
-                for part in parts {
-                    match part {
-                        BoundPart::Text(text) => rendered.push_str(text),
-                        BoundPart::Field { place, path, functions } => match field(values, *place, path, functions)? {
-                            Some(text) => rendered.push_str(&text),
-                            None => return Ok(None),
-                        },
-                    }
-                }
-                Ok(Some(Cow::Owned(rendered.into_bytes())))
+    pub fn render<'v>(&'v self, values: &'v impl Values) -> Result<Option<Cow<'v, [u8]>>, RenderError> {
+        if let Some(place) = self.column() {
+            return Ok(values.value(place).map(Cow::Borrowed));
+        }
+        if let [Part::Text(text)] = self.parts.as_slice() {
+            return Ok(Some(Cow::Borrowed(text.as_bytes())));
+        }
+        let mut rendered = String::new();
+        for part in &self.parts {
+            match part {
+                Part::Text(text) => rendered.push_str(text),
+                Part::Field(field) => match self.field(field, values)? {
+                    Some(text) => rendered.push_str(&text),
+                    None => return Ok(None),
+                },
             }
         }
+        Ok(Some(Cow::Owned(rendered.into_bytes())))
     }
 
     /// Appends the value for a row as JSON: a `json` or `jsonb` column and a member of one as they stand, numbers and
@@ -142,90 +119,80 @@ impl Bound {
     ///
     /// # Errors
     /// [`RenderError`]: which value is not what the template needs.
-    pub fn append_json(&self, values: &impl TypedValues, into: &mut Vec<u8>) -> Result<(), RenderError> {
-        match &self.kind {
-            Kind::Column(place) => {
-                let as_it_is = |text: &str| stands_alone(values.column_type(*place).oid, text);
-                let text = field(values, *place, &[], &[])?;
-                if let Some(text) = text.as_deref().filter(|_| !values.is_checked(*place)) {
-                    json::valid(text).map_err(|needed| RenderError { place: *place, needed })?;
-                }
-                append(text.as_deref(), as_it_is, into);
+    pub fn append_json(&self, values: &impl Values, into: &mut Vec<u8>) -> Result<(), RenderError> {
+        let [Part::Field(field)] = self.parts.as_slice() else {
+            let rendered = self.render(values)?;
+            append(rendered.as_deref().map(String::from_utf8_lossy).as_deref(), false, into);
+            return Ok(());
+        };
+        let place = field.column;
+        if let Some(last) = field.functions.last() {
+            append(self.field(field, values)?.as_deref(), last.gives_json(), into);
+            return Ok(());
+        }
+        let Some(text) = self.text(place, values)? else {
+            append(None, true, into);
+            return Ok(());
+        };
+        if !field.path.is_empty() {
+            // A member has no type but that of its own text.
+            append(json::raw_member(text, &field.path).map_err(|_| self.error(place, "JSON"))?, true, into);
+            return Ok(());
+        }
+        if !values.is_checked(place) {
+            json::valid(text).map_err(|needed| self.error(place, needed))?;
+        }
+        let json = as_json(values.column_type(place).oid, text);
+        append(Some(json.unwrap_or(text)), json.is_some(), into);
+        Ok(())
+    }
+
+    fn text<'v>(&self, place: usize, values: &'v impl Values) -> Result<Option<&'v str>, RenderError> {
+        let text = values.value(place).map(std::str::from_utf8).transpose();
+        text.map_err(|_| self.error(place, "UTF-8 text"))
+    }
+
+    /// The value of a field: a column's, or a member's, with the functions applied.
+    fn field<'v>(&self, field: &Field<usize>, values: &'v impl Values) -> Result<Option<Cow<'v, str>>, RenderError> {
+        let place = field.column;
+        let not = |needed: &'static str| self.error(place, needed);
+        let mut of = values.column_type(place);
+        let mut value = match self.text(place, values)? {
+            Some(text) if !field.path.is_empty() => {
+                of = ColumnType::TEXT;
+                json::member(text, &field.path).map_err(|_| not("JSON"))?
             }
-            Kind::Parts(parts) => match parts.as_slice() {
-                // What a member is, its own text says.
-                [BoundPart::Field { place, path, functions }] if functions.is_empty() => {
-                    let text = field(values, *place, &[], &[])?;
-                    let member = text.as_deref().map(|text| json::raw_member(text, path));
-                    let member = member.transpose().map_err(|_| RenderError { place: *place, needed: "JSON" })?;
-                    into.extend_from_slice(member.flatten().unwrap_or("null").as_bytes());
-                }
-                [BoundPart::Field { place, path, functions }] => {
-                    let is_json = functions.last().is_some_and(Function::gives_json);
-                    let as_it_is = |_: &str| is_json;
-                    append(field(values, *place, path, functions)?.as_deref(), as_it_is, into);
-                }
-                _ => self.append_text(values, into)?,
-            },
-            Kind::Constant(_) => self.append_text(values, into)?,
+            text => text.map(Cow::Borrowed),
+        };
+        for function in &field.functions {
+            value = function.apply(value, of).map_err(not)?;
+            // Any other leaves a text.
+            if !matches!(function, Function::Filled) {
+                of = ColumnType::TEXT;
+            }
         }
-        Ok(())
-    }
-
-    fn append_text(&self, values: &impl TypedValues, into: &mut Vec<u8>) -> Result<(), RenderError> {
-        let rendered = self.render(values)?;
-        let text = rendered.as_deref().map(|bytes| String::from_utf8_lossy(bytes));
-        append(text.as_deref(), |_| false, into);
-        Ok(())
+        Ok(value)
     }
 }
 
-/// What the functions make of the value in `place`, or of a member of it.
-fn field<'v>(
-    values: &'v impl TypedValues,
-    place: usize,
-    path: &[String],
-    functions: &[Function],
-) -> Result<Option<Cow<'v, str>>, RenderError> {
-    let not = |needed| RenderError { place, needed };
-    let value = values.value(place);
-    let value = value.map(|value| std::str::from_utf8(value).map_err(|_| not("UTF-8 text"))).transpose()?;
-    let (mut value, mut of) = match value {
-        Some(text) if !path.is_empty() => (json::member(text, path).map_err(|_| not("JSON"))?, ColumnType::TEXT),
-        Some(text) => (Some(Cow::Borrowed(text)), values.column_type(place)),
-        None => (None, values.column_type(place)),
-    };
-    for function in functions {
-        value = function.apply(value, of).map_err(not)?;
-        if !function.keeps_type() {
-            of = ColumnType::TEXT;
-        }
-    }
-    Ok(value)
-}
-
-fn append(text: Option<&str>, as_it_is: impl Fn(&str) -> bool, into: &mut Vec<u8>) {
+fn append(text: Option<&str>, is_json: bool, into: &mut Vec<u8>) {
     match text {
         None => into.extend_from_slice(b"null"),
-        Some(text) if as_it_is(text) => into.extend_from_slice(truth(text).unwrap_or(text).as_bytes()),
+        Some(text) if is_json => into.extend_from_slice(text.as_bytes()),
         Some(text) => into.extend_from_slice(json::quoted(text).as_bytes()),
     }
 }
 
-/// Whether a value of this type is JSON as it stands, or as [`truth`] has it. `NaN` and `Infinity` are not.
-fn stands_alone(type_oid: u32, text: &str) -> bool {
-    match type_oid {
-        oid::BOOL => truth(text).is_some(),
-        number if oid::NUMBERS.contains(&number) => text.ends_with(|c: char| c.is_ascii_digit()),
-        other => oid::JSON.contains(&other),
-    }
-}
-
-/// Postgres' form of a truth value in JSON's.
-fn truth(text: &str) -> Option<&'static str> {
-    match text {
-        "t" => Some("true"),
-        "f" => Some("false"),
+/// A value of this type as JSON; `None` where it has to be a string, such as `NaN` and `Infinity`. OIDs:
+/// <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
+fn as_json(oid: u32, text: &str) -> Option<&str> {
+    match (oid, text) {
+        (16, "t") => Some("true"),
+        (16, "f") => Some("false"),
+        (20 | 21 | 23 | 26 | 700 | 701 | 1700, number) => {
+            Some(number).filter(|_| number.ends_with(|c: char| c.is_ascii_digit()))
+        }
+        (114 | 3802, json) => Some(json),
         _ => None,
     }
 }

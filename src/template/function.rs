@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use regex::Regex;
 
-use super::connect::{Form, expand};
+use super::connect::{ColumnType, Form, timestamp};
+use super::expand::expand;
 use super::json;
-use super::value::{ColumnType, Needed, timestamp};
 
 /// A function with its arguments.
 #[derive(Debug, Clone)]
@@ -47,61 +47,47 @@ pub(super) enum Function {
     },
 }
 
-const KNOWN: &str = "lower, upper, default('…'), replace('…', '…'), topic, match('…', '…'), json, text, \
-                     strip('…', …), compact, sort, rfc3339, filled, connect('…', …), expand";
+/// How each function is written.
+const FORMS: &str = "lower upper default('…') replace('…','…') topic match('…','…') json text strip('…',…) compact sort \
+                     rfc3339 filled connect('…',…) expand";
 
 impl Function {
     /// # Errors
     /// What is wrong, for people.
     pub(super) fn new(name: &str, arguments: Vec<String>) -> Result<Function, String> {
-        let count = arguments.len();
-        let mut arguments = arguments.into_iter();
-        let (function, takes) = match name {
-            "lower" => (Function::Lower, 0),
-            "upper" => (Function::Upper, 0),
-            "topic" => (Function::Topic, 0),
-            "json" => (Function::Json, 0),
-            "text" => (Function::Text, 0),
-            "compact" => (Function::Compact, 0),
-            "sort" => (Function::Sort, 0),
-            "rfc3339" => (Function::Rfc3339, 0),
-            "filled" => (Function::Filled, 0),
-            "connect" => (Function::Connect(Form::new(&arguments.by_ref().collect::<Vec<_>>())?), count),
-            "expand" => match arguments.next().as_deref() {
-                None => (Function::Expand { nulls: false }, 0),
-                Some("nulls") => (Function::Expand { nulls: true }, 1),
-                Some(_) => return Err("expand takes 'nulls' or nothing".to_owned()),
-            },
-            "strip" if count > 0 => (Function::Strip(arguments.by_ref().collect()), count),
-            "strip" => return Err("strip takes the members to be left out".to_owned()),
-            "default" => (Function::Default(arguments.next().unwrap_or_default()), 1),
-            "replace" => {
-                let (from, to) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
-                (Function::Replace { from, to }, 2)
-            }
-            "match" => {
-                let (expression, to) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
+        let texts: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Ok(match (name, texts.as_slice()) {
+            ("lower", []) => Function::Lower,
+            ("upper", []) => Function::Upper,
+            ("topic", []) => Function::Topic,
+            ("json", []) => Function::Json,
+            ("text", []) => Function::Text,
+            ("compact", []) => Function::Compact,
+            ("sort", []) => Function::Sort,
+            ("rfc3339", []) => Function::Rfc3339,
+            ("filled", []) => Function::Filled,
+            ("connect", words) => Function::Connect(Form::new(words)?),
+            ("expand", []) => Function::Expand { nulls: false },
+            ("expand", ["nulls"]) => Function::Expand { nulls: true },
+            ("strip", [_, ..]) => Function::Strip(arguments),
+            ("default", [text]) => Function::Default((*text).to_owned()),
+            ("replace", ["", _]) => return Err("replace needs something to be replaced".to_owned()),
+            ("replace", [from, to]) => Function::Replace { from: (*from).to_owned(), to: (*to).to_owned() },
+            ("match", [expression, to, rest @ ..]) if matches!(rest, [] | ["first"]) => {
                 // As a whole, which is what Debezium's route.topic.regex means too.
                 let whole = Regex::new(&format!("^(?:{expression})$"));
                 let whole = whole.map_err(|error| format!("{expression:?} is no regular expression: {error}"))?;
-                let first = match arguments.next().as_deref() {
-                    None => None,
-                    Some("first") => Regex::new(&expression).ok(),
-                    Some(_) => return Err("match takes 'first' or nothing behind its two texts".to_owned()),
-                };
-                let takes = 2 + usize::from(first.is_some());
-                (Function::Match { whole, first, to }, takes)
+                let first = if rest.is_empty() { None } else { Regex::new(expression).ok() };
+                Function::Match { whole, first, to: (*to).to_owned() }
             }
-            _ => return Err(format!("there is no function {name}; there are {KNOWN}")),
-        };
-        if count != takes {
-            let s = if takes == 1 { "" } else { "s" };
-            return Err(format!("{name} takes {takes} argument{s}, not {count}"));
-        }
-        if matches!(&function, Function::Replace { from, .. } if from.is_empty()) {
-            return Err("replace needs something to be replaced".to_owned());
-        }
-        Ok(function)
+            _ => {
+                let form = FORMS.split(' ').find(|form| form.split('(').next() == Some(name));
+                return Err(match form {
+                    Some(form) => format!("the function {name} is written {form}"),
+                    None => format!("there is no function {name}; there are {}", FORMS.replace(' ', ", ")),
+                });
+            }
+        })
     }
 
     /// Applies it to a value of a column `of` this type; `None` is NULL.
@@ -112,7 +98,7 @@ impl Function {
         &self,
         value: Option<Cow<'v, str>>,
         of: ColumnType,
-    ) -> Result<Option<Cow<'v, str>>, Needed> {
+    ) -> Result<Option<Cow<'v, str>>, &'static str> {
         if let Function::Connect(form) = self {
             return form.write(value, of);
         }
@@ -133,7 +119,7 @@ impl Function {
             Function::Strip(members) => Cow::Owned(json::without(&value, members)?),
             Function::Compact => Cow::Owned(json::compact(&value)?),
             Function::Sort => Cow::Owned(json::sorted(&value)?),
-            Function::Rfc3339 => Cow::Owned(rfc3339(&value)?),
+            Function::Rfc3339 => Cow::Owned(timestamp(&value).ok_or("a timestamp")?.to_string()),
             Function::Lower => Cow::Owned(value.to_lowercase()),
             Function::Upper => Cow::Owned(value.to_uppercase()),
             Function::Replace { from, to } => Cow::Owned(value.replace(from, to)),
@@ -148,11 +134,6 @@ impl Function {
         }))
     }
 
-    /// Whether it leaves a value that is not NULL as it is, and so of its type.
-    pub(super) fn keeps_type(&self) -> bool {
-        matches!(self, Function::Filled)
-    }
-
     /// Whether what it gives is JSON to be embedded.
     pub(super) fn gives_json(&self) -> bool {
         if let Function::Connect(form) = self {
@@ -163,8 +144,4 @@ impl Function {
             Function::Json | Function::Strip(_) | Function::Compact | Function::Sort | Function::Expand { .. }
         )
     }
-}
-
-fn rfc3339(text: &str) -> Result<String, Needed> {
-    timestamp(text).map(|timestamp| timestamp.to_string()).ok_or("a timestamp")
 }

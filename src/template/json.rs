@@ -7,8 +7,6 @@ use std::ops::Range;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::value::Needed;
-
 /// An object's members, not looked into. Of members with one name the last counts, as in `jsonb`.
 #[derive(Deserialize)]
 struct Members<'j>(#[serde(borrow)] BTreeMap<Cow<'j, str>, &'j RawValue>);
@@ -64,7 +62,7 @@ const MEMBERS_MAX: usize = 100_000;
 /// # Errors
 /// What `text` should be instead.
 pub(crate) fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
-    const NEEDED: Needed = "a JSON object of at most 100000 members";
+    const NEEDED: &str = "a JSON object of at most 100000 members";
     let members: Ordered<'_, MEMBERS_MAX> = serde_json::from_slice(text).map_err(|_| NEEDED)?;
     let mut texts = Vec::with_capacity(members.0.len());
     for (name, value) in members.0 {
@@ -75,7 +73,7 @@ pub(crate) fn members(text: &[u8]) -> Result<Vec<Member<'_>>, &'static str> {
 
 /// # Errors
 /// It is not JSON.
-pub(super) fn valid(text: &str) -> Result<(), Needed> {
+pub(super) fn valid(text: &str) -> Result<(), &'static str> {
     serde_json::from_str::<&RawValue>(text).map(|_| ()).map_err(|_| "JSON")
 }
 
@@ -83,7 +81,7 @@ pub(super) fn valid(text: &str) -> Result<(), Needed> {
 ///
 /// # Errors
 /// It is no JSON object.
-pub(super) fn without(text: &str, left_out: &[String]) -> Result<String, Needed> {
+pub(super) fn without(text: &str, left_out: &[String]) -> Result<String, &'static str> {
     let members: Ordered<'_> = serde_json::from_str(text).map_err(|_| "a JSON object")?;
     let mut object = String::from("{");
     for (name, value) in members.0.iter().filter(|(name, _)| !left_out.iter().any(|out| out == name.as_ref())) {
@@ -104,7 +102,7 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 /// An object's members in their order, if there are at most so many.
-pub(super) struct Ordered<'j, const MAX: usize = { usize::MAX }>(pub(super) Vec<(Cow<'j, str>, &'j RawValue)>);
+pub(crate) struct Ordered<'j, const MAX: usize = { usize::MAX }>(pub(crate) Vec<(Cow<'j, str>, &'j RawValue)>);
 
 impl<'de, const MAX: usize> Deserialize<'de> for Ordered<'de, MAX> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -136,7 +134,7 @@ impl<'de, const MAX: usize> Deserialize<'de> for Ordered<'de, MAX> {
 struct Text<'j>(#[serde(borrow)] Cow<'j, str>);
 
 /// The text of a JSON string; borrowed where nothing in it is escaped.
-fn unquoted(text: &str) -> Result<Cow<'_, str>, serde_json::Error> {
+pub(super) fn unquoted(text: &str) -> Result<Cow<'_, str>, serde_json::Error> {
     Ok(serde_json::from_str::<Text<'_>>(text)?.0)
 }
 
@@ -144,31 +142,22 @@ fn unquoted(text: &str) -> Result<Cow<'_, str>, serde_json::Error> {
 ///
 /// # Errors
 /// It is not JSON.
-pub(super) fn compact(text: &str) -> Result<String, Needed> {
+pub(super) fn compact(text: &str) -> Result<String, &'static str> {
     valid(text)?;
-    let mut compact = String::with_capacity(text.len());
-    let mut rest = text.trim_start_matches(BLANKS);
-    while !rest.is_empty() {
-        let (token, behind) = split(rest);
-        compact.push_str(token);
-        rest = behind.trim_start_matches(BLANKS);
-    }
-    Ok(compact)
+    Ok(tokens(text).collect())
 }
 
 /// The same with the members of every object in the order of their names, byte by byte.
 ///
 /// # Errors
 /// It is not JSON.
-pub(super) fn sorted(text: &str) -> Result<String, Needed> {
-    let compact = compact(text)?;
-    let mut sorted = String::with_capacity(compact.len());
+pub(super) fn sorted(text: &str) -> Result<String, &'static str> {
+    valid(text)?;
+    let mut sorted = String::with_capacity(text.len());
     // With a list of its own, no depth of nesting is too much. An array has no members.
     let mut open: Vec<Option<Object>> = Vec::new();
     let mut before = "";
-    let mut rest = compact.as_str();
-    while !rest.is_empty() {
-        let (token, behind) = split(rest);
+    for token in tokens(text) {
         if let Some(Some(object)) = open.last_mut() {
             match token {
                 "," | "}" => object.end(sorted.len()),
@@ -187,12 +176,22 @@ pub(super) fn sorted(text: &str) -> Result<String, Needed> {
             _ => {}
         }
         sorted.push_str(token);
-        (before, rest) = (token, behind);
+        before = token;
     }
     Ok(sorted)
 }
 
 const BLANKS: [char; 4] = [' ', '\t', '\n', '\r'];
+
+/// The tokens of JSON, without the blanks between them.
+pub(super) fn tokens(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text.trim_start_matches(BLANKS);
+    std::iter::from_fn(move || {
+        let (token, behind) = split(rest);
+        rest = behind.trim_start_matches(BLANKS);
+        Some(token).filter(|token| !token.is_empty())
+    })
+}
 
 /// The first token of JSON, and what is behind it: a string, a sign, or a number or word up to the next of those.
 fn split(text: &str) -> (&str, &str) {
@@ -251,51 +250,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blanks_go_and_nothing_else_does() {
-        for (text, expected) in [
+    fn blanks_go_and_members_are_sorted_at_every_depth() {
+        for (text, expected, in_order) in [
             (
-                r#"{"a": [1.50, -2e+3, true, null], "b c": {"d": "e, f: \" g"}}"#,
-                r#"{"a":[1.50,-2e+3,true,null],"b c":{"d":"e, f: \" g"}}"#,
+                r#"{"b": {"d": [{"f": 1, "e": 2}], "c": ","}, "a": "{ \" \\"}"#,
+                r#"{"b":{"d":[{"f":1,"e":2}],"c":","},"a":"{ \" \\"}"#,
+                r#"{"a":"{ \" \\","b":{"c":",","d":[{"e":2,"f":1}]}}"#,
             ),
-            (" \t\n\r[ ] ", "[]"),
-            ("{ }", "{}"),
-            (r#""\\""#, r#""\\""#),
-            (r#"["\\", "\\\" ", " "]"#, r#"["\\","\\\" "," "]"#),
-            (r#"{"ü": "\u00e4 ä"}"#, r#"{"ü":"\u00e4 ä"}"#),
-            (" 12 ", "12"),
+            (
+                " \t\n\r[3, -2e+3, {}, [ ], { \"b\": 1.50, \"a\": [2, 1]}, \"\\\\\", true]",
+                r#"[3,-2e+3,{},[],{"b":1.50,"a":[2,1]},"\\",true]"#,
+                r#"[3,-2e+3,{},[],{"a":[2,1],"b":1.50},"\\",true]"#,
+            ),
+            (
+                r#"{"b": 1, "\u0061": 2, "ü": "\u00e4 ä", "B": 3, "": 4}"#,
+                r#"{"b":1,"\u0061":2,"ü":"\u00e4 ä","B":3,"":4}"#,
+                r#"{"":4,"B":3,"\u0061":2,"b":1,"ü":"\u00e4 ä"}"#,
+            ),
+            (r#"{"b": 1, "a": 2, "b": 0}"#, r#"{"b":1,"a":2,"b":0}"#, r#"{"a":2,"b":1,"b":0}"#),
+            (" null ", "null", "null"),
         ] {
             assert_eq!(compact(text).as_deref(), Ok(expected));
-        }
-    }
-
-    #[test]
-    fn members_are_sorted_by_name_at_every_depth() {
-        for (text, expected) in [
-            (
-                r#"{"source": "s", "version": "1.0", "client_ip": "::1"}"#,
-                r#"{"client_ip":"::1","source":"s","version":"1.0"}"#,
-            ),
-            (
-                r#"{"b": {"d": [{"f": 1, "e": 2}], "c": ","}, "a": "{"}"#,
-                r#"{"a":"{","b":{"c":",","d":[{"e":2,"f":1}]}}"#,
-            ),
-            (r#"[3, 1, {}, [], {"b": 1.50, "a": [2, 1]}]"#, r#"[3,1,{},[],{"a":[2,1],"b":1.50}]"#),
-            (r#"{"b": 1, "\u0061": 2, "B": 3, "": 4}"#, r#"{"":4,"B":3,"\u0061":2,"b":1}"#),
-            (r#"{"b": 1, "a": 2, "b": 0}"#, r#"{"a":2,"b":1,"b":0}"#),
-            ("null", "null"),
-        ] {
-            assert_eq!(sorted(text).as_deref(), Ok(expected));
+            assert_eq!(sorted(text).as_deref(), Ok(in_order));
         }
     }
 
     #[test]
     fn what_is_not_json_is_refused_and_depth_is_not_counted() {
         for bad in ["", "{", "{\"a\"}", "[1,]", "x", "\"", "{} {}"] {
-            assert_eq!(compact(bad), Err("JSON"), "{bad}");
-            assert_eq!(sorted(bad), Err("JSON"), "{bad}");
+            assert_eq!((compact(bad), sorted(bad)), (Err("JSON"), Err("JSON")), "{bad}");
         }
         let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
         assert_eq!(sorted(&deep).as_deref(), Ok(deep.as_str()));
+    }
+
+    #[test]
+    fn an_object_of_any_number_of_members_makes_no_headers_without_bound() {
+        let object = |count: usize| {
+            let members: Vec<String> = (0..count).map(|number| format!("\"{number}\":1")).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        assert_eq!(members(object(MEMBERS_MAX).as_bytes()).map(|members| members.len()), Ok(MEMBERS_MAX));
+        assert!(members(object(MEMBERS_MAX + 1).as_bytes()).unwrap_err().contains("at most 100000"));
     }
 
     fn any_json() -> impl Strategy<Value = serde_json::Value> {

@@ -1,8 +1,8 @@
 //! Text made of columns: `outbox.event.{aggregatetype|lower}`.
 //!
-//! What a template may hold, outside braces text as it is (`{{` and `}}` are braces), inside braces one field:
+//! Text outside braces is copied; `{{` and `}}` are braces. Braces contain one field:
 //!
-//! | form | its value |
+//! | form | value |
 //! |---|---|
 //! | `{column}` | the column's text |
 //! | `{"Odd Column"}` | a column whose name is not made of letters, digits and `_` alone; `""` is a quote |
@@ -18,7 +18,7 @@
 //! | `{column\|rfc3339}` | the timestamp as `2024-05-06T05:08:09.123456Z` |
 //! | `{column\|filled}` | NULL where there is nothing but blanks |
 //! | `{column\|connect('json')}` | the value as a converter of Kafka Connect writes it, by the column's type |
-//! | `{column\|expand}` | the JSON as Kafka Connect writes it again |
+//! | `{column\|expand}` | JSON in a text, as Debezium expands it and Kafka Connect writes it |
 //! | `{column\|json}`, `\|text` | in an envelope: embedded as JSON, or quoted, whatever the column's type is |
 //!
 //! A NULL without a `default` makes the whole value NULL: no key, a header without a value, and no topic at all.
@@ -26,34 +26,34 @@
 
 mod bind;
 mod connect;
+mod expand;
 mod function;
 mod json;
-mod parse;
-mod value;
 
 use std::str::FromStr;
 
-pub(crate) use bind::{Bound, RenderError, TypedValues, UnknownColumn, Values};
+pub(crate) use bind::{Bound, RenderError, UnknownColumn, Values};
+pub(crate) use connect::{ColumnType, bytea, timestamp};
 use function::Function;
-pub(crate) use json::{members, text_of};
-pub(crate) use value::{ColumnType, bytea, timestamp};
+pub(crate) use json::{Ordered, members, text_of};
 
 /// A parsed template.
 #[derive(Debug, Clone)]
 pub struct Template {
     source: String,
-    parts: Vec<Part>,
+    parts: Vec<Part<String>>,
 }
 
+/// A part of a template. Columns are names, or places where the template is bound.
 #[derive(Debug, Clone)]
-enum Part {
+enum Part<C> {
     Text(String),
-    Field(Field),
+    Field(Field<C>),
 }
 
 #[derive(Debug, Clone)]
-struct Field {
-    column: String,
+struct Field<C> {
+    column: C,
     /// Members to go down to, where the column holds a JSON object.
     path: Vec<String>,
     functions: Vec<Function>,
@@ -72,8 +72,10 @@ pub struct TemplateError {
 impl Template {
     /// A template that is one column as it is.
     pub fn column(name: &str) -> Template {
+        let plain = name.chars().all(is_plain) && !name.is_empty();
+        let source = if plain { format!("{{{name}}}") } else { format!("{{\"{}\"}}", name.replace('"', "\"\"")) };
         let field = Field { column: name.to_owned(), path: Vec::new(), functions: Vec::new() };
-        Template { source: field.to_string(), parts: vec![Part::Field(field)] }
+        Template { source, parts: vec![Part::Field(field)] }
     }
 
     /// A template that is `prefix`, as it stands, and a column.
@@ -99,13 +101,12 @@ impl Template {
         })
     }
 
-    /// Finds the columns: `place` says where one stands.
+    /// Finds the columns: `place` gives the place of one.
     ///
     /// # Errors
     /// The first that is not there.
     pub fn bind(&self, place: impl Fn(&str) -> Option<usize>) -> Result<Bound, UnknownColumn> {
-        let unknown = |column: &str| UnknownColumn { template: self.source.clone(), column: column.to_owned() };
-        Bound::new(&self.parts, |column| place(column).ok_or_else(|| unknown(column)))
+        Bound::new(&self.source, &self.parts, place)
     }
 }
 
@@ -113,15 +114,148 @@ impl FromStr for Template {
     type Err = TemplateError;
 
     fn from_str(text: &str) -> Result<Self, TemplateError> {
-        let parts = parse::Parser::new(text).template()?;
+        let parts = Parser { template: text, rest: text }.parts()?;
         Ok(Template { source: text.to_owned(), parts })
     }
 }
 
-impl std::fmt::Display for Field {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let plain = self.column.chars().all(parse::is_plain) && !self.column.is_empty();
-        if plain { write!(f, "{{{}}}", self.column) } else { write!(f, "{{\"{}\"}}", self.column.replace('"', "\"\"")) }
+/// Whether a column's name may have this character without quotes.
+fn is_plain(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Reads one template from its start to its end.
+struct Parser<'t> {
+    template: &'t str,
+    rest: &'t str,
+}
+
+impl Parser<'_> {
+    fn parts(mut self) -> Result<Vec<Part<String>>, TemplateError> {
+        let mut parts = Vec::new();
+        let mut text = String::new();
+        while let Some(c) = self.rest.chars().next() {
+            if self.take("{{") {
+                text.push('{');
+            } else if self.take("}}") {
+                text.push('}');
+            } else if self.take("{") {
+                if !text.is_empty() {
+                    parts.push(Part::Text(std::mem::take(&mut text)));
+                }
+                parts.push(Part::Field(self.field()?));
+            } else if c == '}' {
+                return Err(self.wrong("a } without its {; write }} for the character"));
+            } else {
+                text.push(c);
+                self.advance(c);
+            }
+        }
+        if !text.is_empty() {
+            parts.push(Part::Text(text));
+        }
+        Ok(parts)
+    }
+
+    fn field(&mut self) -> Result<Field<String>, TemplateError> {
+        let column = self.name("a column")?;
+        let mut field = Field { column, path: Vec::new(), functions: Vec::new() };
+        while self.take(".") {
+            field.path.push(self.name("a member of the JSON object")?);
+        }
+        loop {
+            self.blanks();
+            if self.take("}") {
+                return Ok(field);
+            }
+            if !self.take("|") {
+                return Err(self.wrong("a | or } is expected here"));
+            }
+            self.blanks();
+            field.functions.push(self.function()?);
+        }
+    }
+
+    fn function(&mut self) -> Result<Function, TemplateError> {
+        let before = self.rest;
+        let name = self.name("a function")?;
+        let mut arguments = Vec::new();
+        if self.take("(") {
+            loop {
+                self.blanks();
+                arguments.push(self.quoted('\'', "a text in single quotes is expected here")?);
+                self.blanks();
+                if self.take(")") {
+                    break;
+                }
+                if !self.take(",") {
+                    return Err(self.wrong("a , or ) is expected here"));
+                }
+            }
+        }
+        Function::new(&name, arguments).map_err(|what| {
+            self.rest = before;
+            self.wrong(&what)
+        })
+    }
+
+    /// A name, in double quotes where it is odd.
+    fn name(&mut self, what: &str) -> Result<String, TemplateError> {
+        self.blanks();
+        if self.rest.starts_with('"') {
+            return self.quoted('"', "a name is expected here");
+        }
+        let end = self.rest.find(|c| !is_plain(c)).unwrap_or(self.rest.len());
+        let (name, rest) = self.rest.split_at(end);
+        if name.is_empty() {
+            return Err(self.wrong(&format!("the name of {what} is expected here")));
+        }
+        self.rest = rest;
+        Ok(name.to_owned())
+    }
+
+    /// A text between quotes; two of them in a row are one.
+    fn quoted(&mut self, quote: char, missing: &str) -> Result<String, TemplateError> {
+        let before = self.rest;
+        let mut quote_text = [0; 4];
+        let quote: &str = quote.encode_utf8(&mut quote_text);
+        if !self.take(quote) {
+            return Err(self.wrong(missing));
+        }
+        let mut text = String::new();
+        while let Some(c) = self.rest.chars().next() {
+            if self.take(quote) {
+                if !self.take(quote) {
+                    return Ok(text);
+                }
+                text.push_str(quote);
+            } else {
+                text.push(c);
+                self.advance(c);
+            }
+        }
+        self.rest = before;
+        Err(self.wrong("the quote that begins here does not end"))
+    }
+
+    fn blanks(&mut self) {
+        self.rest = self.rest.trim_start_matches(' ');
+    }
+
+    fn take(&mut self, token: &str) -> bool {
+        let rest = self.rest.strip_prefix(token);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    fn advance(&mut self, c: char) {
+        self.rest = self.rest.get(c.len_utf8()..).unwrap_or_default();
+    }
+
+    fn wrong(&self, what: &str) -> TemplateError {
+        let passed = self.template.len() - self.rest.len();
+        let at = self.template.get(..passed).map_or(0, |before| before.chars().count()) + 1;
+        TemplateError { template: self.template.to_owned(), at, what: what.to_owned() }
     }
 }
 

@@ -1,0 +1,313 @@
+//! Where Postgres and Kafka are: connection, slot, publication and table; options of Kafka's Java producer.
+
+use std::collections::BTreeMap;
+
+use super::Carrying;
+use super::Effect::{Differs, MayDiffer, ToDo};
+use super::given::{LOGIN, PRODUCER_PREFIX};
+use super::options::{Fate, OPTIONS, PRODUCER};
+use crate::config::name::quoted;
+use crate::config::{SlotName, TableName};
+use crate::secret::Secret;
+use crate::sink::kafka::properties::check_properties;
+
+const TABLES: &str = "table.include.list";
+
+pub(super) fn carry(carrying: &mut Carrying<'_>) {
+    connection(carrying);
+    names(carrying);
+    table(carrying);
+}
+
+fn connection(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
+    let parts = OPTIONS.iter().filter_map(|row| {
+        let Fate::Libpq(word) = row.fate else { return None };
+        let value = given.get(row.patterns).filter(|value| !value.is_empty())?;
+        Some(format!("{word}={}", libpq_quoted(value)))
+    });
+    let url = parts.collect::<Vec<_>>().join(" ");
+    let note = "No password here: PGPASSFILE, PGPASSWORD, or WALRELAY_DATABASE_URL in place of this line.";
+    carrying.draft.note("database.url", note);
+    if !url.is_empty() {
+        carrying.draft.set("database.url", &url);
+    }
+    if given.get("database.sslkey").is_some_and(|value| !value.is_empty()) {
+        let why = "Debezium's driver reads a key in DER form (PKCS #8), walrelay one in PEM form";
+        let what_to_do = "openssl pkcs8 -inform DER -nocrypt -in KEY -out KEY.pem, and name that";
+        carrying.left("database.sslkey", ToDo, why, what_to_do);
+    }
+}
+
+/// <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-KEYWORD-VALUE>
+fn libpq_quoted(value: &str) -> String {
+    if !value.is_empty() && !value.contains([' ', '\'', '\\', '\t', '\n']) {
+        return value.to_owned();
+    }
+    format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
+}
+
+fn names(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
+    match given.or("slot.name", "debezium") {
+        Some(slot) if slot.parse::<SlotName>().is_ok() => carrying.draft.set("slot.name", slot),
+        unfit => {
+            carrying.draft.note("slot.name", "name = …  (the slot the connector streams from)");
+            if unfit.is_some() {
+                let why = "this is no name of a slot";
+                carrying.left("slot.name", ToDo, why, "set slot.name: select slot_name from pg_replication_slots");
+            }
+        }
+    }
+    match given.or("publication.name", "dbz_publication") {
+        Some(publication) => carrying.draft.set("slot.publication", publication),
+        None => carrying.draft.note("slot.publication", "publication = …  (the connector's)"),
+    }
+    let why = "carried; those that Debezium makes have updates and deletes too, which walrelay drops. Debezium publishes a \
+               row again when its primary key is updated";
+    let what_to_do = "insert a row instead of updating a primary key; alter publication NAME set (publish = 'insert') \
+                      spares the traffic of the others";
+    carrying.left("publication.name", ToDo, why, what_to_do);
+    if given.get("plugin.name") != Some("pgoutput") {
+        let why = "walrelay reads slots of pgoutput only; Debezium's default is decoderbufs";
+        let what_to_do = "select plugin from pg_replication_slots: another than pgoutput needs a new slot";
+        carrying.left("plugin.name", ToDo, why, what_to_do);
+    }
+}
+
+fn table(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
+    let Some(list) = given.get(TABLES).filter(|list| !list.is_empty()) else {
+        if !given.has(TABLES) {
+            let why = "without it the connector takes every table; public.outbox is assumed";
+            carrying.left(TABLES, MayDiffer, why, "set outbox.table");
+        }
+        return;
+    };
+    let patterns: Vec<&str> = list.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).collect();
+    let mut plain = patterns.iter().filter_map(|pattern| table_of(pattern)).collect::<Vec<_>>();
+    // A sort that keeps the order of equals: the first that is called an outbox, else the first.
+    plain.sort_by_key(|table| !table.to_lowercase().contains("outbox"));
+    match plain.first() {
+        Some(table) => carrying.draft.set("outbox.table", table),
+        None => carrying.draft.note("outbox.table", "table = \"SCHEMA.TABLE\"  (the connector has a pattern)"),
+    }
+    match (plain.len(), patterns.len()) {
+        (1, 1) if list.chars().any(char::is_uppercase) => {
+            let why = "carried as written. Debezium compares without case, and walrelay with it";
+            carrying.left(TABLES, ToDo, why, "set outbox.table to the table's name as Postgres has it");
+        }
+        (1, 1) => {}
+        (0, _) => {
+            let why = "it is a pattern, and not a table's name as SCHEMA.TABLE; public.outbox is assumed";
+            carrying.left(TABLES, MayDiffer, why, "set outbox.table");
+        }
+        _ => {
+            let why = "the import writes one table, and this names several";
+            let what_to_do = "check outbox.table; where there are further outboxes, write an [[outbox]] for each, see \
+                              docs/mapping.md";
+            carrying.left(TABLES, Differs, why, what_to_do);
+        }
+    }
+}
+
+/// The table that a regular expression without anything special names, as SQL writes it.
+fn table_of(pattern: &str) -> Option<String> {
+    let mut name = String::new();
+    let mut characters = pattern.chars();
+    while let Some(c) = characters.next() {
+        match c {
+            '\\' => name.push(characters.next().filter(|c| !c.is_alphanumeric())?),
+            '*' | '+' | '?' | '(' | ')' | '[' | ']' | '{' | '}' | '|' | '^' | '$' => return None,
+            c => name.push(c),
+        }
+    }
+    let (schema, table) = name.split_once('.')?;
+    let sql = format!("{}.{}", quoted(schema), quoted(table));
+    sql.parse::<TableName>().ok().map(|_| sql)
+}
+
+pub(super) fn carry_kafka(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
+    let of = |name: &str| given.get(&format!("{PRODUCER_PREFIX}{name}"));
+    match of("bootstrap.servers") {
+        Some(brokers) => carrying.draft.set("kafka.brokers", brokers),
+        None => {
+            carrying.draft.note("kafka.brokers", "brokers = \"HOST:PORT\"  (the worker's bootstrap.servers)");
+            let name = format!("{PRODUCER_PREFIX}bootstrap.servers");
+            if !given.has(&name) {
+                let why = "the worker's configuration says where Kafka is, and how to log in there; this file does not";
+                carrying.left(&name, ToDo, why, "set kafka.brokers, and kafka.properties as the worker has them");
+            }
+        }
+    }
+    for (java, ours) in properties() {
+        if let Some(value) = of(java) {
+            property(carrying, java, ours, value);
+        }
+    }
+    if let Some(value) = of("ssl.endpoint.identification.algorithm") {
+        let ours = if value.is_empty() { "none" } else { value };
+        property(carrying, "ssl.endpoint.identification.algorithm", "ssl.endpoint.identification.algorithm", ours);
+    }
+    stores(carrying);
+    // Mostly it is the password in it that is filled in elsewhere, and the name is there.
+    if let Some(value) = given.as_written(LOGIN) {
+        login(carrying, value);
+    }
+}
+
+/// Options of the producer and librdkafka's names for them, where the values mean the same.
+fn properties() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PRODUCER.iter().flat_map(|row| {
+        row.patterns.split_whitespace().filter_map(|java| match row.fate {
+            Fate::Property(ours) => Some((java, ours.unwrap_or(java))),
+            Fate::Carried | Fate::Libpq(_) | Fate::Left { .. } => None,
+        })
+    })
+}
+
+fn property(carrying: &mut Carrying<'_>, java: &str, ours: &str, value: &str) {
+    let one = BTreeMap::from([(ours.to_owned(), Secret::new(value))]);
+    match check_properties(&one) {
+        Ok(()) => {
+            carrying.draft.property(ours, value);
+        }
+        Err(error) => {
+            let name = format!("{PRODUCER_PREFIX}{java}");
+            carrying.left(&name, ToDo, error.cause(), "set in kafka.properties what librdkafka has for it");
+        }
+    }
+}
+
+/// Files of certificates: PEM is read by both, PKCS #12 for the client's own, and Java's own form by Java alone.
+fn stores(carrying: &mut Carrying<'_>) {
+    let given = carrying.given;
+    let of = |name: &str| given.get(&format!("{PRODUCER_PREFIX}{name}"));
+    let is = |name: &str, form: &str| of(name).is_some_and(|value| value.eq_ignore_ascii_case(form));
+    if let Some(path) = of("ssl.truststore.location") {
+        if is("ssl.truststore.type", "PEM") {
+            carrying.draft.property("ssl.ca.location", path);
+        } else {
+            let why = "librdkafka reads authorities from a PEM file";
+            let what_to_do = "keytool -exportcert -rfc … > ca.pem, and set ssl.ca.location in kafka.properties";
+            carrying.left("producer.override.ssl.truststore.location", ToDo, why, what_to_do);
+        }
+    }
+    if let Some(path) = of("ssl.keystore.location") {
+        if is("ssl.keystore.type", "PEM") {
+            carrying.draft.property("ssl.certificate.location", path);
+            carrying.draft.property("ssl.key.location", path);
+        } else if is("ssl.keystore.type", "PKCS12") {
+            carrying.draft.property("ssl.keystore.location", path);
+        } else {
+            let why = "librdkafka reads its certificate from a PEM or PKCS #12 file";
+            let what_to_do = "keytool -importkeystore -deststoretype PKCS12 …, and set ssl.keystore.location in \
+                              kafka.properties";
+            carrying.left("producer.override.ssl.keystore.location", ToDo, why, what_to_do);
+        }
+    }
+}
+
+fn login(carrying: &mut Carrying<'_>, jaas: &str) {
+    let module = jaas.split_whitespace().next().unwrap_or_default();
+    let by_password = module.ends_with(".PlainLoginModule") || module.ends_with(".ScramLoginModule");
+    match jaas_option(jaas, "username").filter(|user| by_password && !user.contains("${")) {
+        Some(user) => {
+            carrying.draft.property("sasl.username", &user);
+            let why = "the name is carried as sasl.username; a password never is";
+            carrying.left(LOGIN, ToDo, why, "set WALRELAY_KAFKA_PROPERTY_SASL_PASSWORD");
+        }
+        None => {
+            let why = "it is no login with name and password that could be told apart";
+            carrying.left(LOGIN, ToDo, why, "set librdkafka's sasl.* properties in kafka.properties");
+        }
+    }
+}
+
+/// An option of a login module, `name="value"`; `None` also where its end cannot be told.
+fn jaas_option(jaas: &str, wanted: &str) -> Option<String> {
+    // Behind the module's name and its flag.
+    let mut rest = jaas.trim().splitn(3, char::is_whitespace).nth(2)?.trim_start();
+    while let Some((name, after)) = rest.split_once('=') {
+        let after = after.trim_start();
+        let (value, behind) = match after.chars().next().filter(|quote| matches!(quote, '"' | '\'')) {
+            Some(quote) => quoted_value(after.get(1..)?, quote)?,
+            None => {
+                let end = after.find(|c: char| c.is_whitespace() || c == ';').unwrap_or(after.len());
+                let (value, behind) = after.split_at(end);
+                (value.to_owned(), behind)
+            }
+        };
+        if name.trim() == wanted {
+            return Some(value);
+        }
+        rest = behind.trim_start();
+    }
+    None
+}
+
+/// The value up to `quote`, and what follows it. A backslash makes the next character plain.
+fn quoted_value(text: &str, quote: char) -> Option<(String, &str)> {
+    let mut value = String::new();
+    let mut characters = text.char_indices();
+    while let Some((at, c)) = characters.next() {
+        match c {
+            '\\' => value.push(characters.next()?.1),
+            c if c == quote => return Some((value, text.get(at + 1..)?)),
+            c => value.push(c),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_without_anything_special_is_a_table() {
+        for (pattern, table) in [
+            ("public.outbox", Some("public.outbox")),
+            (r"public\.outbox", Some("public.outbox")),
+            ("Sales.Out Box", Some(r#""Sales"."Out Box""#)),
+            ("public.outbox.*", None),
+            ("(public|x).outbox", None),
+            ("outbox", None),
+            (r"public.\w", None),
+        ] {
+            assert_eq!(table_of(pattern).as_deref(), table, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_found_among_a_login_modules_options() {
+        for (jaas, user) in [
+            (r#"x.PlainLoginModule required username="relay" password="canary";"#, Some("relay")),
+            (r#"x.ScramLoginModule required password="a username=\"no\"" username='re"lay';"#, Some("re\"lay")),
+            (r"x.PlainLoginModule required username = relay password=canary;", Some("relay")),
+            (r#"x.PlainLoginModule required password="username=canary"#, None),
+            (r"x.PlainLoginModule required;", None),
+            ("", None),
+        ] {
+            assert_eq!(jaas_option(jaas, "username").as_deref(), user, "{jaas}");
+        }
+    }
+
+    #[test]
+    fn what_is_carried_exists_in_librdkafka() {
+        for (java, ours) in
+            properties().filter(|(java, _)| !matches!(*java, "sasl.mechanism" | "ssl.truststore.certificates"))
+        {
+            let value = match java {
+                "security.protocol" => "SASL_SSL",
+                "compression.type" => "zstd",
+                "client.dns.lookup" => "use_all_dns_ips",
+                "client.id" | "sasl.kerberos.service.name" => "kafka",
+                _ => "5000",
+            };
+            let one = BTreeMap::from([(ours.to_owned(), Secret::new(value))]);
+            assert_eq!(check_properties(&one), Ok(()), "{ours}");
+        }
+    }
+}
