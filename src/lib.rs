@@ -54,7 +54,7 @@
 //! | [`demo`] | the main job on a private Postgres, verified | yes |
 //! | [`verify`] | rows against records: missing, duplicated, out of order | yes |
 //! | [`replay`] | rows of the table into Kafka once more, because somebody asked | yes |
-//! | [`dead_letters`] | what was given up: read, sent again, settled | yes |
+//! | [`dead_letters`] | what was given up: read, sent again, resolved | yes |
 //! | [`cli`] | the commands | yes |
 //!
 //! Imports point from the bottom of this table to its top, and `tests/tidy.rs` holds them to it. The way back is a
