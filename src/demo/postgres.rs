@@ -100,25 +100,17 @@ impl PrivatePostgres {
 
     /// A server without data: [`PrivatePostgres::initdb`] makes them, or the caller puts them into
     /// [`PrivatePostgres::data_dir`].
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] or [`Kind::Config`] where Postgres is not to be had.
     pub fn new(settings: Settings) -> Result<Self> {
         let binaries = Binaries::find(settings.bin.as_deref())?;
         let user = OsUser::instead_of_root()?;
-        let temporary = match &settings.dir {
-            Some(_) => None,
-            None => {
-                Some(tempfile::Builder::new().prefix("walrelay-").tempdir_in(temporary_root(user)).map_err(unusable)?)
-            }
-        };
+        let made = || tempfile::Builder::new().prefix("walrelay-").tempdir_in(temporary_root(user));
+        let temporary = settings.dir.is_none().then(made).transpose().map_err(unusable)?;
         let guardian = Guardian::start(temporary.as_ref().map(TempDir::path)).map_err(unusable)?;
         let password = settings.password.then(random_password).transpose().map_err(unusable)?;
         let dir = settings.dir.or(temporary.as_ref().map(|dir| dir.path().to_owned())).unwrap_or_default();
-        let configuration = settings.configuration;
         let server = PrivatePostgres {
             binaries,
-            configuration,
+            configuration: settings.configuration,
             user,
             port: 0,
             password,
@@ -164,9 +156,6 @@ impl PrivatePostgres {
     }
 
     /// Starts the server on the data it has, and waits until it takes connections.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] where it already runs, or does not start; the end of its log is in the cause.
     pub fn launch(&mut self) -> Result<()> {
         if self.child.is_some() {
             return Err(Error::new(Kind::Prerequisite, "the private Postgres already runs"));
@@ -238,9 +227,6 @@ impl PrivatePostgres {
 
     /// Shuts the server down with `SIGINT`, and waits at most `timeout`: Postgres ends sessions, waits until walsenders are
     /// confirmed everything, and checkpoints.
-    ///
-    /// # Errors
-    /// [`Kind::Prerequisite`] where it does not run, or still runs then; it goes on stopping.
     pub fn stop_fast(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let child = self.child.as_ref().ok_or_else(not_running)?;
         send_signal(child.id(), "INT").map_err(unusable)?;
@@ -429,14 +415,13 @@ impl Binaries {
         if let Some(found) = env::split_paths(&on_path).find_map(|dir| Self::at(&dir)) {
             return Ok(found);
         }
-        if let Some(found) = usual_places().into_iter().filter_map(|dir| Self::at(&dir)).max_by_key(|found| found.major)
-        {
-            return Ok(found);
-        }
-        Err(Error::new(Kind::Prerequisite, "no Postgres is installed").remedy(
-            "install a Postgres server, version 14 or later (Debian: apt-get install postgresql; macOS: brew install \
-             postgresql), or name its programs with --postgres-bin",
-        ))
+        let newest = usual_places().into_iter().filter_map(|dir| Self::at(&dir)).max_by_key(|found| found.major);
+        newest.ok_or_else(|| {
+            Error::new(Kind::Prerequisite, "no Postgres is installed").remedy(
+                "install a Postgres server, version 14 or later (Debian: apt-get install postgresql; macOS: brew install \
+                 postgresql), or name its programs with --postgres-bin",
+            )
+        })
     }
 
     fn named(dir: &Path, by: &str) -> Result<Self> {

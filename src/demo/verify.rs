@@ -359,94 +359,77 @@ mod tests {
         topics
     }
 
-    fn found(rows: &[Committed], topics: &Topics) -> Findings {
-        verify(rows, topics).findings
-    }
-
     #[test]
-    fn a_complete_run_has_no_defect_in_whatever_order_its_records_were_read() {
+    fn each_defect_is_found_for_what_it_is() {
         let rows = rows();
-        let mut topics = deliver(&rows);
-        topics.records.reverse();
-        let verdict = verify(&rows, &topics);
-        assert_eq!(verdict.findings, Findings::default());
-        assert_eq!((verdict.committed, verdict.delivered), (12, 12));
-        assert_eq!(verdict.latency_ms(0.5), Some(5.0));
-    }
-
-    #[test]
-    fn an_event_that_never_arrives_is_lost() {
-        let rows = rows();
-        let lost = vec!["order-1/1 (version 1 of order-1)".to_owned()];
-        let findings = found(&rows, &deliver(&rows[1..]));
-        assert_eq!(findings, Findings { lost, ..Findings::default() });
-        assert_eq!(findings.examples(5), ["lost: event order-1/1 (version 1 of order-1)"]);
-        assert_eq!(found(&rows, &deliver([])).lost.len(), 12);
-    }
-
-    #[test]
-    fn an_event_that_arrives_again_is_duplicated_and_not_out_of_order() {
-        let rows = rows();
-        let findings = found(&rows, &deliver(rows.iter().chain(&rows[..2])));
-        assert_eq!(findings, Findings { duplicates: 2, ..Findings::default() });
-        assert!(findings.is_sound());
-    }
-
-    #[test]
-    fn a_later_version_first_is_out_of_order_also_when_the_right_order_follows() {
-        let rows = rows();
+        let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let lost = || ids(&["order-1/1 (version 1 of order-1)"]);
+        let out_of_order = || vec![("order-1/2".to_owned(), "order-1/1".to_owned())];
         let mut swapped = rows.clone();
         swapped.swap(0, 1);
-        let out_of_order = vec![("order-1/2".to_owned(), "order-1/1".to_owned())];
-        assert_eq!(found(&rows, &deliver(&swapped)), Findings { out_of_order, ..Findings::default() });
-        let again = found(&rows, &deliver(swapped.iter().chain(&rows[..4])));
-        assert_eq!(again.out_of_order.len(), 1);
-        assert!(!again.is_sound());
-    }
-
-    #[test]
-    fn what_was_never_committed_or_has_no_id_is_a_phantom() {
-        let rows = rows();
-        let mut topics = deliver(rows.iter().chain([&row("order-9", 1)]));
-        let phantom = vec!["order-9/1".to_owned()];
-        assert_eq!(found(&rows, &topics), Findings { phantom, ..Findings::default() });
-        topics.records[0].id = None;
-        let findings = found(&rows, &topics);
-        assert_eq!((findings.phantom.len(), findings.lost.len()), (2, 1));
-    }
-
-    #[test]
-    fn a_record_in_another_partition_or_topic_than_its_key_and_type_call_for_is_found() {
-        let rows = rows();
-        let mut topics = deliver(&rows);
-        topics.ends.clear();
-        topics.records[3].partition += 1;
-        topics.records[7].topic = "outbox.event.invoice".into();
-        let mut misplaced = vec!["order-1/4".to_owned(), "order-2/4".to_owned()];
-        let mut findings = found(&rows, &topics);
-        findings.misplaced.sort_unstable();
-        misplaced.sort_unstable();
-        assert_eq!(findings, Findings { misplaced, ..Findings::default() });
-    }
-
-    #[test]
-    fn a_record_whose_key_or_value_differs_from_the_row_is_altered() {
-        let rows = rows();
-        let mut topics = deliver(&rows);
-        topics.records[0].payload = fingerprint(None);
-        topics.records[1].key = None;
-        let findings = found(&rows, &topics);
-        assert_eq!(findings.altered.len(), 2);
-        assert_eq!(Findings { altered: Vec::new(), ..findings }, Findings::default());
+        let changed = |change: fn(&mut Topics)| {
+            let mut topics = deliver(&rows);
+            change(&mut topics);
+            topics
+        };
+        let none = Findings::default;
+        for (what, topics, expected) in [
+            ("read in another order", changed(|topics| topics.records.reverse()), none()),
+            ("never arrived", deliver(&rows[1..]), Findings { lost: lost(), ..none() }),
+            ("arrived again", deliver(rows.iter().chain(&rows[..2])), Findings { duplicates: 2, ..none() }),
+            ("a later version first", deliver(&swapped), Findings { out_of_order: out_of_order(), ..none() }),
+            (
+                "a later version first, and the right order behind it",
+                deliver(swapped.iter().chain(&rows[..4])),
+                Findings { out_of_order: out_of_order(), duplicates: 4, ..none() },
+            ),
+            (
+                "never committed",
+                deliver(rows.iter().chain([&row("order-9", 1)])),
+                Findings { phantom: ids(&["order-9/1"]), ..none() },
+            ),
+            (
+                "without an id",
+                changed(|topics| topics.records[0].id = None),
+                Findings { phantom: ids(&[""]), lost: lost(), ..none() },
+            ),
+            (
+                "in another partition or topic than its key and type call for",
+                changed(|topics| {
+                    topics.ends.clear();
+                    topics.records[3].partition += 1;
+                    topics.records[7].topic = "outbox.event.invoice".into();
+                }),
+                Findings { misplaced: ids(&["order-2/4", "order-1/4"]), ..none() },
+            ),
+            (
+                "key or value differ from the row",
+                changed(|topics| {
+                    topics.records[0].payload = fingerprint(None);
+                    topics.records[1].key = None;
+                }),
+                Findings { altered: ids(&["order-1/1", "order-1/2"]), ..none() },
+            ),
+            (
+                "nobody read it, and no event is missing",
+                {
+                    let mut topics = deliver(rows.iter().chain(&rows[11..]));
+                    topics.records.pop();
+                    topics
+                },
+                Findings { unread: 1, ..none() },
+            ),
+        ] {
+            let verdict = verify(&rows, &topics);
+            assert_eq!(verdict.findings, expected, "{what}");
+            assert_eq!(verdict.findings.is_sound(), Findings { duplicates: 0, ..expected } == none(), "{what}");
+            let delivered = 12 - verdict.findings.lost.len() as u64;
+            assert_eq!((verdict.committed, verdict.delivered), (12, delivered), "{what}");
+        }
+        let examples = verify(&rows, &deliver(&rows[1..])).findings.examples(5);
+        assert_eq!(examples, ["lost: event order-1/1 (version 1 of order-1)"]);
+        assert_eq!(verify(&rows, &deliver(&rows)).latency_ms(0.5), Some(5.0));
         assert_ne!(fingerprint(None), fingerprint(Some(b"")));
-    }
-
-    #[test]
-    fn a_record_nobody_read_counts_even_where_no_event_is_missing() {
-        let rows = rows();
-        let mut topics = deliver(rows.iter().chain(&rows[11..]));
-        topics.records.pop();
-        assert_eq!(found(&rows, &topics), Findings { unread: 1, ..Findings::default() });
     }
 
     #[test]

@@ -271,7 +271,6 @@ impl<'c> Replay<'c> {
         Ok(Replay { config, reader, tables, origin, lsn, total: 0, notes })
     }
 
-    /// What has to be known, for people.
     pub(crate) fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -344,13 +343,16 @@ impl<'c> Replay<'c> {
         let (outboxes, delivery) = (config.outboxes.iter().map(untouched).collect(), DeliveryConfig::default());
         let setup = Setup { outboxes, delivery, ..Setup::of(config) };
         let producer = sink.handle();
-        let mut publisher = match Publisher::new(&setup, Position::default(), sink) {
+        // To the ledger it is one transaction, and it is never over: nothing is to be confirmed.
+        let publisher = Publisher::new(&setup, Position::default(), sink).and_then(|mut publisher| {
+            publisher.set_origin(&self.origin.0, self.origin.1);
+            publisher.ledger.begin(self.lsn).map_err(|error| Error::new(Kind::Bug, error))?;
+            Ok(publisher)
+        });
+        let publisher = match publisher {
             Ok(publisher) => publisher,
             Err(error) => return (Published::default(), Err(error)),
         };
-        publisher.set_origin(&self.origin.0, self.origin.1);
-        // To the ledger it is one transaction, and it is never over: nothing is to be confirmed.
-        let begun = publisher.ledger.begin(self.lsn).map_err(|error| Error::new(Kind::Bug, error));
         let mut publishing = Publishing {
             publisher,
             tables: &self.tables,
@@ -361,10 +363,7 @@ impl<'c> Replay<'c> {
             turns: Turns::new(stop, config.process.shutdown_timeout),
             unusable: Box::pin(async move { producer.unusable().await }),
         };
-        let ended = match begun {
-            Ok(()) => publishing.all(&self.reader, say).await,
-            Err(error) => Err(error),
-        };
+        let ended = publishing.all(&self.reader, say).await;
         if ended.as_ref().is_err_and(|error| error.kind() != Kind::KafkaUnreachable) {
             let until = Instant::now() + DRAIN_TIMEOUT;
             drop(drain(&mut publishing.publisher, until, &mut publishing.turns.stop).await);
